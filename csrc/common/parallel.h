@@ -1,0 +1,98 @@
+// The one way a native loop runs on several threads.
+//
+// The thread count is torch's (torch.set_num_threads, per calling thread). Work is cut into fixed chunks whose
+// bounds depend on the range and the thread count alone; a body must write only what its own index range owns, so
+// results never depend on the number of threads. Bodies must not throw.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace gnnsys {
+
+// How many threads a loop over `size` items gets when each is worth at least `grain` items.
+inline int num_threads_for(int64_t size, int64_t grain) {
+#ifdef _OPENMP
+  if (omp_in_parallel()) {
+    return 1;
+  }
+  const int64_t wanted = size / std::max<int64_t>(grain, 1);
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, torch::stable::get_num_threads()));
+#else
+  (void)size;
+  (void)grain;
+  return 1;
+#endif
+}
+
+// Runs body(thread, num_threads) once on each of num_threads threads.
+template <typename Body>
+void on_threads(int num_threads, const Body& body) {
+  if (num_threads <= 1) {
+    body(0, 1);
+    return;
+  }
+#ifdef _OPENMP
+#pragma omp parallel num_threads(num_threads)
+  {
+    // OpenMP may grant fewer threads than asked for: a stride over the missing ones keeps all work covered.
+    for (int t = omp_get_thread_num(); t < num_threads; t += omp_get_num_threads()) {
+      body(t, num_threads);
+    }
+  }
+#else
+  for (int t = 0; t < num_threads; ++t) {
+    body(t, num_threads);
+  }
+#endif
+}
+
+// Even split: the range [begin, end) of `size` items that thread t of num_threads owns.
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+inline Range share_of(int64_t size, int t, int num_threads) {
+  return {size * t / num_threads, size * (t + 1) / num_threads};
+}
+
+// body(begin, end) over disjoint ranges that cover [0, size).
+template <typename Body>
+void parallel_for(int64_t size, int64_t grain, const Body& body) {
+  const int threads = num_threads_for(size, grain);
+  on_threads(threads, [&](int t, int n) {
+    const Range r = share_of(size, t, n);
+    if (r.begin < r.end) {
+      body(r.begin, r.end);
+    }
+  });
+}
+
+// body(begin, end) over chunks of `chunk` items handed out as threads become free: for skewed work such as the rows
+// of a power-law graph. Which thread runs a chunk must not matter to the result.
+template <typename Body>
+void parallel_for_dynamic(int64_t size, int64_t chunk, const Body& body) {
+  const int64_t num_chunks = (size + chunk - 1) / chunk;
+  const int threads = num_threads_for(num_chunks, 1);
+  if (threads <= 1) {
+    if (size > 0) {
+      body(int64_t{0}, size);
+    }
+    return;
+  }
+#ifdef _OPENMP
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#endif
+  for (int64_t c = 0; c < num_chunks; ++c) {
+    body(c * chunk, std::min(size, (c + 1) * chunk));
+  }
+}
+
+}  // namespace gnnsys

@@ -1,0 +1,40 @@
+// Every op of the native core, by schema. Kernels are registered beside their code in cpu/ (and cuda/); what an op
+// means in full is in the docstring of its typed face in gnnsys/ops/.
+#include <torch/csrc/stable/library.h>
+
+#include <Python.h>
+
+// The library registers its ops when it is loaded; the module itself is empty.
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+  return PyModule_Create(&module);
+}
+
+STABLE_TORCH_LIBRARY(gnnsys, m) {
+  // Sampling: cpu/sample.cpp, cpu/find_edges.cpp
+  m.def(
+      "sample_neighbors(Tensor indptr, Tensor indices, Tensor seeds, int fanout, bool replace, int key, "
+      "Tensor? weight, Tensor? time, bool node_time, bool time_sorted, Tensor? seed_time, bool last, "
+      "Tensor? exclude, Tensor? tree, Tensor? rng_ids) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
+  m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
+
+  // Relabelling: cpu/relabel.cpp
+  m.def("id_table_init(Tensor(a!) table) -> ()");
+  m.def("relabel_seeds(Tensor(a!) table, Tensor ids) -> ()");
+  m.def("relabel(Tensor(a!) table, Tensor ids) -> (Tensor local, Tensor fresh)");
+  m.def("lookup(Tensor table, Tensor ids) -> Tensor");
+  m.def("compact(Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] unique, Tensor[] local)");
+
+  // Rows: cpu/rows.cpp
+  m.def("gather_rows(Tensor src, Tensor index, Tensor(a!) out) -> ()");
+  m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
+
+  // Structure: cpu/structure.cpp
+  m.def("coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
+  m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
+  m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
+  m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
+  m.def("induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor local, Tensor positions)");
+  m.def("bfs_order(Tensor indptr, Tensor indices, Tensor roots) -> Tensor");
+  m.def("validate_csc(Tensor indptr, Tensor indices, int num_src) -> ()");
+}

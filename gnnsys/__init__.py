@@ -1,0 +1,1 @@
+"""Distributed graph neural network training in plain PyTorch."""

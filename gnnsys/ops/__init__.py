@@ -1,0 +1,5 @@
+"""The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
+
+from gnnsys.ops.csc import CSC
+
+__all__ = ["CSC"]

@@ -1,0 +1,20 @@
+"""Loads the native core and hands out its ops.
+
+Importing this module registers `torch.ops.gnnsys.*`; every typed function in this room goes through `native`.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+try:
+    importlib.import_module("gnnsys._C")
+except ImportError as error:  # pragma: no cover - only on a broken installation
+    raise ImportError(
+        "gnnsys was imported without its native core (gnnsys._C). Install it with `pip install .` in the repository, "
+        f"or `python setup.py build_ext --inplace` for development. The loader said: {error}"
+    ) from error
+
+native = torch.ops.gnnsys

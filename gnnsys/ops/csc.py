@@ -1,0 +1,64 @@
+"""CSC: the one shape in which structure travels, a whole graph's edge type or a single block of a batch.
+
+Column v lists the in-neighbours of v, `indices[indptr[v]:indptr[v+1]]`, in the order of the user's edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+
+
+@dataclass(eq=False)
+class CSC:
+    """In-edges by destination.
+
+    `indptr` int64 [num_dst + 1]; `indices` int32 or int64 [num_edges], values in [0, num_src); `edge_ids` maps a
+    position to the user's edge id, None when position and edge id are the same.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    num_src: int
+    edge_ids: Tensor | None = None
+    _transposed: CSC | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_src: int, num_dst: int | None = None) -> CSC:
+        """From COO, row 0 source and row 1 destination; stable, so a node's in-edges keep the input's order."""
+        num_dst = num_src if num_dst is None else num_dst
+        src, dst = edge_index[0].contiguous(), edge_index[1].contiguous()
+        indptr, indices, edge_ids = native.coo_to_csc(src, dst, num_src, num_dst)
+        return cls(indptr, indices, num_src, edge_ids)
+
+    @property
+    def num_dst(self) -> int:
+        return self.indptr.numel() - 1
+
+    @property
+    def num_edges(self) -> int:
+        return self.indices.numel()
+
+    def in_degrees(self) -> Tensor:
+        """int64 [num_dst]."""
+        return self.indptr.diff()
+
+    def dst(self) -> Tensor:
+        """The destination of each position, int64 [num_edges]."""
+        return torch.repeat_interleave(torch.arange(self.num_dst), self.in_degrees(), output_size=self.num_edges)
+
+    def validate(self) -> CSC:
+        """Checks every entry (ValueError); returns self."""
+        native.validate_csc(self.indptr, self.indices, self.num_src)
+        return self
+
+    def transpose(self) -> CSC:
+        """Out-edges by source; `edge_ids` of the result are positions in this CSC. Made once, then kept."""
+        if self._transposed is None:
+            indptr, indices, positions = native.transpose(self.indptr, self.indices, self.num_src)
+            self._transposed = CSC(indptr, indices, self.num_dst, positions)
+        return self._transposed
