@@ -1,5 +1,16 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
 from gnnsys.ops.csc import CSC
+from gnnsys.ops.relabel import IdTable, compact, compact_scratch
+from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
 
-__all__ = ["CSC"]
+__all__ = [
+    "CSC",
+    "IdTable",
+    "Neighbors",
+    "compact",
+    "compact_scratch",
+    "find_edges",
+    "sample_neighbors",
+    "stream_key",
+]
