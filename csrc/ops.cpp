@@ -30,7 +30,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
   // Structure: cpu/structure.cpp
-  m.def("coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
+  m.def(
+      "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "
+      "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
   m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
   m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
   m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");

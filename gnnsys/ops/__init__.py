@@ -3,6 +3,7 @@
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.structure import degrees
 
 __all__ = [
     "CSC",
@@ -10,6 +11,7 @@ __all__ = [
     "Neighbors",
     "compact",
     "compact_scratch",
+    "degrees",
     "find_edges",
     "sample_neighbors",
     "stream_key",
