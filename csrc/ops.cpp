@@ -26,7 +26,8 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("compact(Tensor(a!) scratch, Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] nodes, Tensor[] local)");
 
   // Rows: cpu/rows.cpp
-  m.def("gather_rows(Tensor src, Tensor index, Tensor(a!) out) -> ()");
+  m.def("gather_rows(Tensor src, Tensor index, ScalarType? dtype) -> Tensor");
+  m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
   // Structure: cpu/structure.cpp

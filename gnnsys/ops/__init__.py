@@ -2,6 +2,7 @@
 
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
+from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
 from gnnsys.ops.structure import degrees
 
@@ -13,6 +14,8 @@ __all__ = [
     "compact_scratch",
     "degrees",
     "find_edges",
+    "gather_rows",
     "sample_neighbors",
+    "scatter_rows",
     "stream_key",
 ]
