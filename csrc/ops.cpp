@@ -29,14 +29,16 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("gather_rows(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
-  // Structure: cpu/structure.cpp
+  // Structure: cpu/structure.cpp, cpu/subgraph.cpp
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "
       "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
   m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
   m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
   m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
-  m.def("induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor local, Tensor positions)");
+  m.def(
+      "induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes, Tensor? src_nodes=None) "
+      "-> (Tensor indptr, Tensor local, Tensor positions)");
   m.def("bfs_order(Tensor indptr, Tensor indices, Tensor roots) -> Tensor");
   m.def("validate_csc(Tensor indptr, Tensor indices, int num_src) -> ()");
 }
