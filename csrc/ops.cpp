@@ -41,4 +41,12 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "-> (Tensor indptr, Tensor local, Tensor positions)");
   m.def("bfs_order(Tensor indptr, Tensor indices, Tensor roots) -> Tensor");
   m.def("validate_csc(Tensor indptr, Tensor indices, int num_src) -> ()");
+
+  // Made-up graphs: cpu/generate.cpp
+  m.def("generate_permutation(Tensor(a!) out, int key) -> ()");
+  m.def("generate_rmat(Tensor(a!) src, Tensor(b!) dst, Tensor order, float a, float b, float c, int key) -> ()");
+  m.def(
+      "generate_planted(Tensor(a!) src, Tensor(b!) dst, Tensor src_order, Tensor dst_order, int num_classes, "
+      "float homophily, int src_skew, int dst_skew, bool loops, int key) -> ()");
+  m.def("generate_features(Tensor(a!) rows, Tensor label, Tensor mean, float noise, int key) -> ()");
 }
