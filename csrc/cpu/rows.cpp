@@ -2,7 +2,7 @@
 //
 // Work and bytes: one read and one write of every row moved, plus the indices. Rows are far apart in memory, so both
 // loops ask for the rows of a later index while they copy the present one.
-#include "common/bounds.h"
+#include "common/id_range.h"
 #include "common/memory.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
@@ -173,7 +173,7 @@ void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
   check_rows(out, "out");
   CHECK_ARG(out.size(0) == index.numel(), "out must have len(index) = ", index.numel(), " rows, got ", out.size(0));
   CHECK_ARG(same_row_shape(src, out), "out must have rows of the same shape as src");
-  check_bounds(index, src.size(0), "index");
+  check_id_range(index, src.size(0), "index");
   if (out.numel() == 0) {
     return;
   }
@@ -203,7 +203,7 @@ void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
   check_rows(src, "src");
   CHECK_ARG(src.size(0) == index.numel(), "src must have len(index) = ", index.numel(), " rows, got ", src.size(0));
   CHECK_ARG(same_row_shape(src, dst), "src must have rows of the same shape as dst");
-  check_bounds(index, dst.size(0), "index");
+  check_id_range(index, dst.size(0), "index");
   if (src.numel() == 0) {
     return;
   }

@@ -1,5 +1,6 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
+from gnnsys.ops.aggregate import sddmm, spmm
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
@@ -17,5 +18,7 @@ __all__ = [
     "gather_rows",
     "sample_neighbors",
     "scatter_rows",
+    "sddmm",
+    "spmm",
     "stream_key",
 ]
