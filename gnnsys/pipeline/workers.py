@@ -52,12 +52,14 @@ class Workers:
                 name = f"gnnsys-{group[-1].name}-{worker}"
                 args = (group, number, worker, counters, started)
                 self._threads.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
+        native_threads = torch.get_num_threads()
         for thread in self._threads:
             thread.start()
         for _ in self._threads:
             started.acquire(timeout=_JOIN_SECONDS)
-        # set_num_threads is per thread, but also what threads born later start with: say again what holds here.
-        torch.set_num_threads(torch.get_num_threads())
+        # A thread takes torch's process-wide count the first time it asks, and set_num_threads changes that count too:
+        # the stages asked before they set theirs, and what held here is put back for threads to come.
+        torch.set_num_threads(native_threads)
 
     def _work(
         self,
@@ -90,6 +92,7 @@ class Workers:
 
     def _set_up(self, stage: Stage, worker: int) -> Failure | None:
         try:
+            torch.get_num_threads()
             torch.set_num_threads(stage.native_threads)
             if stage.setup is not None:
                 stage.setup(worker)
