@@ -48,7 +48,7 @@ class Pipeline:
         self._inline_counters = [StageCounters() for _ in self._inline]
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
         self._workers = Workers(groups) if groups else None
-        self._is_closed = False
+        self.is_closed = False
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)
             self._feed()
@@ -59,7 +59,7 @@ class Pipeline:
         return self
 
     def __next__(self) -> Any:
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError("this pipeline was closed, or ended by an error: make a new one")
         item = self._next_from_source() if self._workers is None else self._next_from_threads(self._workers)
         if not isinstance(item, Failure):
@@ -123,7 +123,7 @@ class Pipeline:
 
     def seek(self, position: int, source: Source | None = None) -> None:
         """Continues at `position` (of another source, if given) with the same threads; drops what is in flight."""
-        if self._is_closed:
+        if self.is_closed:
             raise RuntimeError("this pipeline was closed: make a new one")
         if source is not None:
             self._source = source
@@ -151,7 +151,7 @@ class Pipeline:
         return out
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self._batches = None
         if self._workers is not None:
             self._workers.close()
