@@ -11,7 +11,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {
 }
 
 STABLE_TORCH_LIBRARY(gnnsys, m) {
-  // Sampling: cpu/sample.cpp, cpu/find_edges.cpp
+  // Sampling: cpu/sample.cpp
   m.def(
       "sample_neighbors(Tensor indptr, Tensor indices, Tensor seeds, int fanout, bool replace, int key, "
       "Tensor? weight, Tensor? time, bool node_time, bool time_sorted, Tensor? seed_time, bool last, "
@@ -19,18 +19,21 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
 
   // Relabelling: cpu/relabel.cpp
-  m.def("id_table_init(Tensor(a!) table) -> ()");
+  m.def("id_table_init(Tensor(a!) table, int log2_slots, bool wide) -> ()");
   m.def("relabel_seeds(Tensor(a!) table, Tensor ids) -> ()");
   m.def("relabel(Tensor(a!) table, Tensor ids) -> (Tensor local, Tensor fresh)");
   m.def("lookup(Tensor table, Tensor ids) -> Tensor");
-  m.def("compact(Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] unique, Tensor[] local)");
+  m.def("compact(Tensor(a!) scratch, Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] nodes, Tensor[] local)");
 
   // Rows: cpu/rows.cpp
-  m.def("gather_rows(Tensor src, Tensor index, Tensor(a!) out) -> ()");
+  m.def("gather_rows(Tensor src, Tensor index, ScalarType? dtype) -> Tensor");
+  m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
   // Structure: cpu/structure.cpp
-  m.def("coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
+  m.def(
+      "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "
+      "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
   m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
   m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
   m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");

@@ -28,12 +28,20 @@ class CSC:
     _transposed: CSC | None = field(default=None, repr=False)
 
     @classmethod
-    def from_edge_index(cls, edge_index: Tensor, num_src: int, num_dst: int | None = None) -> CSC:
-        """From COO, row 0 source and row 1 destination; stable, so a node's in-edges keep the input's order."""
+    def from_edge_index(
+        cls, edge_index: Tensor, num_src: int, num_dst: int | None = None, *, narrow: bool = False
+    ) -> CSC:
+        """From COO, row 0 source and row 1 destination; stable, so a node's in-edges keep the input's order.
+
+        Edges that come sorted by destination keep their positions: `edge_ids` is None. With `narrow`, int64 ids are
+        stored as int32 where both nodes and edges fit.
+        """
+        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+            raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
         num_dst = num_src if num_dst is None else num_dst
         src, dst = edge_index[0].contiguous(), edge_index[1].contiguous()
-        indptr, indices, edge_ids = native.coo_to_csc(src, dst, num_src, num_dst)
-        return cls(indptr, indices, num_src, edge_ids)
+        indptr, indices, edge_ids = native.coo_to_csc(src, dst, num_src, num_dst, narrow)
+        return cls(indptr, indices, num_src, edge_ids if edge_ids.numel() else None)
 
     @property
     def num_dst(self) -> int:

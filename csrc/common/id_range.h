@@ -1,0 +1,47 @@
+// Range check of a whole array of ids, once, before a loop trusts them. One read of the array.
+#pragma once
+
+#include "common/check.h"
+#include "common/parallel.h"
+
+#include <atomic>
+
+namespace gnnsys {
+
+constexpr int64_t kIdGrain = 1 << 16;
+
+// The position of the first id outside [0, limit), or -1. As unsigned, a negative id is a huge one.
+template <typename id_t>
+int64_t first_outside(const id_t* ids, int64_t size, int64_t limit) {
+  using unsigned_t = std::make_unsigned_t<id_t>;
+  std::atomic<bool> outside{false};
+  parallel_for(size, kIdGrain, [&](int64_t begin, int64_t end) {
+    unsigned_t largest = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      largest = std::max(largest, static_cast<unsigned_t>(ids[i]));
+    }
+    if (static_cast<uint64_t>(largest) >= static_cast<uint64_t>(limit)) {
+      outside = true;
+    }
+  });
+  if (!outside || size == 0) {
+    return -1;
+  }
+  int64_t i = 0;
+  while (static_cast<uint64_t>(static_cast<unsigned_t>(ids[i])) < static_cast<uint64_t>(limit)) {
+    ++i;
+  }
+  return i;
+}
+
+// ValueError unless every id is in [0, limit): "dst must be in [0, 10), got 12 at position 3".
+inline void check_id_range(const Tensor& ids, int64_t limit, const char* name) {
+  dispatch_ids(ids, [&](auto id) {
+    using id_t = decltype(id);
+    const auto* data = const_data<id_t>(ids);
+    const int64_t bad = first_outside(data, ids.numel(), limit);
+    CHECK_ARG(bad < 0, name, " must be in [0, ", limit, "), got ", data[bad], " at position ", bad);
+  });
+}
+
+}  // namespace gnnsys

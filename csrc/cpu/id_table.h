@@ -1,0 +1,78 @@
+// An open-addressing map from ids to local ids that lives in a tensor, so Python owns its memory and reuses it.
+//
+// Layout in int64 words: [log2 of the slots, next local id, overflowed, wide, 4 spare] then the slots. A narrow slot is
+// one word, (local + 1) << 32 | id, for ids below 2^32; a wide slot is two, {local + 1, id}. Zero is empty. The slots
+// are cut into regions and probing stays inside a region, so threads that own different regions never meet.
+#pragma once
+
+#include "common/check.h"
+
+#include <cstdint>
+
+namespace gnnsys {
+
+constexpr int64_t kHeader = 8;
+
+struct NarrowSlot {
+  uint64_t word;
+  bool empty() const { return word == 0; }
+  bool holds(uint64_t id) const { return static_cast<uint32_t>(word) == id; }
+  int64_t local() const { return static_cast<int64_t>(word >> 32) - 1; }
+  void set(uint64_t id, int64_t local) { word = (static_cast<uint64_t>(local + 1) << 32) | id; }
+};
+
+struct WideSlot {
+  int64_t local_plus_one;
+  uint64_t id;
+  bool empty() const { return local_plus_one == 0; }
+  bool holds(uint64_t other) const { return id == other; }
+  int64_t local() const { return local_plus_one - 1; }
+  void set(uint64_t new_id, int64_t new_local) {
+    id = new_id;
+    local_plus_one = new_local + 1;
+  }
+};
+
+template <typename Slot>
+class IdTable {
+ public:
+  explicit IdTable(int64_t* words)
+      : words_(words),
+        slots_(reinterpret_cast<Slot*>(words + kHeader)),
+        shift_(64 - static_cast<int>(words[0])),
+        region_bits_(words[0] <= 10 ? static_cast<int>(words[0]) : std::max<int>(10, static_cast<int>(words[0]) - 6)),
+        region_mask_((uint64_t{1} << region_bits_) - 1) {}
+
+  int64_t count() const { return words_[1]; }
+  void set_count(int64_t count) { words_[1] = count; }
+  void set_overflowed() { words_[2] = 1; }
+  int64_t num_regions() const { return int64_t{1} << (words_[0] - region_bits_); }
+
+  uint64_t home(uint64_t id) const {
+    const uint64_t folded = id ^ (id >> 32);
+    return folded * 0x9E3779B97F4A7C15ull >> shift_;
+  }
+  int64_t region(uint64_t home) const { return static_cast<int64_t>(home >> region_bits_); }
+  void prefetch(uint64_t home) const { __builtin_prefetch(slots_ + home, 1, 2); }
+
+  // The slot that holds id, or the empty one where it would go; null when the region is full.
+  Slot* find(uint64_t id, uint64_t home) {
+    const uint64_t base = home & ~region_mask_;
+    for (uint64_t step = 0; step <= region_mask_; ++step) {
+      Slot* slot = slots_ + (base | ((home + step) & region_mask_));
+      if (slot->empty() || slot->holds(id)) {
+        return slot;
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  int64_t* words_;
+  Slot* slots_;
+  int shift_;
+  int region_bits_;
+  uint64_t region_mask_;
+};
+
+}  // namespace gnnsys

@@ -1,0 +1,368 @@
+// Relabelling ids to local ids in first-seen order, with a table that outlives the call.
+//
+// One thread inserts in order. Several threads each own some regions of the table and look at all ids, inserting only
+// their own; a rank over the first occurrences then gives the numbers that the serial pass would have given.
+#include "common/check.h"
+#include "common/parallel.h"
+#include "common/tensors.h"
+#include "cpu/id_table.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+namespace gnnsys {
+namespace {
+
+constexpr int64_t kIdsPerThread = 16384;
+constexpr int64_t kGroup = 64;  // ids whose slots are fetched together
+
+void check_table(const Tensor& table) {
+  check_vector(table, "table");
+  check_dtype(table, ScalarType::Long, "table");
+  const auto* words = const_data<int64_t>(table);
+  CHECK_ARG(table.numel() >= kHeader, "table must have at least ", kHeader, " words, got ", table.numel());
+  const int64_t log2 = words[0];
+  CHECK_ARG(log2 >= 1 && log2 < 48 && (words[3] == 0 || words[3] == 1) &&
+                kHeader + (int64_t{1} << log2) * (1 + words[3]) <= table.numel(),
+            "table is not initialised: make it with gnnsys.ops.IdTable");
+}
+
+// Runs body with the table's own slot type.
+template <typename Body>
+decltype(auto) with_table(const Tensor& table, Body&& body) {
+  check_table(table);
+  auto* words = mutable_data<int64_t>(table);
+  if (words[3] != 0) {
+    return body(IdTable<WideSlot>(words));
+  }
+  return body(IdTable<NarrowSlot>(words));
+}
+
+template <typename id_t>
+void check_ids_fit(const id_t* ids, int64_t size, bool wide) {
+  const auto bound = wide ? std::numeric_limits<int64_t>::max() : int64_t{1} << 32;
+  id_t low = 0;
+  id_t high = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    low = std::min(low, ids[i]);
+    high = std::max(high, ids[i]);
+  }
+  CHECK_ARG(low >= 0 && high < bound, "ids must be in [0, ", bound, "), got ", low < 0 ? low : high);
+}
+
+// Visits ids in order, `visit(i, slot)`, with the slots of a group fetched before they are needed. False on overflow.
+template <typename Table, typename id_t, typename Visit>
+bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
+  uint64_t homes[kGroup];
+  for (int64_t group = 0; group < size; group += kGroup) {
+    const int64_t n = std::min(kGroup, size - group);
+    for (int64_t j = 0; j < n; ++j) {
+      homes[j] = table.home(static_cast<uint64_t>(ids[group + j]));
+      table.prefetch(homes[j]);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      auto* slot = table.find(static_cast<uint64_t>(ids[group + j]), homes[j]);
+      if (slot == nullptr) {
+        return false;
+      }
+      visit(group + j, slot);
+    }
+  }
+  return true;
+}
+
+// Returns how many ids were new; writes them to fresh and every id's local id to local.
+template <typename Table, typename id_t>
+int64_t relabel_serial(Table& table, const id_t* ids, int64_t size, int64_t* local, id_t* fresh) {
+  const int64_t first = table.count();
+  int64_t next = first;
+  const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
+    if (slot->empty()) {
+      slot->set(static_cast<uint64_t>(ids[i]), next);
+      fresh[next - first] = ids[i];
+      ++next;
+    }
+    local[i] = slot->local();
+  });
+  if (!ok) {
+    table.set_overflowed();
+    return 0;
+  }
+  table.set_count(next);
+  return next - first;
+}
+
+// What one thread found new in its regions: where it first stood, and the slot that waits for its number.
+template <typename Slot>
+struct Found {
+  std::vector<int64_t> first_at;
+  std::vector<Slot*> slot;
+  std::vector<int64_t> number;
+};
+
+// local[i] of an id that is new is -1 - (index << 8 | thread) until the numbers are known.
+constexpr int64_t pending(int64_t index, int t) { return -1 - ((index << 8) | t); }
+
+template <typename Table, typename Slot, typename id_t>
+bool claim(Table table, const id_t* ids, int64_t size, int t, int threads, int64_t* local, uint8_t* is_first,
+           Found<Slot>* mine) {
+  const Range regions = share_of(table.num_regions(), t, threads);
+  const int64_t base = table.count();
+  uint64_t homes[kGroup];
+  int64_t at[kGroup];
+  for (int64_t group = 0; group < size; group += kGroup) {
+    const int64_t group_end = std::min(group + kGroup, size);
+    int64_t n = 0;
+    for (int64_t i = group; i < group_end; ++i) {  // keeps my ids without branching
+      homes[n] = table.home(static_cast<uint64_t>(ids[i]));
+      at[n] = i;
+      const int64_t region = table.region(homes[n]);
+      n += static_cast<int64_t>(region >= regions.begin && region < regions.end);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      table.prefetch(homes[j]);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t i = at[j];
+      Slot* slot = table.find(static_cast<uint64_t>(ids[i]), homes[j]);
+      if (slot == nullptr) {
+        return false;
+      }
+      if (slot->empty()) {
+        const auto index = static_cast<int64_t>(mine->slot.size());
+        slot->set(static_cast<uint64_t>(ids[i]), base + index);  // above every known number: still to be given
+        mine->slot.push_back(slot);
+        mine->first_at.push_back(i);
+        is_first[i] = 1;
+        local[i] = pending(index, t);
+      } else {
+        is_first[i] = 0;
+        local[i] = slot->local() < base ? slot->local() : pending(slot->local() - base, t);
+      }
+    }
+  }
+  return true;
+}
+
+template <typename Slot, typename Table, typename id_t>
+int64_t relabel_parallel(Table& table, const id_t* ids, int64_t size, int threads, int64_t* local, id_t* fresh) {
+  std::vector<uint8_t> is_first(static_cast<size_t>(size));
+  std::vector<Found<Slot>> found(static_cast<size_t>(threads));
+  std::vector<int64_t> starts(static_cast<size_t>(threads) + 1, 0);
+  std::vector<uint8_t> ok(static_cast<size_t>(threads), 1);
+  on_threads(threads, [&](int t, int n) {
+    ok[static_cast<size_t>(t)] = claim<Table, Slot>(table, ids, size, t, n, local, is_first.data(),
+                                                    &found[static_cast<size_t>(t)]);
+  });
+  if (std::count(ok.begin(), ok.end(), 1) != threads) {
+    table.set_overflowed();
+    return 0;
+  }
+  on_threads(threads, [&](int t, int n) {  // how many first occurrences in each share of the ids
+    found[static_cast<size_t>(t)].number.resize(found[static_cast<size_t>(t)].slot.size());
+    const Range r = share_of(size, t, n);
+    starts[static_cast<size_t>(t) + 1] = std::count(is_first.begin() + r.begin, is_first.begin() + r.end, 1);
+  });
+  for (int t = 0; t < threads; ++t) {
+    starts[static_cast<size_t>(t) + 1] += starts[static_cast<size_t>(t)];
+  }
+  const int64_t base = table.count();
+  on_threads(threads, [&](int t, int n) {  // numbers, in the order of the ids
+    const Range r = share_of(size, t, n);
+    int64_t next = starts[static_cast<size_t>(t)];
+    for (int64_t i = r.begin; i < r.end; ++i) {
+      if (is_first[static_cast<size_t>(i)]) {
+        const int64_t code = -1 - local[i];
+        found[static_cast<size_t>(code & 0xFF)].number[static_cast<size_t>(code >> 8)] = base + next;
+        fresh[next++] = ids[i];
+      }
+    }
+  });
+  on_threads(threads, [&](int t, int n) {
+    auto& mine = found[static_cast<size_t>(t)];
+    for (size_t k = 0; k < mine.slot.size(); ++k) {
+      mine.slot[k]->set(static_cast<uint64_t>(ids[mine.first_at[k]]), mine.number[k]);
+    }
+    const Range r = share_of(size, t, n);
+    for (int64_t i = r.begin; i < r.end; ++i) {
+      if (local[i] < 0) {
+        const int64_t code = -1 - local[i];
+        local[i] = found[static_cast<size_t>(code & 0xFF)].number[static_cast<size_t>(code >> 8)];
+      }
+    }
+  });
+  const int64_t num_fresh = starts[static_cast<size_t>(threads)];
+  table.set_count(base + num_fresh);
+  return num_fresh;
+}
+
+template <typename Slot, typename id_t>
+int64_t relabel_into(IdTable<Slot>& table, const id_t* ids, int64_t size, int64_t* local, id_t* fresh) {
+  const int threads =
+      std::min<int>({num_threads_for(size, kIdsPerThread), 256, static_cast<int>(table.num_regions())});
+  return threads > 1 ? relabel_parallel<Slot>(table, ids, size, threads, local, fresh)
+                     : relabel_serial(table, ids, size, local, fresh);
+}
+
+// Seeds keep their places, repeats included: the local id of a repeated seed is its first place.
+template <typename Slot, typename id_t>
+void place_seeds(IdTable<Slot>& table, const id_t* ids, int64_t size) {
+  const int64_t first = table.count();
+  const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
+    if (slot->empty()) {
+      slot->set(static_cast<uint64_t>(ids[i]), first + i);
+    }
+  });
+  if (!ok) {
+    table.set_overflowed();
+  }
+  table.set_count(first + size);
+}
+
+void relabel_seeds(const Tensor& table, const Tensor& ids) {
+  check_ids(ids, "ids");
+  with_table(table, [&](auto map) {
+    dispatch_ids(ids, [&](auto id) {
+      const auto* values = const_data<decltype(id)>(ids);
+      check_ids_fit(values, ids.numel(), const_data<int64_t>(table)[3] != 0);
+      place_seeds(map, values, ids.numel());
+    });
+  });
+}
+
+// A table with more ids than half its slots would be slow, and full at last: the caller makes room before.
+void check_room(const Tensor& table, int64_t size) {
+  const auto* words = const_data<int64_t>(table);
+  CHECK_ARG(words[1] + size <= (int64_t{1} << words[0]), "table has ", int64_t{1} << words[0], " slots, too few for ",
+            words[1], " ids and ", size, " more");
+}
+
+std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
+  check_ids(ids, "ids");
+  const int64_t size = ids.numel();
+  return with_table(table, [&](auto map) {
+    check_room(table, size);
+    return dispatch_ids(ids, [&](auto id) {
+      using id_t = decltype(id);
+      const auto* values = const_data<id_t>(ids);
+      check_ids_fit(values, size, const_data<int64_t>(table)[3] != 0);
+      Tensor local = empty_cpu({size}, ScalarType::Long);
+      Tensor fresh = empty_cpu({size}, id_type<id_t>());
+      const int64_t n = relabel_into(map, values, size, mutable_data<int64_t>(local), mutable_data<id_t>(fresh));
+      return std::make_tuple(local, torch::stable::narrow(fresh, 0, 0, n));
+    });
+  });
+}
+
+// Local ids of ids that may or may not be in the table: -1 for those that are not.
+Tensor lookup(const Tensor& table, const Tensor& ids) {
+  check_ids(ids, "ids");
+  return with_table(table, [&](auto map) {
+    return dispatch_ids(ids, [&](auto id) {
+      const auto* values = const_data<decltype(id)>(ids);
+      check_ids_fit(values, ids.numel(), const_data<int64_t>(table)[3] != 0);
+      Tensor local = empty_cpu({ids.numel()}, ScalarType::Long);
+      auto* out = mutable_data<int64_t>(local);
+      parallel_for(ids.numel(), kIdsPerThread, [&](int64_t lo, int64_t hi) {
+        for_each_slot(map, values + lo, hi - lo, [&](int64_t i, auto* slot) { out[lo + i] = slot->local(); });
+      });
+      return local;
+    });
+  });
+}
+
+void clear_words(int64_t* words, int64_t log2, bool wide) {
+  const int64_t header[kHeader] = {log2, 0, 0, wide, 0, 0, 0, 0};
+  std::copy(header, header + kHeader, words);
+  const int64_t size = (int64_t{1} << log2) * (1 + wide);
+  parallel_for(size, 1 << 18, [&](int64_t lo, int64_t hi) {
+    std::memset(words + kHeader + lo, 0, static_cast<size_t>(hi - lo) * sizeof(int64_t));
+  });
+}
+
+// Empties the first 2^log2_slots slots of a table; the tensor may be larger and is then partly unused.
+void id_table_init(const Tensor& table, int64_t log2_slots, bool wide) {
+  check_vector(table, "table");
+  check_dtype(table, ScalarType::Long, "table");
+  CHECK_ARG(log2_slots >= 1 && log2_slots < 48, "log2_slots must be 1 to 47, got ", log2_slots);
+  CHECK_ARG(kHeader + (int64_t{1} << log2_slots) * (1 + wide) <= table.numel(), "table has ", table.numel(),
+            " words, too few for 2^", log2_slots, wide ? " wide" : "", " slots");
+  clear_words(mutable_data<int64_t>(table), log2_slots, wide);
+}
+
+// One type of compact: seeds, then what the id lists bring, in the order of the lists.
+template <typename id_t>
+Tensor compact_type(const Tensor& scratch, const Tensor& seeds, const std::vector<const Tensor*>& lists,
+                    const std::vector<Tensor*>& local) {
+  int64_t total = seeds.numel();
+  for (const Tensor* ids : lists) {
+    total += ids->numel();
+  }
+  int64_t log2 = 4;
+  while ((int64_t{1} << log2) < 2 * total) {
+    ++log2;
+  }
+  id_table_init(scratch, log2, true);
+  IdTable<WideSlot> table(mutable_data<int64_t>(scratch));
+  check_ids_fit(const_data<id_t>(seeds), seeds.numel(), true);
+  place_seeds(table, const_data<id_t>(seeds), seeds.numel());
+  Tensor nodes = empty_cpu({total}, id_type<id_t>());
+  auto* out = mutable_data<id_t>(nodes);
+  std::copy_n(const_data<id_t>(seeds), seeds.numel(), out);
+  for (size_t k = 0; k < lists.size(); ++k) {
+    const auto* ids = const_data<id_t>(*lists[k]);
+    check_ids_fit(ids, lists[k]->numel(), true);
+    *local[k] = empty_cpu({lists[k]->numel()}, ScalarType::Long);
+    relabel_into(table, ids, lists[k]->numel(), mutable_data<int64_t>(*local[k]), out + table.count());
+  }
+  return torch::stable::narrow(nodes, 0, 0, table.count());
+}
+
+std::tuple<std::vector<Tensor>, std::vector<Tensor>> compact(const Tensor& scratch, std::vector<Tensor> seeds,
+                                                             std::vector<Tensor> ids, std::vector<int64_t> types) {
+  CHECK_ARG(types.size() == ids.size(), "types must name the node type of each ids list: ", ids.size(), " lists, ",
+            types.size(), " types");
+  for (size_t k = 0; k < ids.size(); ++k) {
+    check_ids(ids[k], "ids");
+    CHECK_ARG(types[k] >= 0 && types[k] < static_cast<int64_t>(seeds.size()), "types must be in [0, ", seeds.size(),
+              "), got ", types[k]);
+    CHECK_ARG(ids[k].scalar_type() == seeds[static_cast<size_t>(types[k])].scalar_type(),
+              "ids must have the dtype of the seeds of their type");
+  }
+  std::vector<Tensor> nodes;
+  std::vector<Tensor> local(ids.size());
+  for (size_t t = 0; t < seeds.size(); ++t) {
+    check_ids(seeds[t], "seeds");
+    std::vector<const Tensor*> lists;
+    std::vector<Tensor*> outputs;
+    for (size_t k = 0; k < ids.size(); ++k) {
+      if (types[k] == static_cast<int64_t>(t)) {
+        lists.push_back(&ids[k]);
+        outputs.push_back(&local[k]);
+      }
+    }
+    nodes.push_back(dispatch_ids(seeds[t], [&](auto id) {
+      return compact_type<decltype(id)>(scratch, seeds[t], lists, outputs);
+    }));
+    if (const_data<int64_t>(scratch)[2] != 0) {
+      throw std::runtime_error("compact: a region of the id table overflowed; the ids are pathologically clustered");
+    }
+  }
+  return {nodes, local};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
+  m.impl("id_table_init", TORCH_BOX(&id_table_init));
+  m.impl("relabel_seeds", TORCH_BOX(&relabel_seeds));
+  m.impl("relabel", TORCH_BOX(&relabel));
+  m.impl("lookup", TORCH_BOX(&lookup));
+  m.impl("compact", TORCH_BOX(&compact));
+}
+
+}  // namespace gnnsys

@@ -1,0 +1,143 @@
+"""Relabelling: from ids to local ids in first-seen order (the core of to_block).
+
+`IdTable` is the incremental form that samplers use hop by hop; `compact` does several node types in one call. Both
+cost time and memory by the number of ids, never by the number of nodes of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+
+_HEADER = 8
+_WIDE_FROM = 1 << 32
+
+
+class IdTable:
+    """Numbers ids in the order they are first seen; one table serves batch after batch.
+
+    >>> table = IdTable(id_bound=100)
+    >>> table.clear()
+    >>> table.insert_seeds(torch.tensor([7, 3]))
+    >>> table.insert(torch.tensor([3, 9, 9, 7]))
+    (tensor([1, 2, 2, 0]), tensor([9]))
+    """
+
+    def __init__(self, id_bound: int, room: int = 1024) -> None:
+        self._wide = id_bound > _WIDE_FROM
+        self._words = torch.empty(0, dtype=torch.int64)
+        self._log2 = 0
+        self._ids: list[Tensor] = []
+        self._reserve(room)
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._words.nbytes
+
+    def clear(self, expected: int | None = None) -> None:
+        """Forgets all ids; keeps the memory. `expected` sizes the part of it that is used."""
+        self._ids = []
+        if expected is not None:
+            self._reserve(expected)
+        native.id_table_init(self._words, self._log2, self._wide)
+
+    def insert_seeds(self, ids: Tensor) -> None:
+        """The ids take the next len(ids) places as they stand; a repeated id is known by its first place."""
+        self._make_room(ids.numel())
+        native.relabel_seeds(self._words, ids)
+        self._ids.append(ids)
+        if self._overflowed():
+            self._rebuild()
+
+    def insert(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the local id of each (int64) and the ids that were new, in first-seen order."""
+        self._make_room(ids.numel())
+        local, fresh = native.relabel(self._words, ids)
+        while self._overflowed():
+            self._rebuild()
+            local, fresh = native.relabel(self._words, ids)
+        self._ids.append(fresh)
+        return local, fresh
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """The local id of each, -1 for ids never inserted."""
+        return native.lookup(self._words, ids)
+
+    def _overflowed(self) -> bool:
+        return bool(self._words[2])
+
+    def _make_room(self, more: int) -> None:
+        if 2 * (int(self._words[1]) + more) > 1 << self._log2:
+            self._reserve(int(self._words[1]) + more)
+            self._reinsert()
+
+    def _rebuild(self) -> None:
+        self._reserve(1 << self._log2)
+        self._reinsert()
+
+    def _reinsert(self) -> None:
+        native.id_table_init(self._words, self._log2, self._wide)
+        for ids in self._ids:
+            native.relabel_seeds(self._words, ids)
+
+    def _reserve(self, num_ids: int) -> None:
+        self._log2 = max(10, (2 * num_ids - 1).bit_length())
+        words = _HEADER + (1 << self._log2) * (1 + self._wide)
+        if words > self._words.numel():
+            self._words = torch.empty(words, dtype=torch.int64)
+        native.id_table_init(self._words, self._log2, self._wide)
+
+
+def compact_scratch(num_ids: int) -> Tensor:
+    """Scratch for `compact` calls in which no node type has more than num_ids seeds and ids together."""
+    return torch.empty(_HEADER + 2 * (1 << max(4, (2 * num_ids - 1).bit_length())), dtype=torch.int64)
+
+
+def compact(
+    seeds: Sequence[Tensor], ids: Sequence[Tensor], types: Sequence[int], scratch: Tensor | None = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    """to_block for several node types at once.
+
+    `seeds[t]` are the seeds of type t, `ids[k]` any ids of type `types[k]`. Returns, per type, its nodes (the seeds as
+    given, repeats included, then every other id in first-seen order) and, per list, the local id of each entry.
+    """
+    if scratch is None:
+        per_type = [s.numel() for s in seeds]
+        for k, t in enumerate(types):
+            if not 0 <= t < len(seeds):
+                raise ValueError(f"types[{k}] must be in [0, {len(seeds)}), got {t}")
+            per_type[t] += ids[k].numel()
+        scratch = compact_scratch(max(per_type, default=1))
+    return native.compact(scratch, list(seeds), list(ids), list(types))
+
+
+@torch.library.register_fake("gnnsys::relabel")
+def _(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    fresh = torch.library.get_ctx().new_dynamic_size()
+    return ids.new_empty(ids.shape[0], dtype=torch.int64), ids.new_empty(fresh)
+
+
+@torch.library.register_fake("gnnsys::lookup")
+def _(table: Tensor, ids: Tensor) -> Tensor:
+    return ids.new_empty(ids.shape[0], dtype=torch.int64)
+
+
+@torch.library.register_fake("gnnsys::relabel_seeds")
+def _(table: Tensor, ids: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("gnnsys::id_table_init")
+def _(table: Tensor, log2_slots: int, wide: bool) -> None:
+    return None
+
+
+@torch.library.register_fake("gnnsys::compact")
+def _(scratch: Tensor, seeds: list[Tensor], ids: list[Tensor], types: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+    context = torch.library.get_ctx()
+    nodes = [s.new_empty(context.new_dynamic_size()) for s in seeds]
+    return nodes, [i.new_empty(i.shape[0], dtype=torch.int64) for i in ids]

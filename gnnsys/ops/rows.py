@@ -1,0 +1,78 @@
+"""Moving rows: gather from a table, scatter into a table, any dtype and row shape, cast on the way where asked.
+
+A row is everything behind the first dimension. Gathering into a buffer that is used again is several times faster
+than into a fresh one, because a fresh one has to be mapped page by page first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+
+
+def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """`src[index]`, into `out` if one is given (it may be pinned), as `dtype` if one is given.
+
+    Casts are between float64, float32, bfloat16 and float16. Differentiable with respect to `src` when there is no
+    `out`. An index out of range is a ValueError.
+
+    >>> gather_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1, 0]))
+    tensor([[3., 4.],
+            [3., 4.],
+            [1., 2.]])
+    """
+    if out is None:
+        return native.gather_rows(src, index.contiguous(), dtype)
+    if dtype is not None and dtype != out.dtype:
+        raise ValueError(f"dtype is {dtype} but out is {out.dtype}: leave dtype away or make them equal")
+    _refuse_gradient("out cannot be filled by a gather that needs a gradient: leave out away", src, out)
+    native.gather_rows_out(src, index.contiguous(), out)
+    return out
+
+
+def scatter_rows(dst: Tensor, index: Tensor, src: Tensor) -> Tensor:
+    """`dst[index] = src` in place, cast to dst's dtype; returns `dst`. Not differentiable.
+
+    Where `index` names a row more than once, the last one wins, for any number of threads.
+    """
+    _refuse_gradient("scatter_rows moves data and has no gradient: pass tensors that need none", dst, src)
+    native.scatter_rows(dst, index.contiguous(), src)
+    return dst
+
+
+def _refuse_gradient(message: str, *tensors: Tensor) -> None:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise ValueError(message)
+
+
+@torch.library.register_fake("gnnsys::gather_rows")
+def _(src: Tensor, index: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return src.new_empty((index.shape[0], *src.shape[1:]), dtype=dtype)
+
+
+@torch.library.register_fake("gnnsys::gather_rows_out")
+def _(src: Tensor, index: Tensor, out: Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("gnnsys::scatter_rows")
+def _(dst: Tensor, index: Tensor, src: Tensor) -> None:
+    return None
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: Tensor) -> None:
+    src, index, _ = inputs
+    ctx.save_for_backward(index)
+    ctx.src_shape, ctx.src_dtype = src.shape, src.dtype
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (index,) = ctx.saved_tensors
+    return grad.new_zeros(ctx.src_shape, dtype=ctx.src_dtype).index_add(0, index, grad.to(ctx.src_dtype)), None, None
+
+
+torch.library.register_autograd("gnnsys::gather_rows", _backward, setup_context=_save_for_backward)

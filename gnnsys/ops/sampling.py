@@ -1,0 +1,90 @@
+"""Neighbour sampling on one CSC: typed face of `sample_neighbors` and `find_edges`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+from gnnsys.ops.csc import CSC
+
+_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class Neighbors(NamedTuple):
+    """The in-edges chosen for each seed, seed after seed."""
+
+    indptr: Tensor  # int64 [num_seeds + 1]
+    ids: Tensor  # dtype of csc.indices, the neighbours
+    positions: Tensor  # int64, positions in the CSC
+
+
+def stream_key(*parts: int) -> int:
+    """Folds integers (seed, epoch, batch, hop, edge type, ...) into one signed 64-bit Philox key.
+
+    SplitMix64's finaliser after each part: order matters, and every bit of every part counts.
+    """
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = (state + 0x9E3779B97F4A7C15 + (part & _MASK)) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state - (1 << 64) if state >> 63 else state
+
+
+def sample_neighbors(
+    csc: CSC,
+    seeds: Tensor,
+    fanout: int,
+    *,
+    key: int,
+    replace: bool = False,
+    weight: Tensor | None = None,
+    time: Tensor | None = None,
+    node_time: bool = False,
+    time_sorted: bool = False,
+    seed_time: Tensor | None = None,
+    last: bool = False,
+    exclude: Tensor | None = None,
+    tree: Tensor | None = None,
+    rng_ids: Tensor | None = None,
+) -> Neighbors:
+    """Up to `fanout` in-edges of each seed (-1: all of them).
+
+    What is drawn for a seed is a function of `key`, its id and its tree alone. `weight` (by position; zero means never)
+    makes draws proportional to it. With `time` (by position, or by source node when `node_time`) only edges of time <=
+    `seed_time` count, uniformly or, with `last`, the most recent; candidates are then ordered by (time, position), and
+    `time_sorted` promises that they are stored so. `exclude` are positions, ascending, that are never taken. `tree`
+    gives each seed its own stream where trees are disjoint, `rng_ids` the original ids of relabelled seeds.
+
+    Uniform sampling does O(fanout) work per seed whatever its degree, weighted sampling O(degree).
+    """
+    return Neighbors(
+        *native.sample_neighbors(
+            csc.indptr, csc.indices, seeds, fanout, replace, key, weight, time, node_time, time_sorted, seed_time,
+            last, exclude, tree, rng_ids,
+        )
+    )  # fmt: skip
+
+
+def find_edges(csc: CSC, src: Tensor, dst: Tensor) -> Tensor:
+    """Positions of all edges src[i] -> dst[i] (parallel edges included), ascending: what `exclude` takes."""
+    dtype = csc.indices.dtype
+    return native.find_edges(csc.indptr, csc.indices, src.to(dtype).contiguous(), dst.to(dtype).contiguous())
+
+
+@torch.library.register_fake("gnnsys::sample_neighbors")
+def _(
+    indptr, indices, seeds, fanout, replace, key, weight, time, node_time, time_sorted, seed_time, last, exclude, tree,
+    rng_ids,
+):  # fmt: skip
+    size = torch.library.get_ctx().new_dynamic_size()
+    return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size)
+
+
+@torch.library.register_fake("gnnsys::find_edges")
+def _(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    return indptr.new_empty(torch.library.get_ctx().new_dynamic_size())
