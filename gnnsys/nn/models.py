@@ -135,7 +135,7 @@ class GCN(Stack):
 
 
 class GAT(Stack):
-    """Velickovic 2018. Hidden layers concatenate their heads (hidden_channels is the sum), the last one averages them."""
+    """Velickovic 2018. Hidden layers concatenate their heads (hidden_channels in all), the last one averages them."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class GAT(Stack):
 
 
 class GIN(Stack):
-    """Xu 2019, with two-layer MLPs."""
+    """Xu 2019, with MLPs of one hidden layer, hidden_channels wide."""
 
     def __init__(
         self,
@@ -173,8 +173,9 @@ class GIN(Stack):
         train_eps: bool = False,
     ) -> None:
         widths = _widths(hidden_channels, num_layers, out_channels)
+        h = hidden_channels
         convs = [
-            GINConv(nn.Sequential(nn.Linear(i, o), nn.ReLU(), nn.Linear(o, o)), train_eps=train_eps)
+            GINConv(nn.Sequential(nn.Linear(i, h), nn.ReLU(), nn.Linear(h, o)), train_eps=train_eps)
             for i, o in zip([in_channels, *widths], widths)
         ]
         super().__init__(convs, widths, norm, dropout)

@@ -1,7 +1,7 @@
 """Relational graph convolution (Schlichtkrull 2018): one weight per relation, a reduction per (node, relation).
 
-Edges are grouped once by (relation, destination); the layer then reduces each group, multiplies all groups of a relation
-by its weight, and sums a destination's groups. Rows are made per non-empty group, never per edge nor per relation x node.
+Edges are grouped once by (relation, destination); the layer then reduces each group, multiplies a relation's groups by
+its weight, and sums a destination's groups. Rows are made per non-empty group, never per edge nor per relation x node.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RGCNConv(nn.Module):
         in_src, in_dst = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
         if num_blocks is not None and (in_src % num_blocks or out_channels % num_blocks):
             raise ValueError(
-                f"num_blocks={num_blocks} must divide in_channels {in_src} and out_channels {out_channels}"
+                f"num_blocks={num_blocks} must divide in_channels={in_src} and out_channels={out_channels}"
             )
         self.in_channels, self.out_channels, self.num_relations = in_channels, out_channels, num_relations
         self.num_bases, self.num_blocks, self.aggr = num_bases, num_blocks, reduce_name(aggr)

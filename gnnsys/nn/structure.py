@@ -1,6 +1,6 @@
 """What a layer is given, made plain: a CSC, rows of its sources and destinations, edge rows by position.
 
-Layers take `edges` as a `Block`, a `CSC` or PyG's `edge_index`, and `x` as one tensor or a pair (sources, destinations).
+Layers take `edges` as a `Block`, a `CSC` or PyG's `edge_index`, `x` as one tensor or a pair (sources, destinations).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Inputs:
 
 
 def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Inputs:
-    """Checks what a layer was given. One tensor for a CSC with fewer destinations is read as a block's: they come first.
+    """Checks what a layer was given. One tensor for a CSC with fewer destinations is a block's: they come first.
 
     `size` is PyG's (num_src, num_dst), needed only for an edge_index whose destinations have no rows.
     """
