@@ -44,7 +44,7 @@ def test_equals_pyg_with_edge_features(edge_index, rows, assert_same_layer, fill
 
 
 def test_a_block_gives_the_destinations_rows_of_the_whole_graph(edge_index, rows):
-    """A block holds all in-edges of its destinations, the first nodes: attention over it is attention over the graph."""
+    """A block holds all in-edges of its destinations, so attention over it is attention over the graph."""
     csc = CSC.from_edge_index(edge_index, 40)
     block = CSC(csc.indptr[:11], csc.indices[: int(csc.indptr[10])], 40)
     conv, x = GATConv(12, 5, heads=2).double(), rows(40, 12)

@@ -1,4 +1,4 @@
-"""The reference models: equal to PyG's with copied weights, and the same on a whole graph, trimmed batches and blocks."""
+"""The reference models: equal to PyG's with copied weights; the same on whole graphs, trimmed batches and blocks."""
 
 import pytest
 import torch
