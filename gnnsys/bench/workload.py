@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, rmat
 from gnnsys.ops import CSC
 
 SEED = 1
@@ -39,15 +39,11 @@ class Workload:
     @cached_property
     def graph(self) -> Graph:
         """RMAT at full size: 1M nodes, 20M edges, a power law."""
-        from gnnsys.graph.generators import rmat
-
         return rmat(self.sizes.num_nodes, self.sizes.num_edges, seed=SEED)
 
     @cached_property
     def small_graph(self) -> Graph:
         """An eighth of it, for peers that make a tensor per edge and feature (10 GB at full size)."""
-        from gnnsys.graph.generators import rmat
-
         return rmat(self.sizes.num_nodes // 8, self.sizes.num_edges // 8, seed=SEED)
 
     @property

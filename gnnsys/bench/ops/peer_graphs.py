@@ -11,8 +11,8 @@ from gnnsys.bench import peers
 from gnnsys.ops import CSC
 
 
-def dgl_graph(csc: CSC, idtype: torch.dtype = torch.int32) -> Any:
-    """A DGL graph with CSC and CSR made (its backward needs the second), int32 ids as it is fastest with."""
+def dgl_graph(csc: CSC, idtype: torch.dtype = torch.int32, formats: str | None = None) -> Any:
+    """A DGL graph with int32 ids, as it is fastest with, and all its formats made (its backward needs CSR too)."""
     dgl = peers.find("dgl")
     assert not isinstance(dgl, str), dgl
     indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
@@ -21,6 +21,7 @@ def dgl_graph(csc: CSC, idtype: torch.dtype = torch.int32) -> Any:
     else:
         sizes = {"src": csc.num_src, "dst": csc.num_dst}
         graph = dgl.heterograph({("src", "to", "dst"): ("csc", (indptr, indices, []))}, sizes, idtype=idtype)
+    graph = graph if formats is None else graph.formats(formats)
     graph.create_formats_()
     return graph
 
