@@ -1,7 +1,7 @@
 // sample_neighbors: for each seed, some of its in-edges.
 //
 // Two ways to the same definition. The plain way (uniform, nothing filtered) knows each seed's count from its degree,
-// writes straight into exact outputs and hides memory latency behind prefetches. The general way (weights, times,
+// writes straight into exact outputs and keeps its random reads in tight loops. The general way (weights, times,
 // exclusions) lets every thread collect its own seeds' positions, then joins them. Within a seed, positions come out
 // in the order of its candidates: the input's edge order, or by time where times are given.
 #include "common/check.h"
@@ -73,11 +73,6 @@ struct Faults {
   }
 };
 
-template <typename T>
-void prefetch(const T* p) {
-  __builtin_prefetch(p, 0, 1);
-}
-
 // -- the plain way -----------------------------------------------------------------------------------------------------
 
 struct Row {
@@ -88,12 +83,8 @@ struct Row {
 // Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed.
 template <typename id_t>
 void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* faults) {
-  constexpr int64_t kAhead = 24;
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) {
-      if (i + kAhead < hi) {
-        prefetch(q.indptr + q.seeds[i + kAhead]);
-      }
       const int64_t row = q.seeds[i];
       rows[i] = {q.indptr[row], q.indptr[row + 1] - q.indptr[row]};
       if (rows[i].degree > kMaxDegree) {
@@ -104,16 +95,13 @@ void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* fa
   });
 }
 
-// Positions of one seed, each prefetched.
+// Positions of one seed.
 template <typename id_t>
 void place_plain(const Request<id_t>& q, int64_t i, Row row, int64_t k, RankChooser* chooser, uint32_t* ranks,
                  int64_t* out) {
   if (k == row.degree && (!q.replace || q.fanout < 0)) {
     for (int64_t j = 0; j < k; ++j) {
       out[j] = row.begin + j;
-    }
-    for (int64_t j = 0; j < k; j += 64 / static_cast<int64_t>(sizeof(id_t))) {
-      prefetch(q.indices + row.begin + j);
     }
     return;
   }
@@ -125,14 +113,14 @@ void place_plain(const Request<id_t>& q, int64_t i, Row row, int64_t k, RankChoo
   }
   for (int64_t j = 0; j < k; ++j) {
     out[j] = row.begin + ranks[j];
-    prefetch(q.indices + out[j]);
   }
 }
 
-// Seeds are taken in groups: first all positions of the group, then all reads.
+// Seeds are taken in groups: first all positions of the group, then all reads. The reads are independent of each other
+// and of any branch, so the processor keeps as many in flight as it can (faster here than prefetch instructions).
 template <typename id_t>
 void fill_plain(const Request<id_t>& q, const Row* rows, const int64_t* offsets, id_t* neighbors, int64_t* positions) {
-  constexpr int64_t kGroup = 16;
+  constexpr int64_t kGroup = 256;
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     RankChooser chooser;
     std::vector<uint32_t> ranks;
