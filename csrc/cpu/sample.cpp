@@ -137,7 +137,7 @@ class PlainWriter {
 
   void write(int64_t i) {
     const int64_t k = offsets_[i + 1] - offsets_[i];
-    if (k == rows_[i].degree && (!q_.replace || q_.fanout < 0)) {
+    if (k == 0 || (k == rows_[i].degree && (!q_.replace || q_.fanout < 0))) {
       std::iota(positions_ + offsets_[i], positions_ + offsets_[i + 1], rows_[i].begin);
       return;
     }
