@@ -107,7 +107,7 @@ def test_bad_input_names_the_argument() -> None:
         table.insert(torch.tensor([1.0]))
     with pytest.raises(ValueError, match="types"):
         compact([torch.tensor([1])], [torch.tensor([1])], [1])
-    with pytest.raises(ValueError, match="scratch|table"):
+    with pytest.raises(ValueError, match=r"table"):
         compact([torch.arange(100)], [torch.arange(100)], [0], compact_scratch(10))
     with pytest.raises(ValueError, match="table"):
         torch.ops.gnnsys.relabel(torch.zeros(4, dtype=torch.int64), torch.tensor([1]))
