@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph.graph import Graph
+from gnnsys.graph.graph import Graph, as_ids
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
 Arrays = dict[str, np.ndarray]
@@ -39,7 +39,7 @@ def load_npz(path: Path) -> Graph:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}") from error
     if "edge_index" not in arrays:
         raise ValueError(f"{path} has no edge_index, it holds {sorted(arrays)}")
@@ -58,8 +58,7 @@ def _homogeneous(arrays: Arrays) -> Graph:
     node_data, edge_data = _take_splits(arrays, num_nodes), {}
     node_data |= rows
     for name, array in arrays.items():
-        per_edge = array.ndim > 0 and array.shape[0] == num_edges
-        if per_edge and (name.startswith("edge_") or num_edges != num_nodes):
+        if _is_per_edge(name, array, num_nodes, num_edges):
             edge_data[name] = _rows(name, array)
         else:
             node_data[name] = _rows(name, array)
@@ -85,7 +84,7 @@ def _typed(arrays: Arrays) -> Graph:
     node_data[target] |= _take_splits(arrays, num_nodes[target])
     edge_rows: dict[str, Tensor] = {}
     for name, array in arrays.items():
-        if array.ndim and array.shape[0] == edge_type.numel():
+        if _is_per_edge(name, array, num_nodes[target], edge_type.numel()):
             edge_rows[name] = _rows(name, array)
         else:
             node_data[target][name] = _rows(name, array)
@@ -98,6 +97,13 @@ def _typed(arrays: Arrays) -> Graph:
         edges[src, relation, dst] = edge_index[:, chosen] - first
         edge_data[src, relation, dst] = {name: rows[chosen] for name, rows in edge_rows.items()}
     return Graph.from_edge_indices(edges, num_nodes, node_data, edge_data, info)
+
+
+def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -> bool:
+    """By the number of rows, and by the name where there are as many nodes as edges."""
+    if array.ndim == 0 or array.shape[0] != num_edges:
+        return False
+    return num_nodes != num_edges or name.startswith("edge_")
 
 
 def _edge_type(name: str) -> EdgeType:
@@ -161,11 +167,8 @@ def _take_splits(arrays: Arrays, num_nodes: int) -> dict[str, Tensor]:
     splits = {}
     for name in list(arrays):
         if match := _INDEX.fullmatch(name):
-            ids = torch.from_numpy(arrays.pop(name)).long()
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
-                raise ValueError(f"{name} must be in [0, {num_nodes})")
             mask = torch.zeros(num_nodes, dtype=torch.bool)
-            mask[ids] = True
+            mask[as_ids(torch.from_numpy(arrays.pop(name)), num_nodes, name)] = True
             splits[f"{match[1]}_mask{match[2] or ''}"] = mask
         elif match := _MASKS.fullmatch(name):
             splits[f"{match[1]}_mask"] = torch.from_numpy(arrays.pop(name).T.copy())

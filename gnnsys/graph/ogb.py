@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph.graph import Graph
+from gnnsys.graph.graph import Graph, as_ids
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
@@ -84,9 +84,10 @@ def from_ogb_dict(
         _of_type(node_data, node_type, "labels")["y"] = _labels(rows)
     for part, ids_by_type in split.items():
         for node_type, ids in ids_by_type.items():
+            rows = _of_type(node_data, node_type, "split")
             mask = torch.zeros(num_nodes[node_type], dtype=torch.bool)
-            mask[_tensor(ids).long()] = True
-            _of_type(node_data, node_type, "split")[_MASKS.get(part, f"{part}_mask")] = mask
+            mask[as_ids(_tensor(ids), num_nodes[node_type], f"split[{part!r}]")] = True
+            rows[_MASKS.get(part, f"{part}_mask")] = mask
     return Graph.from_edge_indices(edge_index, num_nodes, node_data, edge_data, info)
 
 
