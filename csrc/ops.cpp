@@ -30,6 +30,20 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
+  // Aggregation: cpu/spmm.cpp, cpu/sddmm.cpp, cpu/spmm_extreme.cpp. The t_ arguments are the transposed structure,
+  // which autograd needs.
+  m.def(
+      "spmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor x, Tensor? weight, Tensor? src_scale, "
+      "Tensor? dst_scale, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) -> Tensor");
+  m.def(
+      "sddmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor dst_rows, Tensor src_rows, Tensor? src_scale, "
+      "Tensor? dst_scale, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) -> Tensor");
+  m.def("spmm_extreme(Tensor indptr, Tensor indices, Tensor x, Tensor? weight, bool minimum) -> (Tensor out, Tensor arg)");
+  m.def(
+      "spmm_extreme_grad_x(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor? weight, int num_src) "
+      "-> Tensor");
+  m.def("spmm_extreme_grad_weight(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor x) -> Tensor");
+
   // Structure: cpu/structure.cpp, cpu/subgraph.cpp
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "

@@ -1,5 +1,6 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
+from gnnsys.ops.aggregate import sddmm, spmm
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
@@ -26,5 +27,7 @@ __all__ = [
     "rmat_edges",
     "sample_neighbors",
     "scatter_rows",
+    "sddmm",
+    "spmm",
     "stream_key",
 ]
