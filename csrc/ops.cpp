@@ -57,14 +57,24 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor out, Tensor log_total, Tensor grad) "
       "-> (Tensor grad_x, Tensor grad_src, Tensor grad_dst, Tensor grad_edge)");
 
-  // Structure: cpu/structure.cpp
+  // Structure: cpu/structure.cpp, cpu/subgraph.cpp
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "
       "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
   m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
   m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
   m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
-  m.def("induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor local, Tensor positions)");
+  m.def(
+      "induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes, Tensor? src_nodes=None) "
+      "-> (Tensor indptr, Tensor local, Tensor positions)");
   m.def("bfs_order(Tensor indptr, Tensor indices, Tensor roots) -> Tensor");
   m.def("validate_csc(Tensor indptr, Tensor indices, int num_src) -> ()");
+
+  // Made-up graphs: cpu/generate.cpp
+  m.def("generate_permutation(Tensor(a!) out, int key) -> ()");
+  m.def("generate_rmat(Tensor(a!) src, Tensor(b!) dst, Tensor order, float a, float b, float c, int key) -> ()");
+  m.def(
+      "generate_planted(Tensor(a!) src, Tensor(b!) dst, Tensor src_order, Tensor dst_order, int num_classes, "
+      "float homophily, int src_skew, int dst_skew, bool loops, int key) -> ()");
+  m.def("generate_features(Tensor(a!) rows, Tensor label, Tensor mean, float noise, int key) -> ()");
 }

@@ -1,0 +1,194 @@
+"""Batch: what a loader yields, the structure of a sampled subgraph joined with its rows.
+
+Reads like PyG's `Data` when the graph is homogeneous (`batch.x`, `batch.edge_index`), like its `HeteroData` when it is
+not (`batch["paper"].x`, `batch["author", "writes", "paper"].edge_index`, `batch.x_dict`), and needs nothing but torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.ops import CSC
+from gnnsys.sampling import Block
+
+
+class Store(dict[str, Any]):
+    """The named values of one node or edge type; `store.x` is `store["x"]`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no {name!r} here, only {list(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class Batch:
+    """Stores per node type and per edge type.
+
+    A name that is looked up on the batch itself is found in its only node and edge type (homogeneous), or in the type
+    the seeds are of (`batch.batch_size`, `batch.input_id`); `NAME_dict` collects a name over all types that have it.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[NodeType, Store],
+        edges: Mapping[EdgeType, Store],
+        *,
+        is_homogeneous: bool,
+        input_type: NodeType | EdgeType | None = None,
+        blocks: list[Block] | None = None,
+    ) -> None:
+        self.__dict__.update(
+            nodes=dict(nodes),
+            edges=dict(edges),
+            is_homogeneous=is_homogeneous,
+            input_type=input_type,
+            blocks=blocks or [],
+            extra=Store(),
+        )
+
+    nodes: dict[NodeType, Store]
+    edges: dict[EdgeType, Store]
+    is_homogeneous: bool
+    input_type: NodeType | EdgeType | None
+    blocks: list[Block]
+    extra: Store
+
+    # -- access ------------------------------------------------------------------------------------------------------
+
+    @property
+    def node_types(self) -> list[NodeType]:
+        return list(self.nodes)
+
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        return list(self.edges)
+
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+
+    @overload
+    def __getitem__(self, key: tuple[str, str, str]) -> Store: ...
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, tuple):
+            if key in self.edges:
+                return self.edges[key]
+            raise KeyError(f"no edge type {key!r}, the batch has {self.edge_types}")
+        if key in self.nodes and not self.is_homogeneous:
+            return self.nodes[key]
+        try:
+            return getattr(self, key)
+        except AttributeError as error:
+            raise KeyError(str(error)) from None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for store in self._visible():
+            if name in store:
+                return store[name]
+        if name.endswith("_dict"):
+            found = self.collect(name[: -len("_dict")])
+            if found:
+                return found
+        raise AttributeError(f"the batch has no {name!r}, only {self.keys()}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            self.__dict__[name] = value
+            return
+        for store in self._visible():
+            if name in store:
+                store[name] = value
+                return
+        self.extra[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in store for store in self._visible())
+
+    def keys(self) -> list[str]:
+        """Names that can be looked up on the batch itself."""
+        return [name for store in self._visible() for name in store]
+
+    def collect(self, name: str) -> dict[Any, Any]:
+        """`name` of every node and edge type that has it."""
+        return {t: store[name] for t, store in self._stores() if name in store}
+
+    def _visible(self) -> list[Store]:
+        if self.is_homogeneous:
+            return [self.extra, *self.nodes.values(), *self.edges.values()]
+        seeds: Mapping[Any, Store] = self.edges if isinstance(self.input_type, tuple) else self.nodes
+        return [self.extra, seeds[self.input_type]] if self.input_type in seeds else [self.extra]
+
+    def _stores(self) -> Iterator[tuple[Any, Store]]:
+        yield from self.nodes.items()
+        yield from self.edges.items()
+
+    # -- size --------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(store["n_id"].numel() for store in self.nodes.values())
+
+    @property
+    def num_edges(self) -> int:
+        return sum(store["edge_index"].shape[1] for store in self.edges.values())
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """A batch of the same shape with `function` applied to every tensor."""
+
+        def through(store: Store) -> Store:
+            return Store({k: function(v) if isinstance(v, Tensor) else v for k, v in store.items()})
+
+        out = Batch(
+            {t: through(s) for t, s in self.nodes.items()},
+            {t: through(s) for t, s in self.edges.items()},
+            is_homogeneous=self.is_homogeneous,
+            input_type=self.input_type,
+            blocks=[_apply_to_block(block, function) for block in self.blocks],
+        )
+        out.extra.update(through(self.extra))
+        return out
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        return self.apply(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        return self.apply(lambda t: t.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tells the device's allocator that `stream` uses the batch."""
+
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        self.apply(record)
+
+    def __repr__(self) -> str:
+        def brief(store: Store) -> str:
+            return ", ".join(f"{k}={list(v.shape) if isinstance(v, Tensor) else v}" for k, v in store.items())
+
+        if self.is_homogeneous:
+            return f"Batch({', '.join(brief(s) for s in self._visible() if s)})"
+        lines = [f"  {t}: {brief(s)}" for t, s in self._stores()]
+        return "\n".join(["Batch(", *lines, ")"])
+
+
+def _apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:
+    def through(csc: CSC) -> CSC:
+        edge_ids = None if csc.edge_ids is None else function(csc.edge_ids)
+        return CSC(function(csc.indptr), function(csc.indices), csc.num_src, edge_ids)
+
+    return Block({t: through(c) for t, c in block.csc.items()}, block.num_src, block.num_dst)

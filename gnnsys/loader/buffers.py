@@ -1,0 +1,61 @@
+"""Buffers that features are gathered into, used again as soon as nobody can see them any more.
+
+A fresh large buffer costs a page fault per 4 KiB: gathering into used memory is up to three times faster. A buffer is
+lent as a numpy view that the tensor's storage owns. When the storage dies (the last tensor, view or saved activation on
+it is gone) the view dies with it, and only then does its weak reference give the memory back. So a batch that the user
+keeps keeps its memory, for as long as any part of it is reachable.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SMALLEST = 1 << 16  # below this malloc reuses memory by itself
+_ALIGN = 64
+
+
+class BufferPool:
+    """Lends tensors on pooled memory; keeps at most `max_free` buffers of each size class while they are unused.
+
+    Lock-free on purpose: memory comes back from inside destructors, on any thread.
+    """
+
+    def __init__(self, max_free: int) -> None:
+        self._max_free = max_free
+        self._free: dict[int, deque[np.ndarray]] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory, like `torch.empty`."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes < _SMALLEST:
+            return torch.empty(shape, dtype=dtype)
+        size = _size_class(num_bytes)
+        free = self._free.setdefault(size, deque(maxlen=self._max_free))
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = _aligned(size)
+        lent = memory[:num_bytes]  # a new array object: its life is the life of the tensor's storage
+        weakref.finalize(lent, free.append, memory).atexit = False
+        return torch.from_numpy(lent).view(dtype).view(shape)
+
+    def free_bytes(self) -> int:
+        return sum(size * len(free) for size, free in self._free.items())
+
+
+def _size_class(num_bytes: int) -> int:
+    """The next of eight steps per power of two: batches differ in size by little, and share buffers then."""
+    step = 1 << max(0, num_bytes.bit_length() - 4)
+    return (num_bytes + step - 1) // step * step
+
+
+def _aligned(num_bytes: int) -> np.ndarray:
+    memory = np.empty(num_bytes + _ALIGN, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return memory[start : start + num_bytes]

@@ -1,0 +1,179 @@
+"""From a batch of links to the seeds of a sample, and back to the links' local ids.
+
+One place for both faces (ours and PyG's): positives, then negatives; unique seeds, or one tree per end where trees are
+disjoint. All randomness comes from the generator that the caller passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.loader.negatives import NegativeSampling, NodeDraw
+from gnnsys.ops import find_edges
+
+
+@dataclass
+class Links:
+    """Positive links of one batch; ends are node ids of the edge type's two node types."""
+
+    input_id: Tensor  # int64 [num_positives]
+    src: Tensor
+    dst: Tensor
+    label: Tensor | None = None
+    time: Tensor | None = None
+
+    def take(self, chosen: Tensor) -> Links:
+        label, time = (None if values is None else values[chosen] for values in (self.label, self.time))
+        return Links(self.input_id[chosen], self.src[chosen], self.dst[chosen], label, time)
+
+
+@dataclass
+class LinkSeeds:
+    """What to sample from, and where the links' ends are among the seeds."""
+
+    seeds: dict[NodeType, Tensor]
+    seed_time: dict[NodeType, Tensor] | None
+    tree: dict[NodeType, Tensor] | None  # one per seed, numbered across types; disjoint only
+    link_of_tree: Tensor | None  # int64, the positive link that a tree belongs to
+    values: dict[str, Tensor] = field(default_factory=dict)  # edge_label_index, edge_label, ... or src_index, ...
+
+    def owners(self, tree: dict[NodeType, Tensor]) -> dict[NodeType, Tensor]:
+        """The positive link of each sampled node, from the tree it was sampled in (PyG's `batch`)."""
+        assert self.link_of_tree is not None
+        return {node_type: self.link_of_tree[trees] for node_type, trees in tree.items()}
+
+    def by_type(self, edge_type: EdgeType, input_id: Tensor) -> dict[NodeType | EdgeType, dict[str, Any]]:
+        """The values by where they belong: labels to the edge type, triplets to its two node types."""
+        out: dict[NodeType | EdgeType, dict[str, Any]] = {edge_type: {"input_id": input_id}}
+        if "src_index" not in self.values:
+            out[edge_type].update(self.values)
+            return out
+        src, dst = out.setdefault(edge_type[0], {}), out.setdefault(edge_type[2], {})
+        src["src_index"] = self.values["src_index"]
+        dst.update({name: self.values[name] for name in ("dst_pos_index", "dst_neg_index")})
+        if "seed_time" in self.values:
+            src["seed_time"] = dst["seed_time"] = self.values["seed_time"]
+        return out
+
+
+class LinkSeeder:
+    """Draws negatives and makes seeds, for links of one edge type."""
+
+    def __init__(
+        self,
+        num_nodes: tuple[int, int],
+        edge_type: EdgeType,
+        negatives: NegativeSampling | None,
+        disjoint: bool,
+        node_time: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:
+        self._edge_type = edge_type
+        self._negatives = negatives
+        self._disjoint = disjoint
+        if negatives is not None:
+            self._draw_dst = NodeDraw(num_nodes[1], negatives.dst_weight, node_time[1], "neg_sampling: dst_weight")
+            if not negatives.is_triplet:
+                self._draw_src = NodeDraw(num_nodes[0], negatives.src_weight, node_time[0], "neg_sampling: src_weight")
+
+    def __call__(self, links: Links, stream: torch.Generator) -> LinkSeeds:
+        num_positives = links.src.numel()
+        src, dst = links.src, links.dst
+        num_negatives = 0
+        if self._negatives is not None:
+            num_negatives = self._negatives.count(num_positives)
+            if not self._negatives.is_triplet:
+                src = torch.cat([src, self._draw_src.draw(num_negatives, stream, links.time)])
+            dst = torch.cat([dst, self._draw_dst.draw(num_negatives, stream, links.time)])
+        out, src_at, dst_at = self._place(src, dst, links.time, num_positives)
+        if self._negatives is not None and self._negatives.is_triplet:
+            out.values = _triplets(src_at, dst_at, num_positives)
+            if links.time is not None:
+                out.values["seed_time"] = links.time
+            return out
+        out.values["edge_label_index"] = torch.stack([src_at, dst_at])
+        if self._negatives is not None:
+            positive = torch.ones(num_positives) if links.label is None else links.label
+            negative = positive.new_zeros((num_negatives, *positive.shape[1:]))
+            out.values["edge_label"] = torch.cat([positive, negative])
+        elif links.label is not None:
+            out.values["edge_label"] = links.label
+        if links.time is not None:
+            out.values["edge_label_time"] = _for_each(links.time, src.numel())
+        return out
+
+    def _place(
+        self, src: Tensor, dst: Tensor, time: Tensor | None, num_positives: int
+    ) -> tuple[LinkSeeds, Tensor, Tensor]:
+        """Seeds, and the local id of every source and destination. The i-th negative belongs to link i % positives."""
+        src_type, _, dst_type = self._edge_type
+        if not self._disjoint:
+            if src_type == dst_type:
+                seeds, at = torch.unique(torch.cat([src, dst]), return_inverse=True)
+                return LinkSeeds({src_type: seeds}, None, None, None), at[: src.numel()], at[src.numel() :]
+            (src, src_at), (dst, dst_at) = (torch.unique(end, return_inverse=True) for end in (src, dst))
+            return LinkSeeds({src_type: src, dst_type: dst}, None, None, None), src_at, dst_at
+        src_at, dst_at = torch.arange(src.numel()), torch.arange(dst.numel())
+        trees = torch.arange(src.numel() + dst.numel())
+        link_of_tree = torch.cat([src_at, dst_at]) % max(1, num_positives)
+        src_time = None if time is None else _for_each(time, src.numel())
+        dst_time = None if time is None else _for_each(time, dst.numel())
+        by_type = _join if src_type == dst_type else _apart
+        seeds = by_type(self._edge_type, src, dst)
+        tree = by_type(self._edge_type, trees[: src.numel()], trees[src.numel() :])
+        times = None if src_time is None or dst_time is None else by_type(self._edge_type, src_time, dst_time)
+        if src_type == dst_type:
+            dst_at = dst_at + src.numel()
+        return LinkSeeds(seeds, times, tree, link_of_tree), src_at, dst_at
+
+
+def _for_each(time: Tensor, count: int) -> Tensor:
+    return time.repeat(-(-count // max(1, time.numel())))[:count]
+
+
+def _join(edge_type: EdgeType, src: Tensor, dst: Tensor) -> dict[NodeType, Tensor]:
+    return {edge_type[0]: torch.cat([src, dst])}
+
+
+def _apart(edge_type: EdgeType, src: Tensor, dst: Tensor) -> dict[NodeType, Tensor]:
+    return {edge_type[0]: src, edge_type[2]: dst}
+
+
+def _triplets(src_at: Tensor, dst_at: Tensor, num_positives: int) -> dict[str, Tensor]:
+    negative = dst_at[num_positives:].view(-1, num_positives).t() if num_positives else dst_at[:0].view(0, 1)
+    return {
+        "src_index": src_at,
+        "dst_pos_index": dst_at[:num_positives],
+        "dst_neg_index": negative.squeeze(1) if negative.shape[1] == 1 else negative.contiguous(),
+    }
+
+
+def supervision_edges(
+    graph: Graph, edge_type: EdgeType, src: Tensor, dst: Tensor, reverse: EdgeType | None
+) -> dict[EdgeType, Tensor]:
+    """Positions of the links that are edges of the graph, and of their reverses: what sampling must not see."""
+    if edge_type not in graph.edge_types:
+        found = {}
+    elif reverse == edge_type:
+        return {edge_type: find_edges(graph.csc(edge_type), torch.cat([src, dst]), torch.cat([dst, src]))}
+    else:
+        found = {edge_type: find_edges(graph.csc(edge_type), src, dst)}
+    if reverse is not None:
+        found[reverse] = find_edges(graph.csc(reverse), dst, src)
+    return found
+
+
+def check_labels(negatives: NegativeSampling | None, label: Any) -> Any:
+    """The labels as loaders keep them: with drawn negatives 0 means negative, so classes that start at 0 move up."""
+    if label is None or negatives is None:
+        return label
+    if negatives.is_triplet:
+        raise ValueError(
+            "edge_label must be None for triplet negative sampling: src_index, dst_pos_index and dst_neg_index of the "
+            "batch tell positives from negatives"
+        )
+    return label + 1 if label.numel() and int(label.min()) == 0 else label

@@ -1,0 +1,91 @@
+"""What a batch keeps of the graph around its nodes: sampled edges, those and their reverses, or all among the nodes.
+
+Functions from Sample to Sample. Both drop the counts per hop, which no longer describe the edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, Graph
+from gnnsys.ops import IdTable, sample_neighbors
+from gnnsys.sampling import Sample
+
+SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+
+
+def bidirectional(sample: Sample, graph: Graph) -> Sample:
+    """Adds the reverse of every sampled edge and merges parallel edges; sorted by destination, then source.
+
+    Edge types are their own reverse where they join a type to itself and no `rev_` type exists (PyG's rule); an edge
+    that stands for several has the smallest of their edge ids. Between two edge types ids cannot be kept.
+    """
+    row, col, edge = dict(sample.row), dict(sample.col), dict(sample.edge)
+    for edge_type in [t for t in sample.row if not t[1].startswith("rev_")]:
+        reverse = reverse_of(edge_type, graph)
+        if reverse is None:
+            raise ValueError(
+                f"subgraph_type='bidirectional': edge type {edge_type!r} has no reverse type "
+                f"{(edge_type[2], 'rev_' + edge_type[1], edge_type[0])!r}"
+            )
+        num_src = sample.node[edge_type[0]].numel()
+        rows = torch.cat([sample.row[edge_type], sample.col[reverse]])
+        cols = torch.cat([sample.col[edge_type], sample.row[reverse]])
+        ids = torch.cat([sample.edge[edge_type], sample.edge[reverse]])
+        row[edge_type], col[edge_type], edge[edge_type] = _coalesce(rows, cols, ids, num_src)
+        if reverse != edge_type:
+            num_dst = sample.node[edge_type[2]].numel()
+            none = ids[:0]
+            row[reverse], col[reverse], _ = _coalesce(cols, rows, ids, num_dst)
+            edge[edge_type], edge[reverse] = none, none
+    return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
+
+
+def induced(sample: Sample, graph: Graph, exclude: Mapping[EdgeType, Tensor] | None = None) -> Sample:
+    """Every edge of the graph between nodes of the sample, but for excluded positions."""
+    row, col, edge = {}, {}, {}
+    tables = {}
+    for node_type, ids in sample.node.items():
+        tables[node_type] = IdTable(graph.num_nodes(node_type), ids.numel())
+        tables[node_type].clear()
+        tables[node_type].insert_seeds(ids)
+    for edge_type in sample.row:
+        csc = graph.csc(edge_type)
+        nodes = sample.node[edge_type[2]].to(csc.indices.dtype)
+        without = None if exclude is None else exclude.get(edge_type)
+        indptr, ids, positions = sample_neighbors(csc, nodes, -1, key=0, exclude=without)
+        local = tables[edge_type[0]].lookup(ids.to(sample.node[edge_type[0]].dtype))
+        inside = (local >= 0).nonzero().view(-1)
+        row[edge_type] = local[inside]
+        col[edge_type] = torch.repeat_interleave(indptr.diff())[inside]
+        positions = positions[inside]
+        edge[edge_type] = positions if csc.edge_ids is None else csc.edge_ids[positions].long()
+    return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
+
+
+def shape_subgraph(
+    sample: Sample, graph: Graph, subgraph_type: str, exclude: Mapping[EdgeType, Tensor] | None = None
+) -> Sample:
+    """The sample as `subgraph_type` wants it."""
+    if subgraph_type == "bidirectional":
+        return bidirectional(sample, graph)
+    return induced(sample, graph, exclude) if subgraph_type == "induced" else sample
+
+
+def reverse_of(edge_type: EdgeType, graph: Graph) -> EdgeType | None:
+    """The edge type that holds the reverses of this one's edges, by PyG's naming; None if there is none."""
+    src, relation, dst = edge_type
+    named = (dst, relation[4:] if relation.startswith("rev_") else f"rev_{relation}", src)
+    if named in graph.edge_types:
+        return named
+    return edge_type if src == dst else None
+
+
+def _coalesce(row: Tensor, col: Tensor, edge: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    pairs, which = torch.unique(col * max(1, num_src) + row, return_inverse=True)
+    first = torch.full_like(pairs, torch.iinfo(torch.int64).max).scatter_reduce_(0, which, edge, "amin")
+    return pairs % max(1, num_src), pairs // max(1, num_src), first
