@@ -30,14 +30,42 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
+<<<<<<< HEAD
+  // Structure: cpu/structure.cpp, cpu/subgraph.cpp
+=======
+  // Aggregation: cpu/spmm.cpp, cpu/sddmm.cpp, cpu/spmm_extreme.cpp. The t_ arguments are the transposed structure,
+  // which autograd needs.
+  m.def(
+      "spmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor x, Tensor? weight, Tensor? src_scale, "
+      "Tensor? dst_scale, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) -> Tensor");
+  m.def(
+      "sddmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor dst_rows, Tensor src_rows, Tensor? src_scale, "
+      "Tensor? dst_scale, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) -> Tensor");
+  m.def("spmm_extreme(Tensor indptr, Tensor indices, Tensor x, Tensor? weight, bool minimum) -> (Tensor out, Tensor arg)");
+  m.def(
+      "spmm_extreme_grad_x(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor? weight, int num_src) "
+      "-> Tensor");
+  m.def("spmm_extreme_grad_weight(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor x) -> Tensor");
+
   // Structure: cpu/structure.cpp
+>>>>>>> kernels
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "
       "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
   m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
   m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
   m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
-  m.def("induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor local, Tensor positions)");
+  m.def(
+      "induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes, Tensor? src_nodes=None) "
+      "-> (Tensor indptr, Tensor local, Tensor positions)");
   m.def("bfs_order(Tensor indptr, Tensor indices, Tensor roots) -> Tensor");
   m.def("validate_csc(Tensor indptr, Tensor indices, int num_src) -> ()");
+
+  // Made-up graphs: cpu/generate.cpp
+  m.def("generate_permutation(Tensor(a!) out, int key) -> ()");
+  m.def("generate_rmat(Tensor(a!) src, Tensor(b!) dst, Tensor order, float a, float b, float c, int key) -> ()");
+  m.def(
+      "generate_planted(Tensor(a!) src, Tensor(b!) dst, Tensor src_order, Tensor dst_order, int num_classes, "
+      "float homophily, int src_skew, int dst_skew, bool loops, int key) -> ()");
+  m.def("generate_features(Tensor(a!) rows, Tensor label, Tensor mean, float noise, int key) -> ()");
 }

@@ -11,11 +11,13 @@
 namespace gnnsys {
 
 constexpr int64_t kCacheLine = 64;
+constexpr int64_t kPrefetchStride = 256;
 
-// Asks for every cache line of [data, data + bytes). Reading past the end of an array is harmless here.
+// Asks for [data, data + bytes) to be in the cache soon: one line in four, the hardware sees the stream and brings
+// the lines between (asking for each was slower). Running over the end of an array is harmless.
 inline void prefetch_read(const void* data, int64_t bytes) {
   const char* p = static_cast<const char*>(data);
-  for (int64_t offset = 0; offset < bytes; offset += kCacheLine) {
+  for (int64_t offset = 0; offset < bytes; offset += kPrefetchStride) {
     __builtin_prefetch(p + offset, 0, 3);
   }
 }

@@ -18,7 +18,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kIdsPerThread = 16384;
-constexpr int64_t kGroup = 64;  // ids whose slots are fetched together
+constexpr int64_t kGroup = 128;  // ids whose slots are fetched together
 
 void check_table(const Tensor& table) {
   check_vector(table, "table");
@@ -54,22 +54,27 @@ void check_ids_fit(const id_t* ids, int64_t size, bool wide) {
   CHECK_ARG(low >= 0 && high < bound, "ids must be in [0, ", bound, "), got ", low < 0 ? low : high);
 }
 
-// Visits ids in order, `visit(i, slot)`, with the slots of a group fetched before they are needed. False on overflow.
+// Makes the compiler believe that a value is used.
+inline void keep(uint64_t value) { asm volatile("" : : "r"(value)); }
+
+// Visits ids in order, `visit(i, slot)`, with the slots of a group fetched before they are needed. Stops with false when
+// the table is too full: a region has no empty slot, or visit says so.
 template <typename Table, typename id_t, typename Visit>
 bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
   uint64_t homes[kGroup];
   for (int64_t group = 0; group < size; group += kGroup) {
     const int64_t n = std::min(kGroup, size - group);
+    uint64_t touched = 0;
     for (int64_t j = 0; j < n; ++j) {
       homes[j] = table.home(static_cast<uint64_t>(ids[group + j]));
-      table.prefetch(homes[j]);
+      touched += table.touch(homes[j]);
     }
+    keep(touched);
     for (int64_t j = 0; j < n; ++j) {
       auto* slot = table.find(static_cast<uint64_t>(ids[group + j]), homes[j]);
-      if (slot == nullptr) {
+      if (slot == nullptr || !visit(group + j, slot)) {
         return false;
       }
-      visit(group + j, slot);
     }
   }
   return true;
@@ -79,14 +84,19 @@ bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
 template <typename Table, typename id_t>
 int64_t relabel_serial(Table& table, const id_t* ids, int64_t size, int64_t* local, id_t* fresh) {
   const int64_t first = table.count();
+  const int64_t limit = table.max_count();
   int64_t next = first;
   const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
     if (slot->empty()) {
+      if (next == limit) {
+        return false;
+      }
       slot->set(static_cast<uint64_t>(ids[i]), next);
       fresh[next - first] = ids[i];
       ++next;
     }
     local[i] = slot->local();
+    return true;
   });
   if (!ok) {
     table.set_overflowed();
@@ -123,9 +133,11 @@ bool claim(Table table, const id_t* ids, int64_t size, int t, int threads, int64
       const int64_t region = table.region(homes[n]);
       n += static_cast<int64_t>(region >= regions.begin && region < regions.end);
     }
+    uint64_t touched = 0;
     for (int64_t j = 0; j < n; ++j) {
-      table.prefetch(homes[j]);
+      touched += table.touch(homes[j]);
     }
+    keep(touched);
     for (int64_t j = 0; j < n; ++j) {
       const int64_t i = at[j];
       Slot* slot = table.find(static_cast<uint64_t>(ids[i]), homes[j]);
@@ -134,6 +146,9 @@ bool claim(Table table, const id_t* ids, int64_t size, int t, int threads, int64
       }
       if (slot->empty()) {
         const auto index = static_cast<int64_t>(mine->slot.size());
+        if (base + index * threads > table.max_count()) {
+          return false;
+        }
         slot->set(static_cast<uint64_t>(ids[i]), base + index);  // above every known number: still to be given
         mine->slot.push_back(slot);
         mine->first_at.push_back(i);
@@ -216,6 +231,7 @@ void place_seeds(IdTable<Slot>& table, const id_t* ids, int64_t size) {
     if (slot->empty()) {
       slot->set(static_cast<uint64_t>(ids[i]), first + i);
     }
+    return true;
   });
   if (!ok) {
     table.set_overflowed();
@@ -234,18 +250,10 @@ void relabel_seeds(const Tensor& table, const Tensor& ids) {
   });
 }
 
-// A table with more ids than half its slots would be slow, and full at last: the caller makes room before.
-void check_room(const Tensor& table, int64_t size) {
-  const auto* words = const_data<int64_t>(table);
-  CHECK_ARG(words[1] + size <= (int64_t{1} << words[0]), "table has ", int64_t{1} << words[0], " slots, too few for ",
-            words[1], " ids and ", size, " more");
-}
-
 std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
   check_ids(ids, "ids");
   const int64_t size = ids.numel();
   return with_table(table, [&](auto map) {
-    check_room(table, size);
     return dispatch_ids(ids, [&](auto id) {
       using id_t = decltype(id);
       const auto* values = const_data<id_t>(ids);
@@ -268,7 +276,10 @@ Tensor lookup(const Tensor& table, const Tensor& ids) {
       Tensor local = empty_cpu({ids.numel()}, ScalarType::Long);
       auto* out = mutable_data<int64_t>(local);
       parallel_for(ids.numel(), kIdsPerThread, [&](int64_t lo, int64_t hi) {
-        for_each_slot(map, values + lo, hi - lo, [&](int64_t i, auto* slot) { out[lo + i] = slot->local(); });
+        for_each_slot(map, values + lo, hi - lo, [&](int64_t i, auto* slot) {
+          out[lo + i] = slot->local();
+          return true;
+        });
       });
       return local;
     });

@@ -2,7 +2,7 @@
 //
 // Work and bytes: one read and one write of every row moved, plus the indices. Rows are far apart in memory, so both
 // loops ask for the rows of a later index while they copy the present one.
-#include "common/bounds.h"
+#include "common/id_range.h"
 #include "common/memory.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
@@ -19,7 +19,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 17;  // below this a second thread costs more than it brings
-constexpr int64_t kBytesAhead = 4096;         // rows of so many bytes are on their way while one is copied
+constexpr int64_t kBytesAhead = 2048;         // rows of so many bytes are on their way while one is copied
 constexpr int64_t kBlockShift = 6;            // scatter: 64 neighbouring rows have the same owner
 
 // Rows between the one being copied and the one being asked for.
@@ -60,7 +60,13 @@ struct CopyBytes {
   int64_t bytes;
   int64_t from_bytes() const { return bytes; }
   void operator()(char* to_rows, int64_t to, const char* from_rows, int64_t from) const {
-    std::memcpy(to_rows + to * bytes, from_rows + from * bytes, static_cast<size_t>(bytes));
+    char* const out = to_rows + to * bytes;
+    const char* const in = from_rows + from * bytes;
+    int64_t i = 0;
+    for (; i + kCacheLine <= bytes; i += kCacheLine) {  // ascending lines: the cores then write without reading first,
+      std::memcpy(out + i, in + i, kCacheLine);         // which one memcpy of the row does not reach
+    }
+    std::memcpy(out + i, in + i, static_cast<size_t>(bytes - i));
   }
 };
 
@@ -167,7 +173,7 @@ void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
   check_rows(out, "out");
   CHECK_ARG(out.size(0) == index.numel(), "out must have len(index) = ", index.numel(), " rows, got ", out.size(0));
   CHECK_ARG(same_row_shape(src, out), "out must have rows of the same shape as src");
-  check_bounds(index, src.size(0), "index");
+  check_id_range(index, src.size(0), "index");
   if (out.numel() == 0) {
     return;
   }
@@ -197,7 +203,7 @@ void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
   check_rows(src, "src");
   CHECK_ARG(src.size(0) == index.numel(), "src must have len(index) = ", index.numel(), " rows, got ", src.size(0));
   CHECK_ARG(same_row_shape(src, dst), "src must have rows of the same shape as dst");
-  check_bounds(index, dst.size(0), "index");
+  check_id_range(index, dst.size(0), "index");
   if (src.numel() == 0) {
     return;
   }

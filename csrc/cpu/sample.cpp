@@ -1,7 +1,7 @@
 // sample_neighbors: for each seed, some of its in-edges.
 //
 // Two ways to the same definition. The plain way (uniform, nothing filtered) knows each seed's count from its degree,
-// writes straight into exact outputs and hides memory latency behind prefetches. The general way (weights, times,
+// writes straight into exact outputs and keeps its random reads in tight loops. The general way (weights, times,
 // exclusions) lets every thread collect its own seeds' positions, then joins them. Within a seed, positions come out
 // in the order of its candidates: the input's edge order, or by time where times are given.
 #include "common/check.h"
@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <tuple>
 #include <vector>
 
@@ -73,11 +74,6 @@ struct Faults {
   }
 };
 
-template <typename T>
-void prefetch(const T* p) {
-  __builtin_prefetch(p, 0, 1);
-}
-
 // -- the plain way -----------------------------------------------------------------------------------------------------
 
 struct Row {
@@ -88,12 +84,8 @@ struct Row {
 // Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed.
 template <typename id_t>
 void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* faults) {
-  constexpr int64_t kAhead = 24;
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) {
-      if (i + kAhead < hi) {
-        prefetch(q.indptr + q.seeds[i + kAhead]);
-      }
       const int64_t row = q.seeds[i];
       rows[i] = {q.indptr[row], q.indptr[row + 1] - q.indptr[row]};
       if (rows[i].degree > kMaxDegree) {
@@ -104,45 +96,89 @@ void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* fa
   });
 }
 
-// Positions of one seed, each prefetched.
+// The random words of kLanes streams, draw j of lane l at words[j * kLanes + l]; padded to whole blocks of 4.
 template <typename id_t>
-void place_plain(const Request<id_t>& q, int64_t i, Row row, int64_t k, RankChooser* chooser, uint32_t* ranks,
-                 int64_t* out) {
-  if (k == row.degree && (!q.replace || q.fanout < 0)) {
-    for (int64_t j = 0; j < k; ++j) {
-      out[j] = row.begin + j;
-    }
-    for (int64_t j = 0; j < k; j += 64 / static_cast<int64_t>(sizeof(id_t))) {
-      prefetch(q.indices + row.begin + j);
-    }
-    return;
+void make_words_lanes(const Request<id_t>& q, const int64_t* seeds, int lanes, uint32_t k, uint32_t* words) {
+  uint32_t low[kLanes] = {}, high[kLanes] = {}, tree[kLanes] = {};
+  for (int l = 0; l < lanes; ++l) {
+    const Stream stream = q.stream(seeds[l]);
+    low[l] = static_cast<uint32_t>(stream.node);
+    high[l] = static_cast<uint32_t>(stream.node >> 32);
+    tree[l] = stream.tree;
   }
-  const auto n = static_cast<uint32_t>(row.degree);
-  if (q.replace) {
-    chooser->with_replacement(q.stream(i), n, static_cast<uint32_t>(k), ranks);
-  } else {
-    chooser->without_replacement(q.stream(i), n, static_cast<uint32_t>(k), ranks);
-  }
-  for (int64_t j = 0; j < k; ++j) {
-    out[j] = row.begin + ranks[j];
-    prefetch(q.indices + out[j]);
+  for (uint32_t block = 0; 4 * block < k; ++block) {
+    philox4x32_lanes(low, high, tree, block, q.key, reinterpret_cast<uint32_t(*)[kLanes]>(words + 4 * block * kLanes));
   }
 }
 
-// Seeds are taken in groups: first all positions of the group, then all reads.
+// One thread's writer of positions. Seeds whose whole neighbourhood is taken are written at once; the others wait until
+// kLanes of them can have their random words made together.
+template <typename id_t>
+class PlainWriter {
+ public:
+  PlainWriter(const Request<id_t>& q, const Row* rows, const int64_t* offsets, int64_t* positions)
+      : q_(q), rows_(rows), offsets_(offsets), positions_(positions) {}
+
+  void write(int64_t i) {
+    const int64_t k = offsets_[i + 1] - offsets_[i];
+    if (k == rows_[i].degree && (!q_.replace || q_.fanout < 0)) {
+      std::iota(positions_ + offsets_[i], positions_ + offsets_[i + 1], rows_[i].begin);
+      return;
+    }
+    waiting_[num_waiting_++] = i;
+    if (num_waiting_ == kLanes) {
+      flush();
+    }
+  }
+
+  void flush() {
+    const auto k = static_cast<uint32_t>(q_.fanout);  // every waiting seed takes exactly the fanout
+    lane_words_.resize((k + 3) / 4 * 4 * kLanes);
+    words_.resize(k);
+    ranks_.resize(k);
+    make_words_lanes(q_, waiting_, num_waiting_, k, lane_words_.data());
+    for (int l = 0; l < num_waiting_; ++l) {
+      const int64_t i = waiting_[l];
+      for (uint32_t j = 0; j < k; ++j) {
+        words_[j] = lane_words_[j * kLanes + static_cast<uint32_t>(l)];
+      }
+      const auto n = static_cast<uint32_t>(rows_[i].degree);
+      if (q_.replace) {
+        chooser_.with_replacement(q_.stream(i), words_.data(), n, k, ranks_.data());
+      } else {
+        chooser_.without_replacement(q_.stream(i), words_.data(), n, k, ranks_.data());
+      }
+      for (uint32_t j = 0; j < k; ++j) {
+        positions_[offsets_[i] + j] = rows_[i].begin + ranks_[j];
+      }
+    }
+    num_waiting_ = 0;
+  }
+
+ private:
+  const Request<id_t>& q_;
+  const Row* rows_;
+  const int64_t* offsets_;
+  int64_t* positions_;
+  int64_t waiting_[kLanes];
+  int num_waiting_ = 0;
+  RankChooser chooser_;
+  std::vector<uint32_t> lane_words_, words_, ranks_;
+};
+
+// Seeds are taken in groups: first all positions of the group, then all reads. The reads are independent of each other
+// and of any branch, so the processor keeps as many in flight as it can (faster here than prefetch instructions).
 template <typename id_t>
 void fill_plain(const Request<id_t>& q, const Row* rows, const int64_t* offsets, id_t* neighbors, int64_t* positions) {
-  constexpr int64_t kGroup = 16;
+  constexpr int64_t kGroup = 256;
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
-    RankChooser chooser;
-    std::vector<uint32_t> ranks;
+    PlainWriter<id_t> writer(q, rows, offsets, positions);
     for (int64_t group = lo; group < hi; group += kGroup) {
       const int64_t group_end = std::min(group + kGroup, hi);
       for (int64_t i = group; i < group_end; ++i) {
-        const int64_t k = offsets[i + 1] - offsets[i];
-        ranks.resize(static_cast<size_t>(k));
-        place_plain(q, i, rows[i], k, &chooser, ranks.data(), positions + offsets[i]);
+        writer.write(i);
       }
+      writer.flush();
       for (int64_t e = offsets[group]; e < offsets[group_end]; ++e) {
         neighbors[e] = q.indices[positions[e]];
       }
@@ -208,10 +244,14 @@ class Collector {
       }
       return;
     }
+    const Stream stream = q_.stream(i);
+    words_.resize(static_cast<size_t>(k));
+    make_words(stream, static_cast<uint32_t>(k), words_.data());
     if (q_.replace) {
-      chooser_.with_replacement(q_.stream(i), static_cast<uint32_t>(n), static_cast<uint32_t>(k), ranks_.data());
+      chooser_.with_replacement(stream, words_.data(), static_cast<uint32_t>(n), static_cast<uint32_t>(k), ranks_.data());
     } else {
-      chooser_.without_replacement(q_.stream(i), static_cast<uint32_t>(n), static_cast<uint32_t>(k), ranks_.data());
+      chooser_.without_replacement(stream, words_.data(), static_cast<uint32_t>(n), static_cast<uint32_t>(k),
+                                   ranks_.data());
     }
   }
 
@@ -338,6 +378,7 @@ class Collector {
   int64_t begin_ = 0;
   int64_t end_ = 0;
   RankChooser chooser_;
+  std::vector<uint32_t> words_;
   std::vector<uint32_t> ranks_;
   std::vector<int64_t> candidates_;
   std::vector<uint64_t> sums_;

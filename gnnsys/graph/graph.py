@@ -1,16 +1,18 @@
 """A graph in memory: node and edge types, one CSC per edge type, and named arrays of rows.
 
 Homogeneous graphs are graphs of one node type (`NODE`) and one edge type (`EDGE`); every method that takes a type
-may then be called without it.
+may then be called without it. What a graph is given is checked here, once, so that nothing later has to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnsys.graph.rows import check_id_dtype, check_rows, check_weight
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 from gnnsys.ops import CSC
 
@@ -19,7 +21,15 @@ class Graph:
     """Structure as CSC, features as rows in the user's node order and edge order.
 
     `node_data[ntype][name]` has num_nodes(ntype) rows; `edge_data[etype][name]` has num_edges(etype) rows, row i
-    belonging to the i-th edge the user gave (the CSC's `edge_ids`, not its positions).
+    belonging to the i-th edge the user gave (the CSC's `edge_ids`, not its positions). `info` holds what is neither,
+    such as names of classes or how a graph was generated: plain JSON values, saved with the graph.
+
+    Made from COO, indices and edge ids are stored as int32 wherever the nodes and the edges fit: half the memory, and
+    half the bytes a sampler reads. Edges that come sorted by destination need no edge ids at all.
+
+    >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, {"x": torch.rand(3, 8)})
+    >>> graph
+    Graph(nodes {node: 3}, edges {node|to|node: 3})
     """
 
     def __init__(
@@ -28,9 +38,14 @@ class Graph:
         csc: Mapping[EdgeType, CSC],
         node_data: Mapping[NodeType, Mapping[str, Tensor]] | None = None,
         edge_data: Mapping[EdgeType, Mapping[str, Tensor]] | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> None:
-        self._num_nodes = dict(num_nodes)
+        self.info: dict[str, Any] = dict(info or {})
+        self._num_nodes = {node_type: int(count) for node_type, count in num_nodes.items()}
         self._csc = dict(csc)
+        for node_type, count in self._num_nodes.items():
+            if count < 0:
+                raise ValueError(f"num_nodes[{node_type!r}] must be >= 0, got {count}")
         self.node_data: dict[NodeType, dict[str, Tensor]] = {t: {} for t in self._num_nodes}
         self.edge_data: dict[EdgeType, dict[str, Tensor]] = {t: {} for t in self._csc}
         for edge_type, structure in self._csc.items():
@@ -49,10 +64,11 @@ class Graph:
         num_nodes: int,
         node_data: Mapping[str, Tensor] | None = None,
         edge_data: Mapping[str, Tensor] | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> Graph:
         """A homogeneous graph from COO edges (row 0 source, row 1 destination)."""
-        csc = CSC.from_edge_index(edge_index, num_nodes)
-        return cls({NODE: num_nodes}, {EDGE: csc}, {NODE: node_data or {}}, {EDGE: edge_data or {}})
+        csc = CSC.from_edge_index(edge_index, num_nodes, narrow=True)
+        return cls({NODE: num_nodes}, {EDGE: csc}, {NODE: node_data or {}}, {EDGE: edge_data or {}}, info)
 
     @classmethod
     def from_edge_indices(
@@ -61,10 +77,18 @@ class Graph:
         num_nodes: Mapping[NodeType, int],
         node_data: Mapping[NodeType, Mapping[str, Tensor]] | None = None,
         edge_data: Mapping[EdgeType, Mapping[str, Tensor]] | None = None,
+        info: Mapping[str, Any] | None = None,
     ) -> Graph:
         """A heterogeneous graph from COO edges per edge type."""
-        csc = {t: CSC.from_edge_index(e, num_nodes[t[0]], num_nodes[t[2]]) for t, e in edge_index.items()}
-        return cls(num_nodes, csc, node_data, edge_data)
+        csc = {}
+        for edge_type, edges in edge_index.items():
+            check_edge_type(edge_type, num_nodes)
+            src, _, dst = edge_type
+            try:
+                csc[edge_type] = CSC.from_edge_index(edges, num_nodes[src], num_nodes[dst], narrow=True)
+            except ValueError as error:
+                raise ValueError(f"edge type {edge_type!r}: {error}") from error
+        return cls(num_nodes, csc, node_data, edge_data, info)
 
     # -- schema ------------------------------------------------------------------------------------------------------
 
@@ -89,24 +113,32 @@ class Graph:
     def csc(self, edge_type: EdgeType | None = None) -> CSC:
         return self._csc[self._edge_type(edge_type)]
 
+    def edge_index(self, edge_type: EdgeType | None = None) -> Tensor:
+        """COO in the user's edge order, int64 [2, num_edges]."""
+        csc = self.csc(edge_type)
+        coo = torch.stack([csc.indices.long(), csc.dst()])
+        if csc.edge_ids is None:
+            return coo
+        return torch.empty_like(coo).index_copy_(1, csc.edge_ids.long(), coo)
+
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def set_node_data(self, name: str, rows: Tensor, node_type: NodeType | None = None) -> None:
+        """Adds or replaces one array of rows, one row per node."""
         node_type = self._node_type(node_type)
-        if rows.dim() == 0 or rows.shape[0] != self._num_nodes[node_type]:
-            raise ValueError(
-                f"node_data[{node_type!r}][{name!r}] has shape {tuple(rows.shape)}, "
-                f"expected {self._num_nodes[node_type]} rows, one per node"
-            )
+        check_rows(rows, self._num_nodes[node_type], f"node_data[{node_type!r}][{name!r}]", "node")
         self.node_data[node_type][name] = rows
 
     def set_edge_data(self, name: str, rows: Tensor, edge_type: EdgeType | None = None) -> None:
+        """Adds or replaces one array of rows, row i for the i-th edge the user gave.
+
+        An array called `weight` or `edge_weight` must be fit to draw by: finite and not negative.
+        """
         edge_type = self._edge_type(edge_type)
-        if rows.dim() == 0 or rows.shape[0] != self._csc[edge_type].num_edges:
-            raise ValueError(
-                f"edge_data[{edge_type!r}][{name!r}] has shape {tuple(rows.shape)}, "
-                f"expected {self._csc[edge_type].num_edges} rows, one per edge"
-            )
+        where = f"edge_data[{edge_type!r}][{name!r}]"
+        check_rows(rows, self._csc[edge_type].num_edges, where, "edge")
+        if name in ("weight", "edge_weight") and rows.dim() == 1:
+            check_weight(rows, where)
         self.edge_data[edge_type][name] = rows
 
     # -- checks ------------------------------------------------------------------------------------------------------
@@ -130,15 +162,21 @@ class Graph:
         return edge_type
 
     def _check_structure(self, edge_type: EdgeType, csc: CSC) -> None:
+        check_edge_type(edge_type, self._num_nodes)
         src, _, dst = edge_type
-        for end in (src, dst):
-            if end not in self._num_nodes:
-                raise ValueError(f"edge type {edge_type!r} names node type {end!r}, which num_nodes does not have")
         if csc.num_src != self._num_nodes[src] or csc.num_dst != self._num_nodes[dst]:
             raise ValueError(
                 f"edge type {edge_type!r}: its CSC is {csc.num_src} x {csc.num_dst}, "
                 f"but num_nodes says {self._num_nodes[src]} x {self._num_nodes[dst]}"
             )
+        try:
+            csc.validate()
+        except ValueError as error:
+            raise ValueError(f"edge type {edge_type!r}: {error}") from error
+        if csc.edge_ids is not None:
+            where = f"edge type {edge_type!r}: edge_ids"
+            check_rows(csc.edge_ids, csc.num_edges, where, "edge")
+            as_ids(csc.edge_ids, csc.num_edges, where)
 
     def __repr__(self) -> str:
         nodes = ", ".join(f"{t}: {n:,}" for t, n in self._num_nodes.items())
@@ -146,18 +184,25 @@ class Graph:
         return f"Graph(nodes {{{nodes}}}, edges {{{edges}}})"
 
 
+def check_edge_type(edge_type: EdgeType, num_nodes: Mapping[NodeType, int]) -> None:
+    """ValueError unless `edge_type` is three names, the first and last of them node types."""
+    if not (isinstance(edge_type, tuple) and len(edge_type) == 3 and all(isinstance(part, str) for part in edge_type)):
+        raise ValueError(f"an edge type is three names (source, relation, destination), got {edge_type!r}")
+    for end in (edge_type[0], edge_type[2]):
+        if end not in num_nodes:
+            raise ValueError(f"edge type {edge_type!r} names node type {end!r}, which num_nodes does not have")
+
+
 def as_ids(values: Tensor | list[int] | range, num_nodes: int, name: str) -> Tensor:
     """A user's selection of nodes (ids, a bool mask, a list, a range) as int64 ids; ValueError when out of range."""
-    if isinstance(values, Tensor):
-        ids = values
-    else:
-        ids = torch.as_tensor(list(values) if not isinstance(values, range) else list(values), dtype=torch.int64)
+    ids = values if isinstance(values, Tensor) else torch.as_tensor(list(values), dtype=torch.int64)
     if ids.dtype == torch.bool:
         if ids.numel() != num_nodes:
             raise ValueError(f"{name}: a mask must have {num_nodes} entries, one per node, got {ids.numel()}")
         ids = ids.nonzero().view(-1)
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} must be one-dimensional int32, int64 or bool, got {tuple(ids.shape)} {ids.dtype}")
-    if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < num_nodes):
-        raise ValueError(f"{name} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
+    check_id_dtype(ids, name)
+    if ids.numel():
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= num_nodes:
+            raise ValueError(f"{name} must be in [0, {num_nodes}), got {low} to {high}")
     return ids

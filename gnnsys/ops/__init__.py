@@ -1,21 +1,33 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
+from gnnsys.ops.aggregate import sddmm, spmm
 from gnnsys.ops.csc import CSC
+from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
-from gnnsys.ops.structure import degrees
+from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgraph
 
 __all__ = [
     "CSC",
     "IdTable",
     "Neighbors",
+    "bfs_order",
+    "class_features",
     "compact",
     "compact_scratch",
     "degrees",
     "find_edges",
     "gather_rows",
+    "in_subgraph",
+    "induced_subgraph",
+    "planted_edges",
+    "planted_labels",
+    "random_permutation",
+    "rmat_edges",
     "sample_neighbors",
     "scatter_rows",
+    "sddmm",
+    "spmm",
     "stream_key",
 ]

@@ -27,38 +27,41 @@ class IdTable:
     (tensor([1, 2, 2, 0]), tensor([9]))
     """
 
-    def __init__(self, id_bound: int, room: int = 1024) -> None:
+    def __init__(self, id_bound: int, room: int = 512) -> None:
         self._wide = id_bound > _WIDE_FROM
         self._words = torch.empty(0, dtype=torch.int64)
-        self._log2 = 0
+        self._log2 = max(10, (2 * room - 1).bit_length())
         self._ids: list[Tensor] = []
-        self._reserve(room)
+        self.clear()
 
     @property
     def workspace_bytes(self) -> int:
         return self._words.nbytes
 
-    def clear(self, expected: int | None = None) -> None:
-        """Forgets all ids; keeps the memory. `expected` sizes the part of it that is used."""
+    def clear(self) -> None:
+        """Forgets all ids; keeps the memory, and with it the size that earlier batches needed."""
         self._ids = []
-        if expected is not None:
-            self._reserve(expected)
+        words = _HEADER + (1 << self._log2) * (1 + self._wide)
+        if words > self._words.numel():
+            self._words = torch.empty(words, dtype=torch.int64)
         native.id_table_init(self._words, self._log2, self._wide)
 
     def insert_seeds(self, ids: Tensor) -> None:
         """The ids take the next len(ids) places as they stand; a repeated id is known by its first place."""
-        self._make_room(ids.numel())
+        known = [*self._ids, ids]
+        while 8 * sum(i.numel() for i in known) > 5 << self._log2:
+            self._grow()
         native.relabel_seeds(self._words, ids)
-        self._ids.append(ids)
-        if self._overflowed():
-            self._rebuild()
+        while self._words[2]:  # a region is full although the table is not: spread the ids wider
+            self._grow()
+            native.relabel_seeds(self._words, ids)
+        self._ids = known
 
     def insert(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the local id of each (int64) and the ids that were new, in first-seen order."""
-        self._make_room(ids.numel())
         local, fresh = native.relabel(self._words, ids)
-        while self._overflowed():
-            self._rebuild()
+        while self._words[2]:
+            self._grow()
             local, fresh = native.relabel(self._words, ids)
         self._ids.append(fresh)
         return local, fresh
@@ -67,29 +70,13 @@ class IdTable:
         """The local id of each, -1 for ids never inserted."""
         return native.lookup(self._words, ids)
 
-    def _overflowed(self) -> bool:
-        return bool(self._words[2])
-
-    def _make_room(self, more: int) -> None:
-        if 2 * (int(self._words[1]) + more) > 1 << self._log2:
-            self._reserve(int(self._words[1]) + more)
-            self._reinsert()
-
-    def _rebuild(self) -> None:
-        self._reserve(1 << self._log2)
-        self._reinsert()
-
-    def _reinsert(self) -> None:
-        native.id_table_init(self._words, self._log2, self._wide)
-        for ids in self._ids:
+    def _grow(self) -> None:
+        known = self._ids
+        self._log2 += 1
+        self.clear()
+        self._ids = known
+        for ids in known:
             native.relabel_seeds(self._words, ids)
-
-    def _reserve(self, num_ids: int) -> None:
-        self._log2 = max(10, (2 * num_ids - 1).bit_length())
-        words = _HEADER + (1 << self._log2) * (1 + self._wide)
-        if words > self._words.numel():
-            self._words = torch.empty(words, dtype=torch.int64)
-        native.id_table_init(self._words, self._log2, self._wide)
 
 
 def compact_scratch(num_ids: int) -> Tensor:

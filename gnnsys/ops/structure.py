@@ -10,11 +10,42 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops.csc import CSC
 
 
 def degrees(ids: Tensor, num_nodes: int) -> Tensor:
     """How often each of [0, num_nodes) occurs in `ids`, int64: out-degrees are `degrees(csc.indices, csc.num_src)`."""
     return native.degrees(ids.contiguous(), num_nodes)
+
+
+def in_subgraph(csc: CSC, nodes: Tensor) -> CSC:
+    """All in-edges of `nodes`: column i holds those of nodes[i], sources keep their ids. A node may be listed twice."""
+    indptr, neighbors, positions = native.in_subgraph(csc.indptr, csc.indices, nodes.contiguous())
+    return CSC(indptr, neighbors, csc.num_src, positions)
+
+
+def induced_subgraph(csc: CSC, nodes: Tensor, src_nodes: Tensor | None = None) -> CSC:
+    """All edges from `src_nodes` (by default `nodes`) to `nodes`; node ids of the result are places in these lists.
+
+    Of a node listed twice, every copy in `nodes` gets all its in-edges, and edges leave its first copy in `src_nodes`:
+    all copies of a node compute the same thing.
+    """
+    sources = nodes if src_nodes is None else src_nodes
+    indptr, local, positions = native.induced_subgraph(
+        csc.indptr, csc.indices, nodes.contiguous(), None if src_nodes is None else src_nodes.contiguous()
+    )
+    return CSC(indptr, local, sources.numel(), positions)
+
+
+def bfs_order(csc: CSC, roots: Tensor) -> Tensor:
+    """All nodes, breadth first from `roots` along in-edges; what they do not reach follows from the smallest id on.
+
+    A permutation of [0, num_dst) in the dtype of the indices. Neighbours on the list are close in the graph, which
+    is what a cache or a partitioner wants of an order.
+    """
+    if csc.num_src != csc.num_dst:
+        raise ValueError(f"csc must lead from a node type to itself, got {csc.num_src} x {csc.num_dst}")
+    return native.bfs_order(csc.indptr, csc.indices, roots.contiguous())
 
 
 @torch.library.register_fake("gnnsys::coo_to_csc")
@@ -40,3 +71,25 @@ def _degrees(ids: Tensor, num_nodes: int) -> Tensor:
 @torch.library.register_fake("gnnsys::validate_csc")
 def _validate_csc(indptr: Tensor, indices: Tensor, num_src: int) -> None:
     return None
+
+
+def _part(indptr: Tensor, indices: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    num_edges = torch.library.get_ctx().new_dynamic_size()
+    return indptr.new_empty(nodes.shape[0] + 1), indices.new_empty(num_edges), indices.new_empty(num_edges)
+
+
+@torch.library.register_fake("gnnsys::in_subgraph")
+def _in_subgraph(indptr: Tensor, indices: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _part(indptr, indices, nodes)
+
+
+@torch.library.register_fake("gnnsys::induced_subgraph")
+def _induced_subgraph(
+    indptr: Tensor, indices: Tensor, nodes: Tensor, src_nodes: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _part(indptr, indices, nodes)
+
+
+@torch.library.register_fake("gnnsys::bfs_order")
+def _bfs_order(indptr: Tensor, indices: Tensor, roots: Tensor) -> Tensor:
+    return indices.new_empty(indptr.shape[0] - 1)

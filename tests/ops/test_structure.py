@@ -1,14 +1,15 @@
-"""coo -> csc, transpose, degrees and the CSC check, against a stable sort and scipy."""
+"""Structure ops against a stable sort, scipy and networkx."""
 
 from __future__ import annotations
 
+import networkx as nx
 import numpy as np
 import pytest
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, degrees
+from gnnsys.ops import CSC, bfs_order, degrees, in_subgraph, induced_subgraph
 from gnnsys.ops._library import native
 
 # Below and above the size at which the native core switches from a counting sort to buckets.
@@ -154,6 +155,92 @@ def test_degrees_refuses_an_id_out_of_range():
         degrees(torch.tensor([0, 3]), 3)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_in_subgraph_is_the_slices_of_the_nodes(dtype, threads):
+    csc = CSC.from_edge_index(random_edges(900, 700, 9000, dtype), 900, 700)
+    nodes = torch.randint(700, (2000,))  # with repeats
+    part = in_subgraph(csc, nodes)
+    bounds = list(zip(csc.indptr[nodes].tolist(), csc.indptr[nodes + 1].tolist()))
+    expected = torch.cat([torch.arange(begin, end) for begin, end in bounds])
+    assert part.edge_ids is not None
+    assert torch.equal(part.edge_ids.long(), expected)
+    assert torch.equal(part.indices, csc.indices[expected])
+    assert part.in_degrees().tolist() == [end - begin for begin, end in bounds]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_induced_subgraph_is_scipys_slice_of_rows_and_columns(dtype, threads):
+    csc = CSC.from_edge_index(random_edges(700, 700, 20_000, dtype), 700).transpose()
+    nodes = torch.randperm(700)[:300].to(torch.int32)
+    part = induced_subgraph(csc, nodes)
+    matrix = scipy.sparse.csc_matrix((np.ones(20_000), csc.indices.numpy(), csc.indptr.numpy()), shape=(700, 700))
+    theirs = matrix[nodes.numpy()][:, nodes.numpy()].toarray()
+    ours = scipy.sparse.csc_matrix((np.ones(part.num_edges), part.indices.numpy(), part.indptr.numpy()), (300, 300))
+    assert np.array_equal(ours.toarray(), theirs) and part.num_edges > 1000
+    assert part.edge_ids is not None
+    positions = part.edge_ids.long()
+    assert torch.equal(nodes[part.indices], csc.indices[positions].int())
+    assert torch.equal(nodes[part.dst()].long(), csc.dst()[positions])
+
+
+def test_induced_subgraph_between_two_types_looks_sources_up_in_their_own_list():
+    csc = CSC.from_edge_index(random_edges(50, 80, 3000, torch.int64), 50, 80)
+    dst_nodes, src_nodes = torch.randperm(80)[:30], torch.randperm(50)[:20]
+    part = induced_subgraph(csc, dst_nodes, src_nodes)
+    keep = torch.isin(csc.indices, src_nodes) & torch.isin(csc.dst(), dst_nodes)
+    assert part.num_src == 20 and part.num_dst == 30
+    assert part.edge_ids is not None
+    assert torch.equal(part.edge_ids.sort().values, keep.nonzero().view(-1))
+    assert torch.equal(src_nodes[part.indices], csc.indices[part.edge_ids])
+
+
+def test_every_copy_of_a_node_gets_the_same_in_edges_in_an_induced_subgraph():
+    csc = CSC.from_edge_index(random_edges(40, 40, 600, torch.int32), 40)
+    nodes = torch.tensor([5, 1, 5, 0, 1, 5])
+    part = induced_subgraph(csc, nodes)
+    columns = [part.indices[part.indptr[i] : part.indptr[i + 1]].tolist() for i in range(6)]
+    assert columns[0] == columns[2] == columns[5] and columns[1] == columns[4]
+    assert set(part.indices.tolist()) <= {0, 1, 3} and len(columns[0]) > 0
+
+
+def test_bfs_order_visits_distances_in_order_and_every_node_once():
+    num_nodes = 3000
+    edges = random_edges(num_nodes, num_nodes, 4000, torch.int32)
+    csc = CSC.from_edge_index(edges, num_nodes)
+    roots = torch.tensor([17, 4, 17])
+    order = bfs_order(csc, roots).tolist()
+    assert sorted(order) == list(range(num_nodes)) and order[:2] == [17, 4]
+    reverse = nx.DiGraph()
+    reverse.add_nodes_from(range(num_nodes))
+    reverse.add_edges_from(edges.flip(0).t().tolist())
+    distance = nx.multi_source_dijkstra_path_length(reverse, {17, 4})
+    reached = order[: len(distance)]
+    assert set(reached) == set(distance) and 2 < len(distance) < num_nodes
+    assert [distance[v] for v in reached] == sorted(distance.values())
+    assert order[len(distance)] == min(set(range(num_nodes)) - set(distance))
+
+
+def test_subgraphs_refuse_nodes_out_of_range():
+    csc = CSC.from_edge_index(random_edges(9, 9, 30, torch.int32), 9)
+    for op in (in_subgraph, induced_subgraph):
+        with pytest.raises(ValueError, match=r"nodes must be in \[0, 9\), got 9"):
+            op(csc, torch.tensor([0, 9]))
+    with pytest.raises(ValueError, match="src_nodes"):
+        induced_subgraph(csc, torch.tensor([0]), torch.tensor([-3]))
+    with pytest.raises(ValueError, match="roots"):
+        bfs_order(csc, torch.tensor([-1]))
+    with pytest.raises(ValueError, match="9 x 3"):
+        bfs_order(CSC.from_edge_index(torch.zeros(2, 1, dtype=torch.int32), 9, 3), torch.tensor([0]))
+
+
+def test_empty_selections_give_empty_parts():
+    csc = CSC.from_edge_index(random_edges(9, 9, 30, torch.int32), 9)
+    none = torch.empty(0, dtype=torch.int64)
+    for op in (in_subgraph, induced_subgraph):
+        assert op(csc, none).indptr.tolist() == [0] and op(csc, none).num_edges == 0
+    assert bfs_order(csc, none).sort().values.tolist() == list(range(9))
+
+
 def test_structure_ops_have_schemas_and_fake_kernels():
     csc = CSC.from_edge_index(random_edges(20, 30, 200, torch.int32), 20, 30)
     src, dst = random_edges(20, 30, 200, torch.int32)
@@ -162,3 +249,8 @@ def test_structure_ops_have_schemas_and_fake_kernels():
     torch.library.opcheck(native.transpose.default, (csc.indptr, csc.indices, 20), test_utils=checks)
     torch.library.opcheck(native.degrees.default, (src, 20), test_utils=checks)
     torch.library.opcheck(native.validate_csc.default, (csc.indptr, csc.indices, 20), test_utils=checks)
+    square = CSC.from_edge_index(random_edges(20, 20, 200, torch.int32), 20)
+    nodes = torch.tensor([3, 1, 4])
+    torch.library.opcheck(native.in_subgraph.default, (csc.indptr, csc.indices, nodes), test_utils=checks)
+    torch.library.opcheck(native.induced_subgraph.default, (csc.indptr, csc.indices, nodes), test_utils=checks)
+    torch.library.opcheck(native.bfs_order.default, (square.indptr, square.indices, nodes), test_utils=checks)

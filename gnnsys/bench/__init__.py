@@ -1,0 +1,28 @@
+"""Benchmarks: each part timed beside what a user would otherwise run, in one process, as a ratio.
+
+All suites share one frame: cases with sides that take turns (`case`, `measure`), rows (`report`), one runner (`suite`).
+"""
+
+from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate
+from gnnsys.bench.report import Report, Row
+from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
+from gnnsys.bench.workload import Workload
+
+__all__ = [
+    "OURS",
+    "SUITES",
+    "Benchmark",
+    "Case",
+    "Options",
+    "Report",
+    "Row",
+    "Side",
+    "Unit",
+    "Versus",
+    "Workload",
+    "load_suite",
+    "megabytes",
+    "milliseconds",
+    "rate",
+    "run_suite",
+]

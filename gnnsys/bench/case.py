@@ -1,0 +1,100 @@
+"""What a benchmark is made of: cases, each with sides that do the same work, and the comparisons that become rows.
+
+A benchmark is a function from a `Workload` to cases. A case's sides are built only when the case is about to run, so
+listing and filtering cost nothing and memory is given back between cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from gnnsys.bench.workload import Workload
+
+OURS = "gnnsys"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to do the case's work: called without arguments, on so many threads; what it returns can be compared."""
+
+    call: Callable[[], Any]
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a figure is read. A rate divides `work` by the time; anything else is a cost, and less of it is better."""
+
+    name: str
+    work: float | None = None
+    kind: Literal["time", "rate", "memory"] = "time"
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.kind == "rate"
+
+    def figure(self, measured: float) -> float:
+        """From what was measured (seconds, or bytes of memory) to the figure shown."""
+        if self.kind == "rate":
+            assert self.work is not None
+            return self.work / measured
+        return measured * 1e3 if self.kind == "time" else measured / 1e6
+
+    def ratio(self, ours: float, peer: float) -> float:
+        """How many times better ours is: bigger is always better for us."""
+        better, worse = (ours, peer) if self.more_is_better else (peer, ours)
+        return better / worse if worse else float("inf")
+
+
+def milliseconds() -> Unit:
+    return Unit("ms")
+
+
+def megabytes() -> Unit:
+    return Unit("MB", kind="memory")
+
+
+def rate(name: str, work: float) -> Unit:
+    """Units of work per second: `rate("GB/s", 1e-9 * num_bytes)`."""
+    return Unit(name, work, "rate")
+
+
+@dataclass(frozen=True)
+class Versus:
+    """A comparison, which becomes a row: ours beside the best (or, for a bound made of parts, the worst) of `peers`.
+
+    `target` is the least ratio we promise; without one the row informs. A required row must have run for `--check`;
+    that of a peer nobody is expected to have is not required.
+    """
+
+    peers: tuple[str, ...]
+    target: float | None = None
+    pick: Literal["best", "worst"] = "best"
+    required: bool = True
+    label: str | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same work done by several sides.
+
+    `sides()` builds them by name; `ours` names the one that is us. `missing` maps a peer that could not be had to the
+    reason. `limit` names the side whose figure is the physical limit of this machine (a memcpy of the same bytes).
+    `agree`, where given, is the tolerance within which all results must equal ours before anything is timed.
+    """
+
+    name: str
+    unit: Unit
+    sides: Callable[[], Mapping[str, Side]]
+    versus: tuple[Versus, ...]
+    ours: str = OURS
+    limit: str | None = None
+    agree: float | None = None
+    repeats: int | None = None
+    missing: Mapping[str, str] | None = None
+
+
+Benchmark = Callable[["Workload"], Iterator[Case]]

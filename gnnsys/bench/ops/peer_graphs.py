@@ -1,0 +1,35 @@
+"""The same structure in the peers' own shapes, with what they would cache made beforehand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.bench import peers
+from gnnsys.ops import CSC
+
+
+def dgl_graph(csc: CSC, idtype: torch.dtype = torch.int32, formats: str | None = None) -> Any:
+    """A DGL graph with int32 ids, as it is fastest with, and all its formats made (its backward needs CSR too)."""
+    dgl = peers.find("dgl")
+    assert not isinstance(dgl, str), dgl
+    indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
+    if csc.num_src == csc.num_dst:
+        graph = dgl.graph(("csc", (indptr, indices, [])), num_nodes=csc.num_dst, idtype=idtype)
+    else:
+        sizes = {"src": csc.num_src, "dst": csc.num_dst}
+        graph = dgl.heterograph({("src", "to", "dst"): ("csc", (indptr, indices, []))}, sizes, idtype=idtype)
+    graph = graph if formats is None else graph.formats(formats)
+    graph.create_formats_()
+    return graph
+
+
+def torch_csr(csc: CSC, idtype: torch.dtype, reduce: str) -> Tensor:
+    """Destinations as rows of a torch CSR matrix; for the mean its values carry 1 / in-degree."""
+    values = torch.ones(csc.num_edges)
+    if reduce == "mean":
+        values = (1.0 / csc.in_degrees().clamp(min=1))[csc.dst()].float()
+    size = (csc.num_dst, csc.num_src)
+    return torch.sparse_csr_tensor(csc.indptr.to(idtype), csc.indices.to(idtype), values, size, check_invariants=False)

@@ -1,0 +1,39 @@
+"""gather_rows into a reused buffer, beside index_select and a memcpy of the same bytes (the limit)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gnnsys.bench.case import OURS, Case, Side, Versus, rate
+from gnnsys.bench.workload import Workload
+from gnnsys.ops import gather_rows
+
+DIM = 128  # 512 bytes a row, as the target says, in quick runs too
+
+
+def gather(work: Workload) -> Iterator[Case]:
+    num_rows = work.sizes.num_nodes
+    num_gathered = min(81_000, num_rows // 2)  # the input nodes of a three-hop batch
+    for threads in (1, 2):
+
+        def sides(threads: int = threads) -> dict[str, Side]:
+            table = work.rows(num_rows, DIM)
+            index = work.ids(num_gathered, num_rows)
+            ours, selected, copied = (torch.zeros(num_gathered, DIM) for _ in range(3))
+            calls = {
+                OURS: lambda: gather_rows(table, index, out=ours),
+                "index_select(out=)": lambda: torch.index_select(table, 0, index, out=selected),
+                "index_select": lambda: table.index_select(0, index),
+                "memcpy": lambda: copied.copy_(table[:num_gathered]),
+            }
+            return {name: Side(call, threads) for name, call in calls.items()}
+
+        yield Case(
+            f"gather_rows/512B/{threads}t",
+            rate("GB/s", 1e-9 * num_gathered * DIM * 4),
+            sides,
+            (Versus(("memcpy",), 0.75), Versus(("index_select(out=)",), 1.2), Versus(("index_select",))),
+            limit="memcpy",
+        )

@@ -1,0 +1,172 @@
+"""spmm beside DGL's copy_u, torch.sparse.mm and gather-then-scatter, forward and backward, and its peak memory.
+
+The limit beside a figure is the compulsory traffic: a memcpy of indices, input and output, each touched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from gnnsys.bench import peers
+from gnnsys.bench.case import OURS, Case, Side, Versus, megabytes, milliseconds
+from gnnsys.bench.ops.peer_graphs import dgl_graph, torch_csr
+from gnnsys.bench.workload import Workload
+from gnnsys.ops import CSC
+from gnnsys.ops import spmm as our_spmm
+
+Aggregate = Callable[[Tensor], Tensor]
+TORCH_INT32, TORCH_INT64 = "torch.sparse.mm int32", "torch.sparse.mm int64"
+LIMIT = "memcpy"
+
+
+def forward(work: Workload) -> Iterator[Case]:
+    for reduce in ("sum", "mean"):
+        for threads in (1, 2):
+
+            def sides(reduce: str = reduce, threads: int = threads) -> dict[str, Side]:
+                x = work.rows(work.csc.num_src, work.sizes.dim)
+                calls = {name: _bind(f, x) for name, f in _aggregates(work.csc, reduce).items()}
+                calls[LIMIT] = _compulsory_traffic(work.csc, x)
+                return {name: Side(call, threads) for name, call in calls.items()}
+
+            yield Case(
+                f"spmm/{reduce}/forward/{threads}t",
+                milliseconds(),
+                sides,
+                (Versus(("dgl", TORCH_INT32), 1.2), Versus((TORCH_INT64,))),
+                limit=LIMIT,
+                repeats=5,
+                missing=peers.missing("dgl"),
+            )
+
+
+def backward(work: Workload) -> Iterator[Case]:
+    for reduce in ("sum", "mean"):
+        for threads in (1, 2):
+
+            def sides(reduce: str = reduce, threads: int = threads) -> dict[str, Side]:
+                x = work.rows(work.csc.num_src, work.sizes.dim)
+                aggregates = _aggregates(work.csc, reduce)
+                del aggregates[TORCH_INT64]  # always behind int32, and seconds per call
+                calls = {name: _gradient(f, x) for name, f in aggregates.items()}
+                calls[LIMIT] = _compulsory_traffic(work.csc, x)
+                return {name: Side(call, threads) for name, call in calls.items()}
+
+            yield Case(
+                f"spmm/{reduce}/backward/{threads}t",
+                milliseconds(),
+                sides,
+                (Versus(("dgl",), 1.2), Versus((TORCH_INT32,), 3.0)),
+                limit=LIMIT,
+                repeats=3,
+                missing=peers.missing("dgl"),
+            )
+
+
+def beside_scatter(work: Workload) -> Iterator[Case]:
+    """Gather-then-scatter makes an E x d tensor, so this one runs on an eighth of the graph."""
+    for direction in ("forward", "backward"):
+        for threads in (1, 2):
+
+            def sides(direction: str = direction, threads: int = threads) -> dict[str, Side]:
+                csc = work.small_graph.csc()
+                x = work.rows(csc.num_src, work.sizes.dim)
+                aggregates = {OURS: _ours(csc, "sum")} | _scatters(csc) | _torch_sparse(csc)
+                bind = _bind if direction == "forward" else _gradient
+                return {name: Side(bind(f, x), threads) for name, f in aggregates.items()}
+
+            yield Case(
+                f"spmm/scatter/{direction}/{threads}t",
+                milliseconds(),
+                sides,
+                (Versus(("index_add_",), 5.0), Versus(("pyg",), 5.0), Versus(("torch-sparse",), required=False)),
+                repeats=3,
+                missing=peers.missing("pyg", "torch-sparse"),
+            )
+
+
+def memory(work: Workload) -> Iterator[Case]:
+    """Peak extra memory is that of the output (at most twice it): no message per edge is ever made."""
+    for direction in ("forward", "backward"):
+
+        def sides(direction: str = direction) -> dict[str, Side]:
+            csc = work.small_graph.csc()
+            x = work.rows(csc.num_src, work.sizes.dim)
+            bind = _bind if direction == "forward" else _gradient
+            aggregates = {OURS: _ours(csc, "sum")} | {"index_add_": _scatters(csc)["index_add_"]}
+            calls = {name: bind(f, x) for name, f in aggregates.items()}
+            calls["the output alone"] = lambda: torch.zeros_like(x).add_(1)
+            return {name: Side(call) for name, call in calls.items()}
+
+        yield Case(
+            f"spmm/memory/{direction}",
+            megabytes(),
+            sides,
+            (Versus(("the output alone",), 0.5), Versus(("index_add_",))),
+            limit="the output alone",
+            repeats=3,
+        )
+
+
+def _aggregates(csc: CSC, reduce: str) -> dict[str, Aggregate]:
+    """Ours, DGL's where it imports, and torch's with both index types."""
+    found = {OURS: _ours(csc, reduce)}
+    for name, idtype in ((TORCH_INT32, torch.int32), (TORCH_INT64, torch.int64)):
+        matrix = torch_csr(csc, idtype, reduce)
+        found[name] = lambda x, matrix=matrix: torch.sparse.mm(matrix, x)
+    if "dgl" not in peers.missing("dgl"):
+        dgl, graph = peers.find("dgl"), dgl_graph(csc)
+        copy_u = getattr(dgl.ops, f"copy_u_{reduce}")  # type: ignore[union-attr]
+        found["dgl"] = lambda x: copy_u(graph, x)
+    return found
+
+
+def _ours(csc: CSC, reduce: str) -> Aggregate:
+    csc.transpose()  # as peers: the reverse structure is made once, not in every call
+    return lambda x: our_spmm(csc, x, reduce=reduce)
+
+
+def _scatters(csc: CSC) -> dict[str, Aggregate]:
+    src, dst = csc.indices.long(), csc.dst()
+    found: dict[str, Aggregate] = {
+        "index_add_": lambda x: x.new_zeros(csc.num_dst, x.shape[1]).index_add(0, dst, x.index_select(0, src))
+    }
+    pyg = peers.find("pyg")
+    if not isinstance(pyg, str):
+        from torch_geometric.utils import scatter
+
+        found["pyg"] = lambda x: scatter(x.index_select(0, src), dst, dim=0, dim_size=csc.num_dst, reduce="sum")
+    return found
+
+
+def _torch_sparse(csc: CSC) -> dict[str, Aggregate]:
+    module = peers.find("torch-sparse")
+    if isinstance(module, str):
+        return {}
+    matrix = module.SparseTensor(
+        rowptr=csc.indptr, col=csc.indices.long(), sparse_sizes=(csc.num_dst, csc.num_src), is_sorted=True
+    )
+    return {"torch-sparse": lambda x: module.matmul(matrix, x, reduce="sum")}
+
+
+def _bind(aggregate: Aggregate, x: Tensor) -> Callable[[], Tensor]:
+    return lambda: aggregate(x)
+
+
+def _gradient(aggregate: Aggregate, x: Tensor) -> Callable[[], Tensor]:
+    """The backward pass alone, on a forward pass done once."""
+    leaf = x.detach().clone().requires_grad_()
+    out = aggregate(leaf)
+    grad = torch.ones_like(out)
+    return lambda: torch.autograd.grad(out, leaf, grad, retain_graph=True)[0]
+
+
+def _compulsory_traffic(csc: CSC, x: Tensor) -> Callable[[], Tensor]:
+    """Copies half the bytes that must move (a copy reads and writes): indices, input and output."""
+    num_bytes = csc.indices.nbytes + x.nbytes + csc.num_dst * x.shape[1] * x.element_size()
+    source = torch.zeros(num_bytes // 2, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    return lambda: target.copy_(source)

@@ -1,0 +1,143 @@
+"""Rows and what becomes of them: a table for a person, JSON for a machine, and a verdict for CI.
+
+`ratio` is oriented so that bigger is better for us, whatever the unit: 2.0 means twice as good as the peer.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnsys.bench import peers
+from gnnsys.bench.case import Case, Versus
+from gnnsys.bench.measure import median
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. `peer` and `ratio` are None when the peer did not run; `met` is None when nothing was judged."""
+
+    name: str
+    unit: str
+    ours: float | None
+    peer: float | None
+    peer_name: str
+    ratio: float | None
+    limit: float | None
+    target: float | None
+    met: bool | None
+
+
+@dataclass
+class Report:
+    """The rows of one run, with all that is needed to read them later."""
+
+    suite: str
+    quick: bool
+    rows: list[Row] = field(default_factory=list)
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)  # peer -> why it is not in the rows
+    not_run: list[str] = field(default_factory=list)  # required rows without a figure, with the reason
+
+    def add(self, case: Case, samples: dict[str, list[float]]) -> list[Row]:
+        """Turns a case's samples into its rows."""
+        figures = {name: case.unit.figure(median(values)) for name, values in samples.items()}
+        self.samples[case.name] = {n: [case.unit.figure(v) for v in values] for n, values in samples.items()}
+        rows = [self._row(case, versus, figures) for versus in case.versus]
+        self.rows += rows
+        return rows
+
+    def add_failure(self, case: Case, reason: str) -> None:
+        """A case that raised: its rows stay in the report without figures."""
+        self.rows += [self._empty_row(case, versus, None) for versus in case.versus]
+        self.not_run.append(f"{case.name}: {reason}")
+
+    def failures(self) -> list[str]:
+        """What `--check` objects to, a line each; empty when all is well."""
+        missed = [
+            f"{r.name} beside {r.peer_name}: ratio {r.ratio:.2f}, target {r.target:.2f}"
+            for r in self.rows
+            if r.met is False and r.ratio is not None and r.target is not None
+        ]
+        return missed + [f"did not run: {line}" for line in self.not_run]
+
+    def _row(self, case: Case, versus: Versus, figures: dict[str, float]) -> Row:
+        absent = {p: (case.missing or {}).get(p, "no such side") for p in versus.peers if p not in figures}
+        self.absent.update(absent)
+        if absent and versus.required:
+            self.not_run += [f"{case.name} beside {peer}: {reason}" for peer, reason in absent.items()]
+        present = {p: figures[p] for p in versus.peers if p in figures}
+        ours = figures[case.ours]
+        if not present:
+            return self._empty_row(case, versus, ours, figures.get(case.limit or ""))
+        wants_most = case.unit.more_is_better == (versus.pick == "best")
+        peer = (max if wants_most else min)(present, key=lambda p: present[p])
+        ratio = case.unit.ratio(ours, present[peer])
+        judged = versus.target is not None and not self.quick
+        return Row(
+            name=case.name,
+            unit=case.unit.name,
+            ours=ours,
+            peer=present[peer],
+            peer_name=versus.label or peer,
+            ratio=ratio,
+            limit=figures.get(case.limit or ""),
+            target=versus.target,
+            met=ratio >= versus.target if judged and versus.target is not None else None,
+        )
+
+    def _empty_row(self, case: Case, versus: Versus, ours: float | None, limit: float | None = None) -> Row:
+        name = versus.label or "/".join(versus.peers)
+        return Row(case.name, case.unit.name, ours, None, name, None, limit, versus.target, None)
+
+    # -- faces -------------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "suite": self.suite,
+            "quick": self.quick,
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "environment": environment(),
+            "ratio": "how many times better ours is; bigger is better",
+            "rows": [asdict(row) for row in self.rows],
+            "absent": self.absent,
+            "not_run": self.not_run,
+            "samples": self.samples,
+        }
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware and versions: what a figure depends on besides the code."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    versions |= {name: v for name in peers.PEERS if (v := peers.version(name)) is not None}
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "load": [round(v, 2) for v in os.getloadavg()],
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    """The processor's name as the kernel gives it; on Arm, where it gives none, implementer and part."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines) if value}
+    if "model name" in facts:
+        return facts["model name"]
+    if "CPU part" in facts:
+        return f"Arm implementer {facts.get('CPU implementer')}, part {facts['CPU part']}"
+    return platform.processor() or "unknown"

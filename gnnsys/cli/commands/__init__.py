@@ -1,0 +1,1 @@
+"""One module per subcommand; what a module must have is said in `gnnsys.cli.main`."""

@@ -1,0 +1,37 @@
+"""Time gnnsys beside what you would otherwise run.
+
+Every row is measured in this process, sides taking turns; the ratio says how many times better ours is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suite", metavar="SUITE", help="ops (the native core) or loader (sampling and whole epochs)")
+    parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that it works; targets not judged"
+    )
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
+    parser.add_argument(
+        "--check", action="store_true", help="exit 1 when a row misses its target or a required row did not run"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from gnnsys.bench import Options, load_suite, run_suite
+
+    benchmarks = load_suite(args.suite)
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
+    report = run_suite(args.suite, benchmarks, Options(only=args.only, quick=args.quick))
+    if args.json is not None:
+        report.write(args.json)
+    failures = report.failures()
+    for failure in failures if args.check else []:
+        print(f"check: {failure}", file=sys.stderr)
+    return 1 if args.check and failures else 0

@@ -1,0 +1,59 @@
+"""Say what is installed: versions, threads, the native core, and the peers that can be imported."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # nothing to choose
+
+
+def run(args: argparse.Namespace) -> int:
+    del args
+    for name, value in facts().items():
+        print(f"{name:<14}{value}")
+    return 0
+
+
+def facts() -> dict[str, str]:
+    """What a bug report should begin with."""
+    import importlib.metadata
+
+    import torch
+
+    from gnnsys.bench import peers
+    from gnnsys.bench.report import environment
+
+    machine = environment()
+    found = {name: peers.version(name) or f"- ({peers.find(name)})" for name in peers.PEERS}
+    return {
+        "gnnsys": importlib.metadata.version("gnnsys") if _installed() else "from a checkout, not installed",
+        "native core": native_core(),
+        "torch": torch.__version__,
+        "python": machine["versions"]["python"],
+        "processor": f"{machine['processor']} ({machine['machine']}), {machine['cores']} cores",
+        "threads": str(torch.get_num_threads()),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        **found,
+    }
+
+
+def native_core() -> str:
+    """Where the native core was loaded from, or why it was not."""
+    try:
+        import gnnsys._C
+        import gnnsys.ops._library
+    except ImportError as error:
+        return f"missing: {str(error).splitlines()[0]}"
+    return str(gnnsys._C.__file__)
+
+
+def _installed() -> bool:
+    import importlib.metadata
+
+    try:
+        importlib.metadata.version("gnnsys")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,34 @@
+"""Checks of the arrays a graph is given: one row per node or edge, dense, on the CPU, and fit for their use."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_rows(rows: Tensor, num_rows: int, where: str, per: str) -> None:
+    """ValueError, naming `where`, unless `rows` is a dense CPU tensor with one row per node or edge."""
+    if not isinstance(rows, Tensor):
+        raise ValueError(f"{where} must be a torch.Tensor, got {type(rows).__name__}: pass torch.as_tensor(...)")
+    if rows.layout != torch.strided:
+        raise ValueError(f"{where} must be dense, got {rows.layout}: pass .to_dense()")
+    if rows.device.type != "cpu":
+        raise ValueError(f"{where} must be a CPU tensor, got {rows.device}: loaders move batches to the device")
+    if rows.dim() == 0 or rows.shape[0] != num_rows:
+        raise ValueError(f"{where} has shape {list(rows.shape)}, expected {num_rows} rows, one per {per}")
+
+
+def check_weight(weight: Tensor, where: str) -> None:
+    """ValueError unless edges can be drawn by `weight`: one number per edge, finite, not negative."""
+    if weight.dim() != 1 or weight.dtype == torch.bool or weight.is_complex():
+        raise ValueError(f"{where} must be one real number per edge, got {list(weight.shape)} {weight.dtype}")
+    usable = torch.isfinite(weight) & (weight >= 0)
+    if not bool(usable.all()):
+        edge = int((~usable).nonzero()[0])
+        raise ValueError(f"{where} must be finite and >= 0, got {weight[edge].item()} at edge {edge}")
+
+
+def check_id_dtype(ids: Tensor, where: str) -> None:
+    """ValueError unless `ids` is one-dimensional int32 or int64."""
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{where} must be one-dimensional int32, int64 or bool, got {list(ids.shape)} {ids.dtype}")

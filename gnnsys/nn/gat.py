@@ -1,0 +1,154 @@
+"""Graph attention (Velickovic 2018), fused: no tensor per edge and feature is made. Parameters as PyG's GATConv."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnsys.nn.init import glorot_, zeros_
+from gnnsys.nn.structure import Edges, Inputs, Looped, Rows, resolve, with_self_loops
+from gnnsys.ops import CSC, edge_softmax, gat_aggregate, spmm
+
+
+class Transformed(NamedTuple):
+    """What the dense half makes: rows per head, and each node's share of the attention scores."""
+
+    rows: Tensor  # [num_src, heads, out_channels]
+    score_src: Tensor  # [num_src, heads]
+    score_dst: Tensor  # [num_dst, heads]
+
+
+class GATConv(nn.Module):
+    """x'_v = sum over u -> v of softmax_v(LeakyReLU(a_src . W x_u + a_dst . W x_v)) W x_u, per head.
+
+    Heads are concatenated, or averaged with `concat=False`. Self loops are replaced by one per node (of the nodes that
+    are source and destination); with `edge_dim` a loop's features are the mean of those of the in-edges ("mean") or a
+    number. Attention dropout draws its stream from torch's generator, so `torch.manual_seed` repeats it.
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | str = "mean",
+        bias: bool = True,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(fill_value, str) and fill_value != "mean":
+            raise ValueError(f'fill_value must be a number or "mean", got {fill_value!r}')
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.in_channels, self.out_channels, self.heads, self.concat = in_channels, out_channels, heads, concat
+        self.negative_slope, self.dropout = negative_slope, dropout
+        self.add_self_loops, self.edge_dim, self.fill_value = add_self_loops, edge_dim, fill_value
+        width, total = heads * out_channels, out_channels * (heads if concat else 1)
+        self.lin = self.lin_src = self.lin_dst = None
+        if isinstance(in_channels, int):
+            self.lin = nn.Linear(in_channels, width, bias=False)
+        else:
+            self.lin_src = nn.Linear(in_channels[0], width, bias=False)
+            self.lin_dst = nn.Linear(in_channels[1], width, bias=False)
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        self.lin_edge = None if edge_dim is None else nn.Linear(edge_dim, width, bias=False)
+        self.att_edge = None if edge_dim is None else nn.Parameter(torch.empty(1, heads, out_channels))
+        in_dst = in_channels if isinstance(in_channels, int) else in_channels[1]
+        self.res = nn.Linear(in_dst, total, bias=False) if residual else None
+        self.bias = nn.Parameter(torch.empty(total)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for linear in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            glorot_(None if linear is None else linear.weight)
+        for attention in (self.att_src, self.att_dst, self.att_edge):
+            glorot_(attention)
+        zeros_(self.bias)
+
+    def transform(self, src: Tensor, dst: Tensor | None, num_dst: int) -> Transformed:
+        """The dense half. A node's score is linear in its row: a . (W x)."""
+        shape = (-1, self.heads, self.out_channels)
+        rows = (self.lin or self.lin_src)(src).view(shape)  # type: ignore[misc]
+        score_src = (rows * self.att_src).sum(-1)
+        if dst is None:
+            return Transformed(rows, score_src, score_src.new_zeros(num_dst, self.heads))
+        if self.lin is not None and dst.data_ptr() == src.data_ptr():  # the destinations are the first sources
+            rows_dst = rows[:num_dst]
+        else:
+            rows_dst = (self.lin or self.lin_dst)(dst).view(shape)  # type: ignore[misc]
+        return Transformed(rows, score_src, (rows_dst * self.att_dst).sum(-1))
+
+    def aggregate(self, csc: CSC, node: Transformed, edge_score: Tensor | None = None) -> Tensor:
+        """The sparse half: softmax over in-edges and weighted sum in one pass, [num_dst, heads, out_channels]."""
+        drops = self.training and self.dropout > 0
+        return gat_aggregate(
+            csc,
+            *node,
+            edge_score=edge_score,
+            negative_slope=self.negative_slope,
+            dropout=self.dropout if drops else 0.0,
+            key=int(torch.randint(1 << 62, ())) if drops else 0,
+        )
+
+    def forward(
+        self,
+        x: Rows,
+        edges: Edges,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+        """With `return_attention_weights` also (edge_index, alpha) of the edges used, self loops among them."""
+        given = resolve(x, edges, size)
+        node = self.transform(given.src, given.dst, given.csc.num_dst)
+        csc, edge_score = self._scored_edges(given, edge_attr)
+        if return_attention_weights:
+            alpha = self._attention(csc, node, edge_score)
+            out = self._finish(spmm(csc, node.rows, weight=alpha), given.dst)
+            return out, (torch.stack([csc.indices.long(), csc.dst()]), alpha)
+        return self._finish(self.aggregate(csc, node, edge_score), given.dst)
+
+    def _scored_edges(self, given: Inputs, edge_attr: Tensor | None) -> tuple[CSC, Tensor | None]:
+        """The edges attention runs over, and their own share of the scores: a_edge . (W_edge e), linear in e."""
+        score: Tensor | None = None
+        if edge_attr is not None and self.lin_edge is not None and self.att_edge is not None:
+            rows = given.edge_rows(edge_attr, "edge_attr").view(given.csc.num_edges, -1)
+            weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
+            to_score = torch.einsum("hce,hc->eh", weight, self.att_edge[0])  # [edge_dim, heads]
+            score = rows @ to_score
+        if not self.add_self_loops:
+            return given.csc, score
+        looped = with_self_loops(given.csc)
+        if score is None:
+            return looped.csc, None
+        return looped.csc, looped.extend(score, self._loop_scores(looped, score, to_score))
+
+    def _loop_scores(self, looped: Looped, score: Tensor, to_score: Tensor) -> Tensor:
+        """A loop's score from its features: since scores are linear, the mean's is the mean of the scores."""
+        num_loops = min(looped.csc.num_src, looped.csc.num_dst)
+        if self.fill_value != "mean":
+            return (float(self.fill_value) * to_score.sum(0)).expand(num_loops, -1)
+        return spmm(looped.others, score, reduce="mean")[:num_loops]
+
+    def _attention(self, csc: CSC, node: Transformed, edge_score: Tensor | None) -> Tensor:
+        score = node.score_src.index_select(0, csc.indices) + node.score_dst.index_select(0, csc.dst())
+        score = score if edge_score is None else score + edge_score
+        alpha = edge_softmax(csc, F.leaky_relu(score, self.negative_slope))
+        return F.dropout(alpha, self.dropout, self.training)
+
+    def _finish(self, out: Tensor, dst: Tensor | None) -> Tensor:
+        out = out.flatten(1) if self.concat else out.mean(1)
+        out = out if self.res is None or dst is None else out + self.res(dst)
+        return out if self.bias is None else out + self.bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"

@@ -1,0 +1,124 @@
+"""The graph convolution of Kipf & Welling (2017), D^-1/2 (A + I) D^-1/2 X W. Parameters as PyG's GCNConv.
+
+Normalisation scales rows before and after the reduction instead of weighting every edge, so it costs no edge tensor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gnnsys.nn.init import glorot_, zeros_
+from gnnsys.nn.order import transform_first
+from gnnsys.nn.structure import Edges, Inputs, resolve, self_loops, without_self_loops
+from gnnsys.ops import CSC, spmm
+
+
+class GCNConv(nn.Module):
+    """x' = D^-1/2 (A + I) D^-1/2 x W + b, with D the (weighted) in-degrees, self loops counted.
+
+    A self loop that is there already stays with its weight, several become one. On a block the sources' D is their
+    out-degree in the block, as in DGL's GraphConv. `improved` gives added loops weight 2. `cached` is PyG's and needs
+    nothing here: what depends on the structure alone is always remembered.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if add_self_loops and not normalize:
+            raise ValueError("add_self_loops=True needs normalize=True: loops are part of the normalisation")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.improved, self.cached, self.normalize = improved, cached, normalize
+        self.add_self_loops = normalize if add_self_loops is None else add_self_loops
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        glorot_(self.lin.weight)
+        zeros_(self.bias)
+
+    def transform(self, rows: Tensor) -> Tensor:
+        """The dense half: x W."""
+        return self.lin(rows)
+
+    def aggregate(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """The sparse half: D^-1/2 (A + I) D^-1/2 rows; edge_weight by position."""
+        if not self.normalize:
+            return spmm(csc, rows, weight=edge_weight)
+        if not self.add_self_loops:
+            scale_src, scale_dst = _scales(csc, edge_weight, None, rows.dtype)
+            return _scaled(spmm(csc, _scaled(rows, scale_src), weight=edge_weight), scale_dst)
+        loop_weight = self._loop_weight(csc, edge_weight, rows.dtype)
+        csc, kept = without_self_loops(csc)
+        if edge_weight is not None and kept is not None:
+            edge_weight = edge_weight.index_select(0, kept)
+        scale_src, scale_dst = _scales(csc, edge_weight, loop_weight, rows.dtype)
+        scaled = _scaled(rows, scale_src)
+        own = _scaled(scaled[: csc.num_dst], loop_weight)
+        return _scaled(spmm(csc, scaled, weight=edge_weight) + own, scale_dst)
+
+    def forward(self, x: Tensor, edges: Edges, edge_weight: Tensor | None = None) -> Tensor:
+        if isinstance(x, tuple):
+            raise ValueError("x must be one tensor: GCNConv has no weights of its own for destinations, SAGEConv has")
+        given: Inputs = resolve(x, edges)
+        weight = None if edge_weight is None else given.edge_rows(edge_weight, "edge_weight")
+        if transform_first(given.csc, given.src, self.out_channels):
+            out = self.aggregate(given.csc, self.transform(given.src), weight)
+        else:
+            out = self.transform(self.aggregate(given.csc, given.src, weight))
+        return out if self.bias is None else out + self.bias
+
+    def _loop_weight(self, csc: CSC, edge_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """What each destination's self loop weighs, [num_dst]."""
+        loops = self_loops(csc)
+        weight = torch.full((csc.num_dst,), 2.0 if self.improved else 1.0, dtype=dtype)
+        if loops.numel() == 0:
+            return weight
+        at = csc.indices[loops].long()
+        present = torch.ones(loops.numel(), dtype=dtype) if edge_weight is None else edge_weight[loops].to(dtype)
+        return weight.index_put((at,), present)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}"
+
+
+def _scales(
+    csc: CSC, edge_weight: Tensor | None, loop_weight: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """D^-1/2 of sources and of destinations; square graphs have one D, by in-edges."""
+    dst = _inverse_sqrt(_degrees(csc, edge_weight, dtype), loop_weight)
+    if csc.num_src == csc.num_dst:
+        return dst, dst
+    reverse = csc.transpose()
+    if edge_weight is not None:
+        assert reverse.edge_ids is not None
+        edge_weight = edge_weight.index_select(0, reverse.edge_ids)
+    if loop_weight is not None:
+        loop_weight = torch.cat([loop_weight, loop_weight.new_zeros(csc.num_src - csc.num_dst)])
+    return _inverse_sqrt(_degrees(reverse, edge_weight, dtype), loop_weight), dst
+
+
+def _degrees(csc: CSC, edge_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if edge_weight is None:
+        return csc.in_degrees().to(dtype)
+    return spmm(csc, torch.ones(csc.num_src, 1, dtype=dtype), weight=edge_weight).view(-1)
+
+
+def _inverse_sqrt(degrees: Tensor, loop_weight: Tensor | None) -> Tensor:
+    """degree^-1/2, and 0 where a node has no edge at all."""
+    degrees = degrees if loop_weight is None else degrees + loop_weight
+    is_zero = degrees == 0
+    return degrees.masked_fill(is_zero, 1).pow(-0.5).masked_fill(is_zero, 0)
+
+
+def _scaled(rows: Tensor, scale: Tensor) -> Tensor:
+    return rows * scale.unsqueeze(-1)

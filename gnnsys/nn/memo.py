@@ -1,0 +1,64 @@
+"""Remembers what was derived from tensors and CSCs (an edge_index as CSC, a graph with self loops) while they live.
+
+A memo of pure functions: bounded, weak, and without it nothing changes but the time. An entry is used only for the very
+same objects, unwritten since (a tensor's version counter says so), and goes when any of them goes.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from gnnsys.ops import CSC
+
+T = TypeVar("T")
+Source = Tensor | CSC
+Key = tuple[Hashable, ...]
+
+
+class Memo:
+    """At most `capacity` results; the one not used for longest goes first. A result must not hold its sources."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[Key, tuple[list[weakref.ref[Any]], list[Hashable], Any]] = OrderedDict()
+        self._lock = threading.RLock()  # a weak reference's callback may run while this thread holds it
+
+    def get(self, make: Callable[[], T], *sources: Source, key: Hashable) -> T:
+        """The result of `make()`, which depends on `sources` and `key` alone, made now or remembered."""
+        if any(isinstance(source, Tensor) and source.is_inference() for source in sources):
+            return make()  # writes to inference tensors leave no trace
+        name: Key = (key, *(id(source) for source in sources))
+        versions = [_version(source) for source in sources]
+        with self._lock:
+            entry = self._entries.get(name)
+            if entry is not None and entry[1] == versions and all(r() is s for r, s in zip(entry[0], sources)):
+                self._entries.move_to_end(name)
+                return entry[2]
+        result = make()
+        references = [weakref.ref(source, lambda _: self._forget(name)) for source in sources]
+        with self._lock:
+            self._entries[name] = (references, versions, result)
+            self._entries.move_to_end(name)
+            while len(self._entries) > self._capacity:
+                self._entries.popitem(last=False)
+        return result
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _forget(self, name: Key) -> None:
+        with self._lock:
+            self._entries.pop(name, None)
+
+
+def _version(source: Source) -> Hashable:
+    """Changes whenever the source's contents may have."""
+    if isinstance(source, CSC):
+        return (_version(source.indptr), _version(source.indices))
+    return (source._version, source.data_ptr(), tuple(source.shape))

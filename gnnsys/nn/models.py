@@ -1,0 +1,205 @@
+"""Reference models: stacks of one layer, with PyG's names and arguments, on whole graphs, batches and blocks.
+
+A model takes rows and either one structure for all layers (edge_index, CSC) or one block per layer, outermost first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnsys.nn.gat import GATConv
+from gnnsys.nn.gcn import GCNConv
+from gnnsys.nn.gin import GINConv
+from gnnsys.nn.rgcn import RGCNConv
+from gnnsys.nn.sage import SAGEConv
+from gnnsys.nn.structure import Edges, Rows, as_csc, from_edge_index
+from gnnsys.ops import CSC
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
+
+
+class Stack(nn.Module):
+    """Layers with normalisation, ReLU and dropout between them; the last one is left as it is."""
+
+    def __init__(self, convs: Sequence[nn.Module], widths: Sequence[int], norm: str | None, dropout: float) -> None:
+        super().__init__()
+        if norm is not None and norm not in NORMS:
+            raise ValueError(f"norm must be None or one of {', '.join(NORMS)}, got {norm!r}")
+        self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(nn.Identity() if norm is None else NORMS[norm](width) for width in widths[:-1])
+        self.dropout = dropout
+
+    def reset_parameters(self) -> None:
+        for module in [*self.convs, *self.norms]:
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()  # type: ignore[operator]
+
+    def forward(
+        self,
+        x: Rows | None,
+        edges: Edges | Sequence[Edges],
+        *,
+        num_sampled_nodes: Sequence[int] | None = None,
+        **edge_rows: Tensor,
+    ) -> Tensor:
+        """`edge_rows` go to every layer (GCN: edge_weight, GAT: edge_attr, RGCN: edge_type).
+
+        `num_sampled_nodes`, of a batch whose edges come hop by hop, drops in each layer what its output cannot depend
+        on; the result has rows for the seeds alone, equal to the first rows of the untrimmed one.
+        """
+        if num_sampled_nodes is not None:
+            x, edges = self._trim(x, edges, num_sampled_nodes, edge_rows)
+        per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(self.convs)
+        if len(per_layer) != len(self.convs):
+            raise ValueError(f"edges has {len(per_layer)} blocks for {len(self.convs)} layers")
+        for index, (conv, structure) in enumerate(zip(self.convs, per_layer)):
+            x = conv(x, structure, **edge_rows)
+            if index < len(self.convs) - 1:
+                x = F.dropout(self.norms[index](x).relu(), self.dropout, self.training)
+        assert isinstance(x, Tensor)
+        return x
+
+    def _trim(
+        self, x: Rows | None, edges: Edges | Sequence[Edges], num_sampled_nodes: Sequence[int], edge_rows: object
+    ) -> tuple[Tensor, list[CSC]]:
+        if edge_rows or not isinstance(x, Tensor) or isinstance(edges, Sequence):
+            raise ValueError("num_sampled_nodes needs one tensor x, one structure and no edge rows")
+        csc = from_edge_index(edges, x.shape[0], x.shape[0])[0] if isinstance(edges, Tensor) else as_csc(edges)
+        layers = hop_prefixes(csc, num_sampled_nodes, len(self.convs))
+        return x[: layers[0].num_src], layers
+
+
+def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) -> list[CSC]:
+    """What each layer of a sampled batch needs: layer l computes the nodes within num_layers - 1 - l hops of the seeds.
+
+    Nodes come hop by hop, so the structures are prefixes of one CSC, and views of it.
+    """
+    within = list(accumulate(num_sampled_nodes))  # within[h]: nodes at most h hops from the seeds
+    if within[-1] != csc.num_src:
+        raise ValueError(f"num_sampled_nodes adds up to {within[-1]}, but x has {csc.num_src} rows")
+    layers = []
+    for layer in range(num_layers):
+        hops = num_layers - layer
+        num_src, num_dst = within[min(hops, len(within) - 1)], within[min(hops - 1, len(within) - 1)]
+        num_edges = int(csc.indptr[num_dst])
+        layers.append(CSC(csc.indptr[: num_dst + 1], csc.indices[:num_edges], num_src))
+    return layers
+
+
+def _widths(hidden_channels: int, num_layers: int, out_channels: int | None) -> list[int]:
+    if num_layers < 1:
+        raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+    return [hidden_channels] * (num_layers - 1) + [hidden_channels if out_channels is None else out_channels]
+
+
+class GraphSAGE(Stack):
+    """Hamilton 2017.
+
+    >>> model = GraphSAGE(in_channels=128, hidden_channels=256, num_layers=3, out_channels=47)
+    >>> out = model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)  # [batch_size, 47]
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        norm: str | None = None,
+        aggr: str = "mean",
+    ) -> None:
+        widths = _widths(hidden_channels, num_layers, out_channels)
+        convs = [SAGEConv(i, o, aggr=aggr) for i, o in zip([in_channels, *widths], widths)]
+        super().__init__(convs, widths, norm, dropout)
+
+
+class GCN(Stack):
+    """Kipf & Welling 2017."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        norm: str | None = None,
+    ) -> None:
+        widths = _widths(hidden_channels, num_layers, out_channels)
+        super().__init__([GCNConv(i, o) for i, o in zip([in_channels, *widths], widths)], widths, norm, dropout)
+
+
+class GAT(Stack):
+    """Velickovic 2018. Hidden layers concatenate their heads (hidden_channels in all), the last one averages them."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        norm: str | None = None,
+        heads: int = 1,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        if hidden_channels % heads:
+            raise ValueError(f"heads={heads} must divide hidden_channels={hidden_channels}")
+        widths = _widths(hidden_channels, num_layers, out_channels)
+        convs = []
+        for index, (i, o) in enumerate(zip([in_channels, *widths], widths)):
+            averages = index == num_layers - 1 and out_channels is not None
+            per_head = o if averages else o // heads
+            convs.append(GATConv(i, per_head, heads, concat=not averages, dropout=attention_dropout))
+        super().__init__(convs, widths, norm, dropout)
+
+
+class GIN(Stack):
+    """Xu 2019, with MLPs of one hidden layer, hidden_channels wide."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        norm: str | None = None,
+        train_eps: bool = False,
+    ) -> None:
+        widths = _widths(hidden_channels, num_layers, out_channels)
+        h = hidden_channels
+        convs = [
+            GINConv(nn.Sequential(nn.Linear(i, h), nn.ReLU(), nn.Linear(h, o)), train_eps=train_eps)
+            for i, o in zip([in_channels, *widths], widths)
+        ]
+        super().__init__(convs, widths, norm, dropout)
+
+
+class RGCN(Stack):
+    """Schlichtkrull 2018. Without features, `in_channels` is the number of nodes and x is None or node ids."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        num_layers: int,
+        out_channels: int | None = None,
+        dropout: float = 0.0,
+        norm: str | None = None,
+        *,
+        num_relations: int,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+    ) -> None:
+        widths = _widths(hidden_channels, num_layers, out_channels)
+        convs = [
+            RGCNConv(i, o, num_relations, num_bases=num_bases, num_blocks=num_blocks)
+            for i, o in zip([in_channels, *widths], widths)
+        ]
+        super().__init__(convs, widths, norm, dropout)

@@ -1,0 +1,142 @@
+"""What a layer is given, made plain: a CSC, rows of its sources and destinations, edge rows by position.
+
+Layers take `edges` as a `Block`, a `CSC` or PyG's `edge_index`, `x` as one tensor or a pair (sources, destinations).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnsys.nn.memo import Memo
+from gnnsys.ops import CSC, degrees
+from gnnsys.sampling import Block
+
+Edges: TypeAlias = Block | CSC | Tensor
+Rows: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
+
+MEMO = Memo()
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """`src` [num_src, ...]; `dst` [num_dst, ...] or None; `edge_order` maps a position to the row of an edge tensor."""
+
+    csc: CSC
+    src: Tensor
+    dst: Tensor | None
+    edge_order: Tensor | None
+
+    def edge_rows(self, rows: Tensor, name: str) -> Tensor:
+        """A user's edge tensor (in the order of the edges given) by position."""
+        if rows.dim() == 0 or rows.shape[0] != self.csc.num_edges:
+            raise ValueError(f"{name} has shape {list(rows.shape)}, expected {self.csc.num_edges} rows, one per edge")
+        return rows if self.edge_order is None else rows.index_select(0, self.edge_order)
+
+
+def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Inputs:
+    """Checks what a layer was given. One tensor for a CSC with fewer destinations is a block's: they come first.
+
+    `size` is PyG's (num_src, num_dst), needed only for an edge_index whose destinations have no rows.
+    """
+    src, dst = x if isinstance(x, tuple) else (x, None)
+    has_pair = isinstance(x, tuple)
+    if isinstance(edges, Tensor):
+        num_dst = _num_dst(src, dst, has_pair, size)
+        csc, edge_order = from_edge_index(edges, src.shape[0], num_dst)
+    else:
+        csc, edge_order = as_csc(edges), None
+    if src.shape[0] != csc.num_src:
+        raise ValueError(f"x has {src.shape[0]} rows of sources, but edges has {csc.num_src} sources")
+    if not has_pair:
+        if csc.num_dst > csc.num_src:
+            raise ValueError(f"x must be a pair (sources, destinations): edges is {csc.num_src} x {csc.num_dst}")
+        dst = src if csc.num_dst == csc.num_src else src[: csc.num_dst]
+    elif dst is not None and dst.shape[0] != csc.num_dst:
+        raise ValueError(f"x has {dst.shape[0]} rows of destinations, but edges has {csc.num_dst} destinations")
+    return Inputs(csc, src, dst, edge_order)
+
+
+def as_csc(edges: Block | CSC) -> CSC:
+    """The structure of a block with one edge type, or the CSC itself."""
+    if isinstance(edges, CSC):
+        return edges
+    if not isinstance(edges, Block):
+        raise ValueError(f"edges must be a Block, a CSC or an edge_index tensor, got {type(edges).__name__}")
+    if len(edges.csc) != 1:
+        raise ValueError(f"edges must have one edge type, this block has {list(edges.csc)}: pass block.csc[edge_type]")
+    return next(iter(edges.csc.values()))
+
+
+def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC, Tensor | None]:
+    """edge_index as CSC, remembered while the tensor lives and is not written, and the edge at each position."""
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"edge_index must be int [2, num_edges], got {list(edge_index.shape)} {edge_index.dtype}")
+    csc = MEMO.get(
+        lambda: CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True), edge_index, key=(num_src, num_dst)
+    )
+    return csc, csc.edge_ids
+
+
+@dataclass(frozen=True)
+class Looped:
+    """A graph whose self loops were replaced by exactly one for each of the first `num_loops` nodes."""
+
+    csc: CSC
+    others: CSC  # per destination the old positions of its edges that are no self loops: spmm reduces edge rows
+    order: Tensor | None  # the edge at each new position, counting the kept ones and then the loops
+
+    def extend(self, edge_rows: Tensor, loop_rows: Tensor) -> Tensor:
+        """Edge rows of the new graph from those of the old one and those of the loops."""
+        rows = torch.cat([edge_rows.index_select(0, self.others.indices), loop_rows])
+        return rows if self.order is None else rows.index_select(0, self.order)
+
+
+def with_self_loops(csc: CSC) -> Looped:
+    """One self loop for every node that is source and destination; remembered for the CSC."""
+
+    def make() -> Looped:
+        dst = csc.dst()
+        kept = (csc.indices != dst).nonzero().view(-1)
+        loops = torch.arange(min(csc.num_src, csc.num_dst))
+        edges = torch.stack([torch.cat([csc.indices[kept].long(), loops]), torch.cat([dst[kept], loops])])
+        looped = CSC.from_edge_index(edges, csc.num_src, csc.num_dst, narrow=True)
+        others = CSC(_indptr(dst[kept], csc.num_dst), kept, csc.num_edges)
+        return Looped(CSC(looped.indptr, looped.indices, csc.num_src), others, looped.edge_ids)
+
+    return MEMO.get(make, csc, key="with self loops")
+
+
+def self_loops(csc: CSC) -> Tensor:
+    """Positions of the edges from a node to itself, int64; remembered for the CSC."""
+    return MEMO.get(lambda: (csc.indices == csc.dst()).nonzero().view(-1), csc, key="self loops")
+
+
+def without_self_loops(csc: CSC) -> tuple[CSC, Tensor | None]:
+    """The graph without its self loops, and the old positions of what stays (None when there were none)."""
+    if self_loops(csc).numel() == 0:
+        return csc, None
+
+    def make() -> tuple[CSC, Tensor]:
+        dst = csc.dst()
+        kept = (csc.indices != dst).nonzero().view(-1)
+        return CSC(_indptr(dst[kept], csc.num_dst), csc.indices[kept], csc.num_src), kept
+
+    return MEMO.get(make, csc, key="without self loops")
+
+
+def _indptr(dst: Tensor, num_dst: int) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), degrees(dst, num_dst).cumsum(0)])
+
+
+def _num_dst(src: Tensor, dst: Tensor | None, has_pair: bool, size: tuple[int, int] | None) -> int:
+    if dst is not None:
+        return dst.shape[0]
+    if size is not None:
+        return size[1]
+    if has_pair:
+        raise ValueError("size=(num_src, num_dst) must be given when x has no rows of destinations")
+    return src.shape[0]

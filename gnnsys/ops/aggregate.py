@@ -1,0 +1,198 @@
+"""Aggregation over in-edges: spmm (sum, mean, max, min) and sddmm, without a message per edge.
+
+spmm and sddmm are each other's gradients: the gradient of a sum with respect to the features is spmm over the
+transposed structure, with respect to the edge weights it is sddmm, and the other way round. So both can be
+differentiated any number of times, and a CSC's transpose is made once and kept by the CSC.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+from gnnsys.ops.csc import CSC
+
+REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    """Reduces `weight[e] * x[u]` over the in-edges e = (u, v) of every v; 0 where there are none.
+
+    `x` is [num_src, d] or [num_src, heads, d]; `weight`, by position in `csc`, is [num_edges], or [num_edges, heads]
+    beside an `x` with heads. The result is [num_dst, ...]. "mean" divides by the number of in-edges, weighted or
+    not. Gradients flow to `x` and `weight`; those of "max" and "min" to the first edge that attains it. Sums are
+    made in float32 for half-precision inputs, in the order of the edges.
+
+    >>> csc = CSC(torch.tensor([0, 2, 2]), torch.tensor([0, 1]), num_src=2)
+    >>> spmm(csc, torch.tensor([[1.0], [2.0]]), reduce="mean")
+    tensor([[1.5000],
+            [0.0000]])
+    """
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    _check_rows(x, csc.num_src, "x")
+    if x.dim() == 3 and (weight is None or weight.dim() == 1):  # every head alike: one wide row
+        return spmm(csc, x.flatten(1), weight, reduce).unflatten(1, x.shape[1:])
+    x = x.contiguous()
+    weight = None if weight is None else weight.contiguous()
+    if reduce in ("max", "min"):
+        return native.spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min")[0]
+    dst_scale = _inverse_degrees(csc, x.dtype) if reduce == "mean" else None
+    return native.spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *_transposed(csc, x))
+
+
+def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
+    """`<dst_rows[v], src_rows[u]>` for every edge (u, v), by position in `csc`.
+
+    Rows [n, d] give [num_edges]; rows [n, heads, d] give [num_edges, heads]. Differentiable in both.
+    """
+    _check_rows(dst_rows, csc.num_dst, "dst_rows")
+    _check_rows(src_rows, csc.num_src, "src_rows")
+    return native.sddmm(
+        csc.indptr,
+        csc.indices,
+        None,
+        dst_rows.contiguous(),
+        src_rows.contiguous(),
+        None,
+        None,
+        *_transposed(csc, src_rows),
+    )
+
+
+def _check_rows(rows: Tensor, num_rows: int, name: str) -> None:
+    if rows.dim() not in (2, 3):
+        raise ValueError(f"{name} must be [num_rows, d] or [num_rows, heads, d], got shape {tuple(rows.shape)}")
+    if rows.shape[0] != num_rows:
+        raise ValueError(f"{name} must have {num_rows} rows, as many as the CSC has nodes there, got {rows.shape[0]}")
+
+
+def _inverse_degrees(csc: CSC, dtype: torch.dtype) -> Tensor:
+    """1 / in-degree in the dtype that sums are made in; 1 where there is no in-edge."""
+    return csc.in_degrees().clamp(min=1).to(_sum_dtype(dtype)).reciprocal()
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _transposed(csc: CSC, rows: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The transposed structure, where the gradient of source rows will ask for it."""
+    if not (torch.is_grad_enabled() and rows.requires_grad):
+        return None, None, None
+    transposed = csc.transpose()
+    return transposed.indptr, transposed.indices, transposed.edge_ids
+
+
+# The ops take (indptr, indices, positions) of the structure and of its transpose; positions say where in an edge
+# tensor an edge's value is, None that it is at the edge's own place. A gradient exchanges the two.
+
+
+@torch.library.register_fake("gnnsys::spmm")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    positions: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    t_indptr: Tensor | None,
+    t_indices: Tensor | None,
+    t_positions: Tensor | None,
+) -> Tensor:
+    return x.new_empty((indptr.shape[0] - 1, *x.shape[1:]))
+
+
+@torch.library.register_fake("gnnsys::sddmm")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    positions: Tensor | None,
+    dst_rows: Tensor,
+    src_rows: Tensor,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    t_indptr: Tensor | None,
+    t_indices: Tensor | None,
+    t_positions: Tensor | None,
+) -> Tensor:
+    return dst_rows.new_empty((indices.shape[0], *dst_rows.shape[1:-1]))
+
+
+def _save_all(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _need_transpose(t_indptr: Tensor | None) -> None:
+    if t_indptr is None:
+        raise RuntimeError("this gradient needs the transposed structure: call through gnnsys.ops, which passes it")
+
+
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, positions, x, weight, src_scale, dst_scale, t_indptr, t_indices, t_positions = ctx.saved_tensors
+    structure, transposed = (indptr, indices, positions), (t_indptr, t_indices, t_positions)
+    grad = grad.contiguous()
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[3]:
+        _need_transpose(t_indptr)
+        grad_x = native.spmm(*transposed, grad, weight, dst_scale, src_scale, *structure)
+    if ctx.needs_input_grad[4]:
+        grad_weight = native.sddmm(*structure, grad, x, src_scale, dst_scale, *transposed)
+    return None, None, None, grad_x, grad_weight, None, None, None, None, None
+
+
+def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indptr, indices, positions, dst, src, src_scale, dst_scale, t_indptr, t_indices, t_positions = ctx.saved_tensors
+    structure, transposed = (indptr, indices, positions), (t_indptr, t_indices, t_positions)
+    grad = grad.contiguous()
+    grad_dst = grad_src = None
+    if ctx.needs_input_grad[3]:
+        grad_dst = native.spmm(*structure, src, grad, src_scale, dst_scale, *transposed)
+    if ctx.needs_input_grad[4]:
+        _need_transpose(t_indptr)
+        grad_src = native.spmm(*transposed, dst, grad, dst_scale, src_scale, *structure)
+    return None, None, None, grad_dst, grad_src, None, None, None, None, None
+
+
+torch.library.register_autograd("gnnsys::spmm", _spmm_backward, setup_context=_save_all)
+torch.library.register_autograd("gnnsys::sddmm", _sddmm_backward, setup_context=_save_all)
+
+
+@torch.library.register_fake("gnnsys::spmm_extreme")
+def _(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, minimum: bool) -> tuple[Tensor, Tensor]:
+    num_dst = indptr.shape[0] - 1
+    return x.new_empty((num_dst, *x.shape[1:])), x.new_empty((num_dst, x[0].numel()), dtype=torch.int32)
+
+
+@torch.library.register_fake("gnnsys::spmm_extreme_grad_x")
+def _(indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, weight: Tensor | None, num_src: int) -> Tensor:
+    return grad.new_empty((num_src, arg.shape[1]), dtype=_sum_dtype(grad.dtype))
+
+
+@torch.library.register_fake("gnnsys::spmm_extreme_grad_weight")
+def _(indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, x: Tensor) -> Tensor:
+    heads = grad.shape[1] if grad.dim() == 3 else 1
+    return grad.new_empty((indices.shape[0], heads), dtype=_sum_dtype(grad.dtype))
+
+
+def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    indptr, indices, x, weight, _ = inputs
+    ctx.save_for_backward(indptr, indices, x, weight, output[1])
+
+
+def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    indptr, indices, x, weight, arg = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[2]:
+        grad_x = native.spmm_extreme_grad_x(indptr, indices, arg, grad, weight, x.shape[0]).to(x.dtype).view_as(x)
+    if ctx.needs_input_grad[3]:
+        grad_weight = native.spmm_extreme_grad_weight(indptr, indices, arg, grad, x).to(x.dtype).view_as(weight)
+    return None, None, grad_x, grad_weight, None
+
+
+torch.library.register_autograd("gnnsys::spmm_extreme", _extreme_backward, setup_context=_save_extreme)

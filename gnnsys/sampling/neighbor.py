@@ -1,0 +1,406 @@
+"""Neighbour sampling on a graph in memory: hop by hop, typed or not, uniform, weighted or in time.
+
+A node's draw is keyed by (seed, epoch, batch, hop, edge type, tree, node id) and nothing else. `expand="new"` is PyG's
+rule (a hop expands the nodes that the hop before it discovered), `expand="frontier"` is DGL's (a hop expands every node
+seen so far, one block per hop); under both, the same (hop, node) gets the same neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
+from gnnsys.ops import CSC, IdTable, Neighbors, sample_neighbors, stream_key
+from gnnsys.sampling.sample import Block, Sample
+
+Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+
+
+class SampleKey(NamedTuple):
+    """Which batch of which epoch of which run: all that randomness may depend on besides the node itself."""
+
+    seed: int = 0
+    epoch: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class EdgeSource:
+    """What sampling one edge type needs; rows by CSC position, except node times."""
+
+    csc: CSC
+    fanouts: tuple[int, ...]
+    key: int
+    weight: Tensor | None = None
+    time: Tensor | None = None
+    node_time: bool = False
+    time_sorted: bool = False
+
+
+class NeighborSampler:
+    """Samples batches from an in-memory graph. Safe to call from several threads at once.
+
+    `num_neighbors` is a fanout per hop (-1: all), for all edge types or per edge type. `weight` and `time` name rows of
+    the graph; sampling in time makes the trees of different seeds disjoint, as each has a time of its own.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        num_neighbors: Fanouts,
+        *,
+        replace: bool = False,
+        disjoint: bool = False,
+        weight: str | None = None,
+        time: str | None = None,
+        temporal_strategy: Literal["uniform", "last"] = "uniform",
+        expand: Literal["new", "frontier"] = "new",
+    ) -> None:
+        if temporal_strategy not in ("uniform", "last"):
+            raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
+        if expand not in ("new", "frontier"):
+            raise ValueError(f"expand must be 'new' or 'frontier', got {expand!r}")
+        if weight is not None and time is not None:
+            raise ValueError("weight and time cannot be combined: sample by one of them")
+        self.graph = graph
+        self.replace = replace
+        self.disjoint = disjoint or time is not None
+        self.time = time
+        self.last = temporal_strategy == "last" and time is not None
+        self.expand = expand
+        if self.disjoint and expand == "frontier":
+            raise ValueError("expand='frontier' shares nodes between seeds: use expand='new' with disjoint or time")
+        fanouts = check_fanouts(graph, num_neighbors)
+        self.num_hops = len(next(iter(fanouts.values()), ()))
+        self._sources = _sources(graph, fanouts, weight, time)
+        self._free_tables: deque[dict[NodeType, IdTable]] = deque()
+
+    def sample(
+        self,
+        seeds: Mapping[NodeType, Tensor],
+        *,
+        key: SampleKey,
+        seed_time: Mapping[NodeType, Tensor] | None = None,
+        tree: Mapping[NodeType, Tensor] | None = None,
+        exclude: Mapping[EdgeType, Tensor] | None = None,
+    ) -> Sample:
+        """The sampled structure around `seeds`, given per node type.
+
+        `seed_time` is the time of each seed (node times name it themselves when it is left out); `tree` says which
+        tree each seed starts, by default one each; `exclude` are CSC positions that are never taken.
+        """
+        for node_type in seeds:
+            self.graph.num_nodes(node_type)  # ValueError when it does not exist
+        with self._tables() as tables:
+            walk = _DisjointWalk(self, seeds, seed_time, tree, tables) if self.disjoint else _Walk(self, seeds, tables)
+            for hop in range(self.num_hops):
+                walk.step(hop, key, exclude or {})
+            return walk.finish()
+
+    @contextmanager
+    def _tables(self) -> Iterator[dict[NodeType, IdTable]]:
+        """One set of tables per sample in flight, reused by later ones."""
+        try:
+            tables = self._free_tables.pop()
+        except IndexError:
+            bound = 1 << 40 if self.disjoint else 0  # (tree, id) pairs need wide slots
+            tables = {t: IdTable(max(bound, self.graph.num_nodes(t))) for t in self.graph.node_types}
+        for table in tables.values():
+            table.clear()
+        yield tables
+        self._free_tables.append(tables)
+
+
+class _Walk:
+    """One sample in the making: what is known of each node type, hop by hop."""
+
+    def __init__(
+        self, sampler: NeighborSampler, seeds: Mapping[NodeType, Tensor], tables: dict[NodeType, IdTable]
+    ) -> None:
+        graph = sampler.graph
+        self.sampler = sampler
+        self.sources = sampler._sources
+        self.tables = tables
+        self.nodes: dict[NodeType, list[Tensor]] = {t: [] for t in graph.node_types}
+        self.num_nodes: dict[NodeType, list[int]] = {t: [] for t in graph.node_types}
+        self.edges: dict[EdgeType, list[tuple[Tensor, Tensor, Tensor]]] = {t: [] for t in graph.edge_types}
+        self.num_edges: dict[EdgeType, list[int]] = {t: [] for t in graph.edge_types}
+        self.blocks: list[Block] = []
+        for t in graph.node_types:
+            ids = seeds[t].to(torch.int64) if t in seeds else torch.empty(0, dtype=torch.int64)
+            self._start(t, ids.contiguous())
+            self.num_nodes[t].append(ids.numel())
+
+    def _start(self, node_type: NodeType, ids: Tensor) -> None:
+        self.tables[node_type].insert_seeds(ids)
+        self.nodes[node_type].append(ids)
+
+    def step(self, hop: int, key: SampleKey, exclude: Mapping[EdgeType, Tensor]) -> None:
+        before = {t: sum(n) for t, n in self.num_nodes.items()}
+        first = {t: before[t] - self.num_nodes[t][-1] for t in before}
+        if self.sampler.expand == "frontier":
+            first = dict.fromkeys(first, 0)
+        frontier = {t: self._frontier(t, first[t], before[t]) for t in before}
+        num_chunks = {t: len(n) for t, n in self.nodes.items()}
+        structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor]] = {}
+        for edge_type, source in self.sources.items():
+            neighbors = self._neighbors(source, hop, key, frontier[edge_type[2]], edge_type, exclude.get(edge_type))
+            local = self._discover(edge_type, neighbors, first[edge_type[2]])
+            structure[edge_type] = (neighbors.indptr, local, neighbors.positions)
+            self.num_edges[edge_type].append(local.numel())
+        for t in before:
+            self.num_nodes[t].append(sum(chunk.numel() for chunk in self.nodes[t][num_chunks[t] :]))
+        if self.sampler.expand == "frontier":
+            self._add_block(structure, before)
+        else:
+            for edge_type, (indptr, local, positions) in structure.items():
+                self.edges[edge_type].append((local, _columns(indptr, first[edge_type[2]], local.numel()), positions))
+
+    def _frontier(self, node_type: NodeType, begin: int, end: int) -> Tensor:
+        """Ids of the local nodes begin..end, the last chunks of what was found."""
+        chunks: list[Tensor] = []
+        left = end - begin
+        for chunk in reversed(self.nodes[node_type]):
+            if left <= 0:
+                break
+            chunks.append(chunk)
+            left -= chunk.numel()
+        return torch.cat(chunks[::-1]) if chunks else torch.empty(0, dtype=torch.int64)
+
+    def _neighbors(
+        self,
+        source: EdgeSource,
+        hop: int,
+        key: SampleKey,
+        frontier: Tensor,
+        edge_type: EdgeType,
+        exclude: Tensor | None,
+        **more: Tensor | None,
+    ) -> Neighbors:
+        return sample_neighbors(
+            source.csc,
+            frontier.to(source.csc.indices.dtype),
+            source.fanouts[hop],
+            key=stream_key(key.seed, key.epoch, key.batch, hop, source.key),
+            replace=self.sampler.replace,
+            weight=source.weight,
+            exclude=exclude,
+            **more,
+        )
+
+    def _discover(self, edge_type: EdgeType, neighbors: Neighbors, first_dst: int) -> Tensor:
+        """Local ids of the sampled neighbours; new ones are added to their node type."""
+        local, fresh = self.tables[edge_type[0]].insert(neighbors.ids)
+        if fresh.numel():
+            self.nodes[edge_type[0]].append(fresh.to(torch.int64))
+        return local
+
+    def _add_block(
+        self, structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor]], num_dst: dict[NodeType, int]
+    ) -> None:
+        num_src = {t: sum(n) for t, n in self.num_nodes.items()}
+        csc = {
+            t: CSC(indptr, local, num_src[t[0]], _edge_ids(self.sources[t].csc, positions))
+            for t, (indptr, local, positions) in structure.items()
+        }
+        self.blocks.insert(0, Block(csc, num_src, num_dst))
+
+    def finish(self) -> Sample:
+        row, col, edge = {}, {}, {}
+        for edge_type, hops in self.edges.items():
+            empty = torch.empty(0, dtype=torch.int64)
+            rows, cols, positions = ([h[i] for h in hops] or [empty] for i in range(3))
+            row[edge_type] = torch.cat(rows)
+            col[edge_type] = torch.cat(cols)
+            edge[edge_type] = _edge_ids(self.sources[edge_type].csc, torch.cat(positions))
+        if self.blocks:
+            row, col, edge = {}, {}, {}  # every edge is in a block
+        node = {t: torch.cat(chunks) for t, chunks in self.nodes.items()}
+        return Sample(node, row, col, edge, self.num_nodes, self.num_edges, blocks=self.blocks)
+
+
+class _DisjointWalk(_Walk):
+    """The same with a tree per seed: a node is known by (tree, id), so two trees never share one."""
+
+    def __init__(
+        self,
+        sampler: NeighborSampler,
+        seeds: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
+        tree: Mapping[NodeType, Tensor] | None,
+        tables: dict[NodeType, IdTable],
+    ) -> None:
+        self._seed_tree = _seed_trees(seeds, tree)
+        self.trees: dict[NodeType, list[Tensor]] = {t: [] for t in sampler.graph.node_types}
+        super().__init__(sampler, seeds, tables)
+        self._tree_time = self._times(seeds, seed_time) if sampler.time is not None else None
+
+    def _times(self, seeds: Mapping[NodeType, Tensor], seed_time: Mapping[NodeType, Tensor] | None) -> Tensor:
+        """The time of each tree, int64 [num_trees]; of several seeds in one tree the last one's."""
+        num_trees = 1 + max((int(t.max()) for t in self._seed_tree.values() if t.numel()), default=-1)
+        times = torch.zeros(num_trees, dtype=torch.int64)
+        for node_type, ids in seeds.items():
+            times[self._seed_tree[node_type]] = self._time_of(node_type, ids, seed_time)
+        return times
+
+    def _time_of(self, node_type: NodeType, ids: Tensor, seed_time: Mapping[NodeType, Tensor] | None) -> Tensor:
+        if seed_time is not None and node_type in seed_time:
+            if seed_time[node_type].numel() != ids.numel():
+                raise ValueError(f"seed_time has {seed_time[node_type].numel()} entries for {ids.numel()} seeds")
+            return seed_time[node_type].to(torch.int64)
+        rows = self.sampler.graph.node_data[node_type].get(str(self.sampler.time))
+        if rows is None:
+            raise ValueError(
+                f"seed_time is needed: nodes of type {node_type!r} have no {self.sampler.time!r} of their own"
+            )
+        return rows[ids].to(torch.int64)
+
+    def _start(self, node_type: NodeType, ids: Tensor) -> None:
+        tree = self._seed_tree.get(node_type, torch.empty(0, dtype=torch.int64))
+        num_nodes = self.sampler.graph.num_nodes(node_type)
+        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < num_nodes):
+            raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
+        self.tables[node_type].insert_seeds(tree * num_nodes + ids)
+        self.nodes[node_type].append(ids)
+        self.trees[node_type].append(tree)
+
+    def _neighbors(self, source, hop, key, frontier, edge_type, exclude, **more):  # type: ignore[no-untyped-def]
+        tree = self._frontier_trees(edge_type[2], frontier.numel())
+        more["tree"] = tree
+        if source.time is not None:
+            assert self._tree_time is not None
+            more |= {"time": source.time, "seed_time": self._tree_time[tree]}
+            more |= {"node_time": source.node_time, "time_sorted": source.time_sorted, "last": self.sampler.last}
+        return super()._neighbors(source, hop, key, frontier, edge_type, exclude, **more)
+
+    def _frontier_trees(self, node_type: NodeType, size: int) -> Tensor:
+        """Trees of the frontier. Taken while a hop runs, so chunks that this hop added must be left out."""
+        end = sum(self.num_nodes[node_type])
+        return torch.cat(self.trees[node_type])[end - size : end]
+
+    def _discover(self, edge_type: EdgeType, neighbors: Neighbors, first_dst: int) -> Tensor:
+        src_type = edge_type[0]
+        frontier_trees = self._frontier_trees(edge_type[2], neighbors.indptr.numel() - 1)
+        tree = torch.repeat_interleave(frontier_trees, neighbors.indptr.diff(), output_size=neighbors.ids.numel())
+        num_nodes = self.sampler.graph.num_nodes(src_type)
+        local, fresh = self.tables[src_type].insert(tree * num_nodes + neighbors.ids)
+        if fresh.numel():
+            self.nodes[src_type].append(fresh % num_nodes)
+            self.trees[src_type].append(torch.div(fresh, num_nodes, rounding_mode="floor"))
+        return local
+
+    def finish(self) -> Sample:
+        sample = super().finish()
+        sample.tree = {t: torch.cat(chunks) for t, chunks in self.trees.items()}
+        return sample
+
+
+def _columns(indptr: Tensor, first: int, num_edges: int) -> Tensor:
+    """The destination's local id of each sampled edge."""
+    dst = torch.arange(first, first + indptr.numel() - 1)
+    return torch.repeat_interleave(dst, indptr.diff(), output_size=num_edges)
+
+
+def _edge_ids(csc: CSC, positions: Tensor) -> Tensor:
+    return positions if csc.edge_ids is None else csc.edge_ids.index_select(0, positions).to(torch.int64)
+
+
+def _seed_trees(seeds: Mapping[NodeType, Tensor], tree: Mapping[NodeType, Tensor] | None) -> dict[NodeType, Tensor]:
+    if tree is None:
+        if len(seeds) > 1:
+            raise ValueError(f"tree must be given when seeds have several node types, here {list(seeds)}")
+        return {t: torch.arange(ids.numel()) for t, ids in seeds.items()}
+    for node_type, ids in seeds.items():
+        if node_type not in tree or tree[node_type].numel() != ids.numel():
+            raise ValueError(f"tree must give a tree for each of the {ids.numel()} seeds of type {node_type!r}")
+    return {t: tree[t].to(torch.int64) for t in seeds}
+
+
+def check_fanouts(graph: Graph, num_neighbors: Fanouts) -> dict[EdgeType, tuple[int, ...]]:
+    """A fanout per hop for every edge type of the graph; ValueError says what is wrong with the user's."""
+    if isinstance(num_neighbors, Mapping):
+        for edge_type in num_neighbors:
+            graph.csc(edge_type)
+        missing = [t for t in graph.edge_types if t not in num_neighbors]
+        if missing:
+            raise ValueError(f"num_neighbors must cover all edge types, missing {missing} (use [0, ...] to skip one)")
+        fanouts = {t: tuple(int(f) for f in num_neighbors[t]) for t in graph.edge_types}
+    else:
+        fanouts = {t: tuple(int(f) for f in num_neighbors) for t in graph.edge_types}
+    if len({len(f) for f in fanouts.values()}) > 1:
+        raise ValueError(f"num_neighbors: hops must be the same across all edge types, got {fanouts}")
+    for edge_type, values in fanouts.items():
+        if not values:
+            raise ValueError("num_neighbors must have at least one hop")
+        if min(values) < -1:
+            raise ValueError(f"num_neighbors must be -1 (all) or >= 0, got {list(values)} for {edge_type}")
+    return fanouts
+
+
+def _sources(
+    graph: Graph, fanouts: Mapping[EdgeType, tuple[int, ...]], weight: str | None, time: str | None
+) -> dict[EdgeType, EdgeSource]:
+    sources = {}
+    on_nodes = time is not None and any(time in rows for rows in graph.node_data.values())
+    for edge_type, values in fanouts.items():
+        csc = graph.csc(edge_type)
+        rows = graph.edge_data[edge_type]
+        source = EdgeSource(csc, values, edge_type_key(edge_type))
+        if weight is not None and weight in rows:
+            source = EdgeSource(csc, values, source.key, weight=_by_position(csc, _check_weight(weight, rows[weight])))
+        if on_nodes and str(time) in graph.node_data[edge_type[0]]:
+            node_time = graph.node_data[edge_type[0]][str(time)].to(torch.int64).contiguous()
+            source = EdgeSource(*_time_sorted(csc, values, source.key, node_time, True))
+        elif time is not None and not on_nodes and time in rows:
+            source = EdgeSource(*_time_sorted(csc, values, source.key, rows[time].to(torch.int64), False))
+        sources[edge_type] = source
+    for name, argument in ((weight, "weight"), (time, "time")):
+        found = any(getattr(s, argument) is not None for s in sources.values())
+        if name is not None and not found and graph.edge_types:
+            raise ValueError(f"{argument}: no edge or node type has rows named {name!r}")
+    return sources
+
+
+def _by_position(csc: CSC, rows: Tensor) -> Tensor:
+    return rows.contiguous() if csc.edge_ids is None else rows.index_select(0, csc.edge_ids)
+
+
+def _check_weight(name: str, rows: Tensor) -> Tensor:
+    rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
+    if rows.dim() != 1 or not rows.is_floating_point():
+        raise ValueError(f"weight {name!r} must be one float per edge, got {tuple(rows.shape)} {rows.dtype}")
+    if rows.numel() and not bool((rows >= 0).all() & rows.isfinite().all()):
+        raise ValueError(f"weight {name!r} must be finite and not negative")
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
+def _time_sorted(
+    csc: CSC, fanouts: tuple[int, ...], key: int, time: Tensor, node_time: bool
+) -> tuple[CSC, tuple[int, ...], int, None, Tensor, bool, bool]:
+    """Neighbourhoods re-ordered by time, stably, so that what a seed may see is a prefix found by bisection."""
+    if node_time:
+        of_position = time[csc.indices.to(torch.int64)]
+    else:
+        of_position = _by_position(csc, time)
+    if not _is_time_sorted(csc, of_position):
+        by_time = torch.sort(of_position, stable=True).indices
+        order = by_time[torch.sort(csc.dst()[by_time], stable=True).indices]
+        edge_ids = order if csc.edge_ids is None else csc.edge_ids[order]
+        csc = CSC(csc.indptr, csc.indices[order], csc.num_src, edge_ids)
+        of_position = of_position[order]
+    return csc, fanouts, key, None, time if node_time else of_position.contiguous(), node_time, True
+
+
+def _is_time_sorted(csc: CSC, time: Tensor) -> bool:
+    if time.numel() < 2:
+        return True
+    later = time[1:] >= time[:-1]
+    later[csc.indptr[1:-1][(csc.indptr[1:-1] > 0) & (csc.indptr[1:-1] < time.numel())] - 1] = True  # another node's
+    return bool(later.all())

@@ -1,0 +1,172 @@
+"""The frame of all benchmarks: turns, rows, ratios, verdicts. Sides here count their calls instead of doing work."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gnnsys.bench import OURS, Case, Options, Report, Side, Versus, Workload, megabytes, milliseconds, rate, run_suite
+from gnnsys.bench.measure import Rounds, measure, peak_extra_bytes
+
+ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met"]
+
+
+def case_of(samples: dict[str, float], *versus: Versus, unit=None, **options) -> tuple[Case, dict[str, list[float]]]:
+    """A case and one round of samples for it, as if measured."""
+    sides = {name: Side(lambda: None) for name in samples}
+    case = Case("case", unit or milliseconds(), lambda: sides, versus, **options)
+    return case, {name: [value] for name, value in samples.items()}
+
+
+def row_of(samples: dict[str, float], *versus: Versus, **options):
+    return Report("test", quick=False).add(*case_of(samples, *versus, **options))[0]
+
+
+def test_sides_take_turns_after_one_warm_up_each():
+    order: list[str] = []
+    sides = {name: Side(lambda name=name: order.append(name)) for name in (OURS, "peer", "other")}
+    samples = measure(Case("turns", milliseconds(), lambda: sides, (), repeats=2), Rounds())
+    assert order == [OURS, "peer", "other"] * 3
+    assert {name: len(values) for name, values in samples.items()} == {OURS: 2, "peer": 2, "other": 2}
+
+
+def test_each_side_runs_on_its_own_number_of_threads_and_the_old_number_comes_back():
+    before = torch.get_num_threads()
+    seen: dict[str, int] = {}
+    sides = {
+        OURS: Side(lambda: seen.__setitem__("ours", torch.get_num_threads()), threads=2),
+        "peer": Side(lambda: seen.__setitem__("peer", torch.get_num_threads()), threads=1),
+    }
+    measure(Case("threads", milliseconds(), lambda: sides, (), repeats=1), Rounds())
+    assert seen == {"ours": 2, "peer": 1}
+    assert torch.get_num_threads() == before
+
+
+def test_a_side_that_takes_longer_gets_a_larger_figure():
+    sides = {OURS: Side(lambda: None), "peer": Side(lambda: time.sleep(0.02))}
+    report = Report("test", quick=False)
+    case = Case("sleep", milliseconds(), lambda: sides, (Versus(("peer",), target=2.0),), repeats=3)
+    [row] = report.add(case, measure(case, Rounds()))
+    assert row.peer is not None and 20 <= row.peer < 2000
+    assert row.met is True
+
+
+def test_rounds_stop_when_the_time_is_spent():
+    sides = {OURS: Side(lambda: time.sleep(0.01))}
+    samples = measure(Case("budget", milliseconds(), lambda: sides, ()), Rounds(least=2, most=1000, seconds=0.05))
+    assert 2 <= len(samples[OURS]) < 100
+
+
+def test_results_that_differ_from_ours_stop_the_case():
+    sides = {OURS: Side(lambda: torch.ones(3)), "peer": Side(lambda: torch.full((3,), 1.5))}
+    case = Case("disagree", milliseconds(), lambda: sides, (), agree=1e-3, repeats=1)
+    with pytest.raises(RuntimeError, match=r"peer and gnnsys differ by up to 0\.5"):
+        measure(case, Rounds())
+
+
+def test_less_time_is_a_bigger_ratio():
+    assert row_of({OURS: 0.1, "peer": 0.3}, Versus(("peer",))).ratio == pytest.approx(3.0)
+
+
+def test_more_work_per_second_is_a_bigger_ratio():
+    row = row_of({OURS: 0.1, "peer": 0.3}, Versus(("peer",)), unit=rate("GB/s", 6.0))
+    assert (row.ours, row.peer) == (pytest.approx(60.0), pytest.approx(20.0))
+    assert row.ratio == pytest.approx(3.0)
+
+
+def test_less_memory_is_a_bigger_ratio():
+    row = row_of({OURS: 10e6, "peer": 20e6}, Versus(("peer",)), unit=megabytes())
+    assert (row.ours, row.ratio) == (pytest.approx(10.0), pytest.approx(2.0))
+
+
+def test_the_best_of_several_peers_is_the_one_to_beat():
+    row = row_of({OURS: 1.0, "slow": 9.0, "fast": 2.0}, Versus(("slow", "fast"), target=3.0))
+    assert (row.peer_name, row.met) == ("fast", False)
+
+
+def test_a_bound_made_of_parts_is_the_worst_of_them():
+    row = row_of({"epoch": 1.1, "load": 1.0, "compute": 0.4}, Versus(("load", "compute"), pick="worst"), ours="epoch")
+    assert (row.peer_name, row.ratio) == ("load", pytest.approx(1 / 1.1))
+
+
+def test_the_limit_is_the_figure_of_the_side_it_names():
+    row = row_of({OURS: 2.0, "peer": 3.0, "memcpy": 1.5}, Versus(("peer",)), limit="memcpy")
+    assert row.limit == pytest.approx(1500.0)
+
+
+def test_a_missed_target_is_a_failure_and_a_met_one_is_not():
+    report = Report("test", quick=False)
+    report.add(*case_of({OURS: 1.0, "peer": 1.1}, Versus(("peer",), target=1.2), Versus(("peer",), target=1.05)))
+    assert [row.met for row in report.rows] == [False, True]
+    assert report.failures() == ["case beside peer: ratio 1.10, target 1.20"]
+
+
+def test_a_required_peer_that_is_not_installed_is_named_as_a_failure():
+    report = Report("test", quick=False)
+    versus = (Versus(("dgl",), target=1.2), Versus(("torch-sparse",), required=False))
+    missing = {"dgl": "dgl is not installed", "torch-sparse": "torch-sparse is not installed"}
+    report.add(*case_of({OURS: 1.0}, *versus, missing=missing))
+    assert report.failures() == ["did not run: case beside dgl: dgl is not installed"]
+    assert report.absent == missing
+    assert [(row.ours, row.peer, row.ratio, row.met) for row in report.rows] == [(1000.0, None, None, None)] * 2
+
+
+def test_quick_runs_judge_nothing():
+    report = Report("test", quick=True)
+    report.add(*case_of({OURS: 9.0, "peer": 1.0}, Versus(("peer",), target=1.2)))
+    assert report.rows[0].met is None
+    assert report.failures() == []
+
+
+def two_cases(work: Workload) -> Iterator[Case]:
+    for name in ("alpha/one", "beta/two"):
+        sides = {OURS: Side(lambda: None), "peer": Side(lambda: None)}
+        yield Case(name, milliseconds(), lambda sides=sides: sides, (Versus(("peer",)),), repeats=1)
+
+
+def broken_case(work: Workload) -> Iterator[Case]:
+    yield Case("gamma", milliseconds(), lambda: {OURS: Side(lambda: 1 // 0)}, (Versus(("peer",)),))
+
+
+def test_only_selects_by_part_of_the_name():
+    report = run_suite("test", [two_cases], Options(only="two"), show=lambda line: None)
+    assert [row.name for row in report.rows] == ["beta/two"]
+
+
+def test_only_that_matches_nothing_is_refused_with_the_names_there_are():
+    with pytest.raises(ValueError, match="'delta' matches none of: alpha/one, beta/two"):
+        run_suite("test", [two_cases], Options(only="delta"), show=lambda line: None)
+
+
+def test_a_case_that_raises_is_reported_and_the_others_still_run():
+    report = run_suite("test", [broken_case, two_cases], Options(), show=lambda line: None)
+    assert [row.name for row in report.rows] == ["gamma", "alpha/one", "beta/two"]
+    assert [line.split(":")[:3] for line in report.failures()] == [["did not run", " gamma", " ZeroDivisionError"]]
+
+
+def test_the_json_has_the_rows_and_what_they_depend_on(tmp_path: Path):
+    report = run_suite("test", [two_cases], Options(), show=lambda line: None)
+    report.write(tmp_path / "rows.json")
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert [list(row) for row in written["rows"]] == [ROW_FIELDS, ROW_FIELDS]
+    assert written["environment"]["versions"]["torch"] == torch.__version__
+    assert written["environment"]["cores"] >= 1
+    assert set(written["samples"]["alpha/one"]) == {OURS, "peer"}
+
+
+def test_every_row_is_shown_with_its_verdict():
+    shown: list[str] = []
+    run_suite("test", [two_cases], Options(), show=shown.append)
+    assert any(line.startswith("alpha/one") for line in shown)
+    assert "bigger is better" in shown[-1]
+
+
+def test_peak_memory_counts_what_was_freed_before_the_call_returned():
+    def allocate_and_free() -> None:
+        torch.ones(16 << 20).sum()
+
+    assert 60e6 < peak_extra_bytes(allocate_and_free) < 120e6
+    assert peak_extra_bytes(lambda: None) < 8e6

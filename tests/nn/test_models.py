@@ -1,0 +1,86 @@
+"""The reference models: equal to PyG's with copied weights; the same on whole graphs, trimmed batches and blocks."""
+
+import pytest
+import torch
+
+from gnnsys.nn import GAT, GCN, GIN, RGCN, GraphSAGE
+from gnnsys.nn.models import hop_prefixes
+from gnnsys.ops import CSC
+
+
+@pytest.mark.parametrize("name, option", [("GraphSAGE", {}), ("GCN", {}), ("GAT", {"heads": 2})])
+def test_equals_pygs_model_of_the_same_name(edge_index, rows, assert_same_layer, name, option):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    ours = {"GraphSAGE": GraphSAGE, "GCN": GCN, "GAT": GAT}[name](12, 8, 3, 5, **option)
+    peer = getattr(pyg, name)(12, 8, 3, 5, **option)
+    assert_same_layer(ours, peer, [rows(40, 12)], lambda model, x: model(x, edge_index))
+
+
+def two_hop_batch() -> tuple[torch.Tensor, list[int]]:
+    """Nodes hop by hop (2 seeds, 3, 4) and their in-edges, hop by hop."""
+    row = torch.tensor([2, 3, 3, 4, 0, 5, 6, 6, 7, 8, 2])
+    col = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4])
+    return torch.stack([row, col]), [2, 3, 4]
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+@pytest.mark.parametrize("model", [GraphSAGE, GIN, GAT])
+def test_trimmed_layers_give_the_seeds_rows_of_the_untrimmed_model(rows, model, num_layers):
+    edge_index, num_sampled_nodes = two_hop_batch()
+    network, x = model(12, 8, num_layers, 5).double(), rows(9, 12)
+    trimmed = network(x, edge_index, num_sampled_nodes=num_sampled_nodes)
+    whole = network(x, edge_index)
+    assert trimmed.shape[0] == 2
+    torch.testing.assert_close(trimmed, whole[:2])
+
+
+def test_prefixes_shrink_hop_by_hop():
+    edge_index, num_sampled_nodes = two_hop_batch()
+    layers = hop_prefixes(CSC.from_edge_index(edge_index, 9), num_sampled_nodes, num_layers=2)
+    assert [(layer.num_src, layer.num_dst, layer.num_edges) for layer in layers] == [(9, 5, 11), (5, 2, 5)]
+
+
+def test_hops_that_do_not_add_up_are_refused(rows):
+    edge_index, _ = two_hop_batch()
+    with pytest.raises(ValueError, match="num_sampled_nodes adds up to 8, but x has 9 rows"):
+        GraphSAGE(12, 8, 2, 5).double()(rows(9, 12), edge_index, num_sampled_nodes=[2, 3, 3])
+
+
+def test_a_list_of_blocks_is_one_block_per_layer(edge_index, rows):
+    model, x = GraphSAGE(12, 8, 2, 5).double(), rows(40, 12)
+    csc = CSC.from_edge_index(edge_index, 40)
+    seeds_block = CSC(csc.indptr[:7], csc.indices[: int(csc.indptr[6])], 40)
+    torch.testing.assert_close(model(x, [csc, seeds_block]), model(x, csc)[:6])
+    with pytest.raises(ValueError, match="edges has 1 blocks for 2 layers"):
+        model(x, [csc])
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_every_model_learns_to_copy_a_label_through_normalised_layers(edge_index, rows, norm):
+    torch.manual_seed(0)
+    x, labels = rows(40, 12, dtype=torch.float32), torch.arange(40) % 3
+    edge_type = torch.arange(edge_index.shape[1]) % 4
+    models = [
+        (GraphSAGE(12, 16, 2, 3, norm=norm), {}),
+        (GCN(12, 64, 2, 3, norm=norm), {}),
+        (GAT(12, 64, 2, 3, norm=norm, heads=2), {}),
+        (GIN(12, 64, 2, 3, norm=norm), {}),
+        (RGCN(12, 16, 2, 3, norm=norm, num_relations=4, num_bases=2), {"edge_type": edge_type}),
+    ]
+    for model, edge_rows in models:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+        for _ in range(300):
+            loss = torch.nn.functional.cross_entropy(model(x, edge_index, **edge_rows), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        assert loss.item() < 0.3, type(model).__name__
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match="num_layers must be at least 1"):
+        GCN(4, 4, 0)
+    with pytest.raises(ValueError, match="heads=3 must divide hidden_channels=8"):
+        GAT(4, 8, 2, heads=3)
+    with pytest.raises(ValueError, match="norm must be None or one of layer, batch"):
+        GIN(4, 8, 2, norm="group")
