@@ -30,9 +30,6 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
-<<<<<<< HEAD
-  // Structure: cpu/structure.cpp, cpu/subgraph.cpp
-=======
   // Aggregation: cpu/spmm.cpp, cpu/sddmm.cpp, cpu/spmm_extreme.cpp. The t_ arguments are the transposed structure,
   // which autograd needs.
   m.def(
@@ -47,8 +44,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "-> Tensor");
   m.def("spmm_extreme_grad_weight(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor x) -> Tensor");
 
-  // Structure: cpu/structure.cpp
->>>>>>> kernels
+  // Structure: cpu/structure.cpp, cpu/subgraph.cpp
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "
       "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
