@@ -36,10 +36,10 @@ class Join:
         if isinstance(out, SamplerOutput):
             if isinstance(self._data, Data):
                 return self._from_data(self._data, out)
-            return self._from_stores(*self._data, out)
+            return self._from_stores(out)
         if isinstance(self._data, HeteroData):
             return self._from_hetero_data(self._data, out)
-        return self._from_hetero_stores(*self._data, out)
+        return self._from_hetero_stores(out)
 
     # -- data in memory ------------------------------------------------------------------------------------------------
 
@@ -84,7 +84,8 @@ class Join:
 
     # -- (FeatureStore, GraphStore) ------------------------------------------------------------------------------------
 
-    def _from_stores(self, features: FeatureStore, edges: GraphStore, out: SamplerOutput) -> Data:
+    def _from_stores(self, out: SamplerOutput) -> Data:
+        features: FeatureStore = self._data[0]
         batch = Data() if self._custom_cls is None else self._custom_cls()
         batch.edge_index = torch.stack([out.row, out.col])
         graph = self._graph()
@@ -99,7 +100,9 @@ class Join:
             batch[attr.attr_name] = value
         return batch
 
-    def _from_hetero_stores(self, features: FeatureStore, edges: GraphStore, out: HeteroSamplerOutput) -> HeteroData:
+    def _from_hetero_stores(self, out: HeteroSamplerOutput) -> HeteroData:
+        features: FeatureStore = self._data[0]
+        edges: GraphStore = self._data[1]
         batch = HeteroData() if self._custom_cls is None else self._custom_cls()
         ids = {**out.node, **{t: e for t, e in (out.edge or {}).items() if e is not None}}
         wanted = []

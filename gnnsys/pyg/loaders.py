@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch_geometric.loader
@@ -29,7 +29,7 @@ from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.sampling import SampleKey
 
-Output = SamplerOutput | HeteroSamplerOutput
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
 
 class ThreadedLoader(torch.utils.data.DataLoader):
@@ -213,7 +213,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
             )
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
         self._prepare(data, neighbor_sampler, seed, kwargs)
-        super().__init__(
+        torch_geometric.loader.NeighborLoader.__init__(
+            self,
             data,
             num_neighbors,
             input_nodes=input_nodes,
@@ -295,7 +296,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 exclude_supervision=exclude_supervision,
             )
         self._prepare(data, neighbor_sampler, seed, kwargs)
-        super().__init__(
+        torch_geometric.loader.LinkNeighborLoader.__init__(
+            self,
             data,
             num_neighbors,
             edge_label_index=complete_links(data, edge_label_index, neighbor_sampler),

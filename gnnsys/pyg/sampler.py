@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ from gnnsys.pyg.structure import Structure, read_structure
 from gnnsys.sampling import NeighborSampler as Sampler
 from gnnsys.sampling import Sample, SampleKey
 
-Output = SamplerOutput | HeteroSamplerOutput
-Values = Tensor | dict[Any, Tensor] | None
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
+Values: TypeAlias = Tensor | dict[Any, Tensor] | None
 
 _NEGATIVES = 0x4E45  # domain of the negatives' stream
 
@@ -69,7 +69,7 @@ class NeighborSampler(BaseSampler):
         self._structure: Structure = read_structure(data, time_attr, weight_attr, is_sorted)
         self.subgraph_type = SubgraphType(subgraph_type)
         self.replace = replace
-        self.temporal_strategy = temporal_strategy
+        self.temporal_strategy: Any = temporal_strategy
         self.weight_attr = weight_attr
         self.exclude_supervision = exclude_supervision
         self.keep_orig_edges = False
@@ -184,10 +184,10 @@ class NeighborSampler(BaseSampler):
         key = key or draw_key()
         links = Links(inputs.input_id, inputs.row.long(), inputs.col.long(), inputs.label, inputs.time)
         seeds = self._seeder(edge_type, neg_sampling)(links, generator(key.seed, _NEGATIVES, key.epoch, key.batch))
-        graph = self.graph
         exclude = None
-        if self.exclude_supervision:
-            exclude = supervision_edges(graph, edge_type, links.src, links.dst, reverse_of(edge_type, graph))
+        if self.exclude_supervision and edge_type in self.graph.edge_types:
+            reverse = reverse_of(edge_type, self.graph)
+            exclude = supervision_edges(self._sampler, edge_type, links.src, links.dst, reverse)
         sample = self._sampler.sample(
             {t: self._ids(ids) for t, ids in seeds.seeds.items()},
             key=key,

@@ -40,7 +40,7 @@ def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is
             raise NotImplementedError(
                 "weight_attr is not supported for (FeatureStore, GraphStore): PyG has no place for it"
             )
-        return _read_remote(*data, time_attr)
+        return _read_remote(data[0], data[1], time_attr)
     if kind == DataType.homogeneous:
         graph, dtype = _read_data(data, is_sorted)
         stores: list[tuple[Any, Any]] = [(EDGE, data._store)]
