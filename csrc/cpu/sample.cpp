@@ -132,6 +132,9 @@ class PlainWriter {
   }
 
   void flush() {
+    if (num_waiting_ == 0) {
+      return;
+    }
     const auto k = static_cast<uint32_t>(q_.fanout);  // every waiting seed takes exactly the fanout
     lane_words_.resize((k + 3) / 4 * 4 * kLanes);
     words_.resize(k);
@@ -462,12 +465,6 @@ const int64_t* optional_int64(const std::optional<Tensor>& t, int64_t size, cons
   return const_data<int64_t>(*t);
 }
 
-template <typename id_t>
-void check_time(const Request<id_t>& q) {
-  CHECK_ARG((q.time == nullptr) == (q.seed_time == nullptr), "time and seed_time go together, got only one of them");
-  CHECK_ARG(!q.last || q.time != nullptr, "last needs time: the most recent edges are asked for, but no time is given");
-}
-
 Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, bool replace,
                         int64_t key, std::optional<Tensor> weight, std::optional<Tensor> time, bool node_time,
                         bool time_sorted, std::optional<Tensor> seed_time, bool last, std::optional<Tensor> exclude,
@@ -478,6 +475,8 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
             dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
   CHECK_ARG(fanout >= -1 && fanout <= kMaxDegree, "fanout must be -1 (all) or 0 to 2^32 - 2, got ", fanout);
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
+  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
+  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   if (rng_ids) {
     check_ids(*rng_ids, "rng_ids");
     CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() && rng_ids->numel() == seeds.numel(),
@@ -508,7 +507,6 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     if (q.tree) {
       check_range(q.tree, q.num_seeds, static_cast<int64_t>(kMaxTree) + 1, "tree");
     }
-    check_time(q);
     CHECK_ARG(std::is_sorted(q.exclude, q.exclude + q.num_exclude), "exclude must be ascending edge positions");
     if (weight) {
       check_vector(*weight, "weight");
