@@ -492,6 +492,8 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
   CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
   CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
+  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
+  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   if (rng_ids) {
     check_ids(*rng_ids, "rng_ids");
     CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() && rng_ids->numel() == seeds.numel(),

@@ -132,7 +132,7 @@ class _SampleLinks:
         seeds = self._seeder(links, generator(self._seed, _NEGATIVES, ticket.epoch, ticket.batch))
         exclude = None
         if self._exclude is not None:
-            exclude = supervision_edges(self._graph, self._exclude[0], links.src, links.dst, self._exclude[1])
+            exclude = supervision_edges(self._sampler, self._exclude[0], links.src, links.dst, self._exclude[1])
         sample = self._sampler.sample(
             seeds.seeds,
             key=SampleKey(self._seed, ticket.epoch, ticket.batch),
