@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -31,5 +32,7 @@ def torch_csr(csc: CSC, idtype: torch.dtype, reduce: str) -> Tensor:
     values = torch.ones(csc.num_edges)
     if reduce == "mean":
         values = (1.0 / csc.in_degrees().clamp(min=1))[csc.dst()].float()
-    size = (csc.num_dst, csc.num_src)
-    return torch.sparse_csr_tensor(csc.indptr.to(idtype), csc.indices.to(idtype), values, size, check_invariants=False)
+    indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR a beta
+        return torch.sparse_csr_tensor(indptr, indices, values, (csc.num_dst, csc.num_src), check_invariants=False)

@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     graph = sbm(args.nodes, seed=args.seed)
     print(f"graph      {graph.num_nodes():,} nodes, {graph.num_edges():,} edges, {graph.info['num_classes']} classes")
-    print(f"           made in {time.perf_counter() - start:.1f} s; labels on {_share(graph, 'train_mask')} of the nodes")
+    print(
+        f"           made in {time.perf_counter() - start:.1f} s; labels on {_share(graph, 'train_mask')} of the nodes"
+    )
     torch.manual_seed(args.seed)
     model, seconds, num_seeds = train(graph, args)
     accuracy = evaluate(model, graph)
