@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import torch
@@ -165,14 +165,14 @@ def _dgl_epoch(work: Workload, graph: Graph, seeds: Tensor, num_workers: int) ->
     """DGL's own way: its sampler fetches features and labels by itself (prefetch_*), its SAGEConv, the same sizes."""
     dgl = peers.find("dgl")
     assert not isinstance(dgl, str)
-    peer = dgl_graph(graph.csc())  # its blocks inherit the formats, and their backward pass needs CSR
+    peer = dgl_graph(graph.csc(), torch.int64)  # with int32 ids DGL 1.1.3 crashes in the backward pass of a block
     peer.ndata["x"], peer.ndata["y"] = graph.node_data[NODE]["x"], graph.node_data[NODE]["y"]
     sampler = dgl.dataloading.NeighborSampler(
         list(reversed(work.sizes.fanout)), prefetch_node_feats=["x"], prefetch_labels=["y"]
     )
     loader = dgl.dataloading.DataLoader(
-        peer, seeds.int(), sampler, batch_size=work.sizes.num_seeds, shuffle=True, num_workers=num_workers
+        peer, seeds, sampler, batch_size=work.sizes.num_seeds, shuffle=True, num_workers=num_workers
     )
     widths = [work.sizes.dim, HIDDEN, HIDDEN, NUM_CLASSES]
-    model = _Trained(nn.ModuleList(dgl.nn.SAGEConv(i, o, "mean") for i, o in zip(widths, widths[1:])))
+    model = _Trained(nn.ModuleList(dgl.nn.SAGEConv(i, o, "mean") for i, o in pairwise(widths)))
     return lambda: [model.step_on_blocks(blocks) for _, _, blocks in loader]

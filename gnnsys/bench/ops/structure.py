@@ -51,7 +51,7 @@ def compact(work: Workload) -> Iterator[Case]:
         return {name: Side(call) for name, call in calls.items()}
 
     versus = (Versus(("torch.unique",)), Versus(("dgl.to_block",)))
-    missing = {"dgl.to_block": reason for reason in peers.missing("dgl").values()}
+    missing = {f"{name}.to_block": reason for name, reason in peers.missing("dgl").items()}
     yield Case("compact/1t", milliseconds(), sides, versus, missing=missing)
 
 
