@@ -95,8 +95,7 @@ BENCHMARKS: list[Benchmark] = [sampling, sampling_threads, epoch]
 
 
 def _seed_batches(work: Workload, count: int = 8) -> list[Tensor]:
-    ids = work.ids(count * work.sizes.num_seeds, work.sizes.num_nodes)
-    return list(ids.split(work.sizes.num_seeds))
+    return list(work.seeds(count * work.sizes.num_seeds).split(work.sizes.num_seeds))
 
 
 def _our_sampling(work: Workload) -> Callable[[], Any]:
@@ -113,9 +112,9 @@ def _our_sampling(work: Workload) -> Callable[[], Any]:
 def _dgl_sampling(work: Workload) -> Callable[[], Any]:
     dgl = peers.find("dgl")
     assert not isinstance(dgl, str)
-    graph = dgl_graph(work.csc, formats="csc")
+    graph = dgl_graph(work.csc, torch.int64, formats="csc")
     sampler = dgl.dataloading.NeighborSampler(list(reversed(work.sizes.fanout)))  # DGL lists the innermost hop last
-    batches = cycle([seeds.int() for seeds in _seed_batches(work)])
+    batches = cycle(_seed_batches(work))
     return lambda: sampler.sample_blocks(graph, next(batches))
 
 
@@ -133,7 +132,7 @@ def _training_graph(work: Workload) -> Graph:
 
 
 def _training_seeds(work: Workload) -> Tensor:
-    return work.ids(work.sizes.epoch_batches * work.sizes.num_seeds, work.sizes.num_nodes)
+    return work.seeds(work.sizes.epoch_batches * work.sizes.num_seeds)
 
 
 class _Trained:
@@ -165,7 +164,7 @@ def _dgl_epoch(work: Workload, graph: Graph, seeds: Tensor, num_workers: int) ->
     """DGL's own way: its sampler fetches features and labels by itself (prefetch_*), its SAGEConv, the same sizes."""
     dgl = peers.find("dgl")
     assert not isinstance(dgl, str)
-    peer = dgl_graph(graph.csc(), torch.int64)  # with int32 ids DGL 1.1.3 crashes in the backward pass of a block
+    peer = dgl_graph(graph.csc(), torch.int64)
     peer.ndata["x"], peer.ndata["y"] = graph.node_data[NODE]["x"], graph.node_data[NODE]["y"]
     sampler = dgl.dataloading.NeighborSampler(
         list(reversed(work.sizes.fanout)), prefetch_node_feats=["x"], prefetch_labels=["y"]

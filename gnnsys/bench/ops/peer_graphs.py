@@ -13,7 +13,11 @@ from gnnsys.ops import CSC
 
 
 def dgl_graph(csc: CSC, idtype: torch.dtype = torch.int32, formats: str | None = None) -> Any:
-    """A DGL graph with int32 ids, as it is fastest with, and all its formats made (its backward needs CSR too)."""
+    """A DGL graph with all its formats made (its backward needs CSR too).
+
+    Its aggregation is fastest with int32 ids. Blocks need int64: in DGL 1.1.3 `to_block` with int32 ids loses source
+    nodes from the second call on, and the backward pass of such a block crashes.
+    """
     dgl = peers.find("dgl")
     assert not isinstance(dgl, str), dgl
     indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
