@@ -18,7 +18,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kIdsPerThread = 16384;
-constexpr int64_t kGroup = 128;  // ids whose slots are fetched together
+constexpr int64_t kGroup = 256;  // ids whose slots are fetched together
 
 void check_table(const Tensor& table) {
   check_vector(table, "table");
@@ -87,16 +87,15 @@ int64_t relabel_serial(Table& table, const id_t* ids, int64_t size, int64_t* loc
   const int64_t limit = table.max_count();
   int64_t next = first;
   const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
-    if (slot->empty()) {
-      if (next == limit) {
-        return false;
-      }
-      slot->set(static_cast<uint64_t>(ids[i]), next);
-      fresh[next - first] = ids[i];
-      ++next;
-    }
-    local[i] = slot->local();
-    return true;
+    // Whether an id is new cannot be predicted, so nothing branches on it: a known id is written where it stands, and
+    // the last entry of fresh is overwritten until it is a new one.
+    const auto is_new = static_cast<int64_t>(slot->empty());
+    const int64_t number = slot->local() + (-is_new & (next + 1));  // an empty slot's local is -1
+    slot->set(static_cast<uint64_t>(ids[i]), number);
+    fresh[next - first] = ids[i];
+    local[i] = number;
+    next += is_new;
+    return next <= limit;
   });
   if (!ok) {
     table.set_overflowed();

@@ -8,6 +8,7 @@
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "cpu/choose.h"
+#include "cpu/philox_lanes.h"
 
 #include <torch/csrc/stable/library.h>
 
@@ -81,33 +82,48 @@ struct Row {
   int64_t degree;
 };
 
-// Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed.
+// Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed, in a loop without branches
+// on what is read, so that reads overlap.
 template <typename id_t>
 void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* faults) {
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) {
-      const int64_t row = q.seeds[i];
-      rows[i] = {q.indptr[row], q.indptr[row + 1] - q.indptr[row]};
+      const int64_t* row = q.indptr + q.seeds[i];
+      rows[i] = {row[0], row[1] - row[0]};
+    }
+    for (int64_t i = lo; i < hi; ++i) {
       if (rows[i].degree > kMaxDegree) {
-        faults->huge_degree = row;
+        faults->huge_degree = q.seeds[i];
       }
       offsets[i + 1] = q.count(rows[i].degree);
     }
   });
 }
 
-// The random words of kLanes streams, draw j of lane l at words[j * kLanes + l]; padded to whole blocks of 4.
+// The random words of kLanes streams: draw j of lane l at words[l * stride + j], padded to whole blocks of four.
 template <typename id_t>
-void make_words_lanes(const Request<id_t>& q, const int64_t* seeds, int lanes, uint32_t k, uint32_t* words) {
-  uint32_t low[kLanes] = {}, high[kLanes] = {}, tree[kLanes] = {};
+void make_words_lanes(const Request<id_t>& q, const int64_t* seeds, int lanes, uint32_t stride, uint32_t* words) {
+  uint32_t counters[3][kLanes] = {};
   for (int l = 0; l < lanes; ++l) {
     const Stream stream = q.stream(seeds[l]);
-    low[l] = static_cast<uint32_t>(stream.node);
-    high[l] = static_cast<uint32_t>(stream.node >> 32);
-    tree[l] = stream.tree;
+    counters[0][l] = static_cast<uint32_t>(stream.node);
+    counters[1][l] = static_cast<uint32_t>(stream.node >> 32);
+    counters[2][l] = stream.tree;
   }
-  for (uint32_t block = 0; 4 * block < k; ++block) {
-    philox4x32_lanes(low, high, tree, block, q.key, reinterpret_cast<uint32_t(*)[kLanes]>(words + 4 * block * kLanes));
+  for (uint32_t block = 0; 4 * block < stride; ++block) {
+    u32x4 state[kChains][4];
+    for (int v = 0; v < kChains; ++v) {
+      for (int c = 0; c < 3; ++c) {
+        state[v][c] = load4(counters[c] + 4 * v);
+      }
+      state[v][3] = splat(block);
+    }
+    philox4x32_lanes(state, q.key);
+    for (int l = 0; l < kLanes; ++l) {
+      const u32x4* s = state[l / 4];
+      store4(words + static_cast<uint32_t>(l) * stride + 4 * block,
+             u32x4{s[0][l % 4], s[1][l % 4], s[2][l % 4], s[3][l % 4]});
+    }
   }
 }
 
@@ -132,21 +148,22 @@ class PlainWriter {
   }
 
   void flush() {
+    if (num_waiting_ == 0) {
+      return;
+    }
     const auto k = static_cast<uint32_t>(q_.fanout);  // every waiting seed takes exactly the fanout
-    lane_words_.resize((k + 3) / 4 * 4 * kLanes);
-    words_.resize(k);
+    const uint32_t padded = (k + 3) / 4 * 4;
+    words_.resize(size_t{padded} * kLanes);
     ranks_.resize(k);
-    make_words_lanes(q_, waiting_, num_waiting_, k, lane_words_.data());
+    make_words_lanes(q_, waiting_, num_waiting_, padded, words_.data());
     for (int l = 0; l < num_waiting_; ++l) {
       const int64_t i = waiting_[l];
-      for (uint32_t j = 0; j < k; ++j) {
-        words_[j] = lane_words_[j * kLanes + static_cast<uint32_t>(l)];
-      }
+      const uint32_t* words = words_.data() + static_cast<uint32_t>(l) * padded;
       const auto n = static_cast<uint32_t>(rows_[i].degree);
       if (q_.replace) {
-        chooser_.with_replacement(q_.stream(i), words_.data(), n, k, ranks_.data());
+        chooser_.with_replacement(q_.stream(i), words, n, k, ranks_.data());
       } else {
-        chooser_.without_replacement(q_.stream(i), words_.data(), n, k, ranks_.data());
+        chooser_.without_replacement(q_.stream(i), words, n, k, ranks_.data());
       }
       for (uint32_t j = 0; j < k; ++j) {
         positions_[offsets_[i] + j] = rows_[i].begin + ranks_[j];
@@ -163,7 +180,7 @@ class PlainWriter {
   int64_t waiting_[kLanes];
   int num_waiting_ = 0;
   RankChooser chooser_;
-  std::vector<uint32_t> lane_words_, words_, ranks_;
+  std::vector<uint32_t> words_, ranks_;
 };
 
 // Seeds are taken in groups: first all positions of the group, then all reads. The reads are independent of each other
