@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from gnnsys.graph import Graph
-from gnnsys.graph import Graph as Graph
-from gnnsys.loader import Batch, LinkNeighborLoader, NegativeSampling, NeighborLoader
-from gnnsys.loader import Batch as Batch
-from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
-from gnnsys.loader import NegativeSampling as NegativeSampling
-from gnnsys.loader import NeighborLoader as NeighborLoader
+if TYPE_CHECKING:
+    from gnnsys.graph import Graph as Graph
+    from gnnsys.loader import Batch as Batch
+    from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
+    from gnnsys.loader import NegativeSampling as NegativeSampling
+    from gnnsys.loader import NeighborLoader as NeighborLoader
 
-__all__ = [
-    "TYPE_CHECKING",
-    "Any",
-    "Batch",
-    "Batch as Batch",
-    "Graph",
-    "Graph as Graph",
-    "LinkNeighborLoader",
-    "LinkNeighborLoader as LinkNeighborLoader",
-    "NegativeSampling",
-    "NegativeSampling as NegativeSampling",
-    "NeighborLoader",
-    "NeighborLoader as NeighborLoader",
-    "annotations",
-]
+_ROOM_OF = {
+    "Batch": "loader",
+    "Graph": "graph",
+    "LinkNeighborLoader": "loader",
+    "NegativeSampling": "loader",
+    "NeighborLoader": "loader",
+}
+
+__all__ = ["Batch", "Graph", "LinkNeighborLoader", "NegativeSampling", "NeighborLoader"]
+
+
+def __getattr__(name: str) -> Any:
+    """Rooms are loaded when first used, so that `gnnsys --help` does not wait for torch."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'gnnsys' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gnnsys.{_ROOM_OF[name]}"), name)
