@@ -44,6 +44,19 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "-> Tensor");
   m.def("spmm_extreme_grad_weight(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor x) -> Tensor");
 
+  // Attention: cpu/edge_softmax.cpp, cpu/attention.cpp
+  m.def("edge_softmax(Tensor indptr, Tensor scores) -> Tensor");
+  m.def("edge_softmax_grad(Tensor indptr, Tensor alpha, Tensor grad) -> Tensor");
+  m.def(
+      "gat_aggregate(Tensor indptr, Tensor indices, Tensor x, Tensor score_src, Tensor score_dst, Tensor? edge_score, "
+      "float negative_slope, float dropout, int key, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) "
+      "-> (Tensor out, Tensor log_total)");
+  m.def(
+      "gat_aggregate_grad(Tensor indptr, Tensor t_indptr, Tensor t_indices, Tensor t_positions, Tensor x, "
+      "Tensor score_src, Tensor score_dst, Tensor? edge_score, float negative_slope, float dropout, int key, "
+      "Tensor out, Tensor log_total, Tensor grad) "
+      "-> (Tensor grad_x, Tensor grad_src, Tensor grad_dst, Tensor grad_edge)");
+
   // Structure: cpu/structure.cpp, cpu/subgraph.cpp
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "

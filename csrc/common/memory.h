@@ -11,13 +11,11 @@
 namespace gnnsys {
 
 constexpr int64_t kCacheLine = 64;
-constexpr int64_t kPrefetchStride = 256;
 
-// Asks for [data, data + bytes) to be in the cache soon: one line in four, the hardware sees the stream and brings
-// the lines between (asking for each was slower). Running over the end of an array is harmless.
-inline void prefetch_read(const void* data, int64_t bytes) {
+// Asks for a line in every `stride` bytes of [data, data + bytes). Running over the end of an array is harmless.
+inline void prefetch_read(const void* data, int64_t bytes, int64_t stride = kCacheLine) {
   const char* p = static_cast<const char*>(data);
-  for (int64_t offset = 0; offset < bytes; offset += kPrefetchStride) {
+  for (int64_t offset = 0; offset < bytes; offset += stride) {
     __builtin_prefetch(p + offset, 0, 3);
   }
 }

@@ -1,4 +1,4 @@
-// Sixteen-byte vectors that compile to NEON and to SSE2 alike: loads and stores with conversion, and exp.
+// Sixteen-byte vectors that compile to NEON and to SSE2 alike: loads and stores with conversion.
 //
 // Half-precision rows are computed in float. Products and sums are separate roundings (no fused multiply-add), so a
 // result has the same bits on every machine.
@@ -7,7 +7,6 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -84,11 +83,6 @@ inline void store(T* p, vec_t<acc_t<T>> v) {
 template <typename A>
 inline vec_t<A> broadcast(A value) {
   return vec_t<A>{} + value;
-}
-
-template <typename A>
-inline vec_t<A> select(mask_t<A> where, vec_t<A> yes, vec_t<A> no) {
-  return where ? yes : no;
 }
 
 template <typename A>

@@ -42,11 +42,16 @@ inline void check_head_values(const Tensor& t, const char* name, int64_t num_row
   CHECK_ARG(t.dim() == 1 || t.size(1) == x.size(1), name, " must have ", x.size(1), " heads, got ", t.size(1));
 }
 
+// The type that sums of x are made in.
+inline ScalarType sum_type(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 // A factor per row in the type that sums are made in; none: ones.
 inline void check_scale(const std::optional<Tensor>& scale, const char* name, const Tensor& x, int64_t num_rows) {
   if (scale.has_value()) {
     check_vector(*scale, name);
-    check_dtype(*scale, x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float, name);
+    check_dtype(*scale, sum_type(x), name);
     CHECK_ARG(scale->numel() == num_rows, name, " must have ", num_rows, " entries, got ", scale->numel());
   }
 }

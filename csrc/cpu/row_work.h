@@ -43,12 +43,15 @@ void parallel_for_rows(const int64_t* indptr, int64_t num_rows, const Body& body
   });
 }
 
-// check_csc, and every entry: a pass over indptr and indices, next to nothing beside a pass over rows.
-inline void check_structure(const Tensor& indptr, const Tensor& indices, int64_t num_src) {
-  check_csc(indptr, indices);
+// int64, from 0 to num_edges, never decreasing: one pass.
+inline void check_indptr(const Tensor& indptr, int64_t num_edges) {
+  check_vector(indptr, "indptr");
+  check_dtype(indptr, ScalarType::Long, "indptr");
+  CHECK_ARG(indptr.numel() >= 1, "indptr must have num_dst + 1 entries, got none");
   const int64_t* const p = const_data<int64_t>(indptr);
+  const int64_t num_dst = indptr.numel() - 1;
   std::atomic<bool> sorted{true};
-  parallel_for(indptr.numel() - 1, 1 << 15, [&](int64_t begin, int64_t end) {
+  parallel_for(num_dst, 1 << 15, [&](int64_t begin, int64_t end) {
     int64_t seen = 0;
     for (int64_t i = begin; i < end; ++i) {
       seen |= p[i + 1] - p[i];
@@ -57,7 +60,14 @@ inline void check_structure(const Tensor& indptr, const Tensor& indices, int64_t
       sorted.store(false, std::memory_order_relaxed);
     }
   });
-  CHECK_ARG(sorted.load(), "indptr must never decrease");
+  CHECK_ARG(sorted.load() && p[0] == 0 && p[num_dst] == num_edges, "indptr must rise from 0 to the number of edges, ",
+            num_edges, "; it runs from ", p[0], " to ", p[num_dst], sorted.load() ? "" : " and decreases in between");
+}
+
+// Every entry of a structure: next to nothing beside a pass over the rows that it points to.
+inline void check_structure(const Tensor& indptr, const Tensor& indices, int64_t num_src) {
+  check_ids(indices, "indices");
+  check_indptr(indptr, indices.numel());
   check_id_range(indices, num_src, "indices");
 }
 

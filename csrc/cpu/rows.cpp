@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 17;  // below this a second thread costs more than it brings
 constexpr int64_t kBytesAhead = 2048;         // rows of so many bytes are on their way while one is copied
+constexpr int64_t kPrefetchStride = 256;      // a row is read through: the hardware brings the lines between
 constexpr int64_t kBlockShift = 6;            // scatter: 64 neighbouring rows have the same owner
 
 // Rows between the one being copied and the one being asked for.
@@ -138,7 +139,7 @@ void gather(char* out, const char* src, const id_t* index, int64_t size, const C
   parallel_for(size, kBytesPerThread / std::max<int64_t>(bytes, 1), [&](int64_t begin, int64_t end) {
     const int64_t last = std::max(begin, end - ahead);
     for (int64_t i = begin; i < last; ++i) {
-      prefetch_read(src + index[i + ahead] * bytes, bytes);
+      prefetch_read(src + index[i + ahead] * bytes, bytes, kPrefetchStride);
       copy(out, i, src, index[i]);
     }
     for (int64_t i = last; i < end; ++i) {

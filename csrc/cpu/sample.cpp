@@ -38,6 +38,7 @@ struct Request {
   uint64_t key;
   const id_t* rng_ids;    // original ids of the seeds; the seeds themselves when null
   const int64_t* tree;    // null: tree 0
+  bool timed;
   const int64_t* time;    // per position, or per node id when node_time
   int64_t num_times;
   bool node_time;
@@ -137,7 +138,7 @@ class PlainWriter {
 
   void write(int64_t i) {
     const int64_t k = offsets_[i + 1] - offsets_[i];
-    if (k == rows_[i].degree && (!q_.replace || q_.fanout < 0)) {
+    if (k == 0 || (k == rows_[i].degree && (!q_.replace || q_.fanout < 0))) {
       std::iota(positions_ + offsets_[i], positions_ + offsets_[i + 1], rows_[i].begin);
       return;
     }
@@ -224,7 +225,7 @@ class Collector {
     }
     if (weight_ != nullptr) {
       weighted(i);
-    } else if (q_.time && !q_.time_sorted) {
+    } else if (q_.timed && !q_.time_sorted) {
       unsorted_time(i);
     } else {
       contiguous(i);
@@ -275,7 +276,7 @@ class Collector {
   // Candidates are [begin_, end) less the excluded ones: ranks are mapped past the gaps. O(k + gaps + log degree).
   void contiguous(int64_t i) {
     int64_t end = end_;
-    if (q_.time) {
+    if (q_.timed) {
       const int64_t limit = q_.seed_time[i];
       int64_t lo = begin_;
       while (lo < end) {
@@ -488,6 +489,8 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
   CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
             dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
   CHECK_ARG(fanout >= -1 && fanout <= kMaxDegree, "fanout must be -1 (all) or 0 to 2^32 - 2, got ", fanout);
+  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
+  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
   CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
   CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
@@ -509,6 +512,7 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     q.key = static_cast<uint64_t>(key);
     q.rng_ids = rng_ids ? const_data<id_t>(*rng_ids) : nullptr;
     q.tree = optional_int64(tree, q.num_seeds, "tree");
+    q.timed = time.has_value();
     q.time = optional_int64(time, node_time ? -1 : indices.numel(), "time");
     q.num_times = time ? time->numel() : 0;
     q.node_time = node_time;
@@ -532,7 +536,7 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
       check_dtype(*weight, ScalarType::Double, "weight (float32 or float64)");
       return sample_general<id_t, double>(q, const_data<double>(*weight));
     }
-    if (q.time || q.num_exclude > 0) {
+    if (q.timed || q.num_exclude > 0) {
       return sample_general<id_t, float>(q, nullptr);
     }
     return sample_plain(q);

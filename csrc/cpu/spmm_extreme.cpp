@@ -174,7 +174,8 @@ std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& indptr, const Tensor& indi
 // What both gradients check: arg and grad are forward's, so only their shapes can be wrong.
 Shape check_gradient(const Tensor& indptr, const Tensor& indices, const Tensor& arg, const Tensor& grad) {
   const Shape shape = check_features(grad, "grad");
-  check_csc(indptr, indices);
+  check_ids(indices, "indices");
+  check_indptr(indptr, indices.numel());
   CHECK_ARG(shape.num_rows == indptr.numel() - 1, "grad must have ", indptr.numel() - 1, " rows");
   check_contiguous(arg, "arg");
   check_dtype(arg, ScalarType::Int, "arg");
@@ -203,11 +204,6 @@ void add_to_sources(const int64_t* indptr, const id_t* indices, const int32_t* a
   });
 }
 
-// Float (double for double), whatever grad is: many small terms meet in one place.
-ScalarType sum_type(const Tensor& t) {
-  return t.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 Tensor spmm_extreme_grad_x(const Tensor& indptr, const Tensor& indices, const Tensor& arg, const Tensor& grad,
                            const OptionalTensor& weight, int64_t num_src) {
   const Shape shape = check_gradient(indptr, indices, arg, grad);
@@ -215,6 +211,7 @@ Tensor spmm_extreme_grad_x(const Tensor& indptr, const Tensor& indices, const Te
     check_head_values(*weight, "weight", indices.numel(), grad, "grad");
   }
   check_id_range(indices, num_src, "indices");
+  // In the type of sums, whatever grad is: many small terms meet in one place.
   Tensor grad_x = torch::stable::new_zeros(grad, {num_src, shape.size()}, sum_type(grad));
   dispatch_features(grad, "grad", [&](auto value) {
     using T = decltype(value);

@@ -1,6 +1,7 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
 from gnnsys.ops.aggregate import sddmm, spmm
+from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
@@ -17,7 +18,9 @@ __all__ = [
     "compact",
     "compact_scratch",
     "degrees",
+    "edge_softmax",
     "find_edges",
+    "gat_aggregate",
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
 from gnnsys.ops._library import native
 from gnnsys.ops.csc import CSC
 
@@ -33,7 +34,7 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     """
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-    _check_rows(x, csc.num_src, "x")
+    check_rows(x, csc.num_src, "x")
     if x.dim() == 3 and (weight is None or weight.dim() == 1):  # every head alike: one wide row
         return spmm(csc, x.flatten(1), weight, reduce).unflatten(1, x.shape[1:])
     x = x.contiguous()
@@ -41,7 +42,7 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     if reduce in ("max", "min"):
         return native.spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min")[0]
     dst_scale = _inverse_degrees(csc, x.dtype) if reduce == "mean" else None
-    return native.spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *_transposed(csc, x))
+    return native.spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
 
 
 def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
@@ -49,8 +50,8 @@ def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
 
     Rows [n, d] give [num_edges]; rows [n, heads, d] give [num_edges, heads]. Differentiable in both.
     """
-    _check_rows(dst_rows, csc.num_dst, "dst_rows")
-    _check_rows(src_rows, csc.num_src, "src_rows")
+    check_rows(dst_rows, csc.num_dst, "dst_rows")
+    check_rows(src_rows, csc.num_src, "src_rows")
     return native.sddmm(
         csc.indptr,
         csc.indices,
@@ -59,32 +60,13 @@ def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
         src_rows.contiguous(),
         None,
         None,
-        *_transposed(csc, src_rows),
+        *transposed_if_needed(csc, src_rows),
     )
-
-
-def _check_rows(rows: Tensor, num_rows: int, name: str) -> None:
-    if rows.dim() not in (2, 3):
-        raise ValueError(f"{name} must be [num_rows, d] or [num_rows, heads, d], got shape {tuple(rows.shape)}")
-    if rows.shape[0] != num_rows:
-        raise ValueError(f"{name} must have {num_rows} rows, as many as the CSC has nodes there, got {rows.shape[0]}")
 
 
 def _inverse_degrees(csc: CSC, dtype: torch.dtype) -> Tensor:
     """1 / in-degree in the dtype that sums are made in; 1 where there is no in-edge."""
-    return csc.in_degrees().clamp(min=1).to(_sum_dtype(dtype)).reciprocal()
-
-
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _transposed(csc: CSC, rows: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The transposed structure, where the gradient of source rows will ask for it."""
-    if not (torch.is_grad_enabled() and rows.requires_grad):
-        return None, None, None
-    transposed = csc.transpose()
-    return transposed.indptr, transposed.indices, transposed.edge_ids
+    return csc.in_degrees().clamp(min=1).to(sum_dtype(dtype)).reciprocal()
 
 
 # The ops take (indptr, indices, positions) of the structure and of its transpose; positions say where in an edge
@@ -123,13 +105,14 @@ def _(
     return dst_rows.new_empty((indices.shape[0], *dst_rows.shape[1:-1]))
 
 
-def _save_all(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+def _save_spmm(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+    *structure, x, weight, src_scale, dst_scale, t_indptr, t_indices, t_positions = inputs
+    x = x if ctx.needs_input_grad[4] else None  # only the gradient of weight looks at the features again
+    ctx.save_for_backward(*structure, x, weight, src_scale, dst_scale, t_indptr, t_indices, t_positions)
+
+
+def _save_sddmm(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
-
-
-def _need_transpose(t_indptr: Tensor | None) -> None:
-    if t_indptr is None:
-        raise RuntimeError("this gradient needs the transposed structure: call through gnnsys.ops, which passes it")
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -138,7 +121,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = grad.contiguous()
     grad_x = grad_weight = None
     if ctx.needs_input_grad[3]:
-        _need_transpose(t_indptr)
+        need_transpose(t_indptr)
         grad_x = native.spmm(*transposed, grad, weight, dst_scale, src_scale, *structure)
     if ctx.needs_input_grad[4]:
         grad_weight = native.sddmm(*structure, grad, x, src_scale, dst_scale, *transposed)
@@ -153,13 +136,13 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[3]:
         grad_dst = native.spmm(*structure, src, grad, src_scale, dst_scale, *transposed)
     if ctx.needs_input_grad[4]:
-        _need_transpose(t_indptr)
+        need_transpose(t_indptr)
         grad_src = native.spmm(*transposed, dst, grad, dst_scale, src_scale, *structure)
     return None, None, None, grad_dst, grad_src, None, None, None, None, None
 
 
-torch.library.register_autograd("gnnsys::spmm", _spmm_backward, setup_context=_save_all)
-torch.library.register_autograd("gnnsys::sddmm", _sddmm_backward, setup_context=_save_all)
+torch.library.register_autograd("gnnsys::spmm", _spmm_backward, setup_context=_save_spmm)
+torch.library.register_autograd("gnnsys::sddmm", _sddmm_backward, setup_context=_save_sddmm)
 
 
 @torch.library.register_fake("gnnsys::spmm_extreme")
@@ -170,18 +153,19 @@ def _(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, minimum
 
 @torch.library.register_fake("gnnsys::spmm_extreme_grad_x")
 def _(indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, weight: Tensor | None, num_src: int) -> Tensor:
-    return grad.new_empty((num_src, arg.shape[1]), dtype=_sum_dtype(grad.dtype))
+    return grad.new_empty((num_src, arg.shape[1]), dtype=sum_dtype(grad.dtype))
 
 
 @torch.library.register_fake("gnnsys::spmm_extreme_grad_weight")
 def _(indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, x: Tensor) -> Tensor:
     heads = grad.shape[1] if grad.dim() == 3 else 1
-    return grad.new_empty((indices.shape[0], heads), dtype=_sum_dtype(grad.dtype))
+    return grad.new_empty((indices.shape[0], heads), dtype=sum_dtype(grad.dtype))
 
 
 def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     indptr, indices, x, weight, _ = inputs
-    ctx.save_for_backward(indptr, indices, x, weight, output[1])
+    ctx.save_for_backward(indptr, indices, x if ctx.needs_input_grad[3] else None, weight, output[1])
+    ctx.x_shape = x.shape
 
 
 def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -189,9 +173,10 @@ def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor 
     grad = grad.contiguous()
     grad_x = grad_weight = None
     if ctx.needs_input_grad[2]:
-        grad_x = native.spmm_extreme_grad_x(indptr, indices, arg, grad, weight, x.shape[0]).to(x.dtype).view_as(x)
+        grad_x = native.spmm_extreme_grad_x(indptr, indices, arg, grad, weight, ctx.x_shape[0])
+        grad_x = grad_x.to(grad.dtype).view(ctx.x_shape)
     if ctx.needs_input_grad[3]:
-        grad_weight = native.spmm_extreme_grad_weight(indptr, indices, arg, grad, x).to(x.dtype).view_as(weight)
+        grad_weight = native.spmm_extreme_grad_weight(indptr, indices, arg, grad, x).to(grad.dtype).view_as(weight)
     return None, None, grad_x, grad_weight, None
 
 

@@ -269,7 +269,7 @@ class _DisjointWalk(_Walk):
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
         tree = self._seed_tree.get(node_type, torch.empty(0, dtype=torch.int64))
         num_nodes = self.sampler.graph.num_nodes(node_type)
-        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < num_nodes):
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_nodes):
             raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
         self.tables[node_type].insert_seeds(tree * num_nodes + ids)
         self.nodes[node_type].append(ids)

@@ -1,5 +1,7 @@
 """spmm and sddmm equal the dense matrix product, forward and backward, whatever the structure, dtype or threads."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -216,6 +218,17 @@ def test_no_message_per_edge_is_ever_stored():
         spmm(csc, x, weight).sum().backward()
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest < 5_000_000
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_features_are_not_kept_for_a_backward_pass_that_does_not_need_them(reduce):
+    csc = random_csc(13, 9, 60)
+    x = randn(13, 3, grad=True) * 2
+    alive = weakref.ref(x)
+    out = spmm(csc, x, randn(60), reduce)
+    del x
+    assert alive() is None
+    out.sum().backward()
 
 
 def test_the_ops_obey_torch_library():

@@ -1,0 +1,50 @@
+// Softmax over the in-edges of one row, all heads at once: scores [count, heads], contiguous.
+#pragma once
+
+#include "common/exp.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace gnnsys {
+
+// What a row is shifted by and divided by, per head: alpha = exp(score - shift) / total.
+template <typename A>
+struct RowSoftmax {
+  std::vector<A> shift;
+  std::vector<A> total;
+
+  explicit RowSoftmax(int64_t heads) : shift(heads), total(heads) {}
+
+  // scores become alpha, in place. The shift is the largest score, so that nothing overflows.
+  void operator()(A* scores, int64_t count) {
+    const int64_t heads = static_cast<int64_t>(shift.size());
+    std::fill(shift.begin(), shift.end(), -std::numeric_limits<A>::infinity());
+    std::fill(total.begin(), total.end(), A{0});
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t h = 0; h < heads; ++h) {
+        shift[h] = std::max(shift[h], scores[k * heads + h]);
+      }
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t h = 0; h < heads; ++h) {
+        scores[k * heads + h] -= shift[h];
+      }
+    }
+    exp_all(scores, count * heads);
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t h = 0; h < heads; ++h) {
+        total[h] += scores[k * heads + h];
+      }
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      for (int64_t h = 0; h < heads; ++h) {
+        scores[k * heads + h] /= total[h];
+      }
+    }
+  }
+};
+
+}  // namespace gnnsys

@@ -1,0 +1,147 @@
+"""Attention over in-edges: edge_softmax, and gat_aggregate, which fuses GAT's scores, softmax, dropout and sum.
+
+gat_aggregate keeps two numbers per destination and head for its backward pass and computes the rest again, so neither
+pass holds anything of the size of edges times features. Dropout is addressed by (key, edge position, head): the same
+key gives the same mask on any number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
+from gnnsys.ops._library import native
+from gnnsys.ops.csc import CSC
+
+
+def edge_softmax(csc: CSC, scores: Tensor) -> Tensor:
+    """Softmax of `scores`, [num_edges] or [num_edges, heads] by position in `csc`, over the in-edges of each node.
+
+    >>> edge_softmax(CSC(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), num_src=2), torch.zeros(3))
+    tensor([0.5000, 0.5000, 1.0000])
+    """
+    return native.edge_softmax(csc.indptr, scores.contiguous())
+
+
+def gat_aggregate(
+    csc: CSC,
+    x: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    edge_score: Tensor | None = None,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    key: int = 0,
+) -> Tensor:
+    """GAT's aggregation: in-neighbours weighted by the softmax of their scores, [num_dst, heads, d].
+
+    The score of e = (u, v) is `leaky_relu(score_src[u] + score_dst[v] + edge_score[e])`; softmax runs over the
+    in-edges of v, and with `dropout` each weight is zeroed with that probability, the others scaled to make up for
+    it. `x` is [num_src, heads, d], `score_src` [num_src, heads], `score_dst` [num_dst, heads] and `edge_score`
+    [num_edges, heads], by position in `csc`. Gradients flow to all four. Pass a new `key` with every step.
+    """
+    check_rows(x, csc.num_src, "x")
+    out, _ = native.gat_aggregate(
+        csc.indptr,
+        csc.indices,
+        x.contiguous(),
+        score_src.contiguous(),
+        score_dst.contiguous(),
+        None if edge_score is None else edge_score.contiguous(),
+        negative_slope,
+        dropout,
+        key,
+        *transposed_if_needed(csc, x, score_src, score_dst, edge_score),
+    )
+    return out
+
+
+@torch.library.register_fake("gnnsys::edge_softmax")
+def _(indptr: Tensor, scores: Tensor) -> Tensor:
+    return torch.empty_like(scores)
+
+
+@torch.library.register_fake("gnnsys::edge_softmax_grad")
+def _(indptr: Tensor, alpha: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(alpha)
+
+
+def _save_softmax(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+    indptr, alpha = ctx.saved_tensors
+    return None, native.edge_softmax_grad(indptr, alpha, grad.contiguous())
+
+
+torch.library.register_autograd("gnnsys::edge_softmax", _softmax_backward, setup_context=_save_softmax)
+
+
+@torch.library.register_fake("gnnsys::gat_aggregate")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    edge_score: Tensor | None,
+    negative_slope: float,
+    dropout: float,
+    key: int,
+    t_indptr: Tensor | None,
+    t_indices: Tensor | None,
+    t_positions: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    num_dst = indptr.shape[0] - 1
+    return x.new_empty((num_dst, *x.shape[1:])), x.new_empty((num_dst, x.shape[1]), dtype=sum_dtype(x.dtype))
+
+
+@torch.library.register_fake("gnnsys::gat_aggregate_grad")
+def _(
+    indptr: Tensor,
+    t_indptr: Tensor,
+    t_indices: Tensor,
+    t_positions: Tensor,
+    x: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    edge_score: Tensor | None,
+    negative_slope: float,
+    dropout: float,
+    key: int,
+    out: Tensor,
+    log_total: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def by_head(num_rows: int) -> Tensor:
+        return x.new_empty((num_rows, x.shape[1]), dtype=sum_dtype(x.dtype))
+
+    return torch.empty_like(x), by_head(x.shape[0]), by_head(indptr.shape[0] - 1), by_head(t_indices.shape[0])
+
+
+def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    indptr, _, x, score_src, score_dst, edge_score, *options, t_indptr, t_indices, t_positions = inputs
+    ctx.save_for_backward(indptr, t_indptr, t_indices, t_positions, x, score_src, score_dst, edge_score, *output)
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+
+
+def _attention_backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    indptr, t_indptr, t_indices, t_positions, x, score_src, score_dst, edge_score, out, log_total = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 12
+    need_transpose(t_indptr)
+    structure, scores = (indptr, t_indptr, t_indices, t_positions), (score_src, score_dst, edge_score)
+    grad_x, *grad_scores = native.gat_aggregate_grad(
+        *structure, x, *scores, *ctx.options, out, log_total, grad.contiguous()
+    )
+    needed = ctx.needs_input_grad[3:6]
+    grads = [g.to(x.dtype) if wanted else None for g, wanted in zip(grad_scores, needed)]
+    return None, None, grad_x, *grads, None, None, None, None, None, None
+
+
+torch.library.register_autograd("gnnsys::gat_aggregate", _attention_backward, setup_context=_save_attention)
