@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,6 +66,7 @@ class NeighborSampler:
         fanouts = check_fanouts(graph, num_neighbors)
         self.num_hops = len(next(iter(fanouts.values()), ()))
         self._sources = edge_sources(graph, fanouts, weight, time)
+        self._id_dtypes = _id_dtypes(graph)
         self._free_tables: deque[dict[NodeType, IdTable]] = deque()
 
     def csc(self, edge_type: EdgeType) -> CSC:
@@ -129,7 +131,11 @@ class _Walk:
 
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
         self.tables[node_type].insert_seeds(ids)
-        self.nodes[node_type].append(ids)
+        self._add(node_type, ids)
+
+    def _add(self, node_type: NodeType, ids: Tensor) -> None:
+        """Ids are kept as the graph keeps them, so that a hop need not convert what the last one found."""
+        self.nodes[node_type].append(ids.to(self.sampler._id_dtypes[node_type]))
 
     def step(self, hop: int, key: SampleKey, exclude: Mapping[EdgeType, Tensor]) -> None:
         before = {t: sum(n) for t, n in self.num_nodes.items()}
@@ -161,7 +167,7 @@ class _Walk:
                 break
             chunks.append(chunk)
             left -= chunk.numel()
-        return torch.cat(chunks[::-1]) if chunks else torch.empty(0, dtype=torch.int64)
+        return torch.cat(chunks[::-1]) if chunks else self.nodes[node_type][0][:0]
 
     def _neighbors(
         self,
@@ -188,7 +194,7 @@ class _Walk:
         """Local ids of the sampled neighbours; new ones are added to their node type."""
         local, fresh = self.tables[edge_type[0]].insert(neighbors.ids)
         if fresh.numel():
-            self.nodes[edge_type[0]].append(fresh.to(torch.int64))
+            self._add(edge_type[0], fresh)
         return local
 
     def _add_block(
@@ -196,7 +202,7 @@ class _Walk:
     ) -> None:
         num_src = {t: sum(n) for t, n in self.num_nodes.items()}
         csc = {
-            t: CSC(indptr, local, num_src[t[0]], _edge_ids(self.sources[t].csc, positions))
+            t: CSC(indptr, local, num_src[t[0]], partial(_edge_ids, self.sources[t].csc, positions))
             for t, (indptr, local, positions) in structure.items()
         }
         self.blocks.insert(0, Block(csc, num_src, num_dst))
@@ -211,7 +217,7 @@ class _Walk:
             edge[edge_type] = _edge_ids(self.sources[edge_type].csc, torch.cat(positions))
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
-        node = {t: torch.cat(chunks) for t, chunks in self.nodes.items()}
+        node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
         return Sample(node, row, col, edge, self.num_nodes, self.num_edges, blocks=self.blocks)
 
 
@@ -257,7 +263,7 @@ class _DisjointWalk(_Walk):
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_nodes):
             raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
         self.tables[node_type].insert_seeds(tree * num_nodes + ids)
-        self.nodes[node_type].append(ids)
+        self._add(node_type, ids)
         self.trees[node_type].append(tree)
 
     def _neighbors(self, source, hop, key, frontier, edge_type, exclude, **more):  # type: ignore[no-untyped-def]
@@ -281,7 +287,7 @@ class _DisjointWalk(_Walk):
         num_nodes = self.sampler.graph.num_nodes(src_type)
         local, fresh = self.tables[src_type].insert(tree * num_nodes + neighbors.ids)
         if fresh.numel():
-            self.nodes[src_type].append(fresh % num_nodes)
+            self._add(src_type, fresh % num_nodes)
             self.trees[src_type].append(torch.div(fresh, num_nodes, rounding_mode="floor"))
         return local
 
@@ -289,6 +295,15 @@ class _DisjointWalk(_Walk):
         sample = super().finish()
         sample.tree = {t: torch.cat(chunks) for t, chunks in self.trees.items()}
         return sample
+
+
+def _id_dtypes(graph: Graph) -> dict[NodeType, torch.dtype]:
+    """The dtype in which ids of each node type are kept while sampling: int32 unless some edge type stores int64."""
+    dtypes = dict.fromkeys(graph.node_types, torch.int32)
+    for edge_type in graph.edge_types:
+        if graph.csc(edge_type).indices.dtype == torch.int64:
+            dtypes[edge_type[0]] = dtypes[edge_type[2]] = torch.int64
+    return dtypes
 
 
 def _columns(indptr: Tensor, first: int, num_edges: int) -> Tensor:
