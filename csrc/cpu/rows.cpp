@@ -143,18 +143,25 @@ void dispatch_copy(const Tensor& to, const char* to_name, const Tensor& from, co
 }
 
 template <typename id_t, typename Copy>
-void gather(char* out, const char* src, const id_t* index, int64_t size, const Copy& copy) {
+void gather_range(char* out, const char* src, const id_t* index, int64_t begin, int64_t end, int64_t bytes,
+                  int64_t ahead, const Copy copy) {
+  const int64_t last = std::max(begin, end - ahead);
+  for (int64_t i = begin; i < last; ++i) {
+    prefetch_read(src + index[i + ahead] * bytes, bytes, kPrefetchStride);
+    copy(out, i, src, index[i]);
+  }
+  for (int64_t i = last; i < end; ++i) {
+    copy(out, i, src, index[i]);
+  }
+}
+
+// Everything by value: a store through char* may alias whatever is reached through a reference.
+template <typename id_t, typename Copy>
+void gather(char* out, const char* src, const id_t* index, int64_t size, const Copy copy) {
   const int64_t bytes = copy.from_bytes();
   const int64_t ahead = rows_ahead(bytes);
-  parallel_for(size, kBytesPerThread / std::max<int64_t>(bytes, 1), [&](int64_t begin, int64_t end) {
-    const int64_t last = std::max(begin, end - ahead);
-    for (int64_t i = begin; i < last; ++i) {
-      prefetch_read(src + index[i + ahead] * bytes, bytes, kPrefetchStride);
-      copy(out, i, src, index[i]);
-    }
-    for (int64_t i = last; i < end; ++i) {
-      copy(out, i, src, index[i]);
-    }
+  parallel_for(size, kBytesPerThread / std::max<int64_t>(bytes, 1), [=](int64_t begin, int64_t end) {
+    gather_range(out, src, index, begin, end, bytes, ahead, copy);
   });
 }
 
