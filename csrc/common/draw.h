@@ -36,7 +36,7 @@ struct Stream {
 // Draw `index` of a stream, uniform in [0, bound), from its first word; further attempts are fetched when rejected.
 GNNSYS_HD uint32_t bounded(const Stream& stream, uint32_t index, uint32_t word, uint32_t bound) {
   uint64_t product = static_cast<uint64_t>(word) * bound;
-  if (static_cast<uint32_t>(product) < bound) {
+  if (__builtin_expect(static_cast<uint32_t>(product) < bound, 0)) {
     const uint32_t threshold = (0u - bound) % bound;
     for (uint32_t attempt = 1; static_cast<uint32_t>(product) < threshold && attempt <= kMaxAttempt; ++attempt) {
       product = static_cast<uint64_t>(stream.words(index >> 2, attempt).w[index & 3]) * bound;

@@ -41,40 +41,6 @@ GNNSYS_HD Words philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, u
   return {{c0, c1, c2, c3}};
 }
 
-// The same for kLanes counters that differ in (c0, c1, c2), in a form that compilers turn into SIMD.
-constexpr int kLanes = 16;
-
-inline void philox4x32_lanes(const uint32_t* c0, const uint32_t* c1, const uint32_t* c2, uint32_t c3, uint64_t key,
-                             uint32_t (*out)[kLanes]) {
-  uint32_t a[kLanes], b[kLanes], c[kLanes], d[kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    a[l] = c0[l];
-    b[l] = c1[l];
-    c[l] = c2[l];
-    d[l] = c3;
-  }
-  uint32_t k0 = static_cast<uint32_t>(key);
-  uint32_t k1 = static_cast<uint32_t>(key >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (int l = 0; l < kLanes; ++l) {
-      const uint64_t product0 = static_cast<uint64_t>(0xD2511F53u) * a[l];
-      const uint64_t product1 = static_cast<uint64_t>(0xCD9E8D57u) * c[l];
-      a[l] = static_cast<uint32_t>(product1 >> 32) ^ b[l] ^ k0;
-      b[l] = static_cast<uint32_t>(product1);
-      c[l] = static_cast<uint32_t>(product0 >> 32) ^ d[l] ^ k1;
-      d[l] = static_cast<uint32_t>(product0);
-    }
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  for (int l = 0; l < kLanes; ++l) {
-    out[0][l] = a[l];
-    out[1][l] = b[l];
-    out[2][l] = c[l];
-    out[3][l] = d[l];
-  }
-}
-
 // 64 random bits at (a, b): two 64-bit coordinates.
 GNNSYS_HD uint64_t philox_u64(uint64_t a, uint64_t b, uint64_t key) {
   const Words r = philox4x32(static_cast<uint32_t>(a), static_cast<uint32_t>(a >> 32), static_cast<uint32_t>(b),

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "common/draw.h"
+#include "common/u32x4.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -13,7 +14,6 @@
 namespace gnnsys {
 
 constexpr uint32_t kNoRank = 0xFFFFFFFFu;
-constexpr uint32_t kSmall = 16;  // up to here everything is done in a few vector registers, without branches
 
 inline void make_words(const Stream& stream, uint32_t k, uint32_t* words) {
   for (uint32_t block = 0; 4 * block < k; ++block) {
@@ -22,25 +22,49 @@ inline void make_words(const Stream& stream, uint32_t k, uint32_t* words) {
   }
 }
 
-// Ascending. Small arrays are sorted by counting, for each entry, the entries before it: no branch to mispredict.
-inline void sort_ranks(uint32_t* ranks, uint32_t k) {
-  if (k > kSmall) {
-    std::sort(ranks, ranks + k);
-    return;
-  }
-  uint32_t padded[kSmall];
-  for (uint32_t i = 0; i < kSmall; ++i) {
-    padded[i] = i < k ? ranks[i] : kNoRank;
-  }
-  for (uint32_t j = 0; j < k; ++j) {
-    const uint32_t value = padded[j];
-    uint32_t before = 0;
-    for (uint32_t i = 0; i < kSmall; ++i) {
-      before += static_cast<uint32_t>(padded[i] < value) + static_cast<uint32_t>(padded[i] == value && i < j);
+// Up to 4 * V ranks, in vector registers for comparing all of them with one and in memory for taking one out; writing a
+// lane through memory would stall every comparison that follows. Unused lanes hold kNoRank.
+template <int V>
+class SmallRanks {
+ public:
+  SmallRanks() {
+    for (int v = 0; v < V; ++v) {
+      lanes_[v] = splat(kNoRank);
     }
-    ranks[before] = value;
   }
-}
+
+  bool contains(uint32_t rank) const {
+    u32x4 equal = {};
+    for (int v = 0; v < V; ++v) {
+      equal |= static_cast<u32x4>(lanes_[v] == splat(rank));
+    }
+    return sum_lanes(equal) != 0;  // up to four times -1
+  }
+
+  void set(uint32_t i, uint32_t rank) {
+    words_[i] = rank;
+    for (int v = 0; v < V; ++v) {
+      const u32x4 lane = u32x4{0, 1, 2, 3} + splat(4 * static_cast<uint32_t>(v));
+      const auto here = static_cast<u32x4>(lane == splat(i));
+      lanes_[v] = (lanes_[v] & ~here) | (splat(rank) & here);
+    }
+  }
+
+  // Writes the first k, all different, in ascending order, each to where the count of smaller ones puts it: no branch to mispredict.
+  void write_sorted(uint32_t k, uint32_t* out) const {
+    for (uint32_t j = 0; j < k; ++j) {
+      u32x4 smaller = {};
+      for (int v = 0; v < V; ++v) {
+        smaller += static_cast<u32x4>(lanes_[v] < splat(words_[j]));
+      }
+      out[0u - sum_lanes(smaller)] = words_[j];
+    }
+  }
+
+ private:
+  u32x4 lanes_[V];
+  uint32_t words_[4 * V];
+};
 
 // Reused between the nodes that one thread samples.
 class RankChooser {
@@ -50,16 +74,41 @@ class RankChooser {
     for (uint32_t j = 0; j < k; ++j) {
       ranks[j] = bounded(stream, j, words[j], n);
     }
-    sort_ranks(ranks, k);
+    std::sort(ranks, ranks + k);
   }
 
   // A uniform k-subset of [0, n), k <= n, ascending. Floyd: draw j is from [0, n - k + j]; when it hits a rank that is
   // already in, the rank n - k + j itself goes in.
   void without_replacement(const Stream& stream, const uint32_t* words, uint32_t n, uint32_t k, uint32_t* ranks) {
-    if (k <= kSmall) {
-      small_subset(stream, words, n, k, ranks);
-      return;
+    switch ((k + 3) / 4) {
+      case 0:
+        return;
+      case 1:
+        return small_subset<1>(stream, words, n, k, ranks);
+      case 2:
+        return small_subset<2>(stream, words, n, k, ranks);
+      case 3:
+        return small_subset<3>(stream, words, n, k, ranks);
+      case 4:
+        return small_subset<4>(stream, words, n, k, ranks);
+      default:
+        return large_subset(stream, words, n, k, ranks);
     }
+  }
+
+ private:
+  template <int V>
+  static void small_subset(const Stream& stream, const uint32_t* words, uint32_t n, uint32_t k, uint32_t* ranks) {
+    SmallRanks<V> chosen;
+    for (uint32_t j = 0; j < k; ++j) {
+      const uint32_t last = n - k + j;
+      const uint32_t drawn = bounded(stream, j, words[j], last + 1);
+      chosen.set(j, chosen.contains(drawn) ? last : drawn);
+    }
+    chosen.write_sorted(k, ranks);
+  }
+
+  void large_subset(const Stream& stream, const uint32_t* words, uint32_t n, uint32_t k, uint32_t* ranks) {
     reset_set(k);
     for (uint32_t j = 0; j < k; ++j) {
       const uint32_t last = n - k + j;
@@ -71,28 +120,6 @@ class RankChooser {
       }
     }
     std::sort(ranks, ranks + k);
-  }
-
- private:
-  static void small_subset(const Stream& stream, const uint32_t* words, uint32_t n, uint32_t k, uint32_t* ranks) {
-    uint32_t chosen[kSmall];
-    std::fill_n(chosen, kSmall, kNoRank);
-    for (uint32_t j = 0; j < k; ++j) {
-      const uint32_t last = n - k + j;
-      const uint32_t drawn = bounded(stream, j, words[j], last + 1);
-      uint32_t taken = 0;
-      for (uint32_t i = 0; i < kSmall; ++i) {
-        taken |= static_cast<uint32_t>(chosen[i] == drawn);
-      }
-      chosen[j] = taken ? last : drawn;
-    }
-    for (uint32_t j = 0; j < k; ++j) {
-      uint32_t before = 0;
-      for (uint32_t i = 0; i < kSmall; ++i) {
-        before += static_cast<uint32_t>(chosen[i] < chosen[j]);
-      }
-      ranks[before] = chosen[j];
-    }
   }
 
   void reset_set(uint32_t k) {

@@ -16,7 +16,8 @@ constexpr int64_t kHeader = 8;
 struct NarrowSlot {
   uint64_t word;
   bool empty() const { return word == 0; }
-  bool holds(uint64_t id) const { return static_cast<uint32_t>(word) == id; }
+  // Empty, or this id's. Written without && and ||: compilers would make two branches, one of them unpredictable.
+  bool takes(uint64_t id) const { return (word & -static_cast<uint64_t>(static_cast<uint32_t>(word) != id)) == 0; }
   int64_t local() const { return static_cast<int64_t>(word >> 32) - 1; }
   void set(uint64_t id, int64_t local) { word = (static_cast<uint64_t>(local + 1) << 32) | id; }
 };
@@ -25,7 +26,9 @@ struct WideSlot {
   int64_t local_plus_one;
   uint64_t id;
   bool empty() const { return local_plus_one == 0; }
-  bool holds(uint64_t other) const { return id == other; }
+  bool takes(uint64_t other) const {
+    return (static_cast<uint64_t>(local_plus_one) & -static_cast<uint64_t>(id != other)) == 0;
+  }
   int64_t local() const { return local_plus_one - 1; }
   void set(uint64_t new_id, int64_t new_local) {
     id = new_id;
@@ -64,7 +67,7 @@ class IdTable {
     const uint64_t base = home & ~region_mask_;
     for (uint64_t step = 0; step <= region_mask_; ++step) {
       Slot* slot = slots_ + (base | ((home + step) & region_mask_));
-      if (slot->empty() || slot->holds(id)) {
+      if (slot->takes(id)) {
         return slot;
       }
     }

@@ -18,7 +18,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kIdsPerThread = 16384;
-constexpr int64_t kGroup = 128;  // ids whose slots are fetched together
+constexpr int64_t kGroup = 256;  // ids whose slots are fetched together
 
 void check_table(const Tensor& table) {
   check_vector(table, "table");
@@ -57,8 +57,8 @@ void check_ids_fit(const id_t* ids, int64_t size, bool wide) {
 // Makes the compiler believe that a value is used.
 inline void keep(uint64_t value) { asm volatile("" : : "r"(value)); }
 
-// Visits ids in order, `visit(i, slot)`, with the slots of a group fetched before they are needed. Stops with false when
-// the table is too full: a region has no empty slot, or visit says so.
+// Visits ids in order, `visit(i, slot)`, with the slots of a group fetched before they are needed; the slot is null where
+// a region is full. Stops with false when visit says so.
 template <typename Table, typename id_t, typename Visit>
 bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
   uint64_t homes[kGroup];
@@ -72,7 +72,7 @@ bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
     keep(touched);
     for (int64_t j = 0; j < n; ++j) {
       auto* slot = table.find(static_cast<uint64_t>(ids[group + j]), homes[j]);
-      if (slot == nullptr || !visit(group + j, slot)) {
+      if (!visit(group + j, slot)) {
         return false;
       }
     }
@@ -87,16 +87,18 @@ int64_t relabel_serial(Table& table, const id_t* ids, int64_t size, int64_t* loc
   const int64_t limit = table.max_count();
   int64_t next = first;
   const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
-    if (slot->empty()) {
-      if (next == limit) {
-        return false;
-      }
-      slot->set(static_cast<uint64_t>(ids[i]), next);
-      fresh[next - first] = ids[i];
-      ++next;
+    if (slot == nullptr) {
+      return false;
     }
-    local[i] = slot->local();
-    return true;
+    // Whether an id is new cannot be predicted, so nothing branches on it: a known id is written where it stands, and
+    // the last entry of fresh is overwritten until it is a new one.
+    const auto is_new = static_cast<int64_t>(slot->empty());
+    const int64_t number = slot->local() + (-is_new & (next + 1));  // an empty slot's local is -1
+    slot->set(static_cast<uint64_t>(ids[i]), number);
+    fresh[next - first] = ids[i];
+    local[i] = number;
+    next += is_new;
+    return next <= limit;
   });
   if (!ok) {
     table.set_overflowed();
@@ -228,10 +230,10 @@ template <typename Slot, typename id_t>
 void place_seeds(IdTable<Slot>& table, const id_t* ids, int64_t size) {
   const int64_t first = table.count();
   const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
-    if (slot->empty()) {
+    if (slot != nullptr && slot->empty()) {
       slot->set(static_cast<uint64_t>(ids[i]), first + i);
     }
-    return true;
+    return slot != nullptr;
   });
   if (!ok) {
     table.set_overflowed();
@@ -277,7 +279,7 @@ Tensor lookup(const Tensor& table, const Tensor& ids) {
       auto* out = mutable_data<int64_t>(local);
       parallel_for(ids.numel(), kIdsPerThread, [&](int64_t lo, int64_t hi) {
         for_each_slot(map, values + lo, hi - lo, [&](int64_t i, auto* slot) {
-          out[lo + i] = slot->local();
+          out[lo + i] = slot == nullptr ? -1 : slot->local();
           return true;
         });
       });

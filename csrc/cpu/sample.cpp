@@ -8,6 +8,7 @@
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "cpu/choose.h"
+#include "cpu/philox_lanes.h"
 
 #include <torch/csrc/stable/library.h>
 
@@ -37,6 +38,7 @@ struct Request {
   uint64_t key;
   const id_t* rng_ids;    // original ids of the seeds; the seeds themselves when null
   const int64_t* tree;    // null: tree 0
+  bool timed;
   const int64_t* time;    // per position, or per node id when node_time
   int64_t num_times;
   bool node_time;
@@ -81,33 +83,48 @@ struct Row {
   int64_t degree;
 };
 
-// Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed.
+// Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed, in a loop without branches
+// on what is read, so that reads overlap.
 template <typename id_t>
 void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* faults) {
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) {
-      const int64_t row = q.seeds[i];
-      rows[i] = {q.indptr[row], q.indptr[row + 1] - q.indptr[row]};
+      const int64_t* row = q.indptr + q.seeds[i];
+      rows[i] = {row[0], row[1] - row[0]};
+    }
+    for (int64_t i = lo; i < hi; ++i) {
       if (rows[i].degree > kMaxDegree) {
-        faults->huge_degree = row;
+        faults->huge_degree = q.seeds[i];
       }
       offsets[i + 1] = q.count(rows[i].degree);
     }
   });
 }
 
-// The random words of kLanes streams, draw j of lane l at words[j * kLanes + l]; padded to whole blocks of 4.
+// The random words of kLanes streams: draw j of lane l at words[l * stride + j], padded to whole blocks of four.
 template <typename id_t>
-void make_words_lanes(const Request<id_t>& q, const int64_t* seeds, int lanes, uint32_t k, uint32_t* words) {
-  uint32_t low[kLanes] = {}, high[kLanes] = {}, tree[kLanes] = {};
+void make_words_lanes(const Request<id_t>& q, const int64_t* seeds, int lanes, uint32_t stride, uint32_t* words) {
+  uint32_t counters[3][kLanes] = {};
   for (int l = 0; l < lanes; ++l) {
     const Stream stream = q.stream(seeds[l]);
-    low[l] = static_cast<uint32_t>(stream.node);
-    high[l] = static_cast<uint32_t>(stream.node >> 32);
-    tree[l] = stream.tree;
+    counters[0][l] = static_cast<uint32_t>(stream.node);
+    counters[1][l] = static_cast<uint32_t>(stream.node >> 32);
+    counters[2][l] = stream.tree;
   }
-  for (uint32_t block = 0; 4 * block < k; ++block) {
-    philox4x32_lanes(low, high, tree, block, q.key, reinterpret_cast<uint32_t(*)[kLanes]>(words + 4 * block * kLanes));
+  for (uint32_t block = 0; 4 * block < stride; ++block) {
+    u32x4 state[kChains][4];
+    for (int v = 0; v < kChains; ++v) {
+      for (int c = 0; c < 3; ++c) {
+        state[v][c] = load4(counters[c] + 4 * v);
+      }
+      state[v][3] = splat(block);
+    }
+    philox4x32_lanes(state, q.key);
+    for (int l = 0; l < kLanes; ++l) {
+      const u32x4* s = state[l / 4];
+      store4(words + static_cast<uint32_t>(l) * stride + 4 * block,
+             u32x4{s[0][l % 4], s[1][l % 4], s[2][l % 4], s[3][l % 4]});
+    }
   }
 }
 
@@ -121,7 +138,7 @@ class PlainWriter {
 
   void write(int64_t i) {
     const int64_t k = offsets_[i + 1] - offsets_[i];
-    if (k == rows_[i].degree && (!q_.replace || q_.fanout < 0)) {
+    if (k == 0 || (k == rows_[i].degree && (!q_.replace || q_.fanout < 0))) {
       std::iota(positions_ + offsets_[i], positions_ + offsets_[i + 1], rows_[i].begin);
       return;
     }
@@ -132,21 +149,22 @@ class PlainWriter {
   }
 
   void flush() {
+    if (num_waiting_ == 0) {
+      return;
+    }
     const auto k = static_cast<uint32_t>(q_.fanout);  // every waiting seed takes exactly the fanout
-    lane_words_.resize((k + 3) / 4 * 4 * kLanes);
-    words_.resize(k);
+    const uint32_t padded = (k + 3) / 4 * 4;
+    words_.resize(size_t{padded} * kLanes);
     ranks_.resize(k);
-    make_words_lanes(q_, waiting_, num_waiting_, k, lane_words_.data());
+    make_words_lanes(q_, waiting_, num_waiting_, padded, words_.data());
     for (int l = 0; l < num_waiting_; ++l) {
       const int64_t i = waiting_[l];
-      for (uint32_t j = 0; j < k; ++j) {
-        words_[j] = lane_words_[j * kLanes + static_cast<uint32_t>(l)];
-      }
+      const uint32_t* words = words_.data() + static_cast<uint32_t>(l) * padded;
       const auto n = static_cast<uint32_t>(rows_[i].degree);
       if (q_.replace) {
-        chooser_.with_replacement(q_.stream(i), words_.data(), n, k, ranks_.data());
+        chooser_.with_replacement(q_.stream(i), words, n, k, ranks_.data());
       } else {
-        chooser_.without_replacement(q_.stream(i), words_.data(), n, k, ranks_.data());
+        chooser_.without_replacement(q_.stream(i), words, n, k, ranks_.data());
       }
       for (uint32_t j = 0; j < k; ++j) {
         positions_[offsets_[i] + j] = rows_[i].begin + ranks_[j];
@@ -163,7 +181,7 @@ class PlainWriter {
   int64_t waiting_[kLanes];
   int num_waiting_ = 0;
   RankChooser chooser_;
-  std::vector<uint32_t> lane_words_, words_, ranks_;
+  std::vector<uint32_t> words_, ranks_;
 };
 
 // Seeds are taken in groups: first all positions of the group, then all reads. The reads are independent of each other
@@ -207,7 +225,7 @@ class Collector {
     }
     if (weight_ != nullptr) {
       weighted(i);
-    } else if (q_.time && !q_.time_sorted) {
+    } else if (q_.timed && !q_.time_sorted) {
       unsorted_time(i);
     } else {
       contiguous(i);
@@ -258,7 +276,7 @@ class Collector {
   // Candidates are [begin_, end) less the excluded ones: ranks are mapped past the gaps. O(k + gaps + log degree).
   void contiguous(int64_t i) {
     int64_t end = end_;
-    if (q_.time) {
+    if (q_.timed) {
       const int64_t limit = q_.seed_time[i];
       int64_t lo = begin_;
       while (lo < end) {
@@ -462,12 +480,6 @@ const int64_t* optional_int64(const std::optional<Tensor>& t, int64_t size, cons
   return const_data<int64_t>(*t);
 }
 
-template <typename id_t>
-void check_time(const Request<id_t>& q) {
-  CHECK_ARG((q.time == nullptr) == (q.seed_time == nullptr), "time and seed_time go together, got only one of them");
-  CHECK_ARG(!q.last || q.time != nullptr, "last needs time: the most recent edges are asked for, but no time is given");
-}
-
 Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, bool replace,
                         int64_t key, std::optional<Tensor> weight, std::optional<Tensor> time, bool node_time,
                         bool time_sorted, std::optional<Tensor> seed_time, bool last, std::optional<Tensor> exclude,
@@ -477,7 +489,11 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
   CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
             dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
   CHECK_ARG(fanout >= -1 && fanout <= kMaxDegree, "fanout must be -1 (all) or 0 to 2^32 - 2, got ", fanout);
+  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
+  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
+  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
+  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   if (rng_ids) {
     check_ids(*rng_ids, "rng_ids");
     CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() && rng_ids->numel() == seeds.numel(),
@@ -496,6 +512,7 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     q.key = static_cast<uint64_t>(key);
     q.rng_ids = rng_ids ? const_data<id_t>(*rng_ids) : nullptr;
     q.tree = optional_int64(tree, q.num_seeds, "tree");
+    q.timed = time.has_value();
     q.time = optional_int64(time, node_time ? -1 : indices.numel(), "time");
     q.num_times = time ? time->numel() : 0;
     q.node_time = node_time;
@@ -508,7 +525,6 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     if (q.tree) {
       check_range(q.tree, q.num_seeds, static_cast<int64_t>(kMaxTree) + 1, "tree");
     }
-    check_time(q);
     CHECK_ARG(std::is_sorted(q.exclude, q.exclude + q.num_exclude), "exclude must be ascending edge positions");
     if (weight) {
       check_vector(*weight, "weight");
@@ -520,7 +536,7 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
       check_dtype(*weight, ScalarType::Double, "weight (float32 or float64)");
       return sample_general<id_t, double>(q, const_data<double>(*weight));
     }
-    if (q.time || q.num_exclude > 0) {
+    if (q.timed || q.num_exclude > 0) {
       return sample_general<id_t, float>(q, nullptr);
     }
     return sample_plain(q);

@@ -55,6 +55,11 @@ class Workload:
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(num_rows, *shape, generator=generator)
 
+    def seeds(self, count: int) -> Tensor:
+        """int64 ids of different nodes that have in-edges (in RMAT almost half have none)."""
+        nodes = self.csc.in_degrees().nonzero().view(-1)
+        return nodes[self.ids(count, nodes.numel())]
+
     def ids(self, count: int, below: int) -> Tensor:
         """int64 ids drawn without replacement."""
         generator = torch.Generator().manual_seed(SEED)

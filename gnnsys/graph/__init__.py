@@ -1,9 +1,14 @@
 """A graph in memory: schema, CSC, rows, where it comes from and how one is made up."""
 
+from gnnsys.graph.convert import from_dgl, from_pyg, to_pyg
+from gnnsys.graph.datasets import dataset
 from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
+from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.rows import check_weight
+from gnnsys.graph.saved import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 
 __all__ = [
@@ -15,9 +20,17 @@ __all__ = [
     "NodeType",
     "as_ids",
     "check_weight",
+    "dataset",
     "edge_type_key",
     "expected_accuracy",
+    "from_dgl",
+    "from_ogb",
+    "from_ogb_dict",
+    "from_pyg",
+    "load",
     "rmat",
+    "save",
     "sbm",
+    "to_pyg",
     "typed",
 ]

@@ -141,7 +141,7 @@ class Batch:
 
     @property
     def num_edges(self) -> int:
-        return sum(store["edge_index"].shape[1] for store in self.edges.values())
+        return sum(store["edge_index"].shape[1] for store in self.edges.values() if "edge_index" in store)
 
     # -- moving ------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_SMALLEST = 1 << 16  # below this malloc reuses memory by itself
+_SMALLEST = 1 << 18  # below this malloc reuses memory by itself
 _ALIGN = 64
 
 

@@ -65,24 +65,23 @@ class Join:
         )
 
     def _node_store(self, node_type: NodeType, sample: Sample) -> Store:
-        ids = sample.node.get(node_type)
-        ids = torch.empty(0, dtype=torch.int64) if ids is None else ids
+        ids = sample.node[node_type]
         store = Store({name: self._rows(rows, ids) for name, rows in self._graph.node_data[node_type].items()})
         store["n_id"] = ids
         if node_type in sample.num_sampled_nodes:
             store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
         if sample.tree is not None:
-            store["batch"] = sample.tree.get(node_type, ids[:0])
+            store["batch"] = sample.tree[node_type]
         return store
 
     def _edge_store(self, edge_type: EdgeType, sample: Sample) -> Store:
-        row, col, ids = (part.get(edge_type) for part in (sample.row, sample.col, sample.edge))
-        if row is None or col is None or ids is None:
-            row = col = ids = torch.empty(0, dtype=torch.int64)
-        store = Store(edge_index=torch.stack([row, col]))
-        if ids.numel() == row.numel():
-            store.update({name: self._rows(rows, ids) for name, rows in self._graph.edge_data[edge_type].items()})
-            store["e_id"] = ids
+        store = Store()
+        if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
+            ids = sample.edge.get(edge_type)
+            store["edge_index"] = torch.stack([sample.row[edge_type], sample.col[edge_type]])
+            if ids is not None:
+                store.update({name: self._rows(rows, ids) for name, rows in self._graph.edge_data[edge_type].items()})
+                store["e_id"] = ids
         if edge_type in sample.num_sampled_edges:
             store["num_sampled_edges"] = sample.num_sampled_edges[edge_type]
         return store

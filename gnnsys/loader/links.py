@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.ops import find_edges
+from gnnsys.sampling import NeighborSampler
 
 
 @dataclass
@@ -153,17 +154,14 @@ def _triplets(src_at: Tensor, dst_at: Tensor, num_positives: int) -> dict[str, T
 
 
 def supervision_edges(
-    graph: Graph, edge_type: EdgeType, src: Tensor, dst: Tensor, reverse: EdgeType | None
+    sampler: NeighborSampler, edge_type: EdgeType, src: Tensor, dst: Tensor, reverse: EdgeType | None
 ) -> dict[EdgeType, Tensor]:
-    """Positions of the links that are edges of the graph, and of their reverses: what sampling must not see."""
-    if edge_type not in graph.edge_types:
-        found = {}
-    elif reverse == edge_type:
-        return {edge_type: find_edges(graph.csc(edge_type), torch.cat([src, dst]), torch.cat([dst, src]))}
-    else:
-        found = {edge_type: find_edges(graph.csc(edge_type), src, dst)}
+    """Where the links, and their reverses, are among the sampler's edges: what a batch must not see of them."""
+    if reverse == edge_type:
+        return {edge_type: find_edges(sampler.csc(edge_type), torch.cat([src, dst]), torch.cat([dst, src]))}
+    found = {edge_type: find_edges(sampler.csc(edge_type), src, dst)}
     if reverse is not None:
-        found[reverse] = find_edges(graph.csc(reverse), dst, src)
+        found[reverse] = find_edges(sampler.csc(reverse), dst, src)
     return found
 
 

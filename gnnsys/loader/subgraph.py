@@ -39,9 +39,8 @@ def bidirectional(sample: Sample, graph: Graph) -> Sample:
         row[edge_type], col[edge_type], edge[edge_type] = _coalesce(rows, cols, ids, num_src)
         if reverse != edge_type:
             num_dst = sample.node[edge_type[2]].numel()
-            none = ids[:0]
             row[reverse], col[reverse], _ = _coalesce(cols, rows, ids, num_dst)
-            edge[edge_type], edge[reverse] = none, none
+            del edge[edge_type], edge[reverse]
     return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
 
 

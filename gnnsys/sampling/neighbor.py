@@ -82,6 +82,10 @@ class NeighborSampler:
         self._sources = _sources(graph, fanouts, weight, time)
         self._free_tables: deque[dict[NodeType, IdTable]] = deque()
 
+    def csc(self, edge_type: EdgeType) -> CSC:
+        """What is sampled from, and what `exclude` names positions of: the graph's CSC, but in order of time if any."""
+        return self._sources[edge_type].csc
+
     def sample(
         self,
         seeds: Mapping[NodeType, Tensor],
@@ -94,7 +98,7 @@ class NeighborSampler:
         """The sampled structure around `seeds`, given per node type.
 
         `seed_time` is the time of each seed (node times name it themselves when it is left out); `tree` says which
-        tree each seed starts, by default one each; `exclude` are CSC positions that are never taken.
+        tree each seed starts, by default one each; `exclude` are positions, in `csc(edge_type)`, that are never taken.
         """
         for node_type in seeds:
             self.graph.num_nodes(node_type)  # ValueError when it does not exist
@@ -265,7 +269,7 @@ class _DisjointWalk(_Walk):
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
         tree = self._seed_tree.get(node_type, torch.empty(0, dtype=torch.int64))
         num_nodes = self.sampler.graph.num_nodes(node_type)
-        if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < num_nodes):
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_nodes):
             raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
         self.tables[node_type].insert_seeds(tree * num_nodes + ids)
         self.nodes[node_type].append(ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ from gnnsys.ops import CSC
 
 
 def dgl_graph(csc: CSC, idtype: torch.dtype = torch.int32, formats: str | None = None) -> Any:
-    """A DGL graph with int32 ids, as it is fastest with, and all its formats made (its backward needs CSR too)."""
+    """A DGL graph with all its formats made (its backward needs CSR too).
+
+    Its aggregation is fastest with int32 ids. Blocks need int64: in DGL 1.1.3 `to_block` with int32 ids loses source
+    nodes from the second call on, and the backward pass of such a block crashes.
+    """
     dgl = peers.find("dgl")
     assert not isinstance(dgl, str), dgl
     indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
@@ -31,5 +36,7 @@ def torch_csr(csc: CSC, idtype: torch.dtype, reduce: str) -> Tensor:
     values = torch.ones(csc.num_edges)
     if reduce == "mean":
         values = (1.0 / csc.in_degrees().clamp(min=1))[csc.dst()].float()
-    size = (csc.num_dst, csc.num_src)
-    return torch.sparse_csr_tensor(csc.indptr.to(idtype), csc.indices.to(idtype), values, size, check_invariants=False)
+    indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR a beta
+        return torch.sparse_csr_tensor(indptr, indices, values, (csc.num_dst, csc.num_src), check_invariants=False)

@@ -20,6 +20,7 @@ from gnnsys.ops import spmm as our_spmm
 Aggregate = Callable[[Tensor], Tensor]
 TORCH_INT32, TORCH_INT64 = "torch.sparse.mm int32", "torch.sparse.mm int64"
 LIMIT = "memcpy"
+LEAST_MEASURED = 16 << 20  # bytes of output; less drowns in what the allocator keeps
 
 
 def forward(work: Workload) -> Iterator[Case]:
@@ -94,7 +95,7 @@ def memory(work: Workload) -> Iterator[Case]:
 
         def sides(direction: str = direction) -> dict[str, Side]:
             csc = work.small_graph.csc()
-            x = work.rows(csc.num_src, work.sizes.dim)
+            x = work.rows(csc.num_src, max(work.sizes.dim, LEAST_MEASURED // (4 * csc.num_src)))
             bind = _bind if direction == "forward" else _gradient
             aggregates = {OURS: _ours(csc, "sum")} | {"index_add_": _scatters(csc)["index_add_"]}
             calls = {name: bind(f, x) for name, f in aggregates.items()}

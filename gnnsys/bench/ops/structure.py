@@ -46,12 +46,13 @@ def compact(work: Workload) -> Iterator[Case]:
         }
         dgl = peers.find("dgl")
         if not isinstance(dgl, str):
-            frontier = dgl.sampling.sample_neighbors(dgl_graph(csc, formats="csc"), seeds, FANOUT)
-            calls["dgl.to_block"] = lambda: dgl.to_block(frontier, seeds)
+            graph, nodes = dgl_graph(csc, torch.int64, formats="csc"), seeds.long()
+            frontier = dgl.sampling.sample_neighbors(graph, nodes, FANOUT)
+            calls["dgl.to_block"] = lambda: dgl.to_block(frontier, nodes)
         return {name: Side(call) for name, call in calls.items()}
 
     versus = (Versus(("torch.unique",)), Versus(("dgl.to_block",)))
-    missing = {"dgl.to_block": reason for reason in peers.missing("dgl").values()}
+    missing = {f"{name}.to_block": reason for name, reason in peers.missing("dgl").items()}
     yield Case("compact/1t", milliseconds(), sides, versus, missing=missing)
 
 
@@ -81,7 +82,7 @@ def coo_to_csc(work: Workload) -> Iterator[Case]:
 
 def _seeds(work: Workload) -> Tensor:
     """As many seeds as the third hop of a batch has."""
-    return work.ids(work.sizes.num_nodes // 20, work.sizes.num_nodes).to(work.csc.indices.dtype)
+    return work.seeds(work.sizes.num_nodes // 20).to(work.csc.indices.dtype)
 
 
 def _shuffled_edges(work: Workload) -> Tensor:

@@ -1,0 +1,181 @@
+"""Graphs in one `.npz` file of plain arrays: `edge_index` and whatever belongs to nodes or edges.
+
+An array with a row per node is node data, one with a row per edge edge data, both under their own name; strings go to
+`info`. Some names mean more, see `load_npz`.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
+
+Arrays = dict[str, np.ndarray]
+
+_CSR_PARTS = ("data", "indices", "indptr", "shape")
+_INDEX = re.compile(r"(train|val|test)_idx(_\w+)?")
+_MASKS = re.compile(r"(train|val|test)_masks")
+
+
+def load_npz(path: Path) -> Graph:
+    """Reads a graph from one `.npz`.
+
+    `edge_index` [2, E]; `num_nodes`, by default the rows of `x` or `y`, or the largest id + 1. Sparse rows may be given
+    in CSR form as `x_data, x_indices, x_indptr, x_shape` and become dense float32. `y` becomes int64, `train_idx` a
+    `train_mask`, `train_masks` [splits, N] a `train_mask` [N, splits].
+
+    With `edge_type` and `edge_type_names` ("src|relation|dst") the graph is typed. Nodes of several types share one
+    numbering, type t holding `node_type_offsets[t]:node_type_offsets[t+1]` (`node_type_names`); rows of a type are
+    `x_<type>`, and what has a row per node of `target_type` (default: the first) belongs to it.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}") from error
+    if "edge_index" not in arrays:
+        raise ValueError(f"{path} has no edge_index, it holds {sorted(arrays)}")
+    try:
+        return _typed(arrays) if "edge_type_names" in arrays else _homogeneous(arrays)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _homogeneous(arrays: Arrays) -> Graph:
+    edge_index = torch.from_numpy(arrays.pop("edge_index"))
+    info = _take_info(arrays)
+    rows = _take_features(arrays)
+    num_nodes = _take_num_nodes(arrays, rows, edge_index)
+    num_edges = edge_index.shape[-1]
+    node_data, edge_data = _take_splits(arrays, num_nodes), {}
+    node_data |= rows
+    for name, array in arrays.items():
+        if _is_per_edge(name, array, num_nodes, num_edges):
+            edge_data[name] = _rows(name, array)
+        else:
+            node_data[name] = _rows(name, array)
+    return Graph.from_edge_indices({EDGE: edge_index}, {NODE: num_nodes}, {NODE: node_data}, {EDGE: edge_data}, info)
+
+
+def _typed(arrays: Arrays) -> Graph:
+    edge_index = torch.from_numpy(arrays.pop("edge_index")).long()
+    edge_type = torch.from_numpy(arrays.pop("edge_type").astype(np.int64))
+    names: list[EdgeType] = [_edge_type(name) for name in arrays.pop("edge_type_names").tolist()]
+    if edge_type.numel() and not 0 <= int(edge_type.min()) <= int(edge_type.max()) < len(names):
+        raise ValueError(f"edge_type must be in [0, {len(names)}), the number of edge_type_names")
+    offsets = _take_offsets(arrays, names, edge_index)
+    info = _take_info(arrays)
+    arrays.pop("node_type", None)  # the offsets say the same
+    num_nodes = {node_type: end - begin for node_type, (begin, end) in offsets.items()}
+    target = str(info.get("target_type", next(iter(offsets))))
+
+    node_data: dict[NodeType, dict[str, Tensor]] = {node_type: {} for node_type in offsets}
+    for name, features in _take_features(arrays, list(offsets)).items():
+        owner = name.removeprefix("x_") if name != "x" else target
+        node_data[owner]["x"] = features
+    node_data[target] |= _take_splits(arrays, num_nodes[target])
+    edge_rows: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        if _is_per_edge(name, array, num_nodes[target], edge_type.numel()):
+            edge_rows[name] = _rows(name, array)
+        else:
+            node_data[target][name] = _rows(name, array)
+
+    edges: dict[EdgeType, Tensor] = {}
+    edge_data: dict[EdgeType, dict[str, Tensor]] = {}
+    for i, (src, relation, dst) in enumerate(names):
+        chosen = (edge_type == i).nonzero().view(-1)
+        first = torch.tensor([[offsets[src][0]], [offsets[dst][0]]])
+        edges[src, relation, dst] = edge_index[:, chosen] - first
+        edge_data[src, relation, dst] = {name: rows[chosen] for name, rows in edge_rows.items()}
+    return Graph.from_edge_indices(edges, num_nodes, node_data, edge_data, info)
+
+
+def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -> bool:
+    """By the number of rows, and by the name where there are as many nodes as edges."""
+    if array.ndim == 0 or array.shape[0] != num_edges:
+        return False
+    return num_nodes != num_edges or name.startswith("edge_")
+
+
+def _edge_type(name: str) -> EdgeType:
+    parts = name.split("|")
+    if len(parts) != 3:
+        raise ValueError(f"edge_type_names must look like 'src|relation|dst', got {name!r}")
+    return parts[0], parts[1], parts[2]
+
+
+def _take_offsets(arrays: Arrays, names: list[EdgeType], edge_index: Tensor) -> dict[NodeType, tuple[int, int]]:
+    """The range of ids of each node type."""
+    if "node_type_offsets" in arrays:
+        bounds = arrays.pop("node_type_offsets").tolist()
+        types = arrays.pop("node_type_names").tolist()
+        return {node_type: (bounds[i], bounds[i + 1]) for i, node_type in enumerate(types)}
+    types = sorted({end for src, _, dst in names for end in (src, dst)})
+    if len(types) != 1:
+        raise ValueError(f"node types {types} need node_type_offsets and node_type_names")
+    return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index))}
+
+
+def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: Tensor) -> int:
+    if "num_nodes" in arrays:
+        return int(arrays.pop("num_nodes"))
+    if "x" in rows:
+        return rows["x"].shape[0]
+    if "y" in arrays:
+        return arrays["y"].shape[0]
+    return int(edge_index.max()) + 1 if edge_index.numel() else 0
+
+
+def _take_info(arrays: Arrays) -> dict[str, Any]:
+    return {name: arrays.pop(name).tolist() for name in list(arrays) if arrays[name].dtype.kind == "U"}
+
+
+def _take_features(arrays: Arrays, node_types: list[NodeType] | None = None) -> dict[str, Tensor]:
+    """`x` and `x_<type>`, dense or in CSR form, as tensors."""
+    features = {}
+    for name in ["x", *(f"x_{node_type}" for node_type in node_types or [])]:
+        if name in arrays:
+            features[name] = torch.from_numpy(arrays.pop(name))
+        elif f"{name}_data" in arrays:
+            features[name] = _dense(*(arrays.pop(f"{name}_{part}") for part in _CSR_PARTS))
+    return features
+
+
+def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> Tensor:
+    num_rows, num_columns = (int(n) for n in shape)
+    if indptr.shape != (num_rows + 1,) or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
+        raise ValueError("x_indptr does not fit x_shape and x_data")
+    if len(indices) != len(data) or (len(indices) and not 0 <= indices.min() <= indices.max() < num_columns):
+        raise ValueError("x_indices does not fit x_shape and x_data")
+    dense = torch.zeros(num_rows, num_columns)
+    row = np.repeat(np.arange(num_rows), np.diff(indptr))
+    dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = torch.from_numpy(data).float()
+    return dense
+
+
+def _take_splits(arrays: Arrays, num_nodes: int) -> dict[str, Tensor]:
+    """`train_idx` and `train_masks` as masks with a row per node."""
+    splits = {}
+    for name in list(arrays):
+        if match := _INDEX.fullmatch(name):
+            mask = torch.zeros(num_nodes, dtype=torch.bool)
+            mask[as_ids(torch.from_numpy(arrays.pop(name)), num_nodes, name)] = True
+            splits[f"{match[1]}_mask{match[2] or ''}"] = mask
+        elif match := _MASKS.fullmatch(name):
+            splits[f"{match[1]}_mask"] = torch.from_numpy(arrays.pop(name).T.copy())
+    return splits
+
+
+def _rows(name: str, array: np.ndarray) -> Tensor:
+    """Labels and relation numbers are kept small on disk; torch wants them as int64."""
+    rows = torch.from_numpy(array)
+    return rows.long() if name in ("y", "edge_type") and not rows.is_floating_point() else rows

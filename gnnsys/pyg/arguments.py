@@ -1,0 +1,111 @@
+"""What a loader's arguments must be, checked when it is made: every refusal says what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
+
+from gnnsys.graph import EDGE, NODE
+from gnnsys.loader.link import edge_index_of
+from gnnsys.loader.neighbor import check_times
+from gnnsys.pyg.sampler import NeighborSampler
+
+
+def check_kwargs(kwargs: dict[str, Any]) -> None:
+    if "batch_size" in kwargs and kwargs["batch_size"] is None and kwargs.get("batch_sampler") is None:
+        raise ValueError("batch_size=None turns batching off: give a number, or a batch_sampler that yields lists")
+
+
+def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
+    """`input_nodes` with what PyG cannot resolve by itself filled in (all nodes of a remote store)."""
+    is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
+    if isinstance(data, HeteroData) or (not isinstance(data, Data) and _is_hetero(sampler)):
+        if not isinstance(input_nodes, str) and not is_pair:
+            raise ValueError(
+                "input_nodes must name a node type, as 'type' or ('type', indices), for heterogeneous data"
+            )
+        node_type = input_nodes if isinstance(input_nodes, str) else input_nodes[0]
+        num_nodes = _num_nodes(data, sampler, node_type)
+        if num_nodes is None:
+            raise ValueError(f"input_nodes: node type {node_type!r} does not exist")
+        if is_pair:
+            _check_mask(input_nodes[1], num_nodes)
+        return node_type if is_pair and input_nodes[1] is None else input_nodes
+    if not isinstance(data, Data) and input_nodes is None:
+        num_nodes = _num_nodes(data, sampler, None)
+        if num_nodes is None:
+            raise ValueError("input_nodes must be given for a (FeatureStore, GraphStore) with a sampler of your own")
+        return torch.arange(num_nodes)
+    _check_mask(input_nodes, _num_nodes(data, sampler, None))
+    return input_nodes
+
+
+def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler) -> None:
+    """The seeds, once PyG has made ids of them."""
+    if inputs.node.numel() == 0:
+        raise ValueError("input_nodes is empty: there are no seeds to sample from")
+    _check_range("input_nodes", inputs.node, _num_nodes(data, sampler, inputs.input_type))
+    check_times("input_time", inputs.time)
+    if inputs.time is not None and inputs.time.shape != inputs.node.shape:
+        raise ValueError(
+            f"input_time must have one entry per seed, {inputs.node.numel()}, got {list(inputs.time.shape)}"
+        )
+
+
+def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> Any:
+    """`edge_label_index` with what PyG cannot resolve by itself filled in (links of a homogeneous remote store)."""
+    if isinstance(data, HeteroData) or (not isinstance(data, Data) and _is_hetero(sampler)):
+        if not isinstance(edge_label_index, (tuple, list)):
+            raise ValueError(
+                "edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data"
+            )
+        return edge_label_index
+    if isinstance(data, Data):
+        return edge_label_index
+    if edge_label_index is None and isinstance(sampler, NeighborSampler):
+        return (None, edge_index_of(sampler.graph, EDGE))
+    return (None, edge_label_index) if isinstance(edge_label_index, Tensor) else edge_label_index
+
+
+def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler) -> None:
+    """The links, once PyG has found them."""
+    if inputs.row.numel() == 0:
+        raise ValueError("edge_label_index is empty: there are no links to sample from")
+    src, dst = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
+    _check_range("edge_label_index[0]", inputs.row, _num_nodes(data, sampler, src))
+    _check_range("edge_label_index[1]", inputs.col, _num_nodes(data, sampler, dst))
+    check_times("edge_label_time", inputs.time)
+    for name, values in (("edge_label", inputs.label), ("edge_label_time", inputs.time)):
+        if values is not None and values.shape[0] != inputs.row.numel():
+            raise ValueError(f"{name} must have one entry per link, {inputs.row.numel()}, got {values.shape[0]}")
+
+
+def _is_hetero(sampler: BaseSampler) -> bool:
+    return isinstance(sampler, NeighborSampler) and sampler.is_hetero
+
+
+def _num_nodes(data: Any, sampler: BaseSampler, node_type: str | None) -> int | None:
+    """None where it cannot be told."""
+    if isinstance(sampler, NeighborSampler):
+        known = node_type or NODE
+        return sampler.graph.num_nodes(known) if known in sampler.graph.node_types else None
+    if isinstance(data, HeteroData):
+        return data[node_type].num_nodes if node_type in data.node_types else None
+    return data.num_nodes if isinstance(data, Data) else None
+
+
+def _check_range(name: str, ids: Tensor, num_nodes: int | None) -> None:
+    if ids.dim() != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {list(ids.shape)}")
+    if num_nodes is not None and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+        raise ValueError(f"{name} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
+
+
+def _check_mask(nodes: Any, num_nodes: int | None) -> None:
+    is_mask = isinstance(nodes, Tensor) and nodes.dtype == torch.bool
+    if is_mask and num_nodes is not None and nodes.numel() != num_nodes:
+        raise ValueError(f"input_nodes: a mask must have {num_nodes} entries, one per node, got {nodes.numel()}")

@@ -1,0 +1,150 @@
+"""One epoch of a PyG-style loader: torch's samplers decide the seeds, our pipeline loads ahead of the caller.
+
+What is ours runs in background threads; what is the user's (transforms, their own samplers, remote stores) runs in the
+calling thread unless workers were asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from gnnsys.pipeline import Pipeline, Stage
+from gnnsys.pyg.sampler import draw_seed
+from gnnsys.sampling import SampleKey
+
+if TYPE_CHECKING:
+    from gnnsys.pyg.loaders import ThreadedLoader
+
+
+class Request(NamedTuple):
+    """One batch to be: the inputs that torch's sampler chose, and the key of everything random in it."""
+
+    index: Any
+    key: SampleKey
+
+
+class EpochIterator:
+    """What `iter(loader)` returns; with `persistent_workers` the same one, with the same threads, every epoch."""
+
+    def __init__(self, loader: ThreadedLoader) -> None:
+        self._loader = loader
+        self._length = len(loader)
+        self._epoch = Epoch(loader)
+        timeout = loader.timeout if loader.timeout > 0 else None
+        self._pipeline = Pipeline(
+            self._epoch.requests, make_stages(loader), position=self._epoch.start, timeout=timeout
+        )
+
+    def _reset(self, loader: ThreadedLoader, first_iter: bool = False) -> None:
+        """torch's name for the next epoch of persistent workers."""
+        self._length = len(loader)
+        self._epoch = Epoch(loader)
+        self._pipeline.seek(self._epoch.start, self._epoch.requests)
+
+    def __iter__(self) -> EpochIterator:
+        return self
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._pipeline)
+        except StopIteration:
+            self._loader.progress = None
+            raise
+        self._epoch.seen += 1
+        self._loader.progress = self._epoch
+        return batch
+
+
+class Epoch:
+    """Which seeds, in which order, under which key: fixed here, from torch's generators, when the epoch begins.
+
+    The state of the generator is kept, so that a saved epoch can be begun again: the same order of seeds, the same
+    neighbours, without the batches that were seen.
+    """
+
+    def __init__(self, loader: ThreadedLoader) -> None:
+        state = loader.take_resume_state()
+        random = loader.generator if loader.generator is not None else torch.default_generator
+        before = random.get_state()
+        if state is not None:
+            random.set_state(state["generator"])
+        self.generator_state = random.get_state()
+        drawn = draw_seed(loader.generator)
+        self.number = loader.next_epoch() if state is None else int(state["epoch"])
+        self.seed, self._epoch = (drawn, 0) if loader.seed is None else (loader.seed, self.number)
+        batches = iter(loader._index_sampler)
+        self.start = self.seen = 0 if state is None else int(state["batch"])
+        if state is not None:
+            first = list(itertools.islice(batches, self.start + 1))[self.start :]  # also makes a RandomSampler draw
+            batches = itertools.chain(first, batches)
+            random.set_state(before)
+        self._batches = batches
+
+    def requests(self, position: int) -> Iterator[Request]:
+        for number, index in enumerate(self._batches, start=position):
+            yield Request(index, SampleKey(self.seed, self._epoch, number))
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.number, "batch": self.seen, "generator": self.generator_state}
+
+
+def make_stages(loader: ThreadedLoader) -> list[Stage]:
+    """Which step runs where. Threads hold the loader weakly: they must not keep it, and so themselves, alive."""
+    workers = loader.num_workers
+    threads = workers or (1 if loader.samples_ahead else 0)
+    depth = max(1, (loader.prefetch_factor or 1) * workers if workers else 2)
+    steps: list[tuple[str, Callable[[Any], Any], bool]] = [("sample", loader.sample_step, threads > 0)]
+    if loader.joins_ahead:
+        steps.append(("join", loader.join_step, threads > 0))
+        if loader.transform is not None:
+            steps.append(("transform", loader.transform, workers > 0))
+    else:
+        steps.append(("filter", loader.filter_step, workers > 0 and loader.filter_per_worker))
+    if loader.pin_memory and _can_pin():
+        steps.append(("pin", pin_memory, workers > 0 and loader.filter_per_worker))
+    last = max((i for i, step in enumerate(steps) if step[2]), default=-1)
+    return [
+        Stage(name, _weakly(loader, run), threads if i == last else 0, depth, setup=_setup(loader) if workers else None)
+        for i, (name, run, _) in enumerate(steps)
+    ]
+
+
+def _weakly(loader: ThreadedLoader, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    if getattr(function, "__self__", None) is not loader:
+        return function
+    reference = weakref.WeakMethod(function)
+
+    def call(item: Any) -> Any:
+        method = reference()
+        assert method is not None, "the iterator holds its loader"
+        return method(item)
+
+    return call
+
+
+def _setup(loader: ThreadedLoader) -> Callable[[int], None]:
+    reference = weakref.ref(loader)
+
+    def setup(worker: int) -> None:
+        loader = reference()
+        if loader is not None and loader.worker_init_fn is not None:
+            loader.worker_init_fn(worker)
+
+    return setup
+
+
+def _can_pin() -> bool:
+    if torch.accelerator.is_available():
+        return True
+    warnings.warn("pin_memory=True, but no accelerator is found: memory will not be pinned", stacklevel=4)
+    return False

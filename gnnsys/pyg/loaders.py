@@ -1,0 +1,342 @@
+"""PyG's NeighborLoader and LinkNeighborLoader, sampled by our kernels and run by our pipeline.
+
+They are subclasses of PyG's own, so `isinstance` and whatever reads a loader's attributes keep working; what changes is
+who samples (`NeighborSampler`), who gathers (`Join`) and that workers are threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+import torch_geometric.loader
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.mixin import WorkerInitWrapper
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler.base import SubgraphType
+
+from gnnsys.graph import EdgeType, Graph
+from gnnsys.loader.buffers import BufferPool
+from gnnsys.loader.join import Rows
+from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
+from gnnsys.pyg.iterator import Epoch, EpochIterator, Request
+from gnnsys.pyg.join import Join, describe, in_edge_order
+from gnnsys.pyg.sampler import NeighborSampler, draw_key
+from gnnsys.sampling import SampleKey
+
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
+
+
+class ThreadedLoader(torch.utils.data.DataLoader):
+    """What both loaders share: the steps of a batch, where they run, and state."""
+
+    seed: int | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    filter_per_worker: bool
+    custom_cls: Any
+    data: Any
+
+    def _prepare(self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any]) -> None:
+        """Before the DataLoader's own __init__."""
+        num_workers, ahead = kwargs.get("num_workers", 0), kwargs.get("prefetch_factor") or 2
+        self.seed = seed
+        self.progress: Epoch | None = None
+        self._resume: dict[str, Any] | None = None
+        self._epochs = 0
+        self._sampler = sampler
+        self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
+        rows = Rows(BufferPool(max_free=max(1, num_workers) * (1 + ahead) + 2))
+        self._join = Join(data, self._graph, rows, kwargs.get("custom_cls"))
+
+    def _graph(self) -> Graph | None:
+        return self._sampler.graph if isinstance(self._sampler, NeighborSampler) else None
+
+    # -- the steps of a batch ------------------------------------------------------------------------------------------
+
+    def sample_step(self, request: Request) -> Any:
+        if self._overrides("collate_fn"):
+            return self.collate_fn(request.index)
+        return self.sample(request.index, request.key)
+
+    def join_step(self, out: Output) -> Any:
+        batch = self._join(out)
+        self._describe(batch, out)
+        return batch
+
+    def filter_step(self, out: Any) -> Any:
+        return out if self._overrides("collate_fn") and self.filter_per_worker else self.filter_fn(out)
+
+    def sample(self, index: Any, key: SampleKey | None = None) -> Output:
+        """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
+        raise NotImplementedError
+
+    def _key(self) -> SampleKey:
+        """Of a batch that is asked for outside an epoch, `loader([0, 3])`."""
+        return draw_key(self.generator) if self.seed is None else SampleKey(self.seed, -1, 0)
+
+    def collate_fn(self, index: Any) -> Any:
+        out = self.sample(index)
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def filter_fn(self, out: Output) -> Any:
+        """Joins a sampler's output with features, as PyG's own `filter_fn` does."""
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
+            raise TypeError(f"'{type(self).__name__}' found invalid type: '{type(out)}'")
+        batch = self.join_step(in_edge_order(out, self._sampler.edge_permutation))
+        return batch if self.transform is None else self.transform(batch)
+
+    def _describe(self, batch: Any, out: Output) -> None:
+        describe(batch, out)
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass of the user's brought its own."""
+        return getattr(type(self), name) is not getattr(ThreadedLoader, name)
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether sampling may run in a thread that the user did not ask for: if all of it is ours."""
+        return isinstance(self._sampler, NeighborSampler) and not self._overrides("collate_fn")
+
+    @property
+    def joins_ahead(self) -> bool:
+        """The same of the join with features."""
+        is_local = isinstance(self.data, (Data, HeteroData)) and self.filter_per_worker
+        plain = self.transform_sampler_output is None and not self._overrides("filter_fn")
+        return self.samples_ahead and is_local and plain
+
+    # -- epochs and state ----------------------------------------------------------------------------------------------
+
+    def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
+        return EpochIterator(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """torch warns of more worker processes than cores; ours are threads, and idle ones cost nothing."""
+
+    def next_epoch(self) -> int:
+        self._epochs += 1
+        return self._epochs - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the caller has seen of the current epoch; between epochs, only how many there were."""
+        if self.progress is None:
+            return {"epoch": self._epochs, "batch": 0, "generator": None}
+        return self.progress.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next `iter` yield the rest of the epoch that `state` was taken in."""
+        if state["generator"] is None:
+            self._epochs, self._resume = int(state["epoch"]), None
+        else:
+            self._epochs, self._resume = int(state["epoch"]) + 1, dict(state)
+        self.progress = None
+
+    def take_resume_state(self) -> dict[str, Any] | None:
+        state, self._resume = self._resume, None
+        return state
+
+    # -- PyG's context managers, for threads instead of processes ------------------------------------------------------
+
+    def _aff_init_fn(self, worker_id: int) -> None:
+        """PyG pins the process; a thread pins itself."""
+        cores = self.loader_cores[worker_id]  # type: ignore[attr-defined]
+        os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
+        self._old_worker_init_fn(worker_id)
+
+    @contextmanager
+    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
+        """Gives every worker `worker_threads` native threads (default: an even share); needs no `spawn`."""
+        if self.num_workers < 1:
+            raise ValueError(f"'enable_multithreading' needs at least one worker (got {self.num_workers})")
+        threads = worker_threads or max(1, torch.get_num_threads() // self.num_workers)
+        self._worker_threads = threads
+        before = self.worker_init_fn
+        self._old_worker_init_fn = WorkerInitWrapper(before)
+        self.worker_init_fn = self._mt_init_fn  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self.worker_init_fn = before
+
+
+class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
+    """`torch_geometric.loader.NeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
+
+    `seed` fixes what is sampled, epoch by epoch, whatever torch's generator says; the order of the seeds stays the
+    `sampler`'s (or `shuffle`'s) business.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: BaseSampler | None = None,
+        directed: bool = True,
+        *,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_kwargs(kwargs)
+        if input_time is not None and time_attr is None:
+            raise ValueError(
+                "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' "
+                "is not set."
+            )
+        if neighbor_sampler is None:
+            neighbor_sampler = NeighborSampler(
+                data,
+                num_neighbors,
+                subgraph_type=subgraph_type,
+                replace=replace,
+                disjoint=disjoint,
+                temporal_strategy=temporal_strategy,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                is_sorted=is_sorted,
+                directed=directed,
+            )
+        input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
+        self._prepare(data, neighbor_sampler, seed, kwargs)
+        torch_geometric.loader.NeighborLoader.__init__(
+            self,
+            data,
+            num_neighbors,
+            input_nodes=input_nodes,
+            input_time=input_time,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            filter_per_worker=filter_per_worker,
+            neighbor_sampler=neighbor_sampler,
+            time_attr=time_attr,
+            **kwargs,
+        )
+        check_nodes(self.input_data, data, neighbor_sampler)
+
+    def sample(self, index: Any, key: SampleKey | None = None) -> Output:
+        inputs = self.input_data[torch.as_tensor(index, dtype=torch.int64)]
+        if isinstance(self._sampler, NeighborSampler):
+            return self._sampler.sample_from_nodes(inputs, key or self._key())
+        with self._user_code:
+            return self._sampler.sample_from_nodes(inputs)
+
+    def _describe(self, batch: Any, out: Output) -> None:
+        describe(batch, out)
+        store = batch if isinstance(out, SamplerOutput) else batch[self.input_data.input_type]
+        store.input_id, store.seed_time = out.metadata[:2]
+        store.batch_size = out.metadata[0].numel()
+
+
+class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoader):
+    """`torch_geometric.loader.LinkNeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
+
+    One difference on purpose: a batch's own links, and their reverses, are not among the edges it passes messages over
+    (`exclude_supervision=False` is PyG's behaviour). `seed` is as in `NeighborLoader`, and fixes negatives too.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: Any,
+        edge_label_index: Any = None,
+        edge_label: Tensor | None = None,
+        edge_label_time: Tensor | None = None,
+        replace: bool = False,
+        subgraph_type: SubgraphType | str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: NegativeSampling | None = None,
+        neg_sampling_ratio: int | float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        transform_sampler_output: Callable[[Any], Any] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: BaseSampler | None = None,
+        directed: bool = True,
+        *,
+        seed: int | None = None,
+        exclude_supervision: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        check_kwargs(kwargs)
+        if (edge_label_time is None) != (time_attr is None):
+            raise ValueError(
+                "Received conflicting 'edge_label_time' and 'time_attr' arguments: both must be provided for temporal "
+                "sampling."
+            )
+        if neighbor_sampler is None:
+            neighbor_sampler = NeighborSampler(
+                data,
+                num_neighbors,
+                subgraph_type=subgraph_type,
+                replace=replace,
+                disjoint=disjoint,
+                temporal_strategy=temporal_strategy,
+                time_attr=time_attr,
+                weight_attr=weight_attr,
+                is_sorted=is_sorted,
+                directed=directed,
+                exclude_supervision=exclude_supervision,
+            )
+        self._prepare(data, neighbor_sampler, seed, kwargs)
+        torch_geometric.loader.LinkNeighborLoader.__init__(
+            self,
+            data,
+            num_neighbors,
+            edge_label_index=complete_links(data, edge_label_index, neighbor_sampler),
+            edge_label=edge_label,
+            edge_label_time=edge_label_time,
+            neg_sampling=neg_sampling,
+            neg_sampling_ratio=neg_sampling_ratio,
+            time_attr=time_attr,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            filter_per_worker=filter_per_worker,
+            neighbor_sampler=neighbor_sampler,
+            **kwargs,
+        )
+        check_links(self.input_data, data, neighbor_sampler)
+
+    def sample(self, index: Any, key: SampleKey | None = None) -> Output:
+        inputs = self.input_data[torch.as_tensor(index, dtype=torch.int64)]
+        if isinstance(self._sampler, NeighborSampler):
+            return self._sampler.sample_from_edges(inputs, self.neg_sampling, key or self._key())
+        with self._user_code:
+            return self._sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling)
+
+    def _describe(self, batch: Any, out: Output) -> None:
+        describe(batch, out)
+        edge_type = self.input_data.input_type
+        links, src, dst = (batch, batch, batch) if edge_type is None else _stores(batch, edge_type)
+        if self.neg_sampling is None or self.neg_sampling.is_binary():
+            links.input_id, links.edge_label_index, links.edge_label, links.edge_label_time = out.metadata
+            return
+        links.input_id, src.src_index, dst.dst_pos_index, dst.dst_neg_index, src.seed_time = out.metadata
+        dst.seed_time = src.seed_time if "seed_time" in src else None
+        for name in ("edge_label_index", "edge_label_time"):  # of the user's own data: no longer theirs in this batch
+            if name in links:
+                del links[name]
+
+
+def _stores(batch: HeteroData, edge_type: EdgeType) -> tuple[Any, Any, Any]:
+    return batch[edge_type], batch[edge_type[0]], batch[edge_type[-1]]

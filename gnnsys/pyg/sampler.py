@@ -1,0 +1,253 @@
+"""NeighborSampler: a PyG `BaseSampler` on our kernels, for our loaders and for PyG's own (`neighbor_sampler=`)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    HeteroSamplerOutput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.base import NumNeighbors, SubgraphType
+
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
+from gnnsys.loader.links import Links, LinkSeeder, LinkSeeds, supervision_edges
+from gnnsys.loader.negatives import NegativeSampling as Negatives
+from gnnsys.loader.negatives import negative_stream
+from gnnsys.loader.subgraph import induced, reverse_of
+from gnnsys.pyg.structure import Structure, read_structure
+from gnnsys.sampling import NeighborSampler as Sampler
+from gnnsys.sampling import Sample, SampleKey
+
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
+Values: TypeAlias = Tensor | dict[Any, Tensor] | None
+
+
+class NeighborSampler(BaseSampler):
+    """PyG's arguments and outputs; edge ids in its outputs are positions in the user's `edge_index` already.
+
+    Everything random in a call follows from `key`; without one, the key is drawn from torch's global generator, so
+    `torch.manual_seed` repeats it. With `exclude_supervision` the links that `sample_from_edges` starts from, and their
+    reverses, are not sampled as neighbours. Calls are thread-safe.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        num_neighbors: NumNeighbors | list[int] | dict[EdgeType, list[int]],
+        subgraph_type: SubgraphType | str = "directional",
+        replace: bool = False,
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        is_sorted: bool = False,
+        share_memory: bool = False,
+        directed: bool = True,
+        sample_direction: str = "forward",
+        *,
+        exclude_supervision: bool = True,
+    ) -> None:
+        if not directed:
+            subgraph_type = SubgraphType.induced
+            warnings.warn("'directed' is deprecated, use subgraph_type='induced' instead", stacklevel=2)
+        if sample_direction != "forward":
+            raise ValueError("sample_direction='backward' is not supported: pass the graph with its edges flipped")
+        if temporal_strategy not in ("uniform", "last"):
+            raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
+        if time_attr is not None and weight_attr is not None:
+            raise ValueError("weight_attr does not go with time_attr: biased temporal sampling is not defined")
+        self._structure: Structure = read_structure(data, time_attr, weight_attr, is_sorted)
+        self.subgraph_type = SubgraphType(subgraph_type)
+        self.replace = replace
+        self.temporal_strategy: Any = temporal_strategy
+        self.weight_attr = weight_attr
+        self.exclude_supervision = exclude_supervision
+        self.keep_orig_edges = False
+        self._disjoint = disjoint
+        self._seeders: dict[EdgeType, tuple[NegativeSampling | None, LinkSeeder]] = {}
+        self.num_neighbors = num_neighbors
+
+    # -- what PyG's sampler lets a user read and set -------------------------------------------------------------------
+
+    @property
+    def num_neighbors(self) -> NumNeighbors:
+        return self._num_neighbors
+
+    @num_neighbors.setter
+    def num_neighbors(self, value: NumNeighbors | list[int] | dict[EdgeType, list[int]]) -> None:
+        self._num_neighbors = value if isinstance(value, NumNeighbors) else NumNeighbors(value)
+        self._sampler = self._make_sampler()
+
+    @property
+    def disjoint(self) -> bool:
+        return self._disjoint or self.is_temporal
+
+    @disjoint.setter
+    def disjoint(self, value: bool) -> None:
+        self._disjoint = value
+        self._seeders = {}
+        self._sampler = self._make_sampler()
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that is sampled from."""
+        return self._structure.graph
+
+    @property
+    def is_hetero(self) -> bool:
+        return self._structure.is_hetero
+
+    @property
+    def is_temporal(self) -> bool:
+        return self._structure.time_attr is not None
+
+    @property
+    def node_time(self) -> Values:
+        time = self._structure.node_time
+        return time if self.is_hetero or time is None else time[NODE]
+
+    @property
+    def edge_time(self) -> Values:
+        time = self._structure.edge_time
+        return time if self.is_hetero or time is None else time[EDGE]
+
+    @property
+    def num_nodes(self) -> int | dict[NodeType, int]:
+        graph = self.graph
+        return {t: graph.num_nodes(t) for t in graph.node_types} if self.is_hetero else graph.num_nodes()
+
+    @property
+    def node_types(self) -> list[NodeType | None]:
+        return list(self.graph.node_types) if self.is_hetero else [None]
+
+    @property
+    def edge_types(self) -> list[EdgeType | None]:
+        return list(self.graph.edge_types) if self.is_hetero else [None]
+
+    @property
+    def edge_permutation(self) -> None:
+        """Nothing to undo: `edge` in our outputs counts in the user's order."""
+        return None
+
+    def _make_sampler(self) -> Sampler:
+        if self.subgraph_type == SubgraphType.induced and self.disjoint:
+            raise ValueError("'disjoint' sampling not supported for neighbor sampling with `subgraph_type='induced'`")
+        if self.is_hetero:
+            num_neighbors = self._num_neighbors.get_values(self.graph.edge_types)
+        else:
+            num_neighbors = self._num_neighbors.get_values()
+            if isinstance(num_neighbors, dict):
+                raise ValueError("num_neighbors must be a list of numbers, one per hop, for a homogeneous graph")
+        return Sampler(
+            self.graph,
+            num_neighbors,
+            replace=self.replace,
+            disjoint=self.disjoint,
+            weight=self.weight_attr,
+            time=self._structure.time_attr,
+            temporal_strategy=self.temporal_strategy,
+        )
+
+    # -- sampling ------------------------------------------------------------------------------------------------------
+
+    def sample_from_nodes(self, index: NodeSamplerInput, key: SampleKey | None = None, **kwargs: Any) -> Output:
+        inputs = NodeSamplerInput.cast(index)
+        node_type = inputs.input_type or NODE
+        times = inputs.time
+        if times is None and self.is_temporal:
+            node_time = (self._structure.node_time or {}).get(node_type)
+            if node_time is None:
+                raise ValueError("input_time must be given: the seeds have no time of their own")
+            times = node_time[inputs.node.long()]
+        sample = self._sampler.sample(
+            {node_type: self._ids(inputs.node)},
+            key=key or draw_key(),
+            seed_time=None if times is None else {node_type: times},
+        )
+        return self._finish(sample, None, (inputs.input_id, inputs.time))
+
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None, key: SampleKey | None = None
+    ) -> Output:
+        inputs = EdgeSamplerInput.cast(index)
+        edge_type = inputs.input_type or EDGE
+        key = key or draw_key()
+        links = Links(inputs.input_id, inputs.row.long(), inputs.col.long(), inputs.label, inputs.time)
+        seeds = self._seeder(edge_type, neg_sampling)(links, negative_stream(key))
+        exclude = None
+        if self.exclude_supervision and edge_type in self.graph.edge_types:
+            reverse = reverse_of(edge_type, self.graph)
+            exclude = supervision_edges(self._sampler, edge_type, links.src, links.dst, reverse)
+        sample = self._sampler.sample(
+            {t: self._ids(ids) for t, ids in seeds.seeds.items()},
+            key=key,
+            seed_time=seeds.seed_time,
+            tree=seeds.tree,
+            exclude=exclude,
+        )
+        if sample.tree is not None:
+            sample.tree = seeds.owners(sample.tree)
+        return self._finish(sample, exclude, _link_metadata(inputs, seeds))
+
+    def _seeder(self, edge_type: EdgeType, neg_sampling: NegativeSampling | None) -> LinkSeeder:
+        known = self._seeders.get(edge_type)
+        if known is None or known[0] is not neg_sampling:
+            graph, time = self.graph, self._structure.node_time or {}
+            src, _, dst = edge_type
+            sizes = graph.num_nodes(src), graph.num_nodes(dst)
+            negatives = Negatives.cast(neg_sampling)
+            seeder = LinkSeeder(sizes, edge_type, negatives, self.disjoint, (time.get(src), time.get(dst)))
+            known = self._seeders[edge_type] = (neg_sampling, seeder)
+        return known[1]
+
+    def _ids(self, ids: Tensor) -> Tensor:
+        return ids.long().contiguous()
+
+    def _finish(self, sample: Sample, exclude: dict[EdgeType, Tensor] | None, metadata: tuple[Any, ...]) -> Output:
+        """Our Sample as PyG's output, in the index type of the user's graph."""
+        if self.subgraph_type == SubgraphType.induced:
+            sample = induced(sample, self.graph, exclude)
+        dtype = self._structure.index_dtype
+        parts: dict[str, Any] = {
+            "node": {t: v.to(dtype) for t, v in sample.node.items()},
+            "row": {t: v.to(dtype) for t, v in sample.row.items()},
+            "col": {t: v.to(dtype) for t, v in sample.col.items()},
+            "edge": sample.edge,
+            "batch": sample.tree,
+            "num_sampled_nodes": sample.num_sampled_nodes or None,
+            "num_sampled_edges": sample.num_sampled_edges or None,
+        }
+        output: Output
+        if self.is_hetero:
+            output = HeteroSamplerOutput(**parts, metadata=metadata)
+        else:
+            only = {name: None if v is None else next(iter(v.values())) for name, v in parts.items()}
+            output = SamplerOutput(**only, metadata=metadata)
+        if self.subgraph_type == SubgraphType.bidirectional:
+            output = output.to_bidirectional(keep_orig_edges=self.keep_orig_edges)
+        return output
+
+
+def draw_key(random: torch.Generator | None = None) -> SampleKey:
+    """A key from torch's global generator (or `random`): `torch.manual_seed` repeats it."""
+    return SampleKey(draw_seed(random), 0, 0)
+
+
+def draw_seed(random: torch.Generator | None = None) -> int:
+    return int(torch.empty((), dtype=torch.int64).random_(generator=random))
+
+
+def _link_metadata(inputs: EdgeSamplerInput, seeds: LinkSeeds) -> tuple[Any, ...]:
+    """What PyG's LinkLoader expects, by position."""
+    names = ("edge_label_index", "edge_label", "edge_label_time")
+    if "src_index" in seeds.values:
+        names = ("src_index", "dst_pos_index", "dst_neg_index", "seed_time")  # type: ignore[assignment]
+    return (inputs.input_id, *(seeds.values.get(name) for name in names))

@@ -1,0 +1,222 @@
+"""Edge tables and .npz files, against numpy, and datasets by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+from gnnsys.graph import EDGE, NODE, dataset, load
+from gnnsys.graph.datasets import available, find
+
+CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_an_edge_list_with_comments_is_read(tmp_path):
+    path = write(tmp_path / "web.txt", "# Nodes: 4\n# Edges: 3\n0\t2\n3 1\n\n% more\n2   0\n")
+    graph = load(path)
+    assert graph.edge_index().tolist() == [[0, 3, 2], [2, 1, 0]]
+    assert graph.num_nodes() == 4 and load(path, num_nodes=9).num_nodes() == 9
+
+
+def test_a_table_with_weights_and_times_is_read_with_or_without_a_header(tmp_path):
+    late = 2**53 + 1  # not a float64
+    lines = f"0,1,0.5,{late}\n2,0,1.25,7\n"
+    for text, columns in [("src,dst,weight,time\n" + lines, None), (lines, ("src", "dst", "weight", "time"))]:
+        graph = load(write(tmp_path / "edges.csv", text), columns=columns)
+        assert graph.edge_index().tolist() == [[0, 2], [1, 0]]
+        assert graph.edge_data[EDGE]["weight"].tolist() == [0.5, 1.25]
+        assert graph.edge_data[EDGE]["time"].tolist() == [late, 7]
+    swapped = load(write(tmp_path / "edges.tsv", "dst\tsrc\n5\t3\n"))
+    assert swapped.edge_index().tolist() == [[3], [5]]
+
+
+def test_a_large_table_agrees_with_numpy(tmp_path):
+    edges = np.random.default_rng(0).integers(0, 1000, (5000, 2))
+    np.savetxt(tmp_path / "edges.txt", edges, fmt="%d")
+    assert np.array_equal(load(tmp_path / "edges.txt").edge_index().numpy(), edges.T)
+
+
+def test_an_empty_table_is_a_graph_without_edges(tmp_path):
+    graph = load(write(tmp_path / "edges.csv", "# nothing\n"), num_nodes=3)
+    assert graph.num_nodes() == 3 and graph.num_edges() == 0
+
+
+@pytest.mark.parametrize(
+    "name,text,message",
+    [
+        ("edges.csv", "0,1,2\n", "have 3 fields, but columns names 2"),
+        ("edges.csv", "a,b\n0,1\n", r"no column is called 'src', there are \['a', 'b'\]"),
+        ("edges.csv", "0,1\n1,x\n", "edges.csv"),
+        ("edges.csv", "0,1\n1\n", "edges.csv"),
+        ("edges.csv", "0,1\n0.5,1\n", "edges.csv"),
+        ("edges.txt", "0 1\n-1 2\n", r"edges.txt: src must be in .*got -1 at position 1"),
+        ("edges.csv", "src,dst,weight\n0,1,nan\n", "edges.csv: .*'weight'.* must be finite"),
+        ("edges.xls", "", "expected a directory or one of .npz"),
+    ],
+)
+def test_a_malformed_table_is_refused_by_name(name, text, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load(write(tmp_path / name, text))
+
+
+def test_a_missing_path_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="does not exist"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="not a saved graph"):
+        load(tmp_path / "empty")
+
+
+def test_a_parquet_table_is_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="parquet needs pyarrow")
+    columns = {"src": [0, 2, 1], "dst": [1, 0, 1], "weight": [0.5, 1.0, 2.0], "time": [3, 2, 1]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "edges.parquet")
+    graph = load(tmp_path / "edges.parquet")
+    assert graph.edge_index().tolist() == [[0, 2, 1], [1, 0, 1]]
+    assert graph.edge_data[EDGE]["weight"].tolist() == [0.5, 1.0, 2.0]
+    assert load(tmp_path / "edges.parquet", columns=["dst", "src", "w", "t"]).edge_index()[0].tolist() == [1, 0, 1]
+    for bad, message in [
+        ({"src": [0, None], "dst": [1, 1]}, "'src' has 1 missing"),
+        ({"src": ["a"], "dst": [1]}, "'src'"),
+    ]:
+        parquet.write_table(pyarrow.table(bad), tmp_path / "bad.parquet")
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / "bad.parquet")
+
+
+def test_a_plain_npz_sorts_its_arrays_into_nodes_and_edges(tmp_path):
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 6, (2, 20))
+    np.savez(
+        tmp_path / "g.npz",
+        edge_index=edges,
+        x=rng.random((7, 3), dtype=np.float32),
+        y=np.arange(7, dtype=np.int16),
+        train_idx=np.array([0, 4]),
+        val_masks=rng.random((10, 7)) > 0.5,
+        edge_attr=rng.random((20, 2)),
+        edge_type=np.zeros(20, dtype=np.int8),
+        class_names=np.array(["a", "b"]),
+    )
+    graph = load(tmp_path / "g.npz")
+    assert graph.num_nodes() == 7 and np.array_equal(graph.edge_index().numpy(), edges)
+    data = graph.node_data[NODE]
+    assert data["y"].dtype == torch.int64 and data["train_mask"].nonzero().flatten().tolist() == [0, 4]
+    assert data["val_mask"].shape == (7, 10)
+    assert set(graph.edge_data[EDGE]) == {"edge_attr", "edge_type"}
+    assert graph.info == {"class_names": ["a", "b"]}
+
+
+def test_sparse_features_in_an_npz_become_dense(tmp_path):
+    x = scipy.sparse.random(9, 30, 0.2, "csr", random_state=0, data_rvs=lambda n: np.arange(1, n + 1)).astype(np.uint8)
+    np.savez(
+        tmp_path / "g.npz",
+        edge_index=np.array([[0], [1]]),
+        x_data=x.data,
+        x_indices=x.indices,
+        x_indptr=x.indptr,
+        x_shape=np.array(x.shape),
+    )
+    rows = load(tmp_path / "g.npz").node_data[NODE]["x"]
+    assert rows.dtype == torch.float32 and np.array_equal(rows.numpy(), x.toarray())
+
+
+def test_an_npz_with_offsets_becomes_a_typed_graph(tmp_path):
+    np.savez(
+        tmp_path / "g.npz",
+        edge_index=np.array([[0, 1, 5, 6, 2], [3, 0, 1, 2, 4]], dtype=np.int32),
+        edge_type=np.array([0, 0, 1, 1, 0], dtype=np.int8),
+        edge_type_names=np.array(["paper|cites|paper", "author|writes|paper"]),
+        edge_weight=np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+        node_type_names=np.array(["paper", "author"]),
+        node_type_offsets=np.array([0, 5, 7]),
+        target_type=np.array("paper"),
+        x_author=np.ones((2, 3), dtype=np.float32),
+        y=np.array([0, 1, 2, 0, 1], dtype=np.int8),
+        test_idx_20=np.array([1]),
+    )
+    graph = load(tmp_path / "g.npz")
+    assert graph.node_types == ["paper", "author"] and graph.edge_types == [CITES, WRITES]
+    assert graph.edge_index(CITES).tolist() == [[0, 1, 2], [3, 0, 4]]
+    assert graph.edge_index(WRITES).tolist() == [[0, 1], [1, 2]]
+    assert graph.edge_data[WRITES]["edge_weight"].tolist() == [3.0, 4.0]
+    assert graph.node_data["author"]["x"].shape == (2, 3)
+    assert graph.node_data["paper"]["y"].tolist() == [0, 1, 2, 0, 1]
+    assert graph.node_data["paper"]["test_mask_20"].tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    "arrays,message",
+    [
+        ({"x": np.zeros(3)}, "has no edge_index"),
+        ({"edge_index": np.array([[0], [1]]), "y": np.zeros(9), "z": np.zeros(4)}, r"'z'.* expected 9 rows"),
+        ({"edge_index": np.array([[0], [9]]), "num_nodes": np.array(3)}, "dst must be in"),
+        ({"edge_index": np.array([[0], [1]]), "train_idx": np.array([7])}, r"train_idx must be in \[0, 2\)"),
+        ({"edge_index": np.array([[0], [1]]), "a": np.array([{}], dtype=object)}, "plain arrays"),
+        ({"edge_index": np.array([[0], [1]]), "edge_type": np.array([3]), "edge_type_names": np.array(["a|b|a"])},
+         r"edge_type must be in \[0, 1\)"),
+    ],
+)  # fmt: skip
+def test_a_malformed_npz_is_refused_by_name(arrays, message, tmp_path):
+    np.savez(tmp_path / "g.npz", **arrays)
+    with pytest.raises(ValueError, match=f"g.npz.*{message}"):
+        load(tmp_path / "g.npz")
+
+
+def test_a_truncated_npz_is_refused_by_name(tmp_path):
+    np.savez(tmp_path / "g.npz", edge_index=np.zeros((2, 1000), dtype=np.int64))
+    content = (tmp_path / "g.npz").read_bytes()
+    for size in (0, 10, len(content) // 2):
+        (tmp_path / "g.npz").write_bytes(content[:size])
+        with pytest.raises(ValueError, match=r"g.npz cannot be read"):
+            load(tmp_path / "g.npz")
+
+
+def test_generated_datasets_have_names():
+    graph = dataset("sbm-1.5k:num_classes=4,homophily=0.75,seed=3")
+    assert graph.num_nodes() == 1500 and graph.info["homophily"] == 0.75 and graph.info["seed"] == 3
+    assert dataset("rmat-2K").num_edges() == 40_000 and dataset("rmat-2k:num_edges=7").num_edges() == 7
+    assert dataset("typed-1k").num_nodes("paper") == 1000
+    with pytest.raises(ValueError, match="'colour' is not an argument of sbm"):
+        dataset("sbm-1k:colour=3")
+    with pytest.raises(ValueError, match="seed must be a number, got 'x'"):
+        dataset("sbm-1k:seed=x")
+
+
+def test_a_dataset_is_found_in_the_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("GNNSYS_DATA", str(tmp_path))
+    np.savez(tmp_path / "tiny.npz", edge_index=np.array([[0], [1]]), x=np.array([[1.0, 3.0], [0.0, 0.0]]))
+    assert available() == ["tiny"]
+    assert dataset("tiny").node_data[NODE]["x"].tolist() == [[1, 3], [0, 0]]
+    assert dataset("tiny", row_normalize=True).node_data[NODE]["x"].tolist() == [[0.25, 0.75], [0, 0]]
+    for name in ("other", "../tiny"):
+        with pytest.raises(ValueError, match=r"is not there.*tiny.*are generated"):
+            dataset(name)
+
+
+REAL = {  # nodes, edges stored: the README of the data
+    "cora": (2708, 10_556),
+    "tolokers": (11_758, 1_038_000),
+    "dblp_hetero": (26_128, 119_783),
+    "aifb": (8285, 29_043),
+    "npm_deps_2016": (304_031, 2_345_189),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_graphs_have_the_published_counts(name):
+    try:
+        path = find(name)
+    except ValueError as error:
+        pytest.skip(str(error))
+    graph = load(path)
+    num_edges = sum(graph.num_edges(edge_type) for edge_type in graph.edge_types)
+    assert (sum(graph.num_nodes(node_type) for node_type in graph.node_types), num_edges) == REAL[name]

@@ -1,0 +1,85 @@
+"""Pooled buffers: used again when, and only when, nobody can see them any more."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from gnnsys.loader.buffers import BufferPool
+
+SHAPE = (1000, 100)
+
+
+def test_memory_comes_back_when_the_last_view_is_gone() -> None:
+    pool = BufferPool(max_free=2)
+    tensor = pool.empty(SHAPE, torch.float32)
+    address = tensor.data_ptr()
+    row = tensor[3]
+    del tensor
+    assert pool.free_bytes() == 0  # a view still sees it
+    assert pool.empty(SHAPE, torch.float32).data_ptr() != address
+    del row
+    assert pool.free_bytes() > 0
+    addresses = {pool.empty(SHAPE, torch.float32).data_ptr() for _ in range(3)}
+    assert address in addresses
+
+
+def test_what_autograd_saved_is_not_used_again() -> None:
+    pool = BufferPool(max_free=2)
+    weight = torch.ones(100, requires_grad=True)
+    x = pool.empty(SHAPE, torch.float32).fill_(2.0)
+    loss = (x * weight).sum()
+    del x
+    for _ in range(4):
+        pool.empty(SHAPE, torch.float32).fill_(-1.0)
+    loss.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.full((100,), 2000.0))
+
+
+def test_no_more_than_the_bound_is_kept() -> None:
+    pool = BufferPool(max_free=2)
+    tensors = [pool.empty(SHAPE, torch.float32) for _ in range(5)]
+    assert len({t.data_ptr() for t in tensors}) == 5
+    size = tensors[0].nbytes
+    del tensors
+    assert size * 2 <= pool.free_bytes() <= size * 2 * 1.125
+
+
+def test_sizes_that_differ_by_little_share_buffers() -> None:
+    pool = BufferPool(max_free=1)
+    first = pool.empty((1000, 100), torch.float32)
+    address = first.data_ptr()
+    del first
+    second = pool.empty((1003, 100), torch.float32)
+    assert second.data_ptr() == address
+    assert second.untyped_storage().nbytes() == second.nbytes
+
+
+def test_every_dtype_and_empty_shapes_are_lent() -> None:
+    pool = BufferPool(max_free=1)
+    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.uint8):
+        tensor = pool.empty(SHAPE, dtype)
+        assert tensor.dtype == dtype and tensor.shape == SHAPE
+        tensor.zero_()
+        assert tensor.data_ptr() % 64 == 0
+    assert pool.empty((0, 5), torch.float32).shape == (0, 5)
+
+
+def test_threads_never_share_a_buffer() -> None:
+    pool = BufferPool(max_free=2)
+    errors = []
+
+    def work(mark: int) -> None:
+        for _ in range(300):
+            tensor = pool.empty((200, 100), torch.float32).fill_(mark)
+            if not bool((tensor == mark).all()):
+                errors.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

@@ -1,0 +1,121 @@
+"""Relabelling against a dictionary."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnnsys.ops import IdTable, compact, compact_scratch
+
+
+class DictTable:
+    """The oracle: numbers by order of first sight."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.count = 0
+
+    def insert_seeds(self, ids: Tensor) -> None:
+        for offset, i in enumerate(ids.tolist()):
+            self.numbers.setdefault(i, self.count + offset)
+        self.count += ids.numel()
+
+    def insert(self, ids: Tensor) -> tuple[list[int], list[int]]:
+        fresh = []
+        for i in ids.tolist():
+            if i not in self.numbers:
+                self.numbers[i] = self.count
+                self.count += 1
+                fresh.append(i)
+        return [self.numbers[i] for i in ids.tolist()], fresh
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("bound", "dtype"),
+    [(bound, dtype) for bound in (100, 50_000, 1 << 20) for dtype in (torch.int32, torch.int64)]
+    + [(1 << 45, torch.int64)],
+)
+def test_numbers_follow_first_sight_across_calls(threads: int, bound: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(bound)
+    table, oracle = IdTable(bound), DictTable()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for round_ in range(2):  # the second time on a table that has been used
+            table.clear()
+            oracle = DictTable()
+            seeds = torch.randint(0, bound, (300,), generator=generator).to(dtype)
+            table.insert_seeds(seeds)
+            oracle.insert_seeds(seeds)
+            for size in (10, 0, 1000, 150_000, 5):
+                ids = torch.randint(0, bound, (size,), generator=generator).to(dtype)
+                local, fresh = table.insert(ids)
+                assert (local.tolist(), fresh.tolist()) == oracle.insert(ids), f"round {round_}, {size} ids"
+                assert fresh.dtype == dtype and local.dtype == torch.int64
+    finally:
+        torch.set_num_threads(before)
+    unseen = torch.tensor([i for i in range(100) if i not in oracle.numbers], dtype=dtype)
+    assert bool((table.lookup(unseen) == -1).all())
+    known = torch.tensor(list(oracle.numbers)[:1000], dtype=dtype)
+    assert table.lookup(known).tolist() == list(oracle.numbers.values())[:1000]
+
+
+def test_ids_that_all_hash_to_one_slot_grow_the_table_instead_of_failing() -> None:
+    inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)  # undoes the multiplication, then the fold of the table's hash
+    folded = [(k * inverse) % (1 << 64) for k in range(9000)]
+    ids = torch.tensor([i for i in (f ^ (f >> 32) for f in folded) if i < 1 << 63][:4000])
+    table, oracle = IdTable(1 << 62), DictTable()
+    small = table.workspace_bytes
+    local, fresh = table.insert(ids)
+    assert (local.tolist(), fresh.tolist()) == oracle.insert(ids)
+    assert table.workspace_bytes > 4 * small
+
+
+def test_repeated_seeds_keep_their_places_and_are_known_by_the_first() -> None:
+    table = IdTable(10)
+    table.insert_seeds(torch.tensor([4, 7, 4]))
+    local, fresh = table.insert(torch.tensor([7, 4, 9]))
+    assert local.tolist() == [1, 0, 3] and fresh.tolist() == [9]
+
+
+def test_compact_relabels_several_types_in_one_call() -> None:
+    seeds = [torch.tensor([5, 2, 5]), torch.tensor([], dtype=torch.int64), torch.tensor([1], dtype=torch.int32)]
+    ids = [torch.tensor([2, 9]), torch.tensor([3, 3, 8]), torch.tensor([9, 4]), torch.tensor([0, 1], dtype=torch.int32)]
+    nodes, local = compact(seeds, ids, [0, 1, 0, 2])
+    assert [n.tolist() for n in nodes] == [[5, 2, 5, 9, 4], [3, 8], [1, 0]]
+    assert [i.tolist() for i in local] == [[1, 3], [0, 0, 1], [3, 4], [1, 0]]
+
+
+def test_compact_reuses_its_scratch() -> None:
+    scratch = compact_scratch(200)
+    for seed in range(5):
+        ids = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(seed))
+        (nodes,), (local,) = compact([ids[:20]], [ids], [0], scratch)
+        assert torch.equal(nodes[local], ids)
+        assert torch.equal(nodes[:20], ids[:20])
+
+
+def test_bad_input_names_the_argument() -> None:
+    table = IdTable(10)
+    with pytest.raises(ValueError, match="ids"):
+        table.insert(torch.tensor([-1]))
+    with pytest.raises(ValueError, match="ids"):
+        table.insert(torch.tensor([1 << 40]))  # beyond what a narrow table was made for
+    with pytest.raises(ValueError, match="ids"):
+        table.insert(torch.tensor([1.0]))
+    with pytest.raises(ValueError, match="types"):
+        compact([torch.tensor([1])], [torch.tensor([1])], [1])
+    with pytest.raises(ValueError, match=r"table"):
+        compact([torch.arange(100)], [torch.arange(100)], [0], compact_scratch(10))
+    with pytest.raises(ValueError, match="table"):
+        torch.ops.gnnsys.relabel(torch.zeros(4, dtype=torch.int64), torch.tensor([1]))
+
+
+def test_relabelling_is_traceable() -> None:
+    table = torch.zeros(8 + 1024, dtype=torch.int64)
+    torch.ops.gnnsys.id_table_init(table, 10, False)
+    torch.library.opcheck(torch.ops.gnnsys.lookup.default, (table, torch.arange(5)))
+    utilities = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.gnnsys.relabel.default, (table, torch.arange(5)), test_utils=utilities)
