@@ -5,7 +5,7 @@
 // feature is summed in the order of the edges, whatever the tiling.
 #pragma once
 
-#include "common/memory.h"
+#include "common/prefetch.h"
 #include "common/simd.h"
 
 #include <algorithm>

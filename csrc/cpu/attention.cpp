@@ -316,7 +316,7 @@ std::tuple<Tensor, Tensor> gat_aggregate(const Tensor& indptr, const Tensor& ind
   const Shape shape = check_attention(x, score_src, score_dst, edge_score, num_dst, indices.numel(), dropout);
   check_structure(indptr, indices, shape.num_rows);
   Tensor out = new_features(x, num_dst);
-  Tensor log_total = new_rows(x, {num_dst, shape.heads}, sum_type(x));
+  Tensor log_total = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     using A = acc_t<T>;
@@ -349,10 +349,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
   CHECK_ARG(grad.numel() == num_dst * shape.size() && out.numel() == grad.numel(), "grad must have the shape of out");
   CHECK_ARG(log_total.numel() == num_dst * shape.heads, "log_total must be [num_dst, heads]");
   Tensor grad_x = new_features(x, shape.num_rows);
-  Tensor grad_src = new_rows(x, {shape.num_rows, shape.heads}, sum_type(x));
-  Tensor grad_dst = new_rows(x, {num_dst, shape.heads}, sum_type(x));
-  Tensor grad_edge = new_rows(x, {num_edges, shape.heads}, sum_type(x));
-  Tensor grad_dot_out = new_rows(x, {num_dst, shape.heads}, sum_type(x));
+  Tensor grad_src = torch::stable::new_empty(x, {shape.num_rows, shape.heads}, sum_type(x));
+  Tensor grad_dst = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));
+  Tensor grad_edge = torch::stable::new_empty(x, {num_edges, shape.heads}, sum_type(x));
+  Tensor grad_dot_out = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     using A = acc_t<T>;

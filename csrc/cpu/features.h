@@ -3,7 +3,6 @@
 
 #include "common/check.h"
 #include "common/id_range.h"
-#include "common/memory.h"
 #include "common/simd.h"
 #include "common/tensors.h"
 
@@ -82,20 +81,13 @@ const T* data_or_null(const std::optional<Tensor>& t) {
   return t.has_value() ? const_data<T>(*t) : nullptr;
 }
 
-// A fresh tensor like `like` but with these sizes and this type, on huge pages where it is large.
-inline Tensor new_rows(const Tensor& like, const std::vector<int64_t>& sizes, ScalarType type) {
-  Tensor t = torch::stable::new_empty(like, sizes, type);
-  advise_huge_pages(t.mutable_data_ptr(), t.numel() * static_cast<int64_t>(t.element_size()));
-  return t;
-}
-
 // [num_rows, width] or [num_rows, heads, width], as x has it.
 inline Tensor new_features(const Tensor& x, int64_t num_rows) {
   std::vector<int64_t> sizes{num_rows, x.size(1)};
   if (x.dim() == 3) {
     sizes.push_back(x.size(2));
   }
-  return new_rows(x, sizes, x.scalar_type());
+  return torch::stable::new_empty(x, sizes, x.scalar_type());
 }
 
 // [num_rows] beside features without heads, [num_rows, heads] beside features with heads.
@@ -104,7 +96,7 @@ inline Tensor new_head_values(const Tensor& x, int64_t num_rows) {
   if (x.dim() == 3) {
     sizes.push_back(x.size(1));
   }
-  return new_rows(x, sizes, x.scalar_type());
+  return torch::stable::new_empty(x, sizes, x.scalar_type());
 }
 
 // Calls body with a value of the feature type.

@@ -157,7 +157,7 @@ std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& indptr, const Tensor& indi
   }
   const int64_t num_dst = indptr.numel() - 1;
   Tensor out = new_features(x, num_dst);
-  Tensor arg = new_rows(x, {num_dst, shape.size()}, ScalarType::Int);
+  Tensor arg = torch::stable::new_empty(x, {num_dst, shape.size()}, ScalarType::Int);
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     dispatch_ids(indices, [&](auto id) {
