@@ -35,7 +35,6 @@ class EpochIterator:
 
     def __init__(self, loader: ThreadedLoader) -> None:
         self._loader = loader
-        self._length = len(loader)
         self._epoch = Epoch(loader)
         self._pipeline = self._start()
 
@@ -46,7 +45,6 @@ class EpochIterator:
 
     def _reset(self, loader: ThreadedLoader, first_iter: bool = False) -> None:
         """torch's name for the next epoch of persistent workers."""
-        self._length = len(loader)
         self._epoch = Epoch(loader)
         if self._pipeline.is_closed:  # by an error in the last epoch
             self._pipeline = self._start()
@@ -57,7 +55,7 @@ class EpochIterator:
         return self
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._loader)
 
     def __next__(self) -> Any:
         try:
