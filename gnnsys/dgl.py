@@ -145,7 +145,7 @@ class DataLoader:
             replace=graph_sampler.replace,
             weight_attr=structure.weight,
             expand="frontier",
-            transform=_Blocks(structure, graph_sampler),
+            transform=_Blocks(structure, graph_sampler),  # type: ignore[arg-type]  # the last stage changes the type
             num_threads=max(1, num_workers),
             prefetch=prefetch,
         )
@@ -154,6 +154,7 @@ class DataLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, list[Any]]]:
+        triple: Any  # what _Blocks made of the loader's batch
         for triple in self._loader:
             yield triple if self.device is None else _to_device(triple, self.device)
 

@@ -5,6 +5,7 @@ Column v lists the in-neighbours of v, `indices[indptr[v]:indptr[v+1]]`, in the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,14 +19,21 @@ class CSC:
     """In-edges by destination.
 
     `indptr` int64 [num_dst + 1]; `indices` int32 or int64 [num_edges], values in [0, num_src); `edge_ids` maps a
-    position to the user's edge id, None when position and edge id are the same.
+    position to the user's edge id, None when position and edge id are the same. It may be given as a function, called
+    when the ids are first asked for: few users of a block need them, and finding them costs a random read per edge.
     """
 
     indptr: Tensor
     indices: Tensor
     num_src: int
-    edge_ids: Tensor | None = None
+    _edge_ids: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     _transposed: CSC | None = field(default=None, repr=False)
+
+    @property
+    def edge_ids(self) -> Tensor | None:
+        if callable(self._edge_ids):
+            self._edge_ids = self._edge_ids()
+        return self._edge_ids
 
     @classmethod
     def from_edge_index(

@@ -8,19 +8,18 @@ seen so far, one block per hop); under both, the same (hop, node) gets the same 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, IdTable, Neighbors, sample_neighbors, stream_key
 from gnnsys.sampling.sample import Block, Sample
-
-Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+from gnnsys.sampling.sources import EdgeSource, Fanouts, check_fanouts, edge_sources
 
 
 class SampleKey(NamedTuple):
@@ -29,19 +28,6 @@ class SampleKey(NamedTuple):
     seed: int = 0
     epoch: int = 0
     batch: int = 0
-
-
-@dataclass(frozen=True)
-class EdgeSource:
-    """What sampling one edge type needs; rows by CSC position, except node times."""
-
-    csc: CSC
-    fanouts: tuple[int, ...]
-    key: int
-    weight: Tensor | None = None
-    time: Tensor | None = None
-    node_time: bool = False
-    time_sorted: bool = False
 
 
 class NeighborSampler:
@@ -79,7 +65,8 @@ class NeighborSampler:
             raise ValueError("expand='frontier' shares nodes between seeds: use expand='new' with disjoint or time")
         fanouts = check_fanouts(graph, num_neighbors)
         self.num_hops = len(next(iter(fanouts.values()), ()))
-        self._sources = _sources(graph, fanouts, weight, time)
+        self._sources = edge_sources(graph, fanouts, weight, time)
+        self._id_dtypes = _id_dtypes(graph)
         self._free_tables: deque[dict[NodeType, IdTable]] = deque()
 
     def csc(self, edge_type: EdgeType) -> CSC:
@@ -144,7 +131,11 @@ class _Walk:
 
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
         self.tables[node_type].insert_seeds(ids)
-        self.nodes[node_type].append(ids)
+        self._add(node_type, ids)
+
+    def _add(self, node_type: NodeType, ids: Tensor) -> None:
+        """Ids are kept as the graph keeps them, so that a hop need not convert what the last one found."""
+        self.nodes[node_type].append(ids.to(self.sampler._id_dtypes[node_type]))
 
     def step(self, hop: int, key: SampleKey, exclude: Mapping[EdgeType, Tensor]) -> None:
         before = {t: sum(n) for t, n in self.num_nodes.items()}
@@ -176,7 +167,7 @@ class _Walk:
                 break
             chunks.append(chunk)
             left -= chunk.numel()
-        return torch.cat(chunks[::-1]) if chunks else torch.empty(0, dtype=torch.int64)
+        return torch.cat(chunks[::-1]) if chunks else self.nodes[node_type][0][:0]
 
     def _neighbors(
         self,
@@ -186,7 +177,7 @@ class _Walk:
         frontier: Tensor,
         edge_type: EdgeType,
         exclude: Tensor | None,
-        **more: Tensor | None,
+        **more: Any,
     ) -> Neighbors:
         return sample_neighbors(
             source.csc,
@@ -203,7 +194,7 @@ class _Walk:
         """Local ids of the sampled neighbours; new ones are added to their node type."""
         local, fresh = self.tables[edge_type[0]].insert(neighbors.ids)
         if fresh.numel():
-            self.nodes[edge_type[0]].append(fresh.to(torch.int64))
+            self._add(edge_type[0], fresh)
         return local
 
     def _add_block(
@@ -211,7 +202,7 @@ class _Walk:
     ) -> None:
         num_src = {t: sum(n) for t, n in self.num_nodes.items()}
         csc = {
-            t: CSC(indptr, local, num_src[t[0]], _edge_ids(self.sources[t].csc, positions))
+            t: CSC(indptr, local, num_src[t[0]], partial(_edge_ids, self.sources[t].csc, positions))
             for t, (indptr, local, positions) in structure.items()
         }
         self.blocks.insert(0, Block(csc, num_src, num_dst))
@@ -226,7 +217,7 @@ class _Walk:
             edge[edge_type] = _edge_ids(self.sources[edge_type].csc, torch.cat(positions))
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
-        node = {t: torch.cat(chunks) for t, chunks in self.nodes.items()}
+        node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
         return Sample(node, row, col, edge, self.num_nodes, self.num_edges, blocks=self.blocks)
 
 
@@ -272,7 +263,7 @@ class _DisjointWalk(_Walk):
         if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_nodes):
             raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
         self.tables[node_type].insert_seeds(tree * num_nodes + ids)
-        self.nodes[node_type].append(ids)
+        self._add(node_type, ids)
         self.trees[node_type].append(tree)
 
     def _neighbors(self, source, hop, key, frontier, edge_type, exclude, **more):  # type: ignore[no-untyped-def]
@@ -296,7 +287,7 @@ class _DisjointWalk(_Walk):
         num_nodes = self.sampler.graph.num_nodes(src_type)
         local, fresh = self.tables[src_type].insert(tree * num_nodes + neighbors.ids)
         if fresh.numel():
-            self.nodes[src_type].append(fresh % num_nodes)
+            self._add(src_type, fresh % num_nodes)
             self.trees[src_type].append(torch.div(fresh, num_nodes, rounding_mode="floor"))
         return local
 
@@ -304,6 +295,15 @@ class _DisjointWalk(_Walk):
         sample = super().finish()
         sample.tree = {t: torch.cat(chunks) for t, chunks in self.trees.items()}
         return sample
+
+
+def _id_dtypes(graph: Graph) -> dict[NodeType, torch.dtype]:
+    """The dtype in which ids of each node type are kept while sampling: int32 unless some edge type stores int64."""
+    dtypes = dict.fromkeys(graph.node_types, torch.int32)
+    for edge_type in graph.edge_types:
+        if graph.csc(edge_type).indices.dtype == torch.int64:
+            dtypes[edge_type[0]] = dtypes[edge_type[2]] = torch.int64
+    return dtypes
 
 
 def _columns(indptr: Tensor, first: int, num_edges: int) -> Tensor:
@@ -325,86 +325,3 @@ def _seed_trees(seeds: Mapping[NodeType, Tensor], tree: Mapping[NodeType, Tensor
         if node_type not in tree or tree[node_type].numel() != ids.numel():
             raise ValueError(f"tree must give a tree for each of the {ids.numel()} seeds of type {node_type!r}")
     return {t: tree[t].to(torch.int64) for t in seeds}
-
-
-def check_fanouts(graph: Graph, num_neighbors: Fanouts) -> dict[EdgeType, tuple[int, ...]]:
-    """A fanout per hop for every edge type of the graph; ValueError says what is wrong with the user's."""
-    if isinstance(num_neighbors, Mapping):
-        for edge_type in num_neighbors:
-            graph.csc(edge_type)
-        missing = [t for t in graph.edge_types if t not in num_neighbors]
-        if missing:
-            raise ValueError(f"num_neighbors must cover all edge types, missing {missing} (use [0, ...] to skip one)")
-        fanouts = {t: tuple(int(f) for f in num_neighbors[t]) for t in graph.edge_types}
-    else:
-        fanouts = {t: tuple(int(f) for f in num_neighbors) for t in graph.edge_types}
-    if len({len(f) for f in fanouts.values()}) > 1:
-        raise ValueError(f"num_neighbors: hops must be the same across all edge types, got {fanouts}")
-    for edge_type, values in fanouts.items():
-        if not values:
-            raise ValueError("num_neighbors must have at least one hop")
-        if min(values) < -1:
-            raise ValueError(f"num_neighbors must be -1 (all) or >= 0, got {list(values)} for {edge_type}")
-    return fanouts
-
-
-def _sources(
-    graph: Graph, fanouts: Mapping[EdgeType, tuple[int, ...]], weight: str | None, time: str | None
-) -> dict[EdgeType, EdgeSource]:
-    sources = {}
-    on_nodes = time is not None and any(time in rows for rows in graph.node_data.values())
-    for edge_type, values in fanouts.items():
-        csc = graph.csc(edge_type)
-        rows = graph.edge_data[edge_type]
-        source = EdgeSource(csc, values, edge_type_key(edge_type))
-        if weight is not None and weight in rows:
-            source = EdgeSource(csc, values, source.key, weight=_by_position(csc, _check_weight(weight, rows[weight])))
-        if on_nodes and str(time) in graph.node_data[edge_type[0]]:
-            node_time = graph.node_data[edge_type[0]][str(time)].to(torch.int64).contiguous()
-            source = EdgeSource(*_time_sorted(csc, values, source.key, node_time, True))
-        elif time is not None and not on_nodes and time in rows:
-            source = EdgeSource(*_time_sorted(csc, values, source.key, rows[time].to(torch.int64), False))
-        sources[edge_type] = source
-    for name, argument in ((weight, "weight"), (time, "time")):
-        found = any(getattr(s, argument) is not None for s in sources.values())
-        if name is not None and not found and graph.edge_types:
-            raise ValueError(f"{argument}: no edge or node type has rows named {name!r}")
-    return sources
-
-
-def _by_position(csc: CSC, rows: Tensor) -> Tensor:
-    return rows.contiguous() if csc.edge_ids is None else rows.index_select(0, csc.edge_ids)
-
-
-def _check_weight(name: str, rows: Tensor) -> Tensor:
-    rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
-    if rows.dim() != 1 or not rows.is_floating_point():
-        raise ValueError(f"weight {name!r} must be one float per edge, got {tuple(rows.shape)} {rows.dtype}")
-    if rows.numel() and not bool((rows >= 0).all() & rows.isfinite().all()):
-        raise ValueError(f"weight {name!r} must be finite and not negative")
-    return rows if rows.dtype == torch.float64 else rows.float()
-
-
-def _time_sorted(
-    csc: CSC, fanouts: tuple[int, ...], key: int, time: Tensor, node_time: bool
-) -> tuple[CSC, tuple[int, ...], int, None, Tensor, bool, bool]:
-    """Neighbourhoods re-ordered by time, stably, so that what a seed may see is a prefix found by bisection."""
-    if node_time:
-        of_position = time[csc.indices.to(torch.int64)]
-    else:
-        of_position = _by_position(csc, time)
-    if not _is_time_sorted(csc, of_position):
-        by_time = torch.sort(of_position, stable=True).indices
-        order = by_time[torch.sort(csc.dst()[by_time], stable=True).indices]
-        edge_ids = order if csc.edge_ids is None else csc.edge_ids[order]
-        csc = CSC(csc.indptr, csc.indices[order], csc.num_src, edge_ids)
-        of_position = of_position[order]
-    return csc, fanouts, key, None, time if node_time else of_position.contiguous(), node_time, True
-
-
-def _is_time_sorted(csc: CSC, time: Tensor) -> bool:
-    if time.numel() < 2:
-        return True
-    later = time[1:] >= time[:-1]
-    later[csc.indptr[1:-1][(csc.indptr[1:-1] > 0) & (csc.indptr[1:-1] < time.numel())] - 1] = True  # another node's
-    return bool(later.all())
