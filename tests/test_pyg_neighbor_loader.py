@@ -386,6 +386,20 @@ def test_errors_of_user_code_surface(data: Data) -> None:
             next(iter(NeighborLoader(data, [3], transform=fail, num_workers=num_workers)))
 
 
+def test_persistent_workers_survive_an_epoch_that_failed(data: Data) -> None:
+    calls = iter([1, 0])
+
+    def fail_once(batch: Data) -> Data:
+        if next(calls, 0):
+            raise ZeroDivisionError
+        return batch
+
+    loader = NeighborLoader(data, [3], batch_size=50, transform=fail_once, num_workers=1, persistent_workers=True)
+    with pytest.raises(ZeroDivisionError):
+        list(loader)
+    assert len(list(loader)) == 4
+
+
 def test_a_slow_worker_is_a_timeout(data: Data) -> None:
     release = threading.Event()
     loader = NeighborLoader(data, [3], transform=lambda b: release.wait(20) and b, num_workers=1, timeout=0.05)

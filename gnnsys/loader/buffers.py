@@ -9,6 +9,7 @@ keeps keeps its memory, for as long as any part of it is reachable.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections import deque
 
@@ -21,35 +22,49 @@ _ALIGN = 64
 
 
 class BufferPool:
-    """Lends tensors on pooled memory; keeps at most `max_free` buffers of each size class while they are unused.
+    """Lends tensors on pooled memory; keeps at most `max_free` buffers while they are unused.
 
-    Lock-free on purpose: memory comes back from inside destructors, on any thread.
+    Memory comes back from inside destructors, on any thread, perhaps in the middle of `empty`: that takes no lock.
     """
 
     def __init__(self, max_free: int) -> None:
         self._max_free = max_free
-        self._free: dict[int, deque[np.ndarray]] = {}
+        self._returned: deque[np.ndarray] = deque()
+        self._free: list[np.ndarray] = []  # oldest first
+        self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised memory, like `torch.empty`."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _SMALLEST:
             return torch.empty(shape, dtype=dtype)
-        size = _size_class(num_bytes)
-        free = self._free.setdefault(size, deque(maxlen=self._max_free))
-        try:
-            memory = free.pop()
-        except IndexError:
-            memory = _aligned(size)
+        memory = self._take(num_bytes)
+        if memory is None:
+            memory = _aligned(_rounded(num_bytes))
         lent = memory[:num_bytes]  # a new array object: its life is the life of the tensor's storage
-        weakref.finalize(lent, free.append, memory).atexit = False
+        weakref.finalize(lent, self._returned.append, memory).atexit = False
         return torch.from_numpy(lent).view(dtype).view(shape)
 
     def free_bytes(self) -> int:
-        return sum(size * len(free) for size, free in self._free.items())
+        """Kept for later use."""
+        with self._lock:
+            self._collect()
+            return sum(memory.nbytes for memory in self._free)
+
+    def _take(self, num_bytes: int) -> np.ndarray | None:
+        """The smallest unused buffer that is large enough, and not wastefully so."""
+        with self._lock:
+            self._collect()
+            fitting = [i for i, memory in enumerate(self._free) if num_bytes <= memory.nbytes <= 2 * num_bytes]
+            return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes)) if fitting else None
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._free.append(self._returned.popleft())
+        del self._free[: max(0, len(self._free) - self._max_free)]
 
 
-def _size_class(num_bytes: int) -> int:
+def _rounded(num_bytes: int) -> int:
     """The next of eight steps per power of two: batches differ in size by little, and share buffers then."""
     step = 1 << max(0, num_bytes.bit_length() - 4)
     return (num_bytes + step - 1) // step * step

@@ -8,10 +8,10 @@ from gnnsys.loader.batch import Batch
 from gnnsys.pipeline import Stage
 
 
-def copy_stages(device: torch.device, depth: int) -> list[Stage]:
-    """Starts the copy in a thread, and makes the consumer's stream wait for it when the batch is handed out."""
+def copy_stages(device: torch.device, threads: int) -> list[Stage]:
+    """Starts the copy, one batch ahead, and makes the consumer's stream wait for it when the batch is handed out."""
     copy = _Copy(device)
-    return [Stage("copy", copy.begin, threads=1, depth=depth), Stage("arrive", copy.arrive, threads=0)]
+    return [Stage("copy", copy.begin, threads, depth=1), Stage("arrive", copy.arrive, threads=0)]
 
 
 class _Copy:

@@ -45,7 +45,9 @@ class Loader:
         self._schedule = schedule
         self._sample = sample
         self._transform = transform
-        self._join = Join(graph, Rows(BufferPool(max_free=prefetch + num_threads + 2), pin=target is not None))
+        num_arrays = sum(len(rows) for rows in (*graph.node_data.values(), *graph.edge_data.values()))
+        pool = BufferPool(max_free=(prefetch + num_threads + 1) * num_arrays)  # what waits, is made, and is used
+        self._join = Join(graph, Rows(pool, pin=target is not None))
         self._device = target
         self._across_epochs = across_epochs
         self._stages = self._make_stages(num_threads, prefetch)
@@ -62,7 +64,7 @@ class Loader:
         if self._transform is not None:
             stages.append(Stage("transform", self._transform, threads=num_threads, depth=prefetch))
         if self._device is not None:
-            stages += copy_stages(self._device, depth=1)
+            stages += copy_stages(self._device, threads=min(1, num_threads))
         return stages
 
     # -- epochs ------------------------------------------------------------------------------------------------------

@@ -35,24 +35,27 @@ class EpochIterator:
 
     def __init__(self, loader: ThreadedLoader) -> None:
         self._loader = loader
-        self._length = len(loader)
         self._epoch = Epoch(loader)
-        timeout = loader.timeout if loader.timeout > 0 else None
-        self._pipeline = Pipeline(
-            self._epoch.requests, make_stages(loader), position=self._epoch.start, timeout=timeout
-        )
+        self._pipeline = self._start()
+
+    def _start(self) -> Pipeline:
+        timeout = self._loader.timeout if self._loader.timeout > 0 else None
+        stages = make_stages(self._loader)
+        return Pipeline(self._epoch.requests, stages, position=self._epoch.start, timeout=timeout)
 
     def _reset(self, loader: ThreadedLoader, first_iter: bool = False) -> None:
         """torch's name for the next epoch of persistent workers."""
-        self._length = len(loader)
         self._epoch = Epoch(loader)
-        self._pipeline.seek(self._epoch.start, self._epoch.requests)
+        if self._pipeline.is_closed:  # by an error in the last epoch
+            self._pipeline = self._start()
+        else:
+            self._pipeline.seek(self._epoch.start, self._epoch.requests)
 
     def __iter__(self) -> EpochIterator:
         return self
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._loader)
 
     def __next__(self) -> Any:
         try:

@@ -44,15 +44,16 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
     def _prepare(self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any]) -> None:
         """Before the DataLoader's own __init__."""
-        num_workers, ahead = kwargs.get("num_workers", 0), kwargs.get("prefetch_factor") or 2
         self.seed = seed
         self.progress: Epoch | None = None
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
         self._sampler = sampler
         self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
-        rows = Rows(BufferPool(max_free=max(1, num_workers) * (1 + ahead) + 2))
-        self._join = Join(data, self._graph, rows, kwargs.get("custom_cls"))
+        workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
+        num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
+        pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
+        self._join = Join(data, self._graph, Rows(pool), kwargs.get("custom_cls"))
 
     def _graph(self) -> Graph | None:
         return self._sampler.graph if isinstance(self._sampler, NeighborSampler) else None

@@ -47,7 +47,7 @@ def test_no_more_than_the_bound_is_kept() -> None:
     assert size * 2 <= pool.free_bytes() <= size * 2 * 1.125
 
 
-def test_sizes_that_differ_by_little_share_buffers() -> None:
+def test_sizes_that_differ_by_little_share_buffers_and_others_do_not() -> None:
     pool = BufferPool(max_free=1)
     first = pool.empty((1000, 100), torch.float32)
     address = first.data_ptr()
@@ -55,6 +55,10 @@ def test_sizes_that_differ_by_little_share_buffers() -> None:
     second = pool.empty((1003, 100), torch.float32)
     assert second.data_ptr() == address
     assert second.untyped_storage().nbytes() == second.nbytes
+    del second
+    third = pool.empty((7000, 100), torch.float32)  # a new buffer, so the old one is kept, not taken
+    assert third.data_ptr() != address
+    assert pool.free_bytes() > 0
 
 
 def test_every_dtype_and_empty_shapes_are_lent() -> None:

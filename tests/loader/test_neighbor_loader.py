@@ -134,6 +134,23 @@ def test_a_state_of_another_schedule_is_refused(graph: Graph) -> None:
         NeighborLoader(graph, [4], batch_size=32).load_state_dict(state)
 
 
+def test_loading_runs_on_into_the_next_epoch_or_stops_at_the_end_of_this_one(graph: Graph) -> None:
+    for across_epochs in (True, False):
+        loaded: list[Batch] = []
+        beyond = threading.Event()
+
+        def note(batch: Batch, loaded: list[Batch] = loaded, beyond: threading.Event = beyond) -> Batch:
+            loaded.append(batch)
+            if len(loaded) > 5:
+                beyond.set()
+            return batch
+
+        loader = NeighborLoader(graph, [3], batch_size=64, transform=note, across_epochs=across_epochs)
+        assert len(list(loader)) == 5
+        assert beyond.wait(10) if across_epochs else len(loaded) == 5
+        assert len(list(loader)) == 5
+
+
 def test_an_epoch_left_early_is_over(graph: Graph) -> None:
     loader = NeighborLoader(graph, [4], batch_size=64, shuffle=True)
     for _ in loader:

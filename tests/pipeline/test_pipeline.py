@@ -250,7 +250,7 @@ def test_the_interpreter_exits_while_a_pipeline_is_running() -> None:
 
 
 def test_an_interrupt_ends_a_waiting_consumer() -> None:
-    endless = SCRIPT.replace("time.sleep(0.005)", "(time.sleep(5) if x else 0)") + "next(pipeline)\n"
+    endless = SCRIPT.replace("time.sleep(0.005)", "(time.sleep(1.5) if x else 0)") + "next(pipeline)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
