@@ -35,7 +35,7 @@ def some_data(num_nodes: int) -> Data:
 def main(argv: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)
