@@ -28,7 +28,7 @@ class SAGE(torch.nn.Module):
 
 def some_data(num_nodes: int) -> Data:
     """Stands for your dataset: any `Data` with x, y, edge_index and masks."""
-    graph = sbm(num_nodes, num_classes=5)
+    graph = sbm(num_nodes, num_classes=5, homophily=0.7)
     return Data(edge_index=graph.edge_index(), **graph.node_data["node"])
 
 
