@@ -18,6 +18,7 @@ tg = pytest.importorskip("torch_geometric")
 from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.utils import k_hop_subgraph, subgraph, to_undirected  # noqa: E402
 
+import gnnsys  # noqa: E402
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler  # noqa: E402
 
 NUM_NODES, NUM_EDGES = 200, 1600
@@ -442,10 +443,12 @@ def test_a_subclass_may_bring_its_own_filter_fn_and_collate_fn(data: Data) -> No
         ({"input_nodes": torch.empty(0, dtype=torch.int64)}, "input_nodes is empty"),
         ({"input_nodes": torch.ones(5, dtype=torch.bool)}, "mask"),
         ({"input_time": torch.zeros(200)}, "time_attr"),
+        ({"input_time": torch.zeros(200), "time_attr": "y"}, "input_time must hold integers"),
+        ({"time_attr": "scores"}, "scores"),
         ({"time_attr": "nope"}, "nope"),
         ({"weight_attr": "nope"}, "nope"),
         ({"time_attr": "y", "weight_attr": "edge_weight"}, "weight_attr"),
-        ({"time_attr": "y", "input_time": torch.zeros(3)}, "input_time"),
+        ({"time_attr": "y", "input_time": torch.zeros(3, dtype=torch.int64)}, "input_time must have one entry"),
         ({"subgraph_type": "ego"}, "ego"),
         ({"subgraph_type": "induced", "disjoint": True}, "induced"),
         ({"temporal_strategy": "first"}, "temporal_strategy"),
@@ -457,6 +460,7 @@ def test_a_subclass_may_bring_its_own_filter_fn_and_collate_fn(data: Data) -> No
     ],
 )
 def test_bad_arguments_are_refused_when_the_loader_is_made(data: Data, arguments: dict, message: str) -> None:
+    data.scores = torch.rand(NUM_NODES)
     with pytest.raises(ValueError, match=message):
         NeighborLoader(data, **{"num_neighbors": [3], **arguments})
 
@@ -483,6 +487,26 @@ else:
     raise SystemExit("gnnsys.pyg was imported without PyG")
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_both_faces_sample_the_same_under_the_same_seed(data: Data) -> None:
+    rows = {"x": data.x, "y": data.y, "train_mask": data.train_mask}
+    graph = gnnsys.Graph.from_edge_index(data.edge_index, NUM_NODES, rows)
+    ours = gnnsys.NeighborLoader(graph, [4, 3], batch_size=32, seed=8)
+    theirs = NeighborLoader(data, [4, 3], batch_size=32, seed=8)
+    for _ in range(2):
+        for a, b in zip(ours, theirs):
+            assert all(torch.equal(a[k], b[k]) for k in ("n_id", "e_id", "edge_index", "x", "input_id"))
+    options = {"neg_sampling": "binary", "batch_size": 64, "seed": 8}
+    for a, b in zip(gnnsys.LinkNeighborLoader(graph, [4], **options), LinkNeighborLoader(data, [4], **options)):
+        assert all(torch.equal(a[k], b[k]) for k in ("n_id", "e_id", "edge_label_index", "edge_label"))
+
+
+def test_the_sampler_works_in_worker_processes_of_a_stock_loader(data: Data) -> None:
+    sampler = NeighborSampler(data, [3, 2])
+    stock = tg.loader.NeighborLoader(data, [3, 2], neighbor_sampler=sampler, batch_size=50, num_workers=1, timeout=60)
+    for batch in stock:
+        check(batch, data)
 
 
 def test_the_sampler_serves_pygs_own_loaders(data: Data) -> None:
@@ -544,6 +568,32 @@ def test_attributes_on_other_axes_and_numpy_are_filtered(data: Data) -> None:
     assert type(batch) is Sideways
     assert torch.equal(batch.wide, wide[:, batch.n_id])
     assert torch.equal(torch.as_tensor(batch.z), data.y[batch.n_id])
+
+
+def test_pygs_layerwise_inference_accepts_the_loader(data: Data) -> None:
+    torch.manual_seed(0)
+    data.x = torch.randn(NUM_NODES, 16)
+    model = tg.nn.GraphSAGE(16, 8, num_layers=2).eval()
+    loader = NeighborLoader(data, [-1], batch_size=64)
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index)
+        assert torch.allclose(model.inference(loader), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("trim", [False, True])
+def test_full_neighbourhoods_give_the_seeds_what_the_full_graph_gives(data: Data, trim: bool) -> None:
+    torch.manual_seed(0)
+    data.x = torch.randn(NUM_NODES, 16)
+    model = tg.nn.GraphSAGE(16, 8, num_layers=2).eval()
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index)
+        for batch in NeighborLoader(data, [-1, -1], batch_size=30, shuffle=True, num_workers=1):
+            hops = {}
+            if trim:
+                hops["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
+                hops["num_sampled_edges_per_hop"] = batch.num_sampled_edges
+            out = model(batch.x, batch.edge_index, **hops)[: batch.batch_size]
+            assert torch.allclose(out, expected[batch.input_id], atol=1e-5)
 
 
 def test_num_nodes_follows_the_batch() -> None:

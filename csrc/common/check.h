@@ -6,20 +6,31 @@
 
 #include <cstdint>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace gnnsys {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Without streams: they crash where this library carries a libstdc++ of its own beside torch's (the two share the
+// locale's facet ids, but not its facets).
+template <typename T>
+void append_to(std::string& message, const T& part) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    message += std::to_string(part);
+  } else {
+    message += part;
+  }
+}
+
 template <typename... Args>
 [[noreturn]] void throw_argument(const Args&... args) {
-  std::ostringstream message;
-  (message << ... << args);
-  throw std::invalid_argument(message.str());  // Python sees ValueError
+  std::string message;
+  (append_to(message, args), ...);
+  throw std::invalid_argument(message);  // Python sees ValueError
 }
 
 // CHECK_ARG(condition, "fanout must be >= -1, got ", fanout). Never inside a parallel region.

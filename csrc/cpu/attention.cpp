@@ -23,7 +23,7 @@ namespace {
 
 using OptionalTensor = std::optional<Tensor>;
 
-constexpr int64_t kScoresAhead = 16;          // rows of scores are short: more of them fit on the way
+constexpr int64_t kScoresAhead = 16;           // rows of scores are short: more of them fit on the way
 constexpr uint32_t kDropoutStream = 0x647270;  // keeps these draws apart from others under the same key
 
 // Attention dropout: the factor of (edge, head), the same wherever and whenever it is asked for.
@@ -161,22 +161,57 @@ struct Backward {
   Scores<T> scores;
   Dropout<acc_t<T>> dropout;
   const T* x;
-  const T* grad;                // [num_dst, heads, width]
-  const acc_t<T>* log_total;    // [num_dst, heads]
+  const T* grad;                 // [num_dst, heads, width]
+  const acc_t<T>* log_total;     // [num_dst, heads]
   const acc_t<T>* grad_dot_out;  // [num_dst, heads]
   T* grad_x;
   acc_t<T>* grad_src;   // [num_src, heads]
   acc_t<T>* grad_edge;  // [num_edges, heads]
 };
 
-// The out-edges of u in one chunk, `near`, that start at j: alpha [count, heads] in, keep * alpha out; the gradients of
-// the edges' scores are written, and added to grad_src[u].
+// Scratch for the out-edges of u in one chunk, [kChunk, heads] each.
+template <typename A>
+struct OutEdges {
+  std::vector<A> alpha;  // then keep * alpha
+  std::vector<A> slope;  // of the leaky relu
+  std::vector<A> keep;   // [heads], of one edge
+
+  explicit OutEdges(int64_t heads) : alpha(kChunk * heads), slope(kChunk * heads), keep(heads, A{1}) {}
+};
+
+// alpha and slope of the out-edges of u that start at j.
 template <typename T, typename id_t>
-void score_gradients(const Backward<T, id_t>& p, int64_t u, int64_t j, const Neighbors<id_t>& near, acc_t<T>* alpha,
-                     std::vector<acc_t<T>>& keep) {
+void recompute_alpha(const Backward<T, id_t>& p, int64_t u, int64_t j, const Neighbors<id_t>& near,
+                     OutEdges<acc_t<T>>& edges) {
+  using A = acc_t<T>;
+  const int64_t heads = p.scores.shape.heads;
+  for (int64_t k = 0; k < near.count; ++k) {
+    if (k + kScoresAhead < near.readable) {
+      const int64_t next = near.ids[k + kScoresAhead];
+      prefetch_row(p.scores.dst, next, heads);
+      prefetch_row(p.log_total, next, heads);
+      prefetch_row(p.grad_dot_out, next, heads);
+      __builtin_prefetch(p.grad_edge + p.positions(j + k + kScoresAhead) * heads, 1);
+    }
+    const int64_t v = near.ids[k];
+    const int64_t e = p.positions(j + k);
+    for (int64_t h = 0; h < heads; ++h) {
+      const A raw = p.scores.raw(u, v, e, h);
+      edges.alpha[k * heads + h] = p.scores.relu(raw) - p.log_total[v * heads + h];
+      edges.slope[k * heads + h] = p.scores.relu_grad(raw);
+    }
+  }
+  exp_all(edges.alpha.data(), near.count * heads);
+}
+
+// The gradients of the scores of the same edges: written, and added to grad_src[u]. alpha becomes keep * alpha.
+template <typename T, typename id_t>
+void score_gradients(const Backward<T, id_t>& p, int64_t u, int64_t j, const Neighbors<id_t>& near,
+                     OutEdges<acc_t<T>>& edges) {
   using A = acc_t<T>;
   const Shape& shape = p.scores.shape;
   const T* const x = p.x + u * shape.size();
+  A* const keep = edges.keep.data();
   for (int64_t k = 0; k < near.count; ++k) {
     if (k + kNeighborsAhead < near.readable) {
       prefetch_row(p.grad, near.ids[k + kNeighborsAhead], shape.size());
@@ -185,16 +220,16 @@ void score_gradients(const Backward<T, id_t>& p, int64_t u, int64_t j, const Nei
     const int64_t e = p.positions(j + k);
     const T* const grad = p.grad + v * shape.size();
     if (p.dropout.active()) {
-      p.dropout(e, shape.heads, keep.data());
+      p.dropout(e, shape.heads, keep);
     }
     for (int64_t h = 0; h < shape.heads; ++h) {
+      const int64_t i = k * shape.heads + h;
       const A d_alpha = dot(grad + h * shape.width, x + h * shape.width, shape.width);
-      A& a = alpha[k * shape.heads + h];
-      const A d_score = a * (keep[h] * d_alpha - p.grad_dot_out[v * shape.heads + h]);
-      const A d_raw = d_score * p.scores.relu_grad(p.scores.raw(u, v, e, h));
+      const A d_score = edges.alpha[i] * (keep[h] * d_alpha - p.grad_dot_out[v * shape.heads + h]);
+      const A d_raw = d_score * edges.slope[i];
       p.grad_edge[e * shape.heads + h] = d_raw;
       p.grad_src[u * shape.heads + h] += d_raw;
-      a *= keep[h];
+      edges.alpha[i] *= keep[h];
     }
   }
 }
@@ -203,15 +238,13 @@ template <typename T, typename id_t>
 void backward_rows(const Backward<T, id_t>& p) {
   using A = acc_t<T>;
   const Shape& shape = p.scores.shape;
-  const int64_t heads = shape.heads;
   const int64_t num_edges = p.indptr[p.num_src];
   parallel_for_rows(p.indptr, p.num_src, [&](int64_t begin, int64_t end) {
     RowSum<T> output(shape.size());
-    std::vector<A> alpha(kChunk * heads);
-    std::vector<A> keep(heads, A{1});
+    OutEdges<A> edges(shape.heads);
     for (int64_t u = begin; u < end; ++u) {
       T* const grad_x = p.grad_x + u * shape.size();
-      std::fill_n(p.grad_src + u * heads, heads, A{0});
+      std::fill_n(p.grad_src + u * shape.heads, shape.heads, A{0});
       if (p.indptr[u] == p.indptr[u + 1]) {
         std::fill(grad_x, grad_x + shape.size(), T{0});
         continue;
@@ -219,16 +252,9 @@ void backward_rows(const Backward<T, id_t>& p) {
       A* const sum = output.begin(grad_x);
       for (int64_t j = p.indptr[u]; j < p.indptr[u + 1]; j += kChunk) {
         const Neighbors<id_t> near{p.indices + j, std::min(kChunk, p.indptr[u + 1] - j), num_edges - j};
-        for (int64_t k = 0; k < near.count; ++k) {
-          const int64_t v = near.ids[k];
-          for (int64_t h = 0; h < heads; ++h) {
-            const A score = p.scores.relu(p.scores.raw(u, v, p.positions(j + k), h));
-            alpha[k * heads + h] = score - p.log_total[v * heads + h];
-          }
-        }
-        exp_all(alpha.data(), near.count * heads);
-        score_gradients(p, u, j, near, alpha.data(), keep);
-        accumulate_heads(sum, p.grad, shape, near, alpha.data(), j == p.indptr[u], false);
+        recompute_alpha(p, u, j, near, edges);
+        score_gradients(p, u, j, near, edges);
+        accumulate_heads(sum, p.grad, shape, near, edges.alpha.data(), j == p.indptr[u], false);
       }
       output.finish(grad_x, sum, shape.size(), A{1});
     }

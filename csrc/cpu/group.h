@@ -1,9 +1,9 @@
 // Stable grouping of edges by one endpoint: what coo -> csc and transpose both are.
 //
-// Few edges: a counting sort. Many: they are first partitioned into buckets of neighbouring groups, so that the
-// counting sort of a bucket works inside the L2 cache instead of missing on every edge. Work O(edges + groups); bytes
-// beside the output: one record per edge (12, or 24 for 64-bit ids). Order inside a group is the order of the edges,
-// for any number of threads.
+// What fits in the L2 cache: a counting sort. More: the edges are first partitioned into buckets of neighbouring
+// groups, so that the counting sort of a bucket stays in the cache instead of missing on every edge. Work
+// O(edges + groups); bytes beside the output: one record per edge (12, or 24 for 64-bit ids). Order inside a group is
+// the order of the edges, for any number of threads.
 #pragma once
 
 #include "common/parallel.h"
@@ -17,8 +17,8 @@
 
 namespace gnnsys {
 
-constexpr int64_t kPlainEdges = 1 << 17;    // up to here the plain counting sort is at least as fast
-constexpr int64_t kBucketEdges = 1 << 14;   // edges we would like in a bucket
+constexpr int64_t kPlainBytes = 1 << 20;    // what a plain counting sort may touch at random: the L2 cache
+constexpr int64_t kBucketEdges = 1 << 12;   // edges we would like in a bucket
 constexpr int64_t kMaxBuckets = 1 << 10;    // more write streams than this thrash the TLB
 constexpr int64_t kEdgesPerThread = 1 << 16;
 
@@ -178,7 +178,9 @@ void group_bucketed(const Edges& edges, int64_t num_edges, const Groups<id_t, po
 // Groups must have been checked: every edge's group is in [0, num_groups).
 template <typename Edges, typename id_t, typename pos_t>
 void group_edges(const Edges& edges, int64_t num_edges, const Groups<id_t, pos_t>& out) {
-  if (num_edges <= kPlainEdges) {
+  const auto edge_bytes = static_cast<int64_t>(sizeof(id_t) + sizeof(pos_t));
+  const auto group_bytes = static_cast<int64_t>(sizeof(int64_t));
+  if (num_edges * edge_bytes + out.num_groups * group_bytes <= kPlainBytes) {
     group_plain(edges, num_edges, out);
   } else {
     group_bucketed(edges, num_edges, out);

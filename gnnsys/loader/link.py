@@ -13,15 +13,13 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.links import Links, LinkSeeder, check_labels, supervision_edges
 from gnnsys.loader.loader import Loader
-from gnnsys.loader.negatives import NegativeSampling
-from gnnsys.loader.neighbor import NumNeighbors, make_sampler
-from gnnsys.loader.schedule import Schedule, Ticket, generator
+from gnnsys.loader.negatives import NegativeSampling, negative_stream
+from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
+from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import shape_subgraph
 from gnnsys.sampling import NeighborSampler, SampleKey
 
 InputLinks: TypeAlias = Tensor | EdgeType | tuple[EdgeType, Tensor | None] | None
-
-_NEGATIVES = 0x4E45  # domain of the negatives' stream
 
 
 class LinkNeighborLoader(Loader):
@@ -70,6 +68,7 @@ class LinkNeighborLoader(Loader):
         negatives = NegativeSampling.cast(neg_sampling)
         edge_type, (src, dst) = resolve_links(graph, edge_label_index)
         links = Links(torch.arange(src.numel()), src, dst, check_labels(negatives, edge_label), edge_label_time)
+        check_times("edge_label_time", edge_label_time)
         for name, values in (("edge_label", edge_label), ("edge_label_time", edge_label_time)):
             if values is not None and values.shape[0] != src.numel():
                 raise ValueError(f"{name} must have one entry per link, {src.numel()}, got {values.shape[0]}")
@@ -129,13 +128,14 @@ class _SampleLinks:
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
         links = self._links.take(chosen)
-        seeds = self._seeder(links, generator(self._seed, _NEGATIVES, ticket.epoch, ticket.batch))
+        key = SampleKey(self._seed, ticket.epoch, ticket.batch)
+        seeds = self._seeder(links, negative_stream(key))
         exclude = None
         if self._exclude is not None:
             exclude = supervision_edges(self._sampler, self._exclude[0], links.src, links.dst, self._exclude[1])
         sample = self._sampler.sample(
             seeds.seeds,
-            key=SampleKey(self._seed, ticket.epoch, ticket.batch),
+            key=key,
             seed_time=seeds.seed_time,
             tree=seeds.tree,
             exclude=exclude,

@@ -13,6 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.loader.schedule import generator
+from gnnsys.sampling import SampleKey
+
+_DOMAIN = 0x4E45  # apart from the shuffle and from sampling under the same seed
+
+
+def negative_stream(key: SampleKey) -> torch.Generator:
+    """What a batch's negatives are drawn from: a function of (seed, epoch, batch)."""
+    return generator(key.seed, _DOMAIN, key.epoch, key.batch)
+
 
 @dataclass(frozen=True)
 class NegativeSampling:

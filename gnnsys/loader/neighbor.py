@@ -153,6 +153,9 @@ def make_sampler(
         fanouts: Any = {edge_type: list(values) for edge_type, values in num_neighbors.items()}
     else:
         fanouts = list(num_neighbors)
+    time = options["time"]
+    for rows in (*graph.node_data.values(), *graph.edge_data.values()):
+        check_times(f"time_attr={time!r}", rows.get(time))
     return NeighborSampler(graph, fanouts, disjoint=disjoint, **options)
 
 
@@ -160,6 +163,7 @@ def check_input_time(
     graph: Graph, node_type: NodeType, nodes: Tensor, input_time: Tensor | None, time_attr: str | None
 ) -> Tensor | None:
     """The seeds' times: as given, or their own where the time attribute is a node's."""
+    check_times("input_time", input_time)
     if input_time is not None:
         if time_attr is None:
             raise ValueError("input_time was given without time_attr: name the attribute that holds times")
@@ -171,3 +175,9 @@ def check_input_time(
     if time_attr not in graph.node_data[node_type]:
         raise ValueError(f"input_time must be given: nodes of type {node_type!r} have no {time_attr!r} of their own")
     return graph.node_data[node_type][time_attr][nodes]
+
+
+def check_times(name: str, times: Tensor | None) -> None:
+    """Times are compared exactly: whole numbers only."""
+    if times is not None and (times.is_floating_point() or times.is_complex()):
+        raise ValueError(f"{name} must hold integers, such as seconds, got {times.dtype}")

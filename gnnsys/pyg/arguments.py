@@ -11,6 +11,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 
 from gnnsys.graph import EDGE, NODE
 from gnnsys.loader.link import edge_index_of
+from gnnsys.loader.neighbor import check_times
 from gnnsys.pyg.sampler import NeighborSampler
 
 
@@ -28,16 +29,18 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
                 "input_nodes must name a node type, as 'type' or ('type', indices), for heterogeneous data"
             )
         node_type = input_nodes if isinstance(input_nodes, str) else input_nodes[0]
-        if _num_nodes(data, sampler, node_type) is None:
+        num_nodes = _num_nodes(data, sampler, node_type)
+        if num_nodes is None:
             raise ValueError(f"input_nodes: node type {node_type!r} does not exist")
+        if is_pair:
+            _check_mask(input_nodes[1], num_nodes)
         return node_type if is_pair and input_nodes[1] is None else input_nodes
     if not isinstance(data, Data) and input_nodes is None:
         num_nodes = _num_nodes(data, sampler, None)
         if num_nodes is None:
             raise ValueError("input_nodes must be given for a (FeatureStore, GraphStore) with a sampler of your own")
         return torch.arange(num_nodes)
-    if isinstance(input_nodes, Tensor) and input_nodes.dtype == torch.bool:
-        _check_mask(input_nodes, _num_nodes(data, sampler, None))
+    _check_mask(input_nodes, _num_nodes(data, sampler, None))
     return input_nodes
 
 
@@ -46,6 +49,7 @@ def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler) -> No
     if inputs.node.numel() == 0:
         raise ValueError("input_nodes is empty: there are no seeds to sample from")
     _check_range("input_nodes", inputs.node, _num_nodes(data, sampler, inputs.input_type))
+    check_times("input_time", inputs.time)
     if inputs.time is not None and inputs.time.shape != inputs.node.shape:
         raise ValueError(
             f"input_time must have one entry per seed, {inputs.node.numel()}, got {list(inputs.time.shape)}"
@@ -74,6 +78,7 @@ def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler) -> No
     src, dst = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
     _check_range("edge_label_index[0]", inputs.row, _num_nodes(data, sampler, src))
     _check_range("edge_label_index[1]", inputs.col, _num_nodes(data, sampler, dst))
+    check_times("edge_label_time", inputs.time)
     for name, values in (("edge_label", inputs.label), ("edge_label_time", inputs.time)):
         if values is not None and values.shape[0] != inputs.row.numel():
             raise ValueError(f"{name} must have one entry per link, {inputs.row.numel()}, got {values.shape[0]}")
@@ -100,6 +105,7 @@ def _check_range(name: str, ids: Tensor, num_nodes: int | None) -> None:
         raise ValueError(f"{name} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
 
 
-def _check_mask(mask: Tensor, num_nodes: int | None) -> None:
-    if num_nodes is not None and mask.numel() != num_nodes:
-        raise ValueError(f"input_nodes: a mask must have {num_nodes} entries, one per node, got {mask.numel()}")
+def _check_mask(nodes: Any, num_nodes: int | None) -> None:
+    is_mask = isinstance(nodes, Tensor) and nodes.dtype == torch.bool
+    if is_mask and num_nodes is not None and nodes.numel() != num_nodes:
+        raise ValueError(f"input_nodes: a mask must have {num_nodes} entries, one per node, got {nodes.numel()}")

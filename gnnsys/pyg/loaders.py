@@ -117,6 +117,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
         return EpochIterator(self)
 
+    def check_worker_number_rationality(self) -> None:
+        """torch warns of more worker processes than cores; ours are threads, and idle ones cost nothing."""
+
     def next_epoch(self) -> int:
         self._epochs += 1
         return self._epochs - 1

@@ -20,7 +20,7 @@ from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
 from gnnsys.loader.links import Links, LinkSeeder, LinkSeeds, supervision_edges
 from gnnsys.loader.negatives import NegativeSampling as Negatives
-from gnnsys.loader.schedule import generator
+from gnnsys.loader.negatives import negative_stream
 from gnnsys.loader.subgraph import induced, reverse_of
 from gnnsys.pyg.structure import Structure, read_structure
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -28,8 +28,6 @@ from gnnsys.sampling import Sample, SampleKey
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 Values: TypeAlias = Tensor | dict[Any, Tensor] | None
-
-_NEGATIVES = 0x4E45  # domain of the negatives' stream
 
 
 class NeighborSampler(BaseSampler):
@@ -183,7 +181,7 @@ class NeighborSampler(BaseSampler):
         edge_type = inputs.input_type or EDGE
         key = key or draw_key()
         links = Links(inputs.input_id, inputs.row.long(), inputs.col.long(), inputs.label, inputs.time)
-        seeds = self._seeder(edge_type, neg_sampling)(links, generator(key.seed, _NEGATIVES, key.epoch, key.batch))
+        seeds = self._seeder(edge_type, neg_sampling)(links, negative_stream(key))
         exclude = None
         if self.exclude_supervision and edge_type in self.graph.edge_types:
             reverse = reverse_of(edge_type, self.graph)

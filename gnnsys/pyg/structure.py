@@ -17,6 +17,7 @@ from torch_geometric.data.storage import EdgeStorage
 from torch_geometric.sampler.base import DataType
 
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
+from gnnsys.loader.neighbor import check_times
 from gnnsys.ops import CSC
 
 
@@ -67,6 +68,8 @@ def _set_time(structure: Structure, node_time: dict[NodeType, Tensor], edge_time
         raise ValueError(f"The time attribute '{name}' holds both node-level and edge-level information")
     if not node_time and not edge_time:
         raise ValueError(f"The time attribute '{name}' is neither a node-level or edge-level attribute")
+    for time in (*node_time.values(), *edge_time.values()):
+        check_times(f"time_attr={name!r}", time)
     for node_type, time in node_time.items():
         structure.graph.set_node_data(name, time.cpu(), node_type)
     for edge_type, time in edge_time.items():

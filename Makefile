@@ -1,0 +1,40 @@
+# Two commands do all the set-up there is: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
+export DGLBACKEND := pytorch
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
+	$(BIN)/gnnsys demo
+
+test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.built $(VENV)/.tools ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compared with
+	$(BIN)/gnnsys bench ops
+	$(BIN)/gnnsys bench loader
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info gnnsys/*.so
+
+$(VENV)/.packages: requirements/base.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements/base.txt
+	touch $@
+
+$(VENV)/.built: $(VENV)/.packages $(SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.packages requirements/test.txt
+	$(BIN)/python -m pip install --quiet --requirement requirements/test.txt
+	touch $@

@@ -1,0 +1,203 @@
+"""gnnsys.dgl against DGL itself: the same blocks where nothing is random, the same meaning where something is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+os.environ.setdefault("DGLBACKEND", "pytorch")
+dgl = pytest.importorskip("dgl", reason="dgl is not installed")
+
+import gnnsys.dgl as ours  # noqa: E402
+from gnnsys.graph import NODE, from_dgl  # noqa: E402
+from gnnsys.sampling import NeighborSampler as OurSampler  # noqa: E402
+from gnnsys.sampling import SampleKey  # noqa: E402
+
+
+def plain_graph(num_nodes: int = 300, num_edges: int = 4000) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(0, num_nodes, (2, num_edges), generator=generator)
+    g = dgl.graph((src, dst), num_nodes=num_nodes)
+    g.ndata["feat"] = torch.rand(num_nodes, 8, generator=generator)
+    g.ndata["label"] = torch.randint(0, 4, (num_nodes,), generator=generator)
+    g.edata["w"] = torch.rand(num_edges, generator=generator)
+    g.edata["keep"] = torch.rand(num_edges, generator=generator) < 0.5
+    return g
+
+
+def typed_graph() -> Any:
+    generator = torch.Generator().manual_seed(1)
+
+    def edges(src: int, dst: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(torch.randint(0, n, (count,), generator=generator) for n in (src, dst))  # type: ignore[return-value]
+
+    g = dgl.heterograph(
+        {("a", "writes", "p"): edges(50, 80, 400), ("p", "cites", "p"): edges(80, 80, 500)},
+        num_nodes_dict={"a": 50, "p": 80},
+    )
+    g.nodes["a"].data["feat"] = torch.rand(50, 3)
+    g.nodes["p"].data["feat"] = torch.rand(80, 5)
+    return g
+
+
+def edge_set(g: Any, block: Any, edge_type: Any = None) -> set[tuple[int, int, int]]:
+    """(source, destination, edge id) in the whole graph's ids, checked to be the graph's own."""
+    edge_type = edge_type or block.canonical_etypes[0]
+    src, dst = block.edges(etype=edge_type)
+    src_ids = block.srcnodes[edge_type[0]].data[dgl.NID][src.long()]
+    dst_ids = block.dstnodes[edge_type[2]].data[dgl.NID][dst.long()]
+    ids = block.edges[edge_type].data[dgl.EID]
+    real_src, real_dst = g.find_edges(ids, etype=edge_type)
+    assert torch.equal(src_ids, real_src) and torch.equal(dst_ids, real_dst)
+    return set(zip(src_ids.tolist(), dst_ids.tolist(), ids.tolist()))
+
+
+def test_all_neighbours_give_dgls_own_blocks() -> None:
+    g = plain_graph()
+    seeds = torch.tensor([5, 17, 200])
+    mine = ours.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
+    theirs = dgl.dataloading.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
+    assert sorted(mine[0].tolist()) == sorted(theirs[0].tolist())
+    assert torch.equal(mine[1], theirs[1])
+    for a, b in zip(mine[2], theirs[2]):
+        assert (a.num_src_nodes(), a.num_dst_nodes(), a.num_edges()) == (
+            b.num_src_nodes(), b.num_dst_nodes(), b.num_edges())  # fmt: skip
+        assert edge_set(g, a) == edge_set(g, b)
+        assert torch.equal(a.dstdata[dgl.NID], a.srcdata[dgl.NID][: a.num_dst_nodes()])
+
+
+def test_a_dgl_model_computes_the_same_on_our_blocks() -> None:
+    g = plain_graph()
+    seeds = torch.arange(20)
+    layer = dgl.nn.SAGEConv(8, 4, "mean")
+    outputs = []
+    for sampler in (ours.MultiLayerFullNeighborSampler(1), dgl.dataloading.MultiLayerFullNeighborSampler(1)):
+        _, _, blocks = sampler.sample(g, seeds)
+        outputs.append(layer(blocks[0], blocks[0].srcdata["feat"]))
+    torch.testing.assert_close(outputs[0], outputs[1])
+
+
+def test_fanouts_are_listed_by_layer_as_dgl_lists_them() -> None:
+    g = plain_graph()
+    _, _, blocks = ours.NeighborSampler([2, 7]).sample_blocks(g, torch.arange(30))
+    assert int(blocks[1].in_degrees().max()) == 7 and int(blocks[0].in_degrees().max()) == 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_the_loader_covers_an_epoch_in_order_with_features_and_labels(num_workers: int) -> None:
+    g = plain_graph()
+    sampler = ours.NeighborSampler([4, 3], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    loader = ours.DataLoader(g, torch.arange(100), sampler, batch_size=32, num_workers=num_workers)
+    seen = []
+    assert len(loader) == 4
+    for input_nodes, output_nodes, blocks in loader:
+        seen.append(output_nodes)
+        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][input_nodes])
+        assert torch.equal(blocks[-1].dstdata["label"], g.ndata["label"][output_nodes])
+        for block in blocks:
+            edge_set(g, block)
+            assert int(block.in_degrees().max()) <= 4
+    assert torch.equal(torch.cat(seen), torch.arange(100))
+    loader.close()
+
+
+def test_features_that_were_not_prefetched_are_sliced_when_asked_for() -> None:
+    g = plain_graph()
+    loader = ours.DataLoader(g, torch.arange(10), ours.NeighborSampler([3]), batch_size=10)
+    input_nodes, _, blocks = next(iter(loader))
+    assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][input_nodes])
+    assert torch.equal(blocks[0].edata["w"], g.edata["w"][blocks[0].edata[dgl.EID]])
+    loader.close()
+
+
+def test_the_loader_draws_what_every_other_face_draws() -> None:
+    g = plain_graph()
+    loader = ours.DataLoader(g, torch.arange(40), ours.NeighborSampler([3, 5]), batch_size=20, seed=9)
+    batches = list(loader)
+    sampler = OurSampler(from_dgl(g), [5, 3], expand="frontier")
+    for index, (input_nodes, output_nodes, _) in enumerate(batches):
+        sample = sampler.sample({NODE: output_nodes}, key=SampleKey(9, 0, index))
+        assert torch.equal(sample.node[NODE], input_nodes)
+    loader.close()
+
+
+def test_a_resumed_epoch_goes_on_with_the_same_batches() -> None:
+    g = plain_graph()
+
+    def make() -> ours.DataLoader:
+        return ours.DataLoader(g, torch.arange(90), ours.NeighborSampler([3]), batch_size=20, shuffle=True, seed=4)
+
+    first = make()
+    iterator = iter(first)
+    for _ in range(2):
+        next(iterator)
+    state = first.state_dict()
+    rest = [t[0] for t in iterator]
+    second = make()
+    second.load_state_dict(state)
+    resumed = [t[0] for t in second]
+    assert len(rest) == len(resumed) == 3 and all(torch.equal(a, b) for a, b in zip(rest, resumed))
+    first.close()
+    second.close()
+
+
+def test_dgls_own_loader_takes_our_sampler() -> None:
+    g = plain_graph()
+    loader = dgl.dataloading.DataLoader(g, torch.arange(50), ours.NeighborSampler([3, 3]), batch_size=25)
+    for input_nodes, output_nodes, blocks in loader:
+        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][input_nodes])
+        assert output_nodes.numel() == 25
+        edge_set(g, blocks[0])
+
+
+def test_dgls_link_prediction_takes_our_sampler_and_its_exclusions_hold() -> None:
+    g = plain_graph()
+    sampler = dgl.dataloading.as_edge_prediction_sampler(ours.NeighborSampler([-1]), exclude="self")
+    loader = dgl.dataloading.DataLoader(g, torch.arange(64), sampler, batch_size=32)
+    for _, pairs, blocks in loader:
+        used = {i for _, _, i in edge_set(g, blocks[0])}
+        assert not used & set(pairs.edata[dgl.EID].tolist())
+
+
+def test_probabilities_and_masks_are_respected() -> None:
+    g = plain_graph()
+    _, _, blocks = ours.NeighborSampler([3], mask="keep").sample_blocks(g, torch.arange(100))
+    assert bool(g.edata["keep"][blocks[0].edata[dgl.EID]].all())
+    g.edata["w"][::2] = 0
+    _, _, blocks = ours.NeighborSampler([3], prob="w").sample_blocks(g, torch.arange(100))
+    assert bool((blocks[0].edata[dgl.EID] % 2 == 1).all())
+
+
+def test_typed_graphs_give_typed_blocks() -> None:
+    g = typed_graph()
+    seeds = {"p": torch.arange(10)}
+    mine = ours.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
+    theirs = dgl.dataloading.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
+    for a, b in zip(mine[2], theirs[2]):
+        for t in g.canonical_etypes:
+            assert edge_set(g, a, t) == edge_set(g, b, t)
+    loader = ours.DataLoader(g, seeds, ours.NeighborSampler([{"writes": 2, "cites": 3}] * 2), batch_size=4)
+    for input_nodes, output_nodes, blocks in loader:
+        assert set(input_nodes) == {"a", "p"} and output_nodes["p"].numel() <= 4
+        assert torch.equal(blocks[0].srcnodes["a"].data["feat"], g.nodes["a"].data["feat"][input_nodes["a"]])
+        assert int(blocks[0].in_degrees(etype="cites").max()) <= 3
+    loader.close()
+
+
+def test_what_is_not_supported_says_so_early() -> None:
+    g = plain_graph()
+    with pytest.raises(ValueError, match="edge_dir"):
+        ours.NeighborSampler([2], edge_dir="out")
+    with pytest.raises(ValueError, match="prob and mask"):
+        ours.NeighborSampler([2], prob="w", mask="keep")
+    with pytest.raises(ValueError, match="graph_sampler"):
+        ours.DataLoader(g, torch.arange(5), dgl.dataloading.NeighborSampler([2]))
+    with pytest.raises(ValueError, match="use_uva"):
+        ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_uva=True)
+    with pytest.raises(ValueError, match="process group"):
+        ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_ddp=True)
+    with pytest.raises(ValueError, match="input_nodes"):
+        ours.DataLoader(g, torch.tensor([300]), ours.NeighborSampler([2]))
