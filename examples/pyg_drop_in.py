@@ -28,14 +28,14 @@ class SAGE(torch.nn.Module):
 
 def some_data(num_nodes: int) -> Data:
     """Stands for your dataset: any `Data` with x, y, edge_index and masks."""
-    graph = sbm(num_nodes, num_classes=5)
+    graph = sbm(num_nodes, num_classes=5, homophily=0.7)
     return Data(edge_index=graph.edge_index(), **graph.node_data["node"])
 
 
 def main(argv: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=10_000)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=10)
     args = parser.parse_args(argv)
 
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ Sampling runs as DGL does it (the whole frontier is expanded again at every hop)
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -68,9 +68,9 @@ def epoch(work: Workload) -> Iterator[Case]:
         )
         held = list(loader)
         calls: dict[str, Callable[[], Any]] = {
-            OURS: lambda: [model.step_on_batch(batch) for batch in loader],
-            "loading alone": lambda: [None for _ in loader],
-            "compute alone": lambda: [model.step_on_batch(batch) for batch in held],
+            OURS: lambda: _for_each(model.step_on_batch, loader),
+            "loading alone": lambda: _for_each(lambda batch: None, loader),
+            "compute alone": lambda: _for_each(model.step_on_batch, held),
         }
         if "dgl" not in peers.missing("dgl"):
             for workers in (0, 1):
@@ -135,6 +135,11 @@ def _training_seeds(work: Workload) -> Tensor:
     return work.seeds(work.sizes.epoch_batches * work.sizes.num_seeds)
 
 
+def _for_each(step: Callable[[Any], None], batches: Iterable[Any]) -> None:
+    for batch in batches:
+        step(batch)
+
+
 class _Trained:
     """A model with its optimizer; a step per batch, or per DGL's blocks."""
 
@@ -174,4 +179,4 @@ def _dgl_epoch(work: Workload, graph: Graph, seeds: Tensor, num_workers: int) ->
     )
     widths = [work.sizes.dim, HIDDEN, HIDDEN, NUM_CLASSES]
     model = _Trained(nn.ModuleList(dgl.nn.SAGEConv(i, o, "mean") for i, o in pairwise(widths)))
-    return lambda: [model.step_on_blocks(blocks) for _, _, blocks in loader]
+    return lambda: _for_each(lambda batch: model.step_on_blocks(batch[2]), loader)

@@ -6,6 +6,7 @@ The limit beside a figure is the compulsory traffic: a memcpy of indices, input 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -116,8 +117,7 @@ def _aggregates(csc: CSC, reduce: str) -> dict[str, Aggregate]:
     """Ours, DGL's where it imports, and torch's with both index types."""
     found = {OURS: _ours(csc, reduce)}
     for name, idtype in ((TORCH_INT32, torch.int32), (TORCH_INT64, torch.int64)):
-        matrix = torch_csr(csc, idtype, reduce)
-        found[name] = lambda x, matrix=matrix: torch.sparse.mm(matrix, x)
+        found[name] = partial(torch.sparse.mm, torch_csr(csc, idtype, reduce))
     if "dgl" not in peers.missing("dgl"):
         dgl, graph = peers.find("dgl"), dgl_graph(csc)
         copy_u = getattr(dgl.ops, f"copy_u_{reduce}")  # type: ignore[union-attr]

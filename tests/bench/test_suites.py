@@ -1,0 +1,48 @@
+"""Every case of every suite runs, on a tiny graph, and has the sides its rows compare."""
+
+import pytest
+
+from gnnsys.bench import SUITES, Case, Report, Workload, load_suite
+from gnnsys.bench.measure import Rounds, measure
+from gnnsys.bench.workload import Sizes
+
+TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
+WORKLOAD = Workload(TINY)
+CASES = [pytest.param(case, id=case.name) for s in SUITES for b in load_suite(s) for case in b(WORKLOAD)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_runs_and_fills_its_rows(case: Case):
+    report = Report("test", quick=True)
+    rows = report.add(case, measure(case, Rounds(least=1, most=1)))
+    missing = set(case.missing or {})
+    for row, versus in zip(rows, case.versus, strict=True):
+        assert row.ours is not None and row.ours >= 0
+        assert (row.ratio is None) == (set(versus.peers) <= missing)
+    assert all(peer in missing for peer in report.absent)
+
+
+def test_case_names_are_unique():
+    names = [case.values[0].name for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_promise_of_the_suites_has_its_target():
+    promised = {
+        ("sampling/blocks/1t", 3.0),
+        ("sampling/blocks/2t", 3.0),
+        ("sampling/two threads", 1.6),
+        ("spmm/sum/forward/1t", 1.2),
+        ("spmm/mean/backward/2t", 3.0),
+        ("spmm/scatter/forward/1t", 5.0),
+        ("gather_rows/512B/1t", 0.75),
+        ("gather_rows/512B/1t", 1.2),
+        ("epoch/sage", 2.0),
+    }
+    written = {(case.values[0].name, versus.target) for case in CASES for versus in case.values[0].versus}
+    assert promised <= written
+
+
+def test_an_unknown_suite_is_refused():
+    with pytest.raises(ValueError, match="there is no suite 'gpu'; choose one of: ops, loader"):
+        load_suite("gpu")

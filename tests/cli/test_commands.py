@@ -1,0 +1,57 @@
+"""Whole commands at small sizes: what a user types and what comes back."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnnsys.bench import peers
+from gnnsys.cli import main
+
+
+def test_demo_trains_beyond_what_features_alone_allow(capsys: pytest.CaptureFixture[str]):
+    assert main(["demo", "--nodes", "3000", "--epochs", "3", "--batch-size", "64"]) == 0
+    shown = capsys.readouterr()
+    lines = {line.split()[0]: line for line in shown.out.splitlines() if line.strip()}
+    reached = float(lines["accuracy"].split()[1].rstrip("%"))
+    from_features = next(float(line.split("%")[0]) for line in shown.out.splitlines() if "own features" in line)
+    assert reached > from_features + 5
+    assert "nodes per second" in lines["throughput"]
+    assert "epoch 3/3" in shown.err
+
+
+def test_demo_refuses_no_epochs(capsys: pytest.CaptureFixture[str]):
+    assert main(["demo", "--epochs", "0"]) == 2
+    assert capsys.readouterr().err == "gnnsys demo: error: --epochs must be at least 1, got 0\n"
+
+
+def test_bench_writes_its_rows_and_passes_the_check_in_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("dgl")
+    target = tmp_path / "rows.json"
+    assert main(["bench", "ops", "--quick", "--only", "sample_neighbors", "--json", str(target), "--check"]) == 0
+    written = json.loads(target.read_text())
+    assert [row["name"] for row in written["rows"]] == ["sample_neighbors/1t", "sample_neighbors/2t"]
+    assert all(row["ratio"] > 0 and row["met"] is None for row in written["rows"])
+    assert "sample_neighbors/1t" in capsys.readouterr().out
+
+
+def test_bench_check_fails_when_a_required_peer_is_missing(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setitem(peers.PEERS, "dgl", ("no_such_dgl", "dgl"))
+    peers.find.cache_clear()
+    try:
+        assert main(["bench", "ops", "--quick", "--only", "sddmm/1t", "--check"]) == 1
+    finally:
+        peers.find.cache_clear()
+    assert "sddmm/1t beside dgl: dgl is not installed" in capsys.readouterr().err
+
+
+def test_an_only_that_matches_nothing_is_a_users_error(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "ops", "--only", "nothing-like-it"]) == 2
+    assert "matches none of" in capsys.readouterr().err
+
+
+def test_help_does_not_load_torch():
+    code = "import sys; from gnnsys.cli.main import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
