@@ -21,7 +21,7 @@ def gather(work: Workload) -> Iterator[Case]:
         def sides(threads: int = threads) -> dict[str, Side]:
             table = work.rows(num_rows, DIM)
             index = work.ids(num_gathered, num_rows)
-            ours, selected, copied = (torch.zeros(num_gathered, DIM) for _ in range(3))
+            ours, selected, copied = (torch.ones(num_gathered, DIM) for _ in range(3))
             calls = {
                 OURS: lambda: gather_rows(table, index, out=ours),
                 "index_select(out=)": lambda: torch.index_select(table, 0, index, out=selected),

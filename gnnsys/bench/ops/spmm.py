@@ -40,7 +40,7 @@ def forward(work: Workload) -> Iterator[Case]:
                 sides,
                 (Versus(("dgl", TORCH_INT32), 1.2), Versus((TORCH_INT64,))),
                 limit=LIMIT,
-                repeats=5,
+                repeats=3,
                 missing=peers.missing("dgl"),
             )
 
@@ -168,6 +168,6 @@ def _gradient(aggregate: Aggregate, x: Tensor) -> Callable[[], Tensor]:
 def _compulsory_traffic(csc: CSC, x: Tensor) -> Callable[[], Tensor]:
     """Copies half the bytes that must move (a copy reads and writes): indices, input and output."""
     num_bytes = csc.indices.nbytes + x.nbytes + csc.num_dst * x.shape[1] * x.element_size()
-    source = torch.zeros(num_bytes // 2, dtype=torch.uint8)
-    target = torch.zeros_like(source)
+    source = torch.ones(num_bytes // 2, dtype=torch.uint8)  # zeros would be one page of zeros, and in the cache
+    target = torch.ones_like(source)
     return lambda: target.copy_(source)
