@@ -49,7 +49,7 @@ class IdTable {
   int64_t count() const { return words_[1]; }
   void set_count(int64_t count) { words_[1] = count; }
   // Beyond this load probing gets slow: the caller is told to make a larger table.
-  int64_t max_count() const { return (int64_t{1} << words_[0]) / 8 * 5; }
+  int64_t max_count() const { return (int64_t{1} << words_[0]) / 8 * 3; }
   void set_overflowed() { words_[2] = 1; }
   int64_t num_regions() const { return int64_t{1} << (words_[0] - region_bits_); }
 
@@ -64,8 +64,11 @@ class IdTable {
 
   // The slot that holds id, or the empty one where it would go; null when the region is full.
   Slot* find(uint64_t id, uint64_t home) {
+    if (slots_[home].takes(id)) {
+      return slots_ + home;
+    }
     const uint64_t base = home & ~region_mask_;
-    for (uint64_t step = 0; step <= region_mask_; ++step) {
+    for (uint64_t step = 1; step <= region_mask_; ++step) {
       Slot* slot = slots_ + (base | ((home + step) & region_mask_));
       if (slot->takes(id)) {
         return slot;

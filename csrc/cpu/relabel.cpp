@@ -57,22 +57,26 @@ void check_ids_fit(const id_t* ids, int64_t size, bool wide) {
 // Makes the compiler believe that a value is used.
 inline void keep(uint64_t value) { asm volatile("" : : "r"(value)); }
 
-// Visits ids in order, `visit(i, slot)`, with the slots of a group fetched before they are needed; the slot is null where
-// a region is full. Stops with false when visit says so.
+// Homes of a group of ids, with their slots read ahead of their use.
+template <typename Table, typename id_t>
+void fetch_group(const Table& table, const id_t* ids, int64_t n, uint64_t* homes) {
+  uint64_t touched = 0;
+  for (int64_t j = 0; j < n; ++j) {
+    homes[j] = table.home(static_cast<uint64_t>(ids[j]));
+    touched += table.touch(homes[j]);
+  }
+  keep(touched);
+}
+
+// Visits ids in order, `visit(i, slot)`; the slot is null where a region is full. Stops with false when visit says so.
 template <typename Table, typename id_t, typename Visit>
 bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
   uint64_t homes[kGroup];
   for (int64_t group = 0; group < size; group += kGroup) {
     const int64_t n = std::min(kGroup, size - group);
-    uint64_t touched = 0;
+    fetch_group(table, ids + group, n, homes);
     for (int64_t j = 0; j < n; ++j) {
-      homes[j] = table.home(static_cast<uint64_t>(ids[group + j]));
-      touched += table.touch(homes[j]);
-    }
-    keep(touched);
-    for (int64_t j = 0; j < n; ++j) {
-      auto* slot = table.find(static_cast<uint64_t>(ids[group + j]), homes[j]);
-      if (!visit(group + j, slot)) {
+      if (!visit(group + j, table.find(static_cast<uint64_t>(ids[group + j]), homes[j]))) {
         return false;
       }
     }
@@ -80,29 +84,44 @@ bool for_each_slot(Table& table, const id_t* ids, int64_t size, Visit&& visit) {
   return true;
 }
 
+// Numbers one group from `next` on, new ones into fresh[0..]. Returns the next number, or -1 when a region is full.
+//
+// Whether an id is new cannot be predicted, so nothing branches on it: a known id is written where it stands, and the
+// last entry of fresh is overwritten until it is a new one. The table comes by value, to live in registers.
+template <typename Table, typename id_t>
+int64_t number_group(Table table, const id_t* ids, int64_t n, const uint64_t* homes, int64_t next, int64_t* local,
+                     id_t* fresh) {
+  for (int64_t j = 0; j < n; ++j) {
+    const id_t id = ids[j];
+    auto* slot = table.find(static_cast<uint64_t>(id), homes[j]);
+    if (slot == nullptr) {
+      return -1;
+    }
+    const auto is_new = static_cast<int64_t>(slot->empty());
+    const int64_t number = slot->local() + (-is_new & (next + 1));  // an empty slot's local is -1
+    slot->set(static_cast<uint64_t>(id), number);
+    *fresh = id;
+    local[j] = number;
+    fresh += is_new;
+    next += is_new;
+  }
+  return next;
+}
+
 // Returns how many ids were new; writes them to fresh and every id's local id to local.
 template <typename Table, typename id_t>
 int64_t relabel_serial(Table& table, const id_t* ids, int64_t size, int64_t* local, id_t* fresh) {
   const int64_t first = table.count();
-  const int64_t limit = table.max_count();
   int64_t next = first;
-  const bool ok = for_each_slot(table, ids, size, [&](int64_t i, auto* slot) {
-    if (slot == nullptr) {
-      return false;
+  uint64_t homes[kGroup];
+  for (int64_t group = 0; group < size; group += kGroup) {
+    const int64_t n = std::min(kGroup, size - group);
+    fetch_group(table, ids + group, n, homes);
+    next = number_group(table, ids + group, n, homes, next, local + group, fresh + (next - first));
+    if (next < 0 || next > table.max_count()) {
+      table.set_overflowed();
+      return 0;
     }
-    // Whether an id is new cannot be predicted, so nothing branches on it: a known id is written where it stands, and
-    // the last entry of fresh is overwritten until it is a new one.
-    const auto is_new = static_cast<int64_t>(slot->empty());
-    const int64_t number = slot->local() + (-is_new & (next + 1));  // an empty slot's local is -1
-    slot->set(static_cast<uint64_t>(ids[i]), number);
-    fresh[next - first] = ids[i];
-    local[i] = number;
-    next += is_new;
-    return next <= limit;
-  });
-  if (!ok) {
-    table.set_overflowed();
-    return 0;
   }
   table.set_count(next);
   return next - first;

@@ -49,7 +49,7 @@ class IdTable:
     def insert_seeds(self, ids: Tensor) -> None:
         """The ids take the next len(ids) places as they stand; a repeated id is known by its first place."""
         known = [*self._ids, ids]
-        while 8 * sum(i.numel() for i in known) > 5 << self._log2:
+        while 8 * sum(i.numel() for i in known) > 3 << self._log2:
             self._grow()
         native.relabel_seeds(self._words, ids)
         while self._words[2]:  # a region is full although the table is not: spread the ids wider
