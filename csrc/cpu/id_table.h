@@ -1,8 +1,8 @@
 // An open-addressing map from ids to local ids that lives in a tensor, so Python owns its memory and reuses it.
 //
 // Layout in int64 words: [log2 of the slots, next local id, overflowed, wide, 4 spare] then the slots. A narrow slot is
-// one word, (local + 1) << 32 | id, for ids below 2^32; a wide slot is two, {local + 1, id}. Zero is empty. The slots
-// are cut into regions and probing stays inside a region, so threads that own different regions never meet.
+// one word, (local + 1) << 32 | id, for ids below 2^32; a wide slot is two, {local + 1, id}. Zero is empty. Slots are
+// probed one after the other; the load is kept below max_count, so there is always an empty one.
 #pragma once
 
 #include "common/check.h"
@@ -12,6 +12,11 @@
 namespace gnnsys {
 
 constexpr int64_t kHeader = 8;
+constexpr int64_t kMinLog2 = 10;
+
+// Beyond this load probing gets slow, and the caller is told to make a larger table. A group of ids that starts below it
+// may end above: even the smallest table has room for that.
+constexpr int64_t max_count(int64_t log2_slots) { return (int64_t{1} << log2_slots) / 8 * 3; }
 
 struct NarrowSlot {
   uint64_t word;
@@ -43,46 +48,34 @@ class IdTable {
       : words_(words),
         slots_(reinterpret_cast<Slot*>(words + kHeader)),
         shift_(64 - static_cast<int>(words[0])),
-        region_bits_(words[0] <= 10 ? static_cast<int>(words[0]) : std::max<int>(10, static_cast<int>(words[0]) - 6)),
-        region_mask_((uint64_t{1} << region_bits_) - 1) {}
+        mask_((uint64_t{1} << words[0]) - 1) {}
 
   int64_t count() const { return words_[1]; }
   void set_count(int64_t count) { words_[1] = count; }
-  // Beyond this load probing gets slow: the caller is told to make a larger table.
-  int64_t max_count() const { return (int64_t{1} << words_[0]) / 8 * 3; }
+  int64_t max_count() const { return gnnsys::max_count(words_[0]); }
   void set_overflowed() { words_[2] = 1; }
-  int64_t num_regions() const { return int64_t{1} << (words_[0] - region_bits_); }
 
   uint64_t home(uint64_t id) const {
     const uint64_t folded = id ^ (id >> 32);
     return folded * 0x9E3779B97F4A7C15ull >> shift_;
   }
-  int64_t region(uint64_t home) const { return static_cast<int64_t>(home >> region_bits_); }
   // Reads the slot ahead of its use. A real load, not a prefetch instruction: independent loads overlap as far as the
   // processor can, while prefetches were measured at twice their cost.
   uint64_t touch(uint64_t home) const { return *reinterpret_cast<const uint64_t*>(slots_ + home); }
 
-  // The slot that holds id, or the empty one where it would go; null when the region is full.
+  // The slot that holds id, or the empty one where it goes.
   Slot* find(uint64_t id, uint64_t home) {
-    if (slots_[home].takes(id)) {
-      return slots_ + home;
+    while (!slots_[home].takes(id)) {
+      home = (home + 1) & mask_;
     }
-    const uint64_t base = home & ~region_mask_;
-    for (uint64_t step = 1; step <= region_mask_; ++step) {
-      Slot* slot = slots_ + (base | ((home + step) & region_mask_));
-      if (slot->takes(id)) {
-        return slot;
-      }
-    }
-    return nullptr;
+    return slots_ + home;
   }
 
  private:
   int64_t* words_;
   Slot* slots_;
   int shift_;
-  int region_bits_;
-  uint64_t region_mask_;
+  uint64_t mask_;
 };
 
 }  // namespace gnnsys

@@ -52,9 +52,6 @@ class IdTable:
         while 8 * sum(i.numel() for i in known) > 3 << self._log2:
             self._grow()
         native.relabel_seeds(self._words, ids)
-        while self._words[2]:  # a region is full although the table is not: spread the ids wider
-            self._grow()
-            native.relabel_seeds(self._words, ids)
         self._ids = known
 
     def insert(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +78,10 @@ class IdTable:
 
 def compact_scratch(num_ids: int) -> Tensor:
     """Scratch for `compact` calls in which no node type has more than num_ids seeds and ids together."""
-    return torch.empty(_HEADER + 2 * (1 << max(4, (2 * num_ids - 1).bit_length())), dtype=torch.int64)
+    log2 = 10
+    while 8 * num_ids > 3 << log2:
+        log2 += 1
+    return torch.empty(_HEADER + 2 * (1 << log2), dtype=torch.int64)
 
 
 def compact(

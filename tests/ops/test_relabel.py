@@ -62,15 +62,13 @@ def test_numbers_follow_first_sight_across_calls(threads: int, bound: int, dtype
     assert table.lookup(known).tolist() == list(oracle.numbers.values())[:1000]
 
 
-def test_ids_that_all_hash_to_one_slot_grow_the_table_instead_of_failing() -> None:
+def test_ids_that_all_hash_to_one_slot_are_slow_but_right() -> None:
     inverse = pow(0x9E3779B97F4A7C15, -1, 1 << 64)  # undoes the multiplication, then the fold of the table's hash
     folded = [(k * inverse) % (1 << 64) for k in range(9000)]
     ids = torch.tensor([i for i in (f ^ (f >> 32) for f in folded) if i < 1 << 63][:4000])
     table, oracle = IdTable(1 << 62), DictTable()
-    small = table.workspace_bytes
     local, fresh = table.insert(ids)
     assert (local.tolist(), fresh.tolist()) == oracle.insert(ids)
-    assert table.workspace_bytes > 4 * small
 
 
 def test_repeated_seeds_keep_their_places_and_are_known_by_the_first() -> None:
@@ -108,7 +106,7 @@ def test_bad_input_names_the_argument() -> None:
     with pytest.raises(ValueError, match="types"):
         compact([torch.tensor([1])], [torch.tensor([1])], [1])
     with pytest.raises(ValueError, match=r"table"):
-        compact([torch.arange(100)], [torch.arange(100)], [0], compact_scratch(10))
+        compact([torch.arange(1000)], [torch.arange(1000)], [0], compact_scratch(10))
     with pytest.raises(ValueError, match="table"):
         torch.ops.gnnsys.relabel(torch.zeros(4, dtype=torch.int64), torch.tensor([1]))
 
