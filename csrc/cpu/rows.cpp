@@ -15,12 +15,22 @@
 #include <optional>
 #include <vector>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 namespace gnnsys {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 17;  // below this a second thread costs more than it brings
-constexpr int64_t kBytesAhead = 2048;         // rows of so many bytes are on their way while one is copied
-constexpr int64_t kPrefetchStride = 256;      // a row is read through: the hardware brings the lines between
+#ifdef __SSE2__
+constexpr int64_t kBytesAhead = 8192;     // rows of so many bytes are on their way while one is copied
+constexpr int64_t kPrefetchStride = 64;   // every line is asked for
+#else
+constexpr int64_t kBytesAhead = 2048;
+constexpr int64_t kPrefetchStride = 256;  // a row is read through: the hardware brings the lines between
+#endif
+constexpr int64_t kStreamFrom = 1 << 22;      // outputs of so many bytes do not stay in the cache anyway
 constexpr int64_t kBlockShift = 6;            // scatter: 64 neighbouring rows have the same owner
 
 // Rows between the one being copied and the one being asked for.
@@ -81,6 +91,21 @@ struct CopyBytes {
   }
 };
 
+#ifdef __SSE2__
+// Whole lines written past the cache: x86 would otherwise read every line of the output before writing it.
+struct CopyStream {
+  int64_t bytes;  // a multiple of 64; rows of the output start at multiples of 16
+  int64_t from_bytes() const { return bytes; }
+  void operator()(char* to_rows, int64_t to, const char* from_rows, int64_t from) const {
+    char* const out = to_rows + to * bytes;
+    const char* const in = from_rows + from * bytes;
+    for (int64_t i = 0; i < bytes; i += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(out + i), _mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
+    }
+  }
+};
+#endif
+
 template <typename To, typename From>
 struct Cast {
   int64_t size;
@@ -138,8 +163,21 @@ void dispatch_copy(const Tensor& to, const char* to_name, const Tensor& from, co
     case 16:
       return body(CopyFixed<16>{});
     default:
+#ifdef __SSE2__
+      if (bytes % kCacheLine == 0 && to.size(0) * bytes >= kStreamFrom &&
+          reinterpret_cast<uintptr_t>(to.mutable_data_ptr()) % 16 == 0) {
+        return body(CopyStream{bytes});
+      }
+#endif
       return body(CopyBytes{bytes});
   }
+}
+
+// Streamed stores are visible to other threads only after a fence.
+inline void finish_stores() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
 }
 
 template <typename id_t, typename Copy>
@@ -153,6 +191,7 @@ void gather_range(char* out, const char* src, const id_t* index, int64_t begin, 
   for (int64_t i = last; i < end; ++i) {
     copy(out, i, src, index[i]);
   }
+  finish_stores();
 }
 
 // Everything by value: a store through char* may alias whatever is reached through a reference.
@@ -177,6 +216,7 @@ void scatter(char* dst, const char* src, const id_t* index, int64_t size, const 
         copy(dst, index[i], src, i);
       }
     }
+    finish_stores();
   });
 }
 

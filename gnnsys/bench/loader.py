@@ -1,6 +1,7 @@
 """`gnnsys bench loader`: sampling three hops into blocks, and whole training epochs, beside DGL's.
 
 Sampling runs as DGL does it (the whole frontier is expanded again at every hop), so that both sides do the same work.
+Each uses threads its own way: ours makes whole batches side by side, DGL's splits every batch.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ from gnnsys.sampling import NeighborSampler, SampleKey
 NUM_CLASSES, NUM_LAYERS = 47, 3
 WITHIN = 1.15  # an epoch may take this much longer than the slower of its two halves
 MANY_THREADS = 4  # times the cores
+NUM_BATCHES = 8
+DENSE = "dense products alone"
 
 
 def sampling(work: Workload) -> Iterator[Case]:
+    """Batches per loading thread against DGL's sampler on as many OpenMP threads: how each of them uses threads."""
     for threads in (1, 2):
 
         def sides(threads: int = threads) -> dict[str, Side]:
-            calls = {OURS: _our_sampling(work)}
+            sides = {OURS: Side(_our_loading(work, threads))}
             if "dgl" not in peers.missing("dgl"):
-                calls["dgl"] = _dgl_sampling(work)
-            return {name: Side(call, threads) for name, call in calls.items()}
+                sides["dgl"] = Side(_dgl_sampling(work), threads)
+            return sides
 
-        name = f"sampling/blocks/{threads}t"
+        name = f"sampling/{NUM_BATCHES} batches/{threads}t"
         yield Case(name, milliseconds(), sides, (Versus(("dgl",), 3.0),), missing=peers.missing("dgl"))
 
 
@@ -45,24 +49,33 @@ def sampling_threads(work: Workload) -> Iterator[Case]:
     many = MANY_THREADS * _num_cores()
 
     def sides() -> dict[str, Side]:
-        return {f"{threads} threads": Side(_our_sampling(work), threads) for threads in (2, 1, many)}
+        return {f"{threads} threads": Side(_our_loading(work, threads)) for threads in (2, 1, many)}
 
     yield Case("sampling/two threads", milliseconds(), sides, (Versus(("1 threads",), 1.6),), ours="2 threads")
     best = Versus(("1 threads", "2 threads"), 0.7)  # oversubscribed: slower, but no collapse
     yield Case(f"sampling/{many} threads", milliseconds(), sides, (best,), ours=f"{many} threads")
 
 
+def one_batch(work: Workload) -> Iterator[Case]:
+    """A single batch on two threads: only sampling is split, relabelling is not. Informs about latency."""
+
+    def sides() -> dict[str, Side]:
+        return {f"{threads} threads": Side(_our_sampling(work), threads) for threads in (2, 1)}
+
+    yield Case("sampling/one batch", milliseconds(), sides, (Versus(("1 threads",)),), ours="2 threads")
+
+
 def epoch(work: Workload) -> Iterator[Case]:
     """One thread loads and one computes; loading alone and compute alone have one thread each.
 
     The wider the layers, the more of an epoch is dense products that both sides leave to the same BLAS, and the closer
-    to one the ratio: the wide model informs.
+    to one the ratio can come; `dense products alone` is what no loader and no sparse kernel can save.
     """
-    yield _epoch_case(work, hidden=64, target=2.0)
-    yield _epoch_case(work, hidden=128, target=None)
+    for hidden in (64, 128):
+        yield _epoch_case(work, hidden)
 
 
-def _epoch_case(work: Workload, hidden: int, target: float | None) -> Case:
+def _epoch_case(work: Workload, hidden: int) -> Case:
     def sides() -> dict[str, Side]:
         graph, seeds = _training_graph(work), _training_seeds(work)
         model = _Trained(GraphSAGE(work.sizes.dim, hidden, NUM_LAYERS, NUM_CLASSES))
@@ -75,9 +88,11 @@ def _epoch_case(work: Workload, hidden: int, target: float | None) -> Case:
             across_epochs=False,  # nothing is prepared while other sides are timed
         )
         held = list(loader)
+        widths = [work.sizes.dim, *[hidden] * (NUM_LAYERS - 1), NUM_CLASSES]
         calls: dict[str, Callable[[], Any]] = {
             OURS: lambda: _for_each(model.step_on_batch, loader),
             "loading alone": lambda: _for_each(lambda batch: None, loader),
+            DENSE: lambda: _for_each(lambda batch: _dense_products(batch.num_sampled_nodes, widths), held),
             "compute alone": lambda: _for_each(model.step_on_batch, held),
         }
         if "dgl" not in peers.missing("dgl"):
@@ -88,22 +103,36 @@ def _epoch_case(work: Workload, hidden: int, target: float | None) -> Case:
     dgl_sides = ("dgl, 0 workers", "dgl, 1 workers")
     versus = (
         Versus(("loading alone", "compute alone"), 1 / WITHIN, pick="worst"),
-        Versus(dgl_sides, target),
+        Versus(dgl_sides, 2.0),
         Versus(("PyG NeighborLoader",), required=False),
     )
     missing = {side: reason for side in dgl_sides for reason in peers.missing("dgl").values()}
     missing["PyG NeighborLoader"] = "PyG samples only with pyg-lib or torch-sparse, and neither is installed"
-    return Case(f"epoch/sage-{hidden}", milliseconds(), sides, versus, repeats=3, missing=missing)
+    return Case(f"epoch/sage-{hidden}", milliseconds(), sides, versus, limit=DENSE, repeats=3, missing=missing)
 
 
-BENCHMARKS: list[Benchmark] = [sampling, sampling_threads, epoch]
+BENCHMARKS: list[Benchmark] = [sampling, sampling_threads, one_batch, epoch]
 
 
 # -- sampling ----------------------------------------------------------------------------------------------------------
 
 
-def _seed_batches(work: Workload, count: int = 8) -> list[Tensor]:
-    return list(work.seeds(count * work.sizes.num_seeds).split(work.sizes.num_seeds))
+def _seed_batches(work: Workload) -> list[Tensor]:
+    return list(work.seeds(NUM_BATCHES * work.sizes.num_seeds).split(work.sizes.num_seeds))
+
+
+def _our_loading(work: Workload, num_threads: int) -> Callable[[], Any]:
+    loader = NeighborLoader(
+        work.graph,
+        list(work.sizes.fanout),
+        input_nodes=torch.cat(_seed_batches(work)),
+        batch_size=work.sizes.num_seeds,
+        expand="frontier",
+        num_threads=num_threads,
+        prefetch=num_threads + 1,
+        across_epochs=False,
+    )
+    return lambda: _for_each(lambda batch: None, loader)
 
 
 def _our_sampling(work: Workload) -> Callable[[], Any]:
@@ -122,8 +151,8 @@ def _dgl_sampling(work: Workload) -> Callable[[], Any]:
     assert not isinstance(dgl, str)
     graph = dgl_graph(work.csc, torch.int64, formats="csc")
     sampler = dgl.dataloading.NeighborSampler(list(reversed(work.sizes.fanout)))  # DGL lists the innermost hop last
-    batches = cycle(_seed_batches(work))
-    return lambda: sampler.sample_blocks(graph, next(batches))
+    batches = _seed_batches(work)
+    return lambda: _for_each(lambda seeds: sampler.sample_blocks(graph, seeds), batches)
 
 
 def _num_cores() -> int:
@@ -146,6 +175,18 @@ def _training_seeds(work: Workload) -> Tensor:
 def _for_each(step: Callable[[Any], None], batches: Iterable[Any]) -> None:
     for batch in batches:
         step(batch)
+
+
+def _dense_products(num_sampled_nodes: list[int], widths: list[int]) -> None:
+    """The matrix products of one step: two linear maps per layer over its destinations, forward and backward."""
+    for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+        num_rows = sum(num_sampled_nodes[: NUM_LAYERS - layer])
+        rows, grad, weight = torch.ones(num_rows, inputs), torch.ones(num_rows, outputs), torch.ones(inputs, outputs)
+        for _ in range(2):
+            torch.mm(rows, weight)
+            torch.mm(rows.t(), grad)
+            if layer > 0:  # the features themselves need no gradient
+                torch.mm(grad, weight.t())
 
 
 class _Trained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -60,12 +61,11 @@ class SAGEConv(nn.Module):
         is_linear = self.aggr in ("mean", "sum")
         if is_linear and transform_first(given.csc, rows, self.out_channels):
             out = self.aggregate(given.csc, self.transform(rows))
+            out = out if self.lin_l.bias is None else out + self.lin_l.bias
         else:
-            out = self.transform(self.aggregate(given.csc, rows))
-        if self.lin_l.bias is not None:
-            out = out + self.lin_l.bias
+            out = self.lin_l(self.aggregate(given.csc, rows))  # the product adds the bias as it goes
         if self.root_weight and given.dst is not None:
-            out = out + self.lin_r(given.dst)
+            out = torch.addmm(out, given.dst, self.lin_r.weight.t())  # and here what is there already
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def extra_repr(self) -> str:
