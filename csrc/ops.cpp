@@ -11,7 +11,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C(void) {
 }
 
 STABLE_TORCH_LIBRARY(gnnsys, m) {
-  // Sampling: cpu/sample.cpp
+  // Sampling: cpu/sample.cpp, cpu/find_edges.cpp
   m.def(
       "sample_neighbors(Tensor indptr, Tensor indices, Tensor seeds, int fanout, bool replace, int key, "
       "Tensor? weight, Tensor? time, bool node_time, bool time_sorted, Tensor? seed_time, bool last, "

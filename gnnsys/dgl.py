@@ -67,8 +67,9 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
         self._structures: weakref.WeakKeyDictionary[Any, _Structure] = weakref.WeakKeyDictionary()
 
     def structure(self, g: Any) -> _Structure:
-        """Our view of a DGL graph, made once per graph."""
-        if g not in self._structures:
+        """Our view of a DGL graph, made once and again when its edges or their probabilities were replaced."""
+        known = self._structures.get(g)
+        if known is None or not known.is_current(g):
             self._structures[g] = _Structure(g, self.fanouts, self.replace, self._prob, self._mask)
         return self._structures[g]
 
@@ -95,8 +96,9 @@ class MultiLayerFullNeighborSampler(NeighborSampler):
 class DataLoader:
     """`dgl.dataloading.DataLoader` for node classification: batches of `indices` with their blocks, made ahead.
 
-    `num_workers` are threads (0 means one); their batches arrive in the same order and with the same content whatever
-    their number. With `use_ddp` each rank takes its share of `indices`, the same number of batches on every rank.
+    `num_workers` are threads (0 means one) that outlive an epoch; batches arrive in the same order and with the same
+    content whatever their number. With `use_ddp` each rank takes its share of `indices`, the same number of batches on
+    every rank.
     `state_dict` and `load_state_dict` resume in mid-epoch.
     """
 
@@ -117,6 +119,8 @@ class DataLoader:
         use_uva: bool = False,
         *,
         num_workers: int = 0,
+        persistent_workers: bool = False,
+        pin_memory: bool = False,
         prefetch: int = 2,
         seed: int | None = None,
     ) -> None:
@@ -176,6 +180,8 @@ class _Structure:
         self._g = weakref.ref(g)
         self._is_plain = whole.is_homogeneous
         self._whole = whole
+        self._drawn_by = prob or mask
+        self._made_from = self._origin(g)
         self.weight = prob
         weights: dict[EdgeType, dict[str, Tensor]] = {}
         if mask is not None:
@@ -189,6 +195,15 @@ class _Structure:
             self.graph, self.num_neighbors, replace=replace, weight=self.weight, expand="frontier"
         )
         self._position_of: dict[EdgeType, Tensor] = {}
+
+    def _origin(self, g: Any) -> list[Any]:
+        """What this view was made from: DGL replaces its graph index when edges are added or removed."""
+        weights = [g.edges[t].data.get(self._drawn_by) for t in g.canonical_etypes] if self._drawn_by else []
+        return [g._graph, *weights]
+
+    def is_current(self, g: Any) -> bool:
+        now = self._origin(g)
+        return len(now) == len(self._made_from) and all(a is b for a, b in zip(now, self._made_from))
 
     @property
     def _num_nodes(self) -> dict[NodeType, int]:
@@ -247,7 +262,11 @@ class _Structure:
                 size = self.graph.num_edges(ours)
                 order = torch.arange(size) if edge_ids is None else edge_ids.long()
                 self._position_of[ours] = torch.empty(size, dtype=torch.int64).scatter_(0, order, torch.arange(size))
-            out[ours] = self._position_of[ours][ids].unique()
+            ids = torch.as_tensor(ids)
+            size = self._position_of[ours].numel()
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
+            out[ours] = self._position_of[ours][ids.long()].unique()
         return out
 
     def to_dgl(self, blocks: list[Block], nodes: dict[NodeType, Tensor]) -> list[Any]:
@@ -261,20 +280,20 @@ class _Structure:
         edges = {}
         for t in g.canonical_etypes:
             csc = block.csc[EDGE if self._is_plain else t]
-            edges[t] = ("csc", (csc.indptr, csc.indices, torch.empty(0, dtype=torch.int64)))
+            edges[t] = ("csc", (csc.indptr.to(g.idtype), csc.indices.to(g.idtype), torch.empty(0, dtype=g.idtype)))
         names = {t: NODE if self._is_plain else t for t in g.ntypes}
         made = dgl.create_block(
             edges,
             num_src_nodes={t: block.num_src[n] for t, n in names.items()},
             num_dst_nodes={t: block.num_dst[n] for t, n in names.items()},
         )
-        src = [nodes[names[t]][: block.num_src[names[t]]] for t in g.ntypes]
-        dst = [nodes[names[t]][: block.num_dst[names[t]]] for t in g.ntypes]
+        src = [nodes[names[t]][: block.num_src[names[t]]].to(g.idtype) for t in g.ntypes]
+        dst = [nodes[names[t]][: block.num_dst[names[t]]].to(g.idtype) for t in g.ntypes]
         edge_ids = []
         for t in g.canonical_etypes:
             ids = block.csc[EDGE if self._is_plain else t].edge_ids
             assert ids is not None
-            edge_ids.append(ids)
+            edge_ids.append(ids.to(g.idtype))
         set_new_frames(
             made,
             node_frames=extract_node_subframes_for_block(g, src, dst),
@@ -307,7 +326,10 @@ class _Blocks:
             for edge_type in block.canonical_etypes:
                 for name in _names(self._edge_feats, edge_type):
                     block.edges[edge_type].data[name] = block.edges[edge_type].data[name]
-        return blocks[0].srcdata[dgl.NID], blocks[-1].dstdata[dgl.NID], blocks
+        output_nodes = blocks[-1].dstdata[dgl.NID]
+        if isinstance(output_nodes, Mapping):  # of the seeds' type alone, as DGL has it
+            output_nodes = {t: ids for t, ids in output_nodes.items() if t == batch.input_type}
+        return blocks[0].srcdata[dgl.NID], output_nodes, blocks
 
 
 def _names(names: Names, key: Any) -> list[str]:

@@ -181,9 +181,35 @@ def test_typed_graphs_give_typed_blocks() -> None:
             assert edge_set(g, a, t) == edge_set(g, b, t)
     loader = ours.DataLoader(g, seeds, ours.NeighborSampler([{"writes": 2, "cites": 3}] * 2), batch_size=4)
     for input_nodes, output_nodes, blocks in loader:
-        assert set(input_nodes) == {"a", "p"} and output_nodes["p"].numel() <= 4
+        assert set(input_nodes) == {"a", "p"} and set(output_nodes) == {"p"} and output_nodes["p"].numel() <= 4
         assert torch.equal(blocks[0].srcnodes["a"].data["feat"], g.nodes["a"].data["feat"][input_nodes["a"]])
         assert int(blocks[0].in_degrees(etype="cites").max()) <= 3
+    loader.close()
+
+
+def test_edges_added_to_the_graph_are_sampled() -> None:
+    g = dgl.graph((torch.tensor([0]), torch.tensor([1])), num_nodes=5)
+    sampler = ours.NeighborSampler([-1])
+    assert sampler.sample_blocks(g, torch.tensor([1]))[2][0].num_edges() == 1
+    g.add_edges(torch.tensor([2, 3]), torch.tensor([1, 1]))
+    assert sampler.sample_blocks(g, torch.tensor([1]))[2][0].num_edges() == 3
+
+
+def test_a_replaced_mask_is_respected() -> None:
+    g = plain_graph()
+    sampler = ours.NeighborSampler([-1], mask="keep")
+    sampler.sample_blocks(g, torch.arange(50))
+    g.edata["keep"] = ~g.edata["keep"]
+    block = sampler.sample_blocks(g, torch.arange(50))[2][0]
+    assert bool(g.edata["keep"][block.edata[dgl.EID]].all())
+
+
+def test_blocks_have_the_id_type_of_the_graph() -> None:
+    g = plain_graph().int()
+    loader = ours.DataLoader(g, torch.arange(10, dtype=torch.int32), ours.NeighborSampler([3]), batch_size=5)
+    for input_nodes, output_nodes, blocks in loader:
+        assert input_nodes.dtype == output_nodes.dtype == blocks[0].idtype == torch.int32
+        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][input_nodes.long()])
     loader.close()
 
 
@@ -199,5 +225,7 @@ def test_what_is_not_supported_says_so_early() -> None:
         ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_uva=True)
     with pytest.raises(ValueError, match="process group"):
         ours.DataLoader(g, torch.arange(5), ours.NeighborSampler([2]), use_ddp=True)
+    with pytest.raises(ValueError, match="exclude_eids"):
+        ours.NeighborSampler([2]).sample_blocks(g, torch.arange(3), exclude_eids=torch.tensor([-1]))
     with pytest.raises(ValueError, match="input_nodes"):
         ours.DataLoader(g, torch.tensor([300]), ours.NeighborSampler([2]))

@@ -4,6 +4,7 @@
 #include "common/check.h"
 #include "common/parallel.h"
 
+#include <algorithm>
 #include <atomic>
 
 namespace gnnsys {
@@ -41,6 +42,28 @@ inline void check_id_range(const Tensor& ids, int64_t limit, const char* name) {
     const auto* data = const_data<id_t>(ids);
     const int64_t bad = first_outside(data, ids.numel(), limit);
     CHECK_ARG(bad < 0, name, " must be in [0, ", limit, "), got ", data[bad], " at position ", bad);
+  });
+}
+
+// ValueError unless indptr ascends. One read of it.
+inline void check_monotone(const Tensor& indptr) {
+  const auto* p = const_data<int64_t>(indptr);
+  const int64_t bad = std::is_sorted_until(p, p + indptr.numel()) - p;
+  CHECK_ARG(bad == indptr.numel(), "indptr must never decrease, got ", p[bad - 1], " then ", p[bad], " at position ",
+            bad);
+}
+
+// The same for the columns of `nodes` alone: what a loop over them trusts, at the price of visiting them.
+inline void check_columns(const Tensor& indptr, const Tensor& nodes, int64_t num_edges) {
+  const auto* p = const_data<int64_t>(indptr);
+  dispatch_ids(nodes, [&](auto id) {
+    const auto* column = const_data<decltype(id)>(nodes);
+    for (int64_t i = 0; i < nodes.numel(); ++i) {
+      const int64_t begin = p[column[i]];
+      const int64_t end = p[column[i] + 1];
+      CHECK_ARG(begin >= 0 && begin <= end && end <= num_edges, "indptr must ascend from 0 to len(indices) = ",
+                num_edges, ", at node ", static_cast<int64_t>(column[i]), " it goes from ", begin, " to ", end);
+    }
   });
 }
 

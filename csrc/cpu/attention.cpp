@@ -348,6 +348,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
   check_contiguous(out, "out");
   CHECK_ARG(grad.numel() == num_dst * shape.size() && out.numel() == grad.numel(), "grad must have the shape of out");
   CHECK_ARG(log_total.numel() == num_dst * shape.heads, "log_total must be [num_dst, heads]");
+  check_contiguous(log_total, "log_total");
+  check_contiguous(out, "out");
+  check_dtype(out, x.scalar_type(), "out");
+  check_dtype(log_total, x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float, "log_total");
   Tensor grad_x = new_features(x, shape.num_rows);
   Tensor grad_src = torch::stable::new_empty(x, {shape.num_rows, shape.heads}, sum_type(x));
   Tensor grad_dst = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));

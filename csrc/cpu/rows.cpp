@@ -225,6 +225,12 @@ void check_rows(const Tensor& t, const char* name) {
   CHECK_ARG(t.dim() >= 1, name, " must have at least one dimension");
 }
 
+bool overlap(const Tensor& a, const Tensor& b) {
+  const auto begin = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
+  const auto end = [&](const Tensor& t) { return begin(t) + static_cast<uintptr_t>(t.numel()) * t.element_size(); };
+  return a.numel() > 0 && b.numel() > 0 && begin(a) < end(b) && begin(b) < end(a);
+}
+
 void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
   check_rows(src, "src");
   check_ids(index, "index");
@@ -232,6 +238,7 @@ void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
   CHECK_ARG(out.size(0) == index.numel(), "out must have len(index) = ", index.numel(), " rows, got ", out.size(0));
   CHECK_ARG(same_row_shape(src, out), "out must have rows of the same shape as src");
   check_id_range(index, src.size(0), "index");
+  CHECK_ARG(!overlap(src, out), "out must not share memory with src");
   if (out.numel() == 0) {
     return;
   }
@@ -261,6 +268,7 @@ void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
   CHECK_ARG(src.size(0) == index.numel(), "src must have len(index) = ", index.numel(), " rows, got ", src.size(0));
   CHECK_ARG(same_row_shape(src, dst), "src must have rows of the same shape as dst");
   check_id_range(index, dst.size(0), "index");
+  CHECK_ARG(!overlap(src, dst), "src must not share memory with dst");
   if (src.numel() == 0) {
     return;
   }

@@ -97,13 +97,6 @@ std::tuple<Tensor, Tensor, Tensor> coo_to_csc(const Tensor& src, const Tensor& d
   return {out.indptr, out.values, out.positions};
 }
 
-void check_monotone(const Tensor& indptr) {
-  const auto* p = const_data<int64_t>(indptr);
-  const int64_t bad = std::is_sorted_until(p, p + indptr.numel()) - p;
-  CHECK_ARG(bad == indptr.numel(), "indptr must never decrease, got ", p[bad - 1], " then ", p[bad], " at position ",
-            bad);
-}
-
 void validate_csc(const Tensor& indptr, const Tensor& indices, int64_t num_src) {
   check_csc(indptr, indices);
   check_monotone(indptr);

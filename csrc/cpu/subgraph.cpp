@@ -57,6 +57,7 @@ std::tuple<Tensor, Tensor, Tensor> in_subgraph(const Tensor& indptr, const Tenso
   check_csc(indptr, indices);
   check_ids(nodes, "nodes");
   check_id_range(nodes, indptr.numel() - 1, "nodes");
+  check_columns(indptr, nodes, indices.numel());
   const auto* from = const_data<int64_t>(indptr);
   return dispatch_ids(nodes, [&](auto node) {
     const auto* columns = const_data<decltype(node)>(nodes);
@@ -155,6 +156,7 @@ std::tuple<Tensor, Tensor, Tensor> induced_subgraph(const Tensor& indptr, const 
   check_csc(indptr, indices);
   check_ids(nodes, "nodes");
   check_id_range(nodes, indptr.numel() - 1, "nodes");
+  check_columns(indptr, nodes, indices.numel());
   const Tensor& sources = src_nodes.has_value() ? *src_nodes : nodes;
   check_ids(sources, "src_nodes");
   check_id_range(sources, std::numeric_limits<int64_t>::max(), "src_nodes");
@@ -199,6 +201,7 @@ void breadth_first(const int64_t* indptr, const id_t* indices, int64_t num_nodes
 
 Tensor bfs_order(const Tensor& indptr, const Tensor& indices, const Tensor& roots) {
   check_csc(indptr, indices);
+  check_monotone(indptr);
   const int64_t num_nodes = indptr.numel() - 1;
   check_ids(roots, "roots");
   check_id_range(roots, num_nodes, "roots");

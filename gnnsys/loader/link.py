@@ -16,7 +16,7 @@ from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
 from gnnsys.loader.schedule import Schedule, Ticket
-from gnnsys.loader.subgraph import shape_subgraph
+from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.sampling import NeighborSampler, SampleKey
 
 InputLinks: TypeAlias = Tensor | EdgeType | tuple[EdgeType, Tensor | None] | None
@@ -28,7 +28,7 @@ class LinkNeighborLoader(Loader):
     `edge_label_index`: [2, num_links], an edge type, or (edge type, [2, num_links]); None: all edges. With
     `neg_sampling` negatives are drawn beside them. A batch's own links are kept out of its message passing
     (`exclude_supervision`), as are their reverses: in a homogeneous graph the same edges the other way round, in a
-    heterogeneous one those of `reverse_edge_type`.
+    heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`, or its counterpart).
 
     >>> loader = LinkNeighborLoader(graph, [10, 5], edge_label_index=train_links, neg_sampling="binary", batch_size=512)
     >>> for batch in loader:
@@ -87,7 +87,9 @@ class LinkNeighborLoader(Loader):
         seeder = make_seeder(graph, edge_type, negatives, disjoint, time_attr)
         if graph.is_homogeneous:
             reverse_edge_type = EDGE
-        elif reverse_edge_type is not None:
+        elif reverse_edge_type is None:
+            reverse_edge_type = reverse_of(edge_type, graph)
+        else:
             graph.csc(reverse_edge_type)  # ValueError where there is no such type
         exclude = (edge_type, reverse_edge_type) if exclude_supervision else None
         sample = _SampleLinks(graph, sampler, seeder, subgraph_type, edge_type, links, exclude, seed)

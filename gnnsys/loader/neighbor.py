@@ -147,16 +147,13 @@ def make_sampler(
 ) -> NeighborSampler:
     if subgraph_type not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {SUBGRAPH_TYPES}, got {subgraph_type!r}")
+    if subgraph_type != "directional" and options.get("expand") == "frontier":
+        raise ValueError(
+            f"expand='frontier' makes blocks of what was sampled: subgraph_type={subgraph_type!r} has none"
+        )
     if subgraph_type == "induced" and disjoint:
         raise ValueError("subgraph_type='induced' does not go with disjoint or temporal sampling: trees have no cycles")
-    if isinstance(num_neighbors, Mapping):
-        fanouts: Any = {edge_type: list(values) for edge_type, values in num_neighbors.items()}
-    else:
-        fanouts = list(num_neighbors)
-    time = options["time"]
-    for rows in (*graph.node_data.values(), *graph.edge_data.values()):
-        check_times(f"time_attr={time!r}", rows.get(time))
-    return NeighborSampler(graph, fanouts, disjoint=disjoint, **options)
+    return NeighborSampler(graph, num_neighbors, disjoint=disjoint, **options)
 
 
 def check_input_time(

@@ -78,14 +78,20 @@ class GATConv(nn.Module):
         """The dense half. A node's score is linear in its row: a . (W x)."""
         shape = (-1, self.heads, self.out_channels)
         rows = (self.lin or self.lin_src)(src).view(shape)  # type: ignore[misc]
-        score_src = (rows * self.att_src).sum(-1)
+        score_src = self._score(rows, self.att_src)
         if dst is None:
             return Transformed(rows, score_src, score_src.new_zeros(num_dst, self.heads))
-        if self.lin is not None and dst.data_ptr() == src.data_ptr():  # the destinations are the first sources
+        if self.lin is not None and dst.data_ptr() == src.data_ptr() and dst.stride() == src.stride():
+            # the destinations are the first sources
             rows_dst = rows[:num_dst]
         else:
             rows_dst = (self.lin or self.lin_dst)(dst).view(shape)  # type: ignore[misc]
-        return Transformed(rows, score_src, (rows_dst * self.att_dst).sum(-1))
+        return Transformed(rows, score_src, self._score(rows_dst, self.att_dst))
+
+    @staticmethod
+    def _score(rows: Tensor, attention: Tensor) -> Tensor:
+        """a . row per head, in the dtype of the rows also under autocast, which leaves products to promotion."""
+        return (rows * attention.to(rows.dtype)).sum(-1, dtype=rows.dtype)
 
     def aggregate(self, csc: CSC, node: Transformed, edge_score: Tensor | None = None) -> Tensor:
         """The sparse half: softmax over in-edges and weighted sum in one pass, [num_dst, heads, out_channels]."""
@@ -111,6 +117,7 @@ class GATConv(nn.Module):
         given = resolve(x, edges, size)
         node = self.transform(given.src, given.dst, given.csc.num_dst)
         csc, edge_score = self._scored_edges(given, edge_attr)
+        edge_score = None if edge_score is None else edge_score.to(node.rows.dtype)
         if return_attention_weights:
             alpha = self._attention(csc, node, edge_score)
             out = self._finish(spmm(csc, node.rows, weight=alpha), given.dst)

@@ -73,6 +73,9 @@ def sample_neighbors(
 def find_edges(csc: CSC, src: Tensor, dst: Tensor) -> Tensor:
     """Positions of all edges src[i] -> dst[i] (parallel edges included), ascending: what `exclude` takes."""
     dtype = csc.indices.dtype
+    for ids, bound, name in ((src, csc.num_src, "src"), (dst, csc.num_dst, "dst")):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < bound:
+            raise ValueError(f"{name} must be in [0, {bound}), got {int(ids.min())} to {int(ids.max())}")
     return native.find_edges(csc.indptr, csc.indices, src.to(dtype).contiguous(), dst.to(dtype).contiguous())
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, check_weight, edge_type_key
 from gnnsys.ops import CSC
 
+MAX_FANOUT = 1 << 28  # what the kernel's 32-bit arithmetic on draws leaves room for
 Fanouts: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 
 
@@ -30,23 +31,29 @@ class EdgeSource:
 
 def check_fanouts(graph: Graph, num_neighbors: Fanouts) -> dict[EdgeType, tuple[int, ...]]:
     """A fanout per hop for every edge type of the graph; ValueError says what is wrong with the user's."""
+    if isinstance(num_neighbors, int):
+        raise ValueError(
+            f"num_neighbors must be a list, a fanout per hop, got {num_neighbors}: write [{num_neighbors}]"
+        )
     if isinstance(num_neighbors, Mapping):
         for edge_type in num_neighbors:
             graph.csc(edge_type)
         missing = [t for t in graph.edge_types if t not in num_neighbors]
         if missing:
             raise ValueError(f"num_neighbors must cover all edge types, missing {missing} (use [0, ...] to skip one)")
-        fanouts = {t: tuple(int(f) for f in num_neighbors[t]) for t in graph.edge_types}
+        fanouts = {t: tuple(num_neighbors[t]) for t in graph.edge_types}
     else:
-        fanouts = {t: tuple(int(f) for f in num_neighbors) for t in graph.edge_types}
+        fanouts = {t: tuple(num_neighbors) for t in graph.edge_types}
     if len({len(f) for f in fanouts.values()}) > 1:
         raise ValueError(f"num_neighbors: hops must be the same across all edge types, got {fanouts}")
     for edge_type, values in fanouts.items():
         if not values:
             raise ValueError("num_neighbors must have at least one hop")
-        if min(values) < -1:
-            raise ValueError(f"num_neighbors must be -1 (all) or >= 0, got {list(values)} for {edge_type}")
-    return fanouts
+        if any(int(f) != f or not -1 <= f < MAX_FANOUT for f in values):
+            raise ValueError(
+                f"num_neighbors must be -1 (all) or whole numbers >= 0, got {list(values)} for {edge_type}"
+            )
+    return {t: tuple(int(f) for f in values) for t, values in fanouts.items()}
 
 
 def edge_sources(

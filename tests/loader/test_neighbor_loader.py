@@ -332,3 +332,15 @@ def test_features_that_need_a_gradient_get_one(edge_index: Tensor) -> None:
 def test_bad_arguments_are_refused_by_name(graph: Graph, arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NeighborLoader(graph, **{"num_neighbors": [3], **arguments})
+
+
+def test_blocks_do_not_go_with_subgraphs_of_another_kind(graph: Graph) -> None:
+    for subgraph_type in ("induced", "bidirectional"):
+        with pytest.raises(ValueError, match="expand='frontier'"):
+            NeighborLoader(graph, [2], expand="frontier", subgraph_type=subgraph_type)
+
+
+def test_fanouts_that_are_no_list_of_whole_numbers_are_refused(graph: Graph) -> None:
+    for fanouts in (3, [2.7], [1 << 40]):
+        with pytest.raises(ValueError, match="num_neighbors"):
+            NeighborLoader(graph, fanouts)  # type: ignore[arg-type]

@@ -87,3 +87,20 @@ def test_attention_dropout_keeps_the_expected_value(edge_index, rows):
 def test_bad_options_are_refused(option, message):
     with pytest.raises(ValueError, match=message):
         GATConv(4, 4, **option)
+
+
+def test_destinations_that_are_not_the_first_sources_are_not_taken_for_them():
+    x, edges = torch.randn(4, 4) * 5, torch.tensor([[0, 1, 2, 3], [0, 1, 0, 1]])
+    layer = GATConv(4, 4, add_self_loops=False)
+    every_second = x[::2]
+    torch.testing.assert_close(layer((x, every_second), edges), layer((x, every_second.clone()), edges))
+
+
+@pytest.mark.parametrize("edge_dim", [None, 2])
+def test_autocast_gives_rows_of_its_dtype(edge_dim):
+    layer = GATConv(4, 4, edge_dim=edge_dim)
+    edges = torch.tensor([[0, 1], [1, 2]])
+    x, edge_attr = torch.rand(3, 4), None if edge_dim is None else torch.rand(2, edge_dim)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(x, edges, edge_attr)
+    torch.testing.assert_close(out.float(), layer(x, edges, edge_attr), rtol=0.05, atol=0.05)

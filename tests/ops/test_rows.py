@@ -168,3 +168,11 @@ def test_the_ops_obey_torch_library_and_compile():
     torch.library.opcheck(native.scatter_rows, (torch.zeros(6, 3), index, torch.randn(4, 3)))
     compiled = torch.compile(lambda x, i: gather_rows(x * 2, i) + 1, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(src, index), src[index] * 2 + 1)
+
+
+def test_memory_that_is_read_and_written_at_once_is_refused():
+    rows = torch.arange(6.0).view(3, 2)
+    with pytest.raises(ValueError, match="out must not share memory"):
+        gather_rows(rows, torch.tensor([2, 0, 1]), out=rows)
+    with pytest.raises(ValueError, match="src must not share memory"):
+        scatter_rows(rows, torch.tensor([1, 2]), rows[:2])

@@ -259,6 +259,7 @@ BAD = {
         "time",
     ),
     "an unsorted exclusion": ({"exclude": torch.tensor([3, 1])}, "exclude"),
+    "an exclusion named twice": ({"exclude": torch.tensor([3, 3])}, "exclude"),
     "a tree out of range": ({"tree": torch.tensor([0, 1 << 24])}, "tree"),
 }
 
@@ -271,8 +272,22 @@ def test_bad_input_names_the_argument(case: str) -> None:
         sample_neighbors(random_csc(50, 400), key=0, **arguments)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("options", [{}, {"weight": torch.ones(4)}], ids=["plain", "general"])
+@pytest.mark.parametrize("indptr", [[0, 9, 4], [0, -3, 4], [0, 4, 2, 4]])
+def test_an_indptr_that_does_not_ascend_is_refused(indptr: list[int], options: dict[str, Tensor]) -> None:
+    csc = CSC(torch.tensor(indptr), torch.arange(4), 4)
+    with pytest.raises(ValueError, match="indptr"):
+        sample_neighbors(csc, torch.arange(csc.num_dst), 2, key=0, **options)  # type: ignore[arg-type]
+
+
 def test_no_seeds_and_no_edges_are_fine() -> None:
     csc = random_csc(50, 400)
     assert sample_neighbors(csc, torch.empty(0, dtype=torch.int64), 3, key=0).ids.numel() == 0
     empty = CSC(torch.zeros(4, dtype=torch.int64), torch.empty(0, dtype=torch.int64), 3)
     assert sample_neighbors(empty, torch.arange(3), 3, key=0, replace=True).indptr.tolist() == [0, 0, 0, 0]
+
+
+def test_ids_that_do_not_fit_are_refused_not_wrapped() -> None:
+    csc = CSC.from_edge_index(torch.tensor([[1], [2]]), 5, narrow=True)
+    with pytest.raises(ValueError, match="src"):
+        find_edges(csc, torch.tensor([2**32 + 1]), torch.tensor([2]))

@@ -254,3 +254,10 @@ def test_structure_ops_have_schemas_and_fake_kernels():
     torch.library.opcheck(native.in_subgraph.default, (csc.indptr, csc.indices, nodes), test_utils=checks)
     torch.library.opcheck(native.induced_subgraph.default, (csc.indptr, csc.indices, nodes), test_utils=checks)
     torch.library.opcheck(native.bfs_order.default, (square.indptr, square.indices, nodes), test_utils=checks)
+
+
+@pytest.mark.parametrize("op", [in_subgraph, induced_subgraph, bfs_order], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("indptr", [[0, 10**9, 2], [0, -1, 2]])
+def test_an_indptr_that_leaves_the_indices_is_refused(op, indptr):
+    with pytest.raises(ValueError, match="indptr"):
+        op(CSC(torch.tensor(indptr), torch.tensor([0, 1]), 2), torch.tensor([0]))
