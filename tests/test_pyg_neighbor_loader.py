@@ -300,6 +300,84 @@ def test_a_state_saved_in_mid_epoch_resumes_at_the_next_batch(data: Data, seen: 
     assert len(epoch(resumed)) == 7
 
 
+def same_epoch(a: list[Data], b: list[Data]) -> bool:
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+
+
+def same_state(a: dict, b: dict) -> bool:
+    first, second = dict(a), dict(b)
+    x, y = first.pop("generator"), second.pop("generator")
+    return first == second and (torch.equal(x, y) if x is not None and y is not None else x is y)
+
+
+@pytest.mark.parametrize("seen", [0, 3, 7])
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_a_loaded_state_is_given_back(data: Data, seen: int, own_generator: bool) -> None:
+    def make() -> NeighborLoader:
+        return NeighborLoader(data, [3], batch_size=30, generator=torch.Generator() if own_generator else None)
+
+    loader = make()
+    epoch(loader)
+    iterator = iter(loader)
+    for _ in range(seen):
+        next(iterator)
+    middle = loader.state_dict()
+    list(iterator)
+    for state in (middle, loader.state_dict()):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert same_state(resumed.state_dict(), state)
+        resumed.load_state_dict(resumed.state_dict())
+        assert same_state(resumed.state_dict(), state)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_new_epoch_replaces_the_state_of_an_abandoned_one(data: Data, persistent: bool) -> None:
+    options = {"batch_size": 30, "shuffle": True, "num_workers": int(persistent), "seed": 2}
+    loader = NeighborLoader(data, [3], persistent_workers=persistent, **options)
+    abandoned = iter(loader)
+    for _ in range(3):
+        next(abandoned)
+    iterator = iter(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["batch"]) == (1, 0)
+    resumed = NeighborLoader(data, [3], **options)
+    resumed.load_state_dict(state)
+    assert same_epoch(epoch(resumed), list(iterator))
+    assert loader.state_dict()["epoch"] == resumed.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("seen", [0, 1, 4, 7, 8])  # 8: after the end of the epoch
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epochs_after_a_resumed_one_are_those_of_the_unbroken_run(
+    data: Data, seen: int, own_generator: bool, num_workers: int
+) -> None:
+    def make() -> NeighborLoader:
+        generator = torch.Generator().manual_seed(1) if own_generator else None
+        options = {"batch_size": 30, "shuffle": True, "num_workers": num_workers}
+        return NeighborLoader(data, [3, 2], generator=generator, **options)
+
+    torch.manual_seed(5)
+    loader = make()
+    epoch(loader)
+    torch.rand(3)  # the model draws too
+    iterator = iter(loader)
+    for _ in range(seen):
+        next(iterator, None)
+        torch.rand(3)
+    state, random = loader.state_dict(), torch.get_rng_state()
+    tail = list(iterator)
+    expected = [tail] * (seen < 8) + [epoch(loader), epoch(loader)]
+
+    torch.manual_seed(6)
+    resumed = make()
+    resumed.load_state_dict(state)
+    if not own_generator:
+        torch.set_rng_state(random)
+    assert all(same_epoch(epoch(resumed), batches) for batches in expected)
+
+
 # -- the DataLoader around it ----------------------------------------------------------------------------------------
 
 
@@ -309,6 +387,15 @@ def test_calling_the_loader_gives_a_batch(data: Data) -> None:
         batch = loader(index)
         check(batch, data)
         assert batch.n_id[:2].tolist() == [50, 53] and batch.batch_size == 2
+
+
+@pytest.mark.parametrize("index", [[99], [-1], [0, 50], torch.tensor([3, -7])])
+def test_calling_the_loader_with_an_index_that_is_not_there_is_refused(data: Data, index: list[int] | Tensor) -> None:
+    links = torch.stack([torch.arange(50), torch.arange(50, 100)])
+    nodes = NeighborLoader(data, [3, 2], input_nodes=torch.arange(50, 100))
+    for loader in (nodes, LinkNeighborLoader(data, [3, 2], edge_label_index=links)):
+        with pytest.raises(ValueError, match=rf"\[0, 50\).*got {int(index[-1])}$"):
+            loader(index)
 
 
 def test_lightning_may_make_it_again_with_a_sampler_of_its_own(data: Data) -> None:

@@ -20,6 +20,13 @@ def check_kwargs(kwargs: dict[str, Any]) -> None:
         raise ValueError("batch_size=None turns batching off: give a number, or a batch_sampler that yields lists")
 
 
+def check_index(index: Tensor, num_inputs: int) -> None:
+    """Positions among the inputs; a negative one would silently count from the end."""
+    outside = index[(index < 0) | (index >= num_inputs)]
+    if outside.numel() > 0:
+        raise ValueError(f"index must be in [0, {num_inputs}), the loader's inputs, got {int(outside[0])}")
+
+
 def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
     """`input_nodes` with what PyG cannot resolve by itself filled in (all nodes of a remote store)."""
     is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)

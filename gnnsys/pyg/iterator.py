@@ -35,8 +35,14 @@ class EpochIterator:
 
     def __init__(self, loader: ThreadedLoader) -> None:
         self._loader = loader
-        self._epoch = Epoch(loader)
+        self._epoch = self._begin()
         self._pipeline = self._start()
+
+    def _begin(self) -> Epoch:
+        """The loader's state is this epoch's from here on, whatever became of the one before."""
+        epoch = Epoch(self._loader)
+        self._loader.progress = epoch
+        return epoch
 
     def _start(self) -> Pipeline:
         timeout = self._loader.timeout if self._loader.timeout > 0 else None
@@ -45,7 +51,7 @@ class EpochIterator:
 
     def _reset(self, loader: ThreadedLoader, first_iter: bool = False) -> None:
         """torch's name for the next epoch of persistent workers."""
-        self._epoch = Epoch(loader)
+        self._epoch = self._begin()
         if self._pipeline.is_closed:  # by an error in the last epoch
             self._pipeline = self._start()
         else:
@@ -61,7 +67,8 @@ class EpochIterator:
         try:
             batch = next(self._pipeline)
         except StopIteration:
-            self._loader.progress = None
+            if self._loader.progress is self._epoch:
+                self._loader.progress = None
             raise
         self._epoch.seen += 1
         self._loader.progress = self._epoch
@@ -72,7 +79,9 @@ class Epoch:
     """Which seeds, in which order, under which key: fixed here, from torch's generators, when the epoch begins.
 
     The state of the generator is kept, so that a saved epoch can be begun again: the same order of seeds, the same
-    neighbours, without the batches that were seen.
+    neighbours, without the batches that were seen. A `generator` of the loader's own is then left where the unbroken
+    run would have it, so that later epochs are the same too. torch's global one is put back: it also drives the model,
+    and only who saves it knows what was drawn from it since the epoch began.
     """
 
     def __init__(self, loader: ThreadedLoader) -> None:
@@ -87,11 +96,11 @@ class Epoch:
         self.seed, self._epoch = (drawn, 0) if loader.seed is None else (loader.seed, self.number)
         batches = iter(loader._index_sampler)
         self.start = self.seen = 0 if state is None else int(state["batch"])
-        if state is not None:
-            first = list(itertools.islice(batches, self.start + 1))[self.start :]  # also makes a RandomSampler draw
-            batches = itertools.chain(first, batches)
+        # A RandomSampler draws when it is first asked: here, not in a thread.
+        first = list(itertools.islice(batches, self.start, self.start + 1))
+        self._batches = itertools.chain(first, batches)
+        if state is not None and loader.generator is None:
             random.set_state(before)
-        self._batches = batches
 
     def requests(self, position: int) -> Iterator[Request]:
         for number, index in enumerate(self._batches, start=position):

@@ -23,7 +23,7 @@ from torch_geometric.sampler.base import SubgraphType
 from gnnsys.graph import EdgeType, Graph
 from gnnsys.loader.buffers import BufferPool
 from gnnsys.loader.join import Rows
-from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
+from gnnsys.pyg.arguments import check_index, check_kwargs, check_links, check_nodes, complete_links, complete_nodes
 from gnnsys.pyg.iterator import Epoch, EpochIterator, Request
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
@@ -77,6 +77,11 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
         raise NotImplementedError
 
+    def _checked(self, index: Any) -> Tensor:
+        index = torch.as_tensor(index, dtype=torch.int64)
+        check_index(index, len(self.dataset))  # type: ignore[arg-type]
+        return index
+
     def _key(self) -> SampleKey:
         """Of a batch that is asked for outside an epoch, `loader([0, 3])`."""
         return draw_key(self.generator) if self.seed is None else SampleKey(self.seed, -1, 0)
@@ -126,10 +131,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return self._epochs - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """What the caller has seen of the current epoch; between epochs, only how many there were."""
-        if self.progress is None:
-            return {"epoch": self._epochs, "batch": 0, "generator": None}
-        return self.progress.state()
+        """What the caller has seen of the current epoch; between epochs, how many there were, and `generator`."""
+        if self._resume is not None:
+            return dict(self._resume)
+        if self.progress is not None:
+            return self.progress.state()
+        generator = None if self.generator is None else self.generator.get_state()
+        return {"epoch": self._epochs, "batch": 0, "generator": generator}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` yield the rest of the epoch that `state` was taken in."""
@@ -233,7 +241,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         check_nodes(self.input_data, data, neighbor_sampler)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        inputs = self.input_data[torch.as_tensor(index, dtype=torch.int64)]
+        inputs = self.input_data[self._checked(index)]
         if isinstance(self._sampler, NeighborSampler):
             return self._sampler.sample_from_nodes(inputs, key or self._key())
         with self._user_code:
@@ -319,7 +327,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         check_links(self.input_data, data, neighbor_sampler)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        inputs = self.input_data[torch.as_tensor(index, dtype=torch.int64)]
+        inputs = self.input_data[self._checked(index)]
         if isinstance(self._sampler, NeighborSampler):
             return self._sampler.sample_from_edges(inputs, self.neg_sampling, key or self._key())
         with self._user_code:
