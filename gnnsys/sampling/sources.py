@@ -69,9 +69,9 @@ def edge_sources(
         if weight is not None and weight in rows:
             source = replace(source, weight=_by_position(source.csc, _check_weight(weight, rows[weight])))
         if time is not None and on_nodes and time in node_rows:
-            source = _with_node_time(source, node_rows[time].to(torch.int64).contiguous())
+            source = _with_node_time(source, _check_time(time, node_rows[time]))
         elif time is not None and not on_nodes and time in rows:
-            source = _with_edge_time(source, rows[time].to(torch.int64))
+            source = _with_edge_time(source, _check_time(time, rows[time]))
         sources[edge_type] = source
     for name, argument in ((weight, "weight"), (time, "time")):
         found = any(getattr(s, argument) is not None for s in sources.values())
@@ -88,6 +88,13 @@ def _check_weight(name: str, rows: Tensor) -> Tensor:
     rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
     check_weight(rows, f"weight {name!r}")
     return rows if rows.dtype == torch.float64 else rows.float()
+
+
+def _check_time(name: str, rows: Tensor) -> Tensor:
+    rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
+    if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
+        raise ValueError(f"time {name!r} must hold integers, such as seconds, got {list(rows.shape)} {rows.dtype}")
+    return rows.to(torch.int64).contiguous()
 
 
 def _with_node_time(source: EdgeSource, time: Tensor) -> EdgeSource:
