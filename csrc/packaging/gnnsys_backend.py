@@ -11,7 +11,9 @@ import importlib.util
 import os
 import site
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from setuptools import build_meta as _setuptools
 
@@ -36,20 +38,21 @@ def _see_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _requirements(requires: list[str]) -> list[str]:
-    return requires if _see_torch() else [*requires, "torch>=2.10"]
+def _requirements(hook: Callable[..., list[str]], config_settings: Any) -> list[str]:
+    """What setuptools asks for; without torch in sight setup.py cannot even be read, so torch comes first."""
+    return hook(config_settings) if _see_torch() else ["torch>=2.10"]
 
 
 def get_requires_for_build_wheel(config_settings=None):
-    return _requirements(_setuptools.get_requires_for_build_wheel(config_settings))
+    return _requirements(_setuptools.get_requires_for_build_wheel, config_settings)
 
 
 def get_requires_for_build_editable(config_settings=None):
-    return _requirements(_setuptools.get_requires_for_build_editable(config_settings))
+    return _requirements(_setuptools.get_requires_for_build_editable, config_settings)
 
 
 def get_requires_for_build_sdist(config_settings=None):
-    return _setuptools.get_requires_for_build_sdist(config_settings)
+    return _requirements(_setuptools.get_requires_for_build_sdist, config_settings)
 
 
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
@@ -73,4 +76,5 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def build_sdist(sdist_directory, config_settings=None):
+    _see_torch()
     return _setuptools.build_sdist(sdist_directory, config_settings)
