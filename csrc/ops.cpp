@@ -77,4 +77,16 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "generate_planted(Tensor(a!) src, Tensor(b!) dst, Tensor src_order, Tensor dst_order, int num_classes, "
       "float homophily, int src_skew, int dst_skew, bool loops, int key) -> ()");
   m.def("generate_features(Tensor(a!) rows, Tensor label, Tensor mean, float noise, int key) -> ()");
+
+  // Partitioning: cpu/partition/. A graph is a list of neighbour lists, with three offsets each (first row, first
+  // column, number of columns).
+  m.def(
+      "partition_cluster(Tensor[] indptr, Tensor[] indices, Tensor[] weight, int[] offsets, Tensor node_weights, "
+      "Tensor limits, Tensor? part, int rounds, int key) -> (Tensor cluster, int num_clusters)");
+  m.def(
+      "partition_contract(Tensor[] indptr, Tensor[] indices, Tensor[] weight, int[] offsets, Tensor cluster, "
+      "int num_clusters, bool heaviest) -> (Tensor indptr, Tensor indices, Tensor weight)");
+  m.def(
+      "partition_refine(Tensor[] indptr, Tensor[] indices, Tensor[] weight, int[] offsets, Tensor node_weights, "
+      "Tensor(a!) part, int num_parts, Tensor limits, int passes, int work, int key) -> (int cut, float excess)");
 }

@@ -1,0 +1,130 @@
+"""The partitioner: coarsen natively, let METIS partition the coarsest graph, refine natively on the way back.
+
+Differences to METIS itself, after DistDGLv2 §5.3.1 and what power-law graphs ask for: clusters instead of pairs, only the
+heaviest edges kept at each level, any number of constraints, the finest level not copied, coarser ones left on disk. A
+cycle coarsens once more inside the parts that were found and refines them again at every level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops.multilevel import Level, Refined, cluster, contract, refine
+from gnnsys.partition.levels import LevelStack
+from gnnsys.partition.metis import metis
+from gnnsys.partition.pieces import Progress
+
+_LEAST_SHRINK = 0.95  # a level that shrinks by less is the coarsest
+_CLUSTERS_PER_PART = 30  # no cluster is heavier than this share of a part: the coarsest graph can still be balanced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How hard to try. Small graphs get more of everything, since they cost little; large ones are about bandwidth.
+
+    `shrink`: how many nodes of a level make one of the next, at most; `coarsest`: nodes that METIS gets; `tries`: how
+    many partitions of these are refined, the best of which goes on; `work`: edges that searches look at, in multiples
+    of a level's; `cycles`: how often coarsening and refining is repeated.
+    """
+
+    coarsest: int
+    shrink: int
+    tries: int
+    work: float
+    cycles: int
+    rounds: int = 3
+    passes: int = 8
+
+    @classmethod
+    def for_size(cls, num_entries: int, num_parts: int) -> Effort:
+        coarsest = max(1000, 100 * num_parts)
+        if num_entries < 3_000_000:
+            return cls(coarsest=coarsest, shrink=3, tries=8, work=5, cycles=3)
+        if num_entries < 30_000_000:
+            return cls(coarsest=coarsest, shrink=8, tries=4, work=1, cycles=0)
+        return cls(coarsest=coarsest, shrink=8, tries=4, work=0.3, cycles=0)
+
+
+def multilevel(
+    finest: Level,
+    num_parts: int,
+    limits: Tensor,
+    *,
+    effort: Effort | None = None,
+    seed: int = 0,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[Tensor, Refined]:
+    """The part of every node, int32, within `limits` int64 [num_constraints] wherever that can be found."""
+    effort = effort or Effort.for_size(finest.num_entries, num_parts)
+    run = _Run(num_parts, limits, effort, progress or (lambda done, total, what: None))
+    if num_parts == 1 or finest.num_nodes == 0:
+        part = torch.zeros(finest.num_nodes, dtype=torch.int32)
+        return part, refine(finest, part, num_parts, limits, passes=0)
+    with LevelStack(finest, folder) as stack:
+        run.coarsen(stack, None, seed)
+        part, result = run.uncoarsen(stack, run.initial(stack.coarsest, seed), seed)
+    for cycle in range(effort.cycles):
+        with LevelStack(finest, folder) as stack:
+            coarse = run.coarsen(stack, part, seed + cycle + 1)
+            assert coarse is not None
+            again, refined = run.uncoarsen(stack, coarse, seed + cycle + 1)
+        if (refined.excess, refined.cut) < (result.excess, result.cut):
+            part, result = again, refined
+    return part, result
+
+
+class _Run:
+    """One call's settings, and the steps made with them."""
+
+    def __init__(self, num_parts: int, limits: Tensor, effort: Effort, progress: Progress) -> None:
+        self._num_parts, self._limits, self._effort, self._progress = num_parts, limits, effort, progress
+
+    def coarsen(self, stack: LevelStack, part: Tensor | None, seed: int) -> Tensor | None:
+        """Adds levels to the stack; `part`, where given, is not crossed by clusters and is returned for the coarsest."""
+        while stack.coarsest.num_nodes > self._effort.coarsest:
+            level = stack.coarsest
+            self._progress(0, 1, f"coarsening {level.num_nodes:,} nodes")
+            key = 1000 * seed + len(stack)
+            clusters, count = cluster(level, self._cluster_limits(level), part=part, rounds=self._effort.rounds, key=key)
+            if count > _LEAST_SHRINK * level.num_nodes:
+                break
+            stack.push(contract(level, clusters, count), clusters)
+            if part is not None:
+                part = torch.empty(count, dtype=torch.int32).index_copy_(0, clusters.long(), part)
+        return part
+
+    def initial(self, level: Level, seed: int) -> Tensor:
+        """The best of several partitions that METIS makes of the coarsest level, each refined."""
+        best: tuple[float, int, Tensor] | None = None
+        for i in range(self._effort.tries):
+            self._progress(i, self._effort.tries, f"partitioning {level.num_nodes:,} nodes")
+            part = metis(level, self._num_parts, recursive=i % 2 == 1, seed=seed + i + 1)
+            refined = self._refine(level, part, seed + i)
+            if best is None or (refined.excess, refined.cut) < best[:2]:
+                best = (refined.excess, refined.cut, part)
+        assert best is not None
+        return best[2]
+
+    def uncoarsen(self, stack: LevelStack, part: Tensor, seed: int) -> tuple[Tensor, Refined]:
+        """Refines at every level down to the finest."""
+        refined = self._refine(stack.coarsest, part, seed)
+        while len(stack) > 1:
+            part = part[stack.pop().long()].contiguous()
+            self._progress(0, 1, f"refining {stack.coarsest.num_nodes:,} nodes")
+            refined = self._refine(stack.coarsest, part, seed)
+        return part, refined
+
+    def _refine(self, level: Level, part: Tensor, seed: int) -> Refined:
+        work = int(self._effort.work * level.num_entries)
+        limits = torch.maximum(self._limits, level.node_weights.max(0).values)
+        return refine(level, part, self._num_parts, limits, passes=self._effort.passes, work=work, key=seed)
+
+    def _cluster_limits(self, level: Level) -> Tensor:
+        total = level.node_weights.sum(0).double()
+        share = torch.minimum(total / (_CLUSTERS_PER_PART * self._num_parts), total / level.num_nodes * self._effort.shrink)
+        return share.long().clamp_(min=1)
