@@ -4,6 +4,7 @@ from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts import Parts, open_parts
+from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts
 
-__all__ = ["Assignment", "Part", "PartitionBook", "Parts", "open_parts", "write_parts"]
+__all__ = ["Assignment", "Part", "PartitionBook", "Parts", "VerifyReport", "open_parts", "verify_parts", "write_parts"]

@@ -23,65 +23,73 @@ from gnnsys.partition.pieces import Meter, column_pieces, row_pieces, take
 _DIGITS = 32
 
 
-@dataclass
+@dataclass(frozen=True)
+class NodeFingerprints:
+    num_nodes: int
+    data: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class EdgeFingerprints:
+    num_edges: int
     structure: int
     edge_ids: int | None  # None where original edge ids are not kept
-    data: dict[str, int]
+    data: Mapping[str, int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fingerprints:
-    nodes: dict[NodeType, dict[str, int]]
-    edges: dict[EdgeType, EdgeFingerprints]
+    nodes: Mapping[NodeType, NodeFingerprints]
+    edges: Mapping[EdgeType, EdgeFingerprints]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "nodes": [[t, {name: _hex(value) for name, value in data.items()}] for t, data in self.nodes.items()],
-            "edges": [
-                [
-                    list(t),
-                    {
-                        "structure": _hex(prints.structure),
-                        "edge_ids": None if prints.edge_ids is None else _hex(prints.edge_ids),
-                        "data": {name: _hex(value) for name, value in prints.data.items()},
-                    },
-                ]
-                for t, prints in self.edges.items()
-            ],
-        }
+        nodes = [[t, {"num_nodes": of.num_nodes, "data": _hex_all(of.data)}] for t, of in self.nodes.items()]
+        edges = [
+            [
+                list(t),
+                {
+                    "num_edges": of.num_edges,
+                    "structure": _hex(of.structure),
+                    "edge_ids": None if of.edge_ids is None else _hex(of.edge_ids),
+                    "data": _hex_all(of.data),
+                },
+            ]
+            for t, of in self.edges.items()
+        ]
+        return {"nodes": nodes, "edges": edges}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Fingerprints:
-        nodes = {str(t): {name: int(value, 16) for name, value in data.items()} for t, data in values["nodes"]}
+        nodes = {str(t): NodeFingerprints(int(of["num_nodes"]), _int_all(of["data"])) for t, of in values["nodes"]}
         edges = {}
-        for (src, relation, dst), entry in values["edges"]:
-            ids = None if entry["edge_ids"] is None else int(entry["edge_ids"], 16)
-            data = {name: int(value, 16) for name, value in entry["data"].items()}
-            edges[str(src), str(relation), str(dst)] = EdgeFingerprints(int(entry["structure"], 16), ids, data)
+        for (src, relation, dst), of in values["edges"]:
+            ids = None if of["edge_ids"] is None else int(of["edge_ids"], 16)
+            edges[str(src), str(relation), str(dst)] = EdgeFingerprints(
+                int(of["num_edges"]), int(of["structure"], 16), ids, _int_all(of["data"])
+            )
         return cls(nodes, edges)
 
 
 def fingerprint_graph(graph: Graph, *, edge_ids: bool, meter: Meter | None = None) -> Fingerprints:
     """Reads the whole graph once. Without `edge_ids` the numbers of the edges do not count."""
     meter = meter or Meter(None, 0)
-    nodes: dict[NodeType, dict[str, int]] = {}
+    nodes: dict[NodeType, NodeFingerprints] = {}
     for node_type in graph.node_types:
-        nodes[node_type] = {}
+        data = {}
         for name, rows in graph.node_data[node_type].items():
-            nodes[node_type][name] = node_rows(rows)
+            data[name] = node_rows(rows)
             meter.advance(rows.nbytes, "fingerprints")
+        nodes[node_type] = NodeFingerprints(graph.num_nodes(node_type), data)
     edges: dict[EdgeType, EdgeFingerprints] = {}
     for edge_type in graph.edge_types:
-        csc = graph.csc(edge_type)
-        prints = EdgeFingerprints(fingerprint_edges(csc.indptr, csc.indices), None, {})
+        csc, data = graph.csc(edge_type), {}
+        structure = fingerprint_edges(csc.indptr, csc.indices)
         meter.advance(csc.indices.nbytes, "fingerprints")
-        if edge_ids:
-            prints.edge_ids = edge_rows(csc.indptr, partial(ids_at, csc))
+        ids = edge_rows(csc.indptr, partial(ids_of_columns, csc)) if edge_ids else None
         for name, rows in graph.edge_data[edge_type].items():
-            prints.data[name] = _source_edge_rows(csc, rows)
+            data[name] = _source_edge_rows(csc, rows)
             meter.advance(rows.nbytes, "fingerprints")
-        edges[edge_type] = prints
+        edges[edge_type] = EdgeFingerprints(csc.num_edges, structure, ids, data)
     return Fingerprints(nodes, edges)
 
 
@@ -95,14 +103,14 @@ def node_rows(rows: Tensor, ids: Tensor | None = None) -> int:
     return total
 
 
-def edge_rows(indptr: Tensor, rows_at: Callable[[int, int], Tensor], dst: Tensor | None = None) -> int:
-    """Rows by position, made piece by piece: `rows_at(first, end)` gives those of positions first to end."""
+def edge_rows(indptr: Tensor, rows_of: Callable[[int, int], Tensor], dst: Tensor | None = None) -> int:
+    """Rows by position, piece by piece: `rows_of(first, end)` gives those of columns first to end."""
     total = 0
     for first, end in column_pieces(indptr):
-        start = int(indptr[first])
-        piece = rows_at(start, int(indptr[end])).contiguous()
+        piece = rows_of(first, end).contiguous()
         names = torch.arange(first, end) if dst is None else dst[first:end]
-        total = add_fingerprints(total, fingerprint_edge_rows(indptr[first : end + 1] - start, piece, names))
+        part = fingerprint_edge_rows(indptr[first : end + 1] - indptr[first], piece, names)
+        total = add_fingerprints(total, part)
     return total
 
 
@@ -111,13 +119,22 @@ def _source_edge_rows(csc: CSC, rows: Tensor) -> int:
     if rows.is_contiguous():
         order = None if csc.edge_ids is None else csc.edge_ids.contiguous()
         return fingerprint_edge_rows(csc.indptr, rows.detach(), None, order)
-    return edge_rows(csc.indptr, lambda first, end: take(rows, ids_at(csc, first, end)))
+    return edge_rows(csc.indptr, lambda first, end: take(rows, ids_of_columns(csc, first, end)))
 
 
-def ids_at(csc: CSC, first: int, end: int) -> Tensor:
-    """The user's edge ids of positions first to end, int64."""
-    return torch.arange(first, end) if csc.edge_ids is None else csc.edge_ids[first:end].long()
+def ids_of_columns(csc: CSC, first: int, end: int) -> Tensor:
+    """The user's edge ids of the edges of columns first to end, int64."""
+    start, stop = int(csc.indptr[first]), int(csc.indptr[end])
+    return torch.arange(start, stop) if csc.edge_ids is None else csc.edge_ids[start:stop].long()
 
 
 def _hex(value: int) -> str:
     return f"{value:0{_DIGITS}x}"
+
+
+def _hex_all(values: Mapping[str, int]) -> dict[str, str]:
+    return {name: _hex(value) for name, value in values.items()}
+
+
+def _int_all(values: Mapping[str, str]) -> dict[str, int]:
+    return {name: int(value, 16) for name, value in values.items()}

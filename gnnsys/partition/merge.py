@@ -39,10 +39,12 @@ def merge_parts(parts: Parts) -> Graph:
 
 def original_by_global(parts: Parts, node_type: NodeType) -> Tensor:
     """The original id of every global id, as stored."""
-    cores = [
-        part.original_ids(node_type)[: part.num_core(node_type)] for part in map(parts.part, range(parts.num_parts))
-    ]
-    return torch.cat(cores)
+    return torch.cat([core_ids(parts.part(i), node_type) for i in range(parts.num_parts)])
+
+
+def core_ids(part: Part, node_type: NodeType) -> Tensor:
+    """The original ids of a part's core nodes, as stored."""
+    return part.original_ids(node_type)[: part.num_core(node_type)]
 
 
 def original_by_local(part: Part, node_type: NodeType, original: Tensor) -> Tensor:
@@ -66,15 +68,15 @@ def _merge_edges(parts: Parts, edge_type: EdgeType, original: Tensor) -> tuple[C
     for part in map(parts.part, range(parts.num_parts)):
         num_core, local, columns = part.num_core(dst), part.csc(edge_type), part.original_ids(dst)
         names = original_by_local(part, src, original)
-        stored = part.edge_ids(edge_type) if edge_ids is not None else None
         for first, end in column_pieces(local.indptr[: num_core + 1]):
             piece = slice(int(local.indptr[first]), int(local.indptr[end]))
             places = ramps(local.indptr[first : end + 1], gather_rows(indptr[:-1], columns[first:end]))
             scatter_rows(indices, places, gather_rows(names, local.indices[piece]).to(indices.dtype))
             rows_at = places
+            stored = None if edge_ids is None else part.column_edge_ids(first, end, edge_type)
             if edge_ids is not None and stored is not None:
-                scatter_rows(edge_ids, places, stored[piece].to(edge_ids.dtype))
-                rows_at = stored[piece]
+                scatter_rows(edge_ids, places, stored.to(edge_ids.dtype))
+                rows_at = stored
             for name, rows in part.edge_data[edge_type].items():
                 scatter_rows(data[name], rows_at, rows[piece])
     return CSC(indptr, indices, parts.book.num_ids(src), edge_ids), data

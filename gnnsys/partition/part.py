@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.graph.arrays import ArrayReader
-from gnnsys.ops import CSC
+from gnnsys.ops import CSC, gather_rows
 from gnnsys.partition.layout import ArraySpec, part_folder
 from gnnsys.partition.pieces import ramps
 
@@ -78,18 +78,28 @@ class Part:
         """In-edges in local ids; positions are rows of `edge_data`."""
         return self._csc[self._edge_type(edge_type)]
 
-    def edge_ids(self, edge_type: EdgeType | None = None) -> Tensor | None:
-        """The user's edge id of each position, None where they were not stored."""
+    def edge_ids(self, positions: Tensor, edge_type: EdgeType | None = None) -> Tensor | None:
+        """The user's ids of edges at positions of the CSC, None where they were not stored."""
         edge_type = self._edge_type(edge_type)
-        starts = self._edge_starts[edge_type]
-        return self._edge_ids[edge_type] if starts is None else ramps(self._csc[edge_type].indptr, starts)
+        starts, ids = self._edge_starts[edge_type], self._edge_ids[edge_type]
+        if starts is not None:
+            column, rank = self._column_and_rank(positions, edge_type)
+            return starts[column] + rank
+        return None if ids is None else gather_rows(ids, positions)
+
+    def column_edge_ids(self, first: int, end: int, edge_type: EdgeType | None = None) -> Tensor | None:
+        """The user's ids of all edges of the columns first to end, None where they were not stored."""
+        edge_type = self._edge_type(edge_type)
+        indptr, starts, ids = self._csc[edge_type].indptr, self._edge_starts[edge_type], self._edge_ids[edge_type]
+        if starts is not None:
+            return ramps(indptr[first : end + 1], starts[first:end])
+        return None if ids is None else ids[int(indptr[first]) : int(indptr[end])]
 
     def global_ids(self, local: Tensor, node_type: NodeType | None = None) -> Tensor:
         """Global ids of local ids, core or halo, int64."""
         node_type = self._node_type(node_type)
         own, local = self.book.part_range(self.index, node_type), local.long()
-        if local.numel() and not 0 <= int(local.min()) <= int(local.max()) < self._hops[node_type][-1]:
-            raise ValueError(f"local ids must be in [0, {self._hops[node_type][-1]})")
+        _check_range(local, self._hops[node_type][-1], "local ids")
         if not self.num_halo(node_type):
             return local + own.start
         place = (local - len(own)).clamp_(min=0)
@@ -98,20 +108,19 @@ class Part:
     def global_edge_ids(self, positions: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """Global ids of edges at positions of the CSC, int64."""
         edge_type = self._edge_type(edge_type)
-        csc, starts, own = (
-            self._csc[edge_type],
-            self._global_starts[edge_type],
-            self.book.part_range(self.index, edge_type),
-        )
-        positions = positions.long()
-        if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < csc.num_edges:
-            raise ValueError(f"positions must be in [0, {csc.num_edges})")
+        starts, own = self._global_starts[edge_type], self.book.part_range(self.index, edge_type)
         if starts is None or not starts.numel():
-            return positions + own.start
+            return self.book.to_global(positions, self.index, edge_type)
+        column, rank = self._column_and_rank(positions, edge_type)
         num_core = self.num_core(edge_type[2])
-        column = torch.searchsorted(csc.indptr, positions, right=True) - 1
-        halo = starts[(column - num_core).clamp_(min=0)].long() + (positions - csc.indptr[column])
-        return torch.where(column < num_core, positions + own.start, halo)
+        copied = starts[(column - num_core).clamp_(min=0)] + rank
+        return torch.where(column < num_core, positions.long() + own.start, copied)
+
+    def _column_and_rank(self, positions: Tensor, edge_type: EdgeType) -> tuple[Tensor, Tensor]:
+        indptr, positions = self._csc[edge_type].indptr, positions.long()
+        _check_range(positions, int(indptr[-1]), "positions")
+        column = torch.searchsorted(indptr, positions, right=True) - 1
+        return column, positions - indptr[column]
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -152,9 +161,7 @@ class Part:
                 raise ValueError("has another number of edges than the book says")
         self._edge_ids[edge_type] = self._ids(entry["edge_ids"], csc.num_edges, num_all)
         self._edge_starts[edge_type] = self._ids(entry["edge_starts"], num_columns, num_all + 1)
-        self._global_starts[edge_type] = self._ids(
-            entry["global_starts"], num_columns - self.num_core(dst), num_all + 1
-        )
+        self._global_starts[edge_type] = self._ids(entry["global_starts"], num_columns - num_core, num_all + 1)
         if has_edge_ids != ((entry["edge_ids"] or entry["edge_starts"]) is not None):
             raise KeyError(f"{edge_type}: edge ids")
         self.edge_data[edge_type] = self._rows(entry["data"], arrays, csc.num_edges)

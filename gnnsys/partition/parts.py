@@ -58,6 +58,12 @@ class Parts:
             raise ValueError(f"book and schema differ: {list(self.book.node_offsets)}, {self.schema.node_types}")
         if list(self.book.edge_offsets) != self.schema.edge_types:
             raise ValueError(f"book and schema differ: {list(self.book.edge_offsets)}, {self.schema.edge_types}")
+        nodes = {t: list(of.data) for t, of in self.fingerprints.nodes.items()}
+        edges = {t: list(of.data) for t, of in self.fingerprints.edges.items()}
+        if nodes != {t: list(data) for t, data in self.schema.node_data.items()}:
+            raise ValueError("schema and fingerprints of nodes differ")
+        if edges != {t: list(data) for t, data in self.schema.edge_data.items()}:
+            raise ValueError("schema and fingerprints of edges differ")
         if self.halo_hops < 1:
             raise ValueError(f"halo_hops must be at least 1, got {self.halo_hops}")
 
