@@ -89,4 +89,17 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "partition_refine(Tensor[] indptr, Tensor[] indices, Tensor[] weight, int[] offsets, Tensor node_weights, "
       "Tensor(a!) part, int num_parts, Tensor limits, int passes, int work, int key) -> (int cut, float excess)");
+
+  // Parts on disk: cpu/partition/relabel_part.cpp, cpu/partition/fingerprint.cpp
+  m.def(
+      "mark_halo(Tensor indptr, Tensor indices, Tensor columns, Tensor global_ids, int begin, int end, "
+      "Tensor(a!) mask) -> ()");
+  m.def("collect_halo(Tensor(a!) mask, Tensor[] earlier, bool wide) -> (Tensor ids, Tensor ranks)");
+  m.def(
+      "local_columns(Tensor indptr, Tensor indices, Tensor columns, Tensor global_ids, int begin, int end, "
+      "Tensor[] masks, Tensor[] ranks, bool with_positions) -> (Tensor indptr, Tensor local, Tensor positions)");
+  m.def("mark_ids(Tensor(a!) mask, Tensor ids) -> int");
+  m.def("fingerprint_edges(Tensor indptr, Tensor indices, Tensor? dst_ids, Tensor? src_ids) -> Tensor");
+  m.def("fingerprint_rows(Tensor rows, Tensor? ids, int first) -> Tensor");
+  m.def("fingerprint_edge_rows(Tensor indptr, Tensor rows, Tensor? dst_ids, Tensor? order) -> Tensor");
 }

@@ -155,13 +155,13 @@ def test_a_save_killed_half_way_never_looks_like_a_graph(tmp_path):
 import os, sys
 import numpy as np
 from gnnsys.graph import save, sbm
-write, calls = np.lib.format.write_array, []
+write, calls = np.lib.format.write_array_header_1_0, []
 def write_once(*args, **kwargs):
     calls.append(1)
     if len(calls) == 2:
         os._exit(9)
     write(*args, **kwargs)
-np.lib.format.write_array = write_once
+np.lib.format.write_array_header_1_0 = write_once
 save(sbm(300), sys.argv[1])
 """
     target = tmp_path / "graph"

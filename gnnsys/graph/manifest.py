@@ -1,0 +1,119 @@
+"""Directories that are whole or not there: staged beside their destination, described by one `manifest.json`.
+
+Saved graphs and parts are both such directories. The manifest is written last, after every array has reached the disk,
+and carries its own CRC-32; then the directory is renamed. What a killed writer leaves has a name that starts with a
+dot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+
+
+@contextmanager
+def staged(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str) -> Iterator[Path]:
+    """A fresh directory to write into, which becomes `path` when the block ends and is removed when it fails.
+
+    `path` must not exist, unless `overwrite` and it holds a manifest of the same `format`; `what` names the thing in
+    errors ("a saved graph").
+    """
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise ValueError(f"path {str(target)!r} exists: choose another or pass overwrite=True")
+    if target.exists() and _format_of(target) != format:
+        raise ValueError(f"path {str(target)!r} is not {what}, and only {what} is overwritten")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = _fresh_name(target, "new")
+    staging.mkdir()
+    try:
+        yield staging
+        _replace(staging, target)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _format_of(folder: Path) -> str | None:
+    """What the manifest in `folder` says it describes; a damaged manifest still says that much, or nothing."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return manifest.get("format") if isinstance(manifest, dict) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _fresh_name(target: Path, role: str) -> Path:
+    return target.with_name(f".{target.name}-{role}-{secrets.token_hex(6)}")
+
+
+def _replace(staging: Path, target: Path) -> None:
+    """Between the two renames of an overwrite the old one is `.<name>-old-...`: never half of one, never neither."""
+    if not target.exists():
+        staging.rename(target)
+        sync_folder(target.parent)
+        return
+    old = _fresh_name(target, "old")
+    target.rename(old)
+    try:
+        staging.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    sync_folder(target.parent)
+    (old / MANIFEST).unlink()  # first: from here on what is left of it does not open
+    shutil.rmtree(old)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a directory last through a power cut, as fsync does a file's content."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Writes `manifest` with its checksum; ValueError where it holds anything but plain JSON values."""
+    try:
+        plain = json.loads(json.dumps(manifest))  # what will be read: keys as text, tuples as lists
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"info must hold plain JSON values: {error}") from error
+    plain["crc32"] = manifest_checksum(plain)
+    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
+        json.dump(plain, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def read_manifest(folder: Path, *, format: str, version: int, what: str) -> dict[str, Any]:
+    """The manifest of `folder`; ValueError, naming the file, when it is absent, cut, altered or of another kind."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ValueError(f"{str(folder)!r} is not {what}: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is cut or altered: {error}") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != format:
+        raise ValueError(f"{file} does not describe a {format}")
+    if manifest.get("version") != version:
+        raise ValueError(f"{file} has version {manifest.get('version')}, this gnnsys reads version {version}")
+    if manifest.pop("crc32", None) != manifest_checksum(manifest):
+        raise ValueError(f"{file} does not match its checksum: it was altered")
+    return manifest
+
+
+def manifest_checksum(manifest: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
