@@ -67,7 +67,9 @@ class Refined(NamedTuple):
     excess: float
 
 
-def cluster(level: Level, limits: Tensor, *, part: Tensor | None = None, rounds: int = 3, key: int = 0) -> tuple[Tensor, int]:
+def cluster(
+    level: Level, limits: Tensor, *, part: Tensor | None = None, rounds: int = 3, key: int = 0
+) -> tuple[Tensor, int]:
     """The cluster of every node, int32, and their number: nodes with heavy edges between them are together.
 
     No cluster of several nodes weighs more than `limits` int64 [num_constraints]; with `part`, none crosses parts.
@@ -94,7 +96,14 @@ def refine(
 
     `passes` of improving moves, then searches that may climb, which look at no more than about `work` edges.
     """
-    return Refined(*native.partition_refine(*level.arguments(), level.node_weights, part, num_parts, limits, passes, work, key))
+    return Refined(
+        *native.partition_refine(*level.arguments(), level.node_weights, part, num_parts, limits, passes, work, key)
+    )
+
+
+def part_ties(level: Level, part: Tensor, num_parts: int) -> Tensor:
+    """Weight of edges between parts, symmetric int64 [num_parts, num_parts]; inside a part an edge counts twice."""
+    return native.partition_ties(*level.arguments(), part, num_parts)
 
 
 @torch.library.register_fake("gnnsys::partition_contract")

@@ -33,7 +33,9 @@ class Assignment:
     def check(self, graph: Graph) -> Assignment:
         """ValueError unless every node of `graph` has exactly one subpart that exists; returns self."""
         if self.num_parts < 1 or self.trainers_per_part < 1:
-            raise ValueError(f"parts and trainers must be at least 1, got {self.num_parts} and {self.trainers_per_part}")
+            raise ValueError(
+                f"parts and trainers must be at least 1, got {self.num_parts} and {self.trainers_per_part}"
+            )
         if set(self.subpart) != set(graph.node_types):
             raise ValueError(f"the assignment has node types {list(self.subpart)}, the graph {graph.node_types}")
         for node_type, subpart in self.subpart.items():

@@ -1,7 +1,7 @@
 """What a partition must balance: one weight per node and constraint, and the most a part may have of it.
 
-Constraints are named as on the command line: `nodes` (always there), `edges` (in-edges), `train`, `val`, `test` (nodes of
-the split), `ntype` (each node type on its own) and `etype` (the in-edges of each edge type).
+Constraints are named as on the command line: `nodes` (always there), `edges` (in-edges), `train`, `val`, `test` (nodes
+of the split), `ntype` (each node type on its own) and `etype` (the in-edges of each edge type).
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Balance:
 
 def balances(constraints: Constraints, part: Tensor, num_parts: int, imbalance: float) -> list[Balance]:
     loads = constraints.loads(part, num_parts)
-    heaviest_node = constraints.weights.max(0).values if len(part) else constraints.weights.new_zeros(len(constraints.names))
+    heaviest_node = (
+        constraints.weights.max(0).values if len(part) else constraints.weights.new_zeros(len(constraints.names))
+    )
     return [
         Balance(name, int(loads[:, i].sum()), int(loads[:, i].max()), num_parts, 1 + imbalance, int(heaviest_node[i]))
         for i, name in enumerate(constraints.names)

@@ -1,4 +1,4 @@
-"""The levels of a multilevel partitioner: the finest made of the graph itself, and what is not worked on left on disk."""
+"""The levels of a multilevel partitioner: the finest is the graph itself, and what is not worked on is left on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
-from gnnsys.ops.multilevel import Level, both_directions
+from gnnsys.ops.multilevel import Level, Neighbors32, both_directions
 from gnnsys.partition.constraints import Constraints
 
 _SPILL_FROM = 1 << 26  # a level of fewer bytes stays in memory: it is not worth a file
@@ -25,8 +25,10 @@ def finest_level(graph: Graph, constraints: Constraints) -> Level:
         first[node_type] = offset
         offset += graph.num_nodes(node_type)
     if offset > torch.iinfo(torch.int32).max:
-        raise ValueError(f"{offset:,} nodes are too many to be partitioned in memory: set a memory limit to stream them")
-    lists = []
+        raise ValueError(
+            f"{offset:,} nodes are too many to be partitioned in memory: set a memory limit to stream them"
+        )
+    lists: list[Neighbors32] = []
     for edge_type in graph.edge_types:
         src, _, dst = edge_type
         lists += both_directions(graph.csc(edge_type), first[src], first[dst])

@@ -1,8 +1,8 @@
 """The partitioner: coarsen natively, let METIS partition the coarsest graph, refine natively on the way back.
 
-Differences to METIS itself, after DistDGLv2 §5.3.1 and what power-law graphs ask for: clusters instead of pairs, only the
-heaviest edges kept at each level, any number of constraints, the finest level not copied, coarser ones left on disk. A
-cycle coarsens once more inside the parts that were found and refines them again at every level.
+Differences to METIS itself, after DistDGLv2 §5.3.1 and what power-law graphs ask for: clusters instead of pairs, only
+the heaviest edges kept at each level, any number of constraints, the finest level not copied, coarser ones left on disk.
+A cycle coarsens once more inside the parts that were found and refines them again at every level.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Effort:
     @classmethod
     def for_size(cls, num_entries: int, num_parts: int) -> Effort:
         coarsest = max(1000, 100 * num_parts)
-        if num_entries < 3_000_000:
+        if num_entries < 1_000_000:
             return cls(coarsest=coarsest, shrink=3, tries=8, work=5, cycles=3)
+        if num_entries < 4_000_000:
+            return cls(coarsest=coarsest, shrink=4, tries=4, work=2, cycles=1)
         if num_entries < 30_000_000:
             return cls(coarsest=coarsest, shrink=8, tries=4, work=1, cycles=0)
         return cls(coarsest=coarsest, shrink=8, tries=4, work=0.3, cycles=0)
@@ -85,12 +87,14 @@ class _Run:
         self._num_parts, self._limits, self._effort, self._progress = num_parts, limits, effort, progress
 
     def coarsen(self, stack: LevelStack, part: Tensor | None, seed: int) -> Tensor | None:
-        """Adds levels to the stack; `part`, where given, is not crossed by clusters and is returned for the coarsest."""
+        """Adds levels to the stack; clusters do not cross `part`, where given, and what it is on the coarsest is returned."""
         while stack.coarsest.num_nodes > self._effort.coarsest:
             level = stack.coarsest
             self._progress(0, 1, f"coarsening {level.num_nodes:,} nodes")
             key = 1000 * seed + len(stack)
-            clusters, count = cluster(level, self._cluster_limits(level), part=part, rounds=self._effort.rounds, key=key)
+            clusters, count = cluster(
+                level, self._cluster_limits(level), part=part, rounds=self._effort.rounds, key=key
+            )
             if count > _LEAST_SHRINK * level.num_nodes:
                 break
             stack.push(contract(level, clusters, count), clusters)
@@ -126,5 +130,7 @@ class _Run:
 
     def _cluster_limits(self, level: Level) -> Tensor:
         total = level.node_weights.sum(0).double()
-        share = torch.minimum(total / (_CLUSTERS_PER_PART * self._num_parts), total / level.num_nodes * self._effort.shrink)
+        share = torch.minimum(
+            total / (_CLUSTERS_PER_PART * self._num_parts), total / level.num_nodes * self._effort.shrink
+        )
         return share.long().clamp_(min=1)

@@ -1,0 +1,63 @@
+"""Which subparts share a machine: groups of trainers_per_part of them, the most connected together.
+
+The graph is partitioned once, into a subpart per trainer (DistDGLv2 §5.3: two levels in one run); here subparts are
+grouped so that as little as possible crosses machines, and no machine is heavier than it may be.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def coalesce(ties: Tensor, group_size: int) -> Tensor:
+    """From `ties` (symmetric [k, k], edges between subparts) the new number of every subpart, int32 [k].
+
+    Subparts p * group_size ... of the new numbering form part p. Greedy: a group starts with the heaviest free pair
+    and takes the subpart most tied to it; then exchanges of two subparts between groups as long as one helps.
+    """
+    size = ties.shape[0]
+    if size % group_size:
+        raise ValueError(f"{size} subparts cannot be grouped by {group_size}")
+    if group_size == 1:
+        return torch.arange(size, dtype=torch.int32)
+    ties = ties.double().clone().fill_diagonal_(0)
+    group = _grown(ties, group_size)
+    _exchange(ties, group)
+    order = torch.argsort(group, stable=True)
+    number = torch.empty(size, dtype=torch.int32)
+    number[order] = torch.arange(size, dtype=torch.int32)
+    return number
+
+
+def _grown(ties: Tensor, group_size: int) -> Tensor:
+    size = ties.shape[0]
+    group = torch.full((size,), -1, dtype=torch.int64)
+    for number in range(size // group_size):
+        free = (group < 0).nonzero().view(-1)
+        inside = ties[free][:, free]
+        members = [int(free[int(inside.sum(1).argmax())])]
+        while len(members) < group_size:
+            pull = ties[members].sum(0)
+            pull[group >= 0] = -1
+            pull[members] = -1
+            members.append(int(pull.argmax()))
+        group[members] = number
+    return group
+
+
+def _exchange(ties: Tensor, group: Tensor) -> None:
+    """Swaps the pair of subparts whose exchange keeps most edges inside groups, until none does."""
+    num_groups = int(group.max()) + 1
+    while True:
+        member = torch.nn.functional.one_hot(group, num_groups).double()
+        pull = ties @ member  # [subpart, group]
+        own = pull.gather(1, group[:, None]).squeeze(1)
+        to_other = pull[:, group]  # [a, b]: a's ties to b's group
+        gain = to_other + to_other.T - own[:, None] - own[None, :] - 2 * ties
+        gain[group[:, None] == group[None, :]] = 0
+        best = int(gain.argmax())
+        a, b = divmod(best, len(group))
+        if gain[a, b] <= 1e-9:
+            return
+        group[a], group[b] = group[b].clone(), group[a].clone()
