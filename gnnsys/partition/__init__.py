@@ -2,9 +2,26 @@
 
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
+from gnnsys.partition.inspect import Inspection, inspect_parts
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts import Parts, open_parts
+from gnnsys.partition.plot import write_plot
+from gnnsys.partition.remote import Remote, expected_remote
 from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts
 
-__all__ = ["Assignment", "Part", "PartitionBook", "Parts", "VerifyReport", "open_parts", "verify_parts", "write_parts"]
+__all__ = [
+    "Assignment",
+    "Inspection",
+    "Part",
+    "PartitionBook",
+    "Parts",
+    "Remote",
+    "VerifyReport",
+    "expected_remote",
+    "inspect_parts",
+    "open_parts",
+    "verify_parts",
+    "write_parts",
+    "write_plot",
+]
