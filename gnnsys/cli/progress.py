@@ -1,4 +1,7 @@
-"""A progress bar that needs nothing: redrawn in place on a terminal, a line now and then in a log."""
+"""A progress bar that needs nothing: redrawn in place on a terminal, a line now and then in a log.
+
+Driven by steps (`advance`), or by what rooms report: a bar is itself a `progress(done, total, what)` function.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,44 @@ from typing import TextIO
 WIDTH = 28
 REDRAW_SECONDS = 0.1
 LOG_SHARE = 0.25  # without a terminal: a line per quarter
+LOG_SECONDS = 1.0  # and of what is reported, none sooner after the last one
+MOST_COUNTED = 100_000  # a larger total is bytes or edges: percent say more
 
 
 class Progress:
-    """`with Progress(total, "epoch 1") as bar: bar.advance(note="loss 0.31")`."""
+    """`with Progress(total, "epoch 1") as bar: bar.advance(note="loss 0.31")`.
 
-    def __init__(self, total: int, label: str, stream: TextIO | None = None) -> None:
+    Nothing is shown before `patience` seconds have passed, and nothing at all of what ends sooner.
+    """
+
+    def __init__(self, total: int, label: str, stream: TextIO | None = None, *, patience: float = 0.0) -> None:
         if total < 1:
             raise ValueError(f"total must be at least 1, got {total}")
-        self._total, self._label = total, label
+        self._total, self._label, self._patience = total, label, patience
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
         self._done, self._note = 0, ""
         self._start = time.perf_counter()
         self._drawn_at, self._drawn_done = -1.0, -1
+
+    @classmethod
+    def reported(cls, label: str, stream: TextIO | None = None, *, patience: float = 1.0) -> Progress:
+        """For what reports its own progress: `with Progress.reported("verify") as p: verify_parts(path, progress=p)`."""
+        return cls(1, label, stream, patience=patience)
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """`done` of `total`, whatever they count, while doing `what`; a new total begins a new stage."""
+        total = max(total, 1)
+        restarts = total != self._total or done < self._done
+        self._done, self._total, self._note = min(done, total), total, what
+        since = time.perf_counter() - self._drawn_at
+        if self._is_terminal:
+            due = since >= REDRAW_SECONDS
+        else:
+            moved = restarts or self._drawn_done < 0 or self._done - self._drawn_done >= LOG_SHARE * total
+            due = since >= LOG_SECONDS and moved
+        if due:
+            self._draw()
 
     def __enter__(self) -> Progress:
         return self
@@ -31,7 +58,7 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
         if self._drawn_done != self._done:
             self._draw()
-        if self._is_terminal:
+        if self._is_terminal and self._drawn_done >= 0:
             self._stream.write("\n")
         self._stream.flush()
 
@@ -46,10 +73,15 @@ class Progress:
             self._draw()
 
     def _draw(self) -> None:
-        self._drawn_at, self._drawn_done = time.perf_counter(), self._done
+        now = time.perf_counter()
+        if now - self._start < self._patience:
+            return
+        self._drawn_at, self._drawn_done = now, self._done
         filled = WIDTH * self._done // self._total
         bar = "#" * filled + "." * (WIDTH - filled)
         seconds = self._drawn_at - self._start
-        text = f"{self._label} [{bar}] {self._done}/{self._total} {seconds:5.1f} s  {self._note}"
+        counted = self._total <= MOST_COUNTED
+        amount = f"{self._done}/{self._total}" if counted else f"{100 * self._done // self._total:3d}%"
+        text = f"{self._label} [{bar}] {amount} {seconds:5.1f} s  {self._note}"
         self._stream.write(f"\r\x1b[2K{text}" if self._is_terminal else f"{text.rstrip()}\n")
         self._stream.flush()
