@@ -135,19 +135,19 @@ class _PartWriter:
     def _write_nodes(self, node_type: NodeType, arrays: ArrayWriter) -> dict[str, Any]:
         own, halo = self._own[node_type], self._halo[node_type]
         core = self._columns[node_type][: len(own)]
-        data = {}
-        for name, rows in self._graph.node_data[node_type].items():
-            with arrays.stream(rows.dtype, (len(own), *rows.shape[1:])) as stream:
-                for first, end in row_pieces(rows, len(own)):
-                    self._append(stream, take(rows, core[first:end]))
-            data[name] = stream.name
-        return {
+        entry: dict[str, Any] = {
             "num_core": len(own),
             "num_halo": [hop.ids.numel() for hop in halo],
             "halo": arrays.add(torch.cat([hop.ids for hop in halo])),
             "original_ids": arrays.add(self._columns[node_type]),
-            "data": data,
+            "data": {},
         }
+        for name, rows in self._graph.node_data[node_type].items():
+            with arrays.stream(rows.dtype, (len(own), *rows.shape[1:])) as stream:
+                for first, end in row_pieces(rows, len(own)):
+                    self._append(stream, take(rows, core[first:end]))
+            entry["data"][name] = stream.name
+        return entry
 
     def _write_edges(self, edge_type: EdgeType, arrays: ArrayWriter) -> dict[str, Any]:
         csc, columns = self._graph.csc(edge_type), self._columns[edge_type[2]]
