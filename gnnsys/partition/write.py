@@ -26,7 +26,7 @@ from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import fingerprint_graph
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, part_folder
 from gnnsys.partition.pieces import Meter, Progress, column_pieces, row_pieces, take
-from gnnsys.partition.relabel import INT32_END, Relabelling, first_edges, id_dtype, relabel
+from gnnsys.partition.relabel import Relabelling, first_edges, id_dtype, relabel
 
 
 def write_parts(
@@ -113,7 +113,7 @@ class _PartWriter:
                 own, names = self._own[src], self._labels.global_ids[src]
                 mark_halo(self._graph.csc(edge_type), frontier[dst], names, own, bits[src])
             for t in self._graph.node_types:
-                halo = collect_halo(bits[t], self._halo[t], wide=self._graph.num_nodes(t) >= INT32_END)
+                halo = collect_halo(bits[t], self._halo[t], wide=ids[t].dtype == torch.int64)
                 self._halo[t].append(halo)
                 frontier[t] = gather_rows(ids[t], halo.ids)
                 if hop < halo_hops:
