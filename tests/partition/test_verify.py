@@ -26,7 +26,7 @@ from tests.partition.part_graphs import (
 )
 
 
-@pytest.mark.parametrize("shape,edge_ids", zip(SHAPES[1:4], [True, False, True]))
+@pytest.mark.parametrize("shape,edge_ids", list(zip(SHAPES[1:4], [True, False, True])))
 @pytest.mark.parametrize("case", CASES)
 def test_parts_as_written_pass_with_and_without_their_source(case, shape, edge_ids, tmp_path):
     graph, (num_parts, trainers, hops) = CASES[case](), shape
