@@ -27,12 +27,7 @@ def staged(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: 
     `path` must not exist, unless `overwrite` and it holds a manifest of the same `format`; `what` names the thing in
     errors ("a saved graph").
     """
-    target = Path(path)
-    if target.exists() and not overwrite:
-        raise ValueError(f"path {str(target)!r} exists: choose another or pass overwrite=True")
-    if target.exists() and _format_of(target) != format:
-        raise ValueError(f"path {str(target)!r} is not {what}, and only {what} is overwritten")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = check_target(path, overwrite=overwrite, format=format, what=what)
     staging = _fresh_name(target, "new")
     staging.mkdir()
     try:
@@ -41,6 +36,17 @@ def staged(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: 
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+
+
+def check_target(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str) -> Path:
+    """`path`, with its parent made; ValueError when something is there that must not be overwritten."""
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise ValueError(f"path {str(target)!r} exists: choose another or pass overwrite=True")
+    if target.exists() and _format_of(target) != format:
+        raise ValueError(f"path {str(target)!r} is not {what}, and only {what} is overwritten")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
 
 
 def _format_of(folder: Path) -> str | None:

@@ -72,7 +72,8 @@ def cluster(
 ) -> tuple[Tensor, int]:
     """The cluster of every node, int32, and their number: nodes with heavy edges between them are together.
 
-    No cluster of several nodes weighs more than `limits` int64 [num_constraints]; with `part`, none crosses parts.
+    No cluster weighs more than `limits` int64 [num_constraints], but where one of its nodes alone does; with `part`,
+    none crosses parts.
     """
     return native.partition_cluster(*level.arguments(), level.node_weights, limits, part, rounds, key)
 

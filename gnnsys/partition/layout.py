@@ -19,6 +19,10 @@ from gnnsys.graph.arrays import dtype_name, dtype_named
 FORMAT, VERSION, WHAT = "gnnsys-parts", 1, "a directory of parts"
 
 
+class Malformed(Exception):
+    """A manifest describes what cannot be. Whoever reads it says which one: a ValueError for the user."""
+
+
 def part_folder(part: int) -> str:
     return f"part-{part:04d}"
 

@@ -1,8 +1,8 @@
 """The partitioner: coarsen natively, let METIS partition the coarsest graph, refine natively on the way back.
 
 Differences to METIS itself, after DistDGLv2 §5.3.1 and what power-law graphs ask for: clusters instead of pairs, only
-the heaviest edges kept at each level, any number of constraints, the finest level not copied, coarser ones left on disk.
-A cycle coarsens once more inside the parts that were found and refines them again at every level.
+the heaviest edges kept at each level, any number of constraints, the finest level not copied, coarser ones on disk. A
+cycle coarsens once more inside the parts that were found and refines them again at every level.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Run:
         self._num_parts, self._limits, self._effort, self._progress = num_parts, limits, effort, progress
 
     def coarsen(self, stack: LevelStack, part: Tensor | None, seed: int) -> Tensor | None:
-        """Adds levels to the stack; clusters do not cross `part`, where given, and what it is on the coarsest is returned."""
+        """Adds levels to the stack. Clusters do not cross `part`, where given; returns what it is on the coarsest."""
         while stack.coarsest.num_nodes > self._effort.coarsest:
             level = stack.coarsest
             self._progress(0, 1, f"coarsening {level.num_nodes:,} nodes")

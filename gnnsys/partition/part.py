@@ -16,8 +16,9 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.graph.arrays import ArrayReader
+from gnnsys.graph.manifest import MANIFEST
 from gnnsys.ops import CSC, gather_rows
-from gnnsys.partition.layout import ArraySpec, part_folder
+from gnnsys.partition.layout import ArraySpec, Malformed, part_folder
 from gnnsys.partition.pieces import ramps
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Part:
 
     def __init__(self, parts: Parts, index: int, entry: Mapping[str, Any], reader: ArrayReader) -> None:
         self.index, self.book = index, parts.book
-        self._reader, self._prefix = reader, f"{part_folder(index)}/"
+        self._reader, self._manifest, self._prefix = reader, parts.path / MANIFEST, f"{part_folder(index)}/"
         self._hops: dict[NodeType, list[int]] = {}
         self._halo: dict[NodeType, Tensor] = {}
         self._original: dict[NodeType, Tensor] = {}
@@ -44,7 +45,7 @@ class Part:
         self.edge_data: dict[EdgeType, dict[str, Tensor]] = {}
         schema = parts.schema
         if len(entry["nodes"]) != len(schema.node_types) or len(entry["edges"]) != len(schema.edge_types):
-            raise KeyError("it must describe every type of the schema")
+            raise Malformed("it must describe every type of the schema")
         for node_type, nodes in zip(schema.node_types, entry["nodes"]):
             self._open_nodes(node_type, nodes, parts.halo_hops, schema.node_data[node_type])
         for edge_type, edges in zip(schema.edge_types, entry["edges"]):
@@ -128,9 +129,11 @@ class Part:
         self, node_type: NodeType, entry: Mapping[str, Any], halo_hops: int, arrays: Mapping[str, ArraySpec]
     ) -> None:
         own, num_nodes = self.book.part_range(self.index, node_type), self.book.num_ids(node_type)
-        counts = [int(count) for count in entry["num_halo"]]
-        if entry["num_core"] != len(own) or len(counts) != halo_hops or min(counts) < 0:
-            raise KeyError(f"{node_type!r} has sizes that the book does not know")
+        counts = list(entry["num_halo"])
+        if entry["num_core"] != len(own) or len(counts) != halo_hops:
+            raise Malformed(f"{node_type!r} has {entry['num_core']} core nodes and {len(counts)} hops")
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise Malformed(f"{node_type!r} has a halo of {counts} nodes")
         hops = self._hops[node_type] = list(accumulate([len(own), *counts]))
         halo = self._halo[node_type] = self._array(entry["halo"], [hops[-1] - len(own)])
         bounds = [bound - len(own) for bound in hops]
@@ -163,7 +166,7 @@ class Part:
         self._edge_starts[edge_type] = self._ids(entry["edge_starts"], num_columns, num_all + 1)
         self._global_starts[edge_type] = self._ids(entry["global_starts"], num_columns - num_core, num_all + 1)
         if has_edge_ids != ((entry["edge_ids"] or entry["edge_starts"]) is not None):
-            raise KeyError(f"{edge_type}: edge ids")
+            raise Malformed(f"{edge_type} must have edge ids exactly where all have them")
         self.edge_data[edge_type] = self._rows(entry["data"], arrays, csc.num_edges)
 
     def _ids(self, name: str | None, size: int, limit: int) -> Tensor | None:
@@ -176,14 +179,14 @@ class Part:
 
     def _rows(self, names: Mapping[str, str], arrays: Mapping[str, ArraySpec], num_rows: int) -> dict[str, Tensor]:
         if list(names) != list(arrays):
-            raise KeyError(f"arrays {list(names)}, the schema has {list(arrays)}")
+            raise Malformed(f"it has arrays {list(names)}, the schema {list(arrays)}")
         return {
             name: self._array(names[name], [num_rows, *spec.row_shape], spec.dtype) for name, spec in arrays.items()
         }
 
     def _array(self, name: str, shape: list[int] | None, dtype: torch.dtype | None = None) -> Tensor:
         if not isinstance(name, str) or not name.startswith(self._prefix):
-            raise ValueError(f"part {self.index} names {name!r}, which is not a file of {self._prefix}")
+            raise ValueError(f"{self._manifest} names {name!r}, which is not a file of {self._prefix}")
         rows = self._reader.array(name, dtype, shape)
         if dtype is None and rows.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{self._reader.path(name)} holds {rows.dtype}, expected int32 or int64 ids")

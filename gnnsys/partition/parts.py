@@ -15,7 +15,7 @@ from gnnsys.graph.arrays import ArrayReader
 from gnnsys.graph.manifest import MANIFEST, read_manifest
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import Fingerprints
-from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema
+from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Malformed, Schema
 from gnnsys.partition.merge import merge_parts
 from gnnsys.partition.part import Part
 
@@ -82,8 +82,8 @@ class Parts:
         if index not in self._parts:
             try:
                 self._parts[index] = Part(self, index, self._entries[index], self._reader)
-            except (KeyError, TypeError, AttributeError, IndexError) as error:
-                raise ValueError(f"{self.path / MANIFEST} is malformed: part {index}: {error!r}") from error
+            except (Malformed, KeyError, TypeError, AttributeError, IndexError) as error:
+                raise ValueError(f"{self.path / MANIFEST} is malformed: part {index}: {error}") from error
         return self._parts[index]
 
     def merge(self) -> Graph:

@@ -26,7 +26,7 @@ from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import fingerprint_graph
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, part_folder
 from gnnsys.partition.pieces import Meter, Progress, column_pieces, row_pieces, take
-from gnnsys.partition.relabel import INT32_END, Relabelling, first_edges, id_dtype, relabel
+from gnnsys.partition.relabel import Relabelling, first_edges, id_dtype, relabel
 
 
 def write_parts(
@@ -113,7 +113,7 @@ class _PartWriter:
                 own, names = self._own[src], self._labels.global_ids[src]
                 mark_halo(self._graph.csc(edge_type), frontier[dst], names, own, bits[src])
             for t in self._graph.node_types:
-                halo = collect_halo(bits[t], self._halo[t], wide=self._graph.num_nodes(t) >= INT32_END)
+                halo = collect_halo(bits[t], self._halo[t], wide=ids[t].dtype == torch.int64)
                 self._halo[t].append(halo)
                 frontier[t] = gather_rows(ids[t], halo.ids)
                 if hop < halo_hops:
@@ -135,19 +135,19 @@ class _PartWriter:
     def _write_nodes(self, node_type: NodeType, arrays: ArrayWriter) -> dict[str, Any]:
         own, halo = self._own[node_type], self._halo[node_type]
         core = self._columns[node_type][: len(own)]
-        data = {}
-        for name, rows in self._graph.node_data[node_type].items():
-            with arrays.stream(rows.dtype, (len(own), *rows.shape[1:])) as stream:
-                for first, end in row_pieces(rows, len(own)):
-                    self._append(stream, take(rows, core[first:end]))
-            data[name] = stream.name
-        return {
+        entry: dict[str, Any] = {
             "num_core": len(own),
             "num_halo": [hop.ids.numel() for hop in halo],
             "halo": arrays.add(torch.cat([hop.ids for hop in halo])),
             "original_ids": arrays.add(self._columns[node_type]),
-            "data": data,
+            "data": {},
         }
+        for name, rows in self._graph.node_data[node_type].items():
+            with arrays.stream(rows.dtype, (len(own), *rows.shape[1:])) as stream:
+                for first, end in row_pieces(rows, len(own)):
+                    self._append(stream, take(rows, core[first:end]))
+            entry["data"][name] = stream.name
+        return entry
 
     def _write_edges(self, edge_type: EdgeType, arrays: ArrayWriter) -> dict[str, Any]:
         csc, columns = self._graph.csc(edge_type), self._columns[edge_type[2]]

@@ -149,6 +149,13 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_numbers_as_keys_of_info_come_back_as_text(tmp_path):
+    graph = sbm(300)
+    graph.info["names"] = {9: "nine", 10: "ten"}
+    save(graph, tmp_path / "graph")
+    assert load(tmp_path / "graph").info["names"] == {"9": "nine", "10": "ten"}
+
+
 def test_a_save_killed_half_way_never_looks_like_a_graph(tmp_path):
     """The process ends, without any clean-up, while the second array is being written."""
     program = """

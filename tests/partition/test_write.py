@@ -11,10 +11,10 @@ from itertools import chain
 import pytest
 import torch
 
-from gnnsys.graph import NODE, Graph, load, rmat, save
+from gnnsys.graph import NODE, Graph, arrays, load, rmat, save
 from gnnsys.ops import CSC, sample_neighbors
-from gnnsys.partition import Assignment, open_parts, verify_parts, write_parts
-from tests.partition.part_graphs import CASES, SHAPES, homogeneous, random_assignment
+from gnnsys.partition import Assignment, open_parts, pieces, relabel, verify_parts, write_parts
+from tests.partition.part_graphs import CASES, SHAPES, assert_same_graph, homogeneous, random_assignment
 
 
 class Oracle:
@@ -112,6 +112,34 @@ def check_part(part, index, oracle, hops) -> None:
         assert part.global_edge_ids(positions, t).tolist() == expected
         for name, rows in graph.edge_data[t].items():
             assert torch.equal(part.edge_data[t][name], rows[ids])
+
+
+@pytest.mark.parametrize("case", ["int64", "edges in order", "typed", "random 7"])
+def test_pieces_of_any_size_make_the_same_parts(case, tmp_path, monkeypatch):
+    graph = CASES[case]()
+    assignment = random_assignment(graph, 3, 2)
+    write_parts(graph, assignment, tmp_path / "whole", halo_hops=2)
+    monkeypatch.setattr(pieces, "PIECE_EDGES", 7)
+    monkeypatch.setattr(pieces, "PIECE_COLUMNS", 3)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 40)
+    write_parts(graph, assignment, tmp_path / "pieces", halo_hops=2)
+    for file in (path for path in (tmp_path / "whole").rglob("*") if path.is_file()):
+        assert file.read_bytes() == (tmp_path / "pieces" / file.relative_to(tmp_path / "whole")).read_bytes()
+    assert verify_parts(tmp_path / "pieces", graph).problems == []
+    assert_same_graph(open_parts(tmp_path / "pieces").merge(), graph)
+
+
+@pytest.mark.parametrize("case", ["int64", "edges in order", "typed"])
+def test_ids_too_large_for_32_bits_are_stored_in_64(case, tmp_path, monkeypatch):
+    """The limit is lowered, since no test has 2^31 nodes."""
+    monkeypatch.setattr(relabel, "INT32_END", 9)
+    graph = CASES[case]()
+    write_parts(graph, random_assignment(graph, 3, 1), tmp_path / "parts", halo_hops=2)
+    parts = open_parts(tmp_path / "parts")
+    widest = graph.node_types[0]
+    assert parts.part(0).halo(widest).dtype == parts.part(0).original_ids(widest).dtype == torch.int64
+    assert verify_parts(tmp_path / "parts", graph).problems == []
+    assert_same_graph(parts.merge(), graph)
 
 
 @pytest.mark.parametrize("case", ["int64", "multi-edges", "isolated nodes", "typed", "random 8"])

@@ -1,0 +1,113 @@
+"""Cut a graph into parts on disk, one per machine, balanced in every respect you name.
+
+SOURCE is a dataset's name (cora, rmat-1m, sbm-100k:num_classes=4), a saved graph, or a file of edges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gnnsys.graph import Graph
+    from gnnsys.partition import Partitioned
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a dataset's name, a saved graph, or a file of edges")
+    parser.add_argument("--parts", type=int, required=True, metavar="P", help="parts, one per machine")
+    parser.add_argument("--trainers-per-part", type=int, default=1, metavar="T", help="subparts of each part (1)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="the directory to write, whole or not at all"
+    )
+    parser.add_argument(
+        "--balance",
+        metavar="NAMES",
+        help="what to even out beside nodes, separated by commas: edges, train, val, test, ntype, etype, or none "
+        "(default: edges, train where there is a split, ntype where there are several)",
+    )
+    parser.add_argument(
+        "--method",
+        default="multilevel",
+        metavar="NAME",
+        help="multilevel (default), metis, random, chunk, assignment=FILE",
+    )
+    parser.add_argument(
+        "--objective",
+        default="cut",
+        metavar="NAME",
+        help="cut (default): few edges between parts; communication: few rows "
+        "between parts, and as many for each of them",
+    )
+    parser.add_argument(
+        "--imbalance", type=float, default=0.05, metavar="X", help="how far above the average a subpart may be (0.05)"
+    )
+    parser.add_argument(
+        "--halo-hops", type=int, default=1, metavar="K", help="hops whose in-edges a part can resolve itself (1)"
+    )
+    parser.add_argument("--no-edge-ids", action="store_true", help="do not keep the numbers of the source's edges")
+    parser.add_argument(
+        "--columns", metavar="NAMES", help="names of a table's columns, separated by commas: src,dst,weight"
+    )
+    parser.add_argument("--num-nodes", type=int, metavar="N", help="nodes, where the last ones have no edge")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="another partition of the same quality (0)")
+    parser.add_argument("--overwrite", action="store_true", help="replace parts that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    from gnnsys.partition import partition_graph
+
+    start = time.perf_counter()
+    graph = read_source(args)
+    read = time.perf_counter() - start
+    print(f"{graph}, read in {read:.1f} s")
+    done = partition_graph(
+        graph,
+        args.parts,
+        args.out,
+        trainers_per_part=args.trainers_per_part,
+        method=args.method,
+        objective=args.objective,
+        balance=balance_names(args.balance),
+        imbalance=args.imbalance,
+        seed=args.seed,
+        halo_hops=args.halo_hops,
+        edge_ids=not args.no_edge_ids,
+        overwrite=args.overwrite,
+    )
+    print(summary(done, args))
+    for line in done.assigned.shortfalls:
+        print(f"gnnsys partition: not reached: {line}", file=sys.stderr)
+    return 0
+
+
+def read_source(args: argparse.Namespace) -> Graph:
+    from gnnsys.graph import dataset, load
+
+    if not Path(args.source).exists():
+        return dataset(args.source)
+    columns = args.columns.split(",") if args.columns else None
+    return load(args.source, columns=columns, num_nodes=args.num_nodes)
+
+
+def balance_names(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    return [] if text == "none" else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def summary(done: Partitioned, args: argparse.Namespace) -> str:
+    assigned = done.assigned
+    share = 100 / max(assigned.num_edges, 1)
+    lines = [f"{'edges between parts':<24}{assigned.part_cut:>14,}{assigned.part_cut * share:>9.2f} %"]
+    if args.trainers_per_part > 1:
+        lines.append(f"{'edges between subparts':<24}{assigned.cut:>14,}{assigned.cut * share:>9.2f} %")
+    for balance in assigned.balances:
+        mark = "" if balance.met else "  over the limit"
+        lines.append(f"{balance.name:<24}{balance.total:>14,}{balance.ratio:>9.3f} of the average, at most{mark}")
+    seconds = ", ".join(f"{what} {value:.1f} s" for what, value in done.seconds.items())
+    lines += [seconds, f"written to {done.path}; look at it with: gnnsys inspect {done.path}"]
+    return "\n".join(lines)

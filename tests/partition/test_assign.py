@@ -1,0 +1,196 @@
+"""Assigning parts: balance, cuts against METIS, methods, grouping, and graphs of every odd kind."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from gnnsys.graph import Graph, dataset, rmat, sbm, typed
+from gnnsys.graph.datasets import available
+from gnnsys.partition import Options, assign_parts
+from gnnsys.partition.assign import split_parts
+from gnnsys.partition.coalesce import coalesce
+from gnnsys.partition.constraints import constraints_of
+
+HOMO = ("node", "to", "node")
+
+
+def odd_graph(kind: str, seed: int = 0) -> Graph:
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "empty":
+        return Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 0)
+    if kind == "one node":
+        return Graph.from_edge_index(torch.tensor([[0], [0]]), 1)
+    if kind == "no edges":
+        return Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), 50)
+    if kind == "loops and repeats":
+        return Graph.from_edge_index(torch.randint(0, 5, (2, 200), generator=generator), 9)
+    if kind == "star":
+        return Graph.from_edge_index(torch.stack([torch.zeros(99, dtype=torch.int64), torch.arange(1, 100)]), 100)
+    if kind == "islands":
+        pairs = torch.arange(60).view(2, 30)
+        return Graph.from_edge_index(pairs, 60)
+    edges = {
+        ("a", "to", "b"): torch.stack(
+            [torch.randint(0, 40, (90,), generator=generator), torch.randint(0, 25, (90,), generator=generator)]
+        ),
+        ("b", "to", "b"): torch.empty(2, 0, dtype=torch.int64),
+    }
+    return Graph.from_edge_indices(edges, {"a": 40, "b": 25, "alone": 7, "nobody": 0})
+
+
+KINDS = ["empty", "one node", "no edges", "loops and repeats", "star", "islands", "types"]
+
+
+@pytest.mark.parametrize("parts,trainers", [(1, 1), (3, 1), (2, 3), (70, 2)])
+@pytest.mark.parametrize("method", ["multilevel", "metis", "random", "chunk"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_node_gets_one_subpart_whatever_the_graph(kind, method, parts, trainers):
+    graph = odd_graph(kind)
+    assigned = assign_parts(graph, parts, trainers, options=Options(method=method))
+    assigned.assignment.check(graph)
+    cut = part_cut = 0
+    for edge_type in graph.edge_types:
+        src, dst = graph.edge_index(edge_type)
+        a, b = assigned.assignment.subpart[edge_type[0]][src], assigned.assignment.subpart[edge_type[2]][dst]
+        cut += int((a != b).sum())
+        part_cut += int((a // trainers != b // trainers).sum())
+    assert (assigned.cut, assigned.part_cut) == (cut, part_cut)
+    if method == "multilevel":
+        nodes = assigned.balances[0]
+        assert nodes.name == "nodes" and nodes.heaviest <= max(
+            -(-nodes.total // (parts * trainers)), 1.05 * nodes.total / (parts * trainers)
+        )
+
+
+def test_every_constraint_ends_within_its_limit_on_a_typed_graph_with_clustered_train_nodes():
+    graph = typed(6400)
+    assigned = assign_parts(graph, 4, options=Options(balance=["train", "edges", "ntype", "etype"]))
+    assert {b.name for b in assigned.balances} >= {"nodes", "train", "edges", "ntype:paper", "ntype:author"}
+    assert not assigned.shortfalls, assigned.shortfalls
+    assert max(b.ratio for b in assigned.balances) <= 1.05
+
+
+def test_a_constraint_that_cannot_be_met_is_named_with_the_reason():
+    graph = odd_graph("star")
+    graph = Graph.from_edge_index(graph.edge_index().flip(0), 100)  # one node has all in-edges
+    assigned = assign_parts(graph, 4, options=Options(balance=["edges"]))
+    (line,) = assigned.shortfalls
+    assert line.startswith("edges:") and "one node has 99 of 99" in line
+
+
+def test_counts_that_cannot_be_divided_are_named():
+    graph = sbm(1000, num_classes=4)
+    graph.set_node_data("train_mask", torch.arange(1000) < 5)
+    assigned = assign_parts(graph, 4, options=Options(balance=["train"]))
+    (line,) = assigned.shortfalls
+    assert line.startswith("train:") and "5 cannot be divided more evenly among 4 parts" in line
+
+
+def test_the_result_is_a_function_of_graph_and_seed_on_any_number_of_threads():
+    graph = rmat(3000, 40_000)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            found.append(assign_parts(graph, 6).assignment.subpart["node"])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], assign_parts(graph, 6, options=Options(seed=1)).assignment.subpart["node"])
+
+
+@pytest.mark.parametrize("name", ["cora", "coauthor_cs"])
+def test_the_cut_of_a_real_graph_is_within_five_percent_of_metis(name):
+    if name not in available():
+        pytest.skip(f"{name} is not there: GNNSYS_DATA names the folder of real graphs")
+    graph = dataset(name)
+    ours = assign_parts(graph, 8, options=Options(balance=["edges"]))
+    peer = assign_parts(graph, 8, options=Options(balance=["edges"], method="metis"))
+    assert ours.cut <= 1.05 * peer.cut and not ours.shortfalls
+
+
+def test_planted_communities_are_found():
+    graph = sbm(8000, num_classes=4, homophily=0.95, num_features=1)
+    assigned = assign_parts(graph, 4, options=Options(balance=[]))
+    label, part = graph.node_data["node"]["y"], assigned.assignment.subpart["node"]
+    table = torch.zeros(4, 4).index_put_((label, part.long()), torch.ones(8000), accumulate=True)
+    assert float(table.max(1).values.sum()) / 8000 > 0.95
+
+
+def test_subparts_of_a_machine_are_the_most_connected_ones():
+    generator = torch.Generator().manual_seed(0)
+    ties = torch.randint(0, 100, (6, 6), generator=generator)
+    ties = ties + ties.T
+    number = coalesce(ties, 2)
+    groups = [tuple(torch.nonzero(number // 2 == g).view(-1).tolist()) for g in range(3)]
+    ours = sum(int(ties[a, b]) for a, b in groups)
+    best = max(
+        sum(int(ties[order[2 * i], order[2 * i + 1]]) for i in range(3)) for order in itertools.permutations(range(6))
+    )
+    assert ours == best
+
+
+def test_grouping_costs_the_machines_little():
+    """Subparts grouped afterwards against parts found directly, on communities that both can see."""
+    graph = sbm(10_000, num_classes=8, homophily=0.8, num_features=1)
+    grouped = assign_parts(graph, 4, 2)
+    direct = assign_parts(graph, 4)
+    assert grouped.part_cut <= 1.15 * direct.part_cut
+
+
+def test_an_assignment_comes_from_a_file_and_is_split_for_trainers(tmp_path):
+    graph = odd_graph("islands")
+    part = torch.arange(60) % 3
+    np.save(tmp_path / "part.npy", part.numpy())
+    (tmp_path / "part.txt").write_text("\n".join(map(str, part.tolist())))
+    for name in ("part.npy", "part.txt"):
+        assigned = assign_parts(graph, 3, 2, options=Options(method=f"assignment={tmp_path / name}"))
+        subpart = assigned.assignment.subpart["node"]
+        assert torch.equal(subpart // 2, part.int())
+        assert torch.bincount(subpart).tolist() == [10] * 6
+
+
+@pytest.mark.parametrize(
+    "values,message", [([0, 1, 5], "parts in"), ([0, 1], "assigns 2 nodes"), ([0.5, 1, 1], "must hold integers")]
+)
+def test_a_wrong_assignment_file_is_refused(tmp_path, values, message):
+    np.save(tmp_path / "part.npy", np.array(values))
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3)
+    with pytest.raises(ValueError, match=message):
+        assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npy'}"))
+
+
+def test_parts_are_split_in_their_order():
+    part = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.int32)
+    assert split_parts(part, 2, 2).tolist() == [2, 0, 2, 3, 1, 3]
+
+
+def test_constraints_weigh_what_their_names_say():
+    graph = typed(400)
+    constraints = constraints_of(graph, ["train", "etype", "ntype", "edges"])
+    sums = dict(zip(constraints.names, constraints.weights.sum(0).tolist()))
+    assert sums["nodes"] == sum(graph.num_nodes(t) for t in graph.node_types)
+    assert sums["train"] == int(graph.node_data["paper"]["train_mask"].sum())
+    assert sums["ntype:author"] == graph.num_nodes("author")
+    assert sums["etype:author|writes|paper"] == graph.num_edges(("author", "writes", "paper"))
+    assert sums["edges"] == sum(graph.num_edges(t) for t in graph.edge_types)
+
+
+@pytest.mark.parametrize(
+    "call,message",
+    [
+        (lambda g: Options(method="kmeans"), "method must be one of"),
+        (lambda g: Options(objective="speed"), "objective must be one of"),
+        (lambda g: Options(imbalance=-0.1), "imbalance"),
+        (lambda g: assign_parts(g, 0), "at least 1"),
+        (lambda g: assign_parts(g, 2, options=Options(balance=["colour"])), "balance 'colour'"),
+        (lambda g: assign_parts(g, 2, options=Options(balance=["train"])), "train_mask"),
+        (lambda g: assign_parts(g, 2, options=Options(method="assignment=/nowhere.npy")), "does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(odd_graph("islands"))
