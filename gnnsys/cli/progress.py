@@ -31,24 +31,24 @@ class Progress:
         self._is_terminal = self._stream.isatty()
         self._done, self._note = 0, ""
         self._start = time.perf_counter()
-        self._drawn_at, self._drawn_done = -1.0, -1
+        self._drawn_at, self._drawn_done, self._drawn_total = -1.0, -1, total
 
     @classmethod
     def reported(cls, label: str, stream: TextIO | None = None, *, patience: float = 1.0) -> Progress:
-        """For what reports its own progress: `with Progress.reported("verify") as p: verify_parts(path, progress=p)`."""
+        """For what reports its own: `with Progress.reported("verify") as bar: verify_parts(path, progress=bar)`."""
         return cls(1, label, stream, patience=patience)
 
     def __call__(self, done: int, total: int, what: str) -> None:
         """`done` of `total`, whatever they count, while doing `what`; a new total begins a new stage."""
         total = max(total, 1)
-        restarts = total != self._total or done < self._done
         self._done, self._total, self._note = min(done, total), total, what
         since = time.perf_counter() - self._drawn_at
         if self._is_terminal:
             due = since >= REDRAW_SECONDS
         else:
-            moved = restarts or self._drawn_done < 0 or self._done - self._drawn_done >= LOG_SHARE * total
-            due = since >= LOG_SECONDS and moved
+            restarted = total != self._drawn_total or self._done < self._drawn_done or self._drawn_done < 0
+            moved = self._done - self._drawn_done >= LOG_SHARE * total
+            due = since >= LOG_SECONDS and (restarted or moved)
         if due:
             self._draw()
 
@@ -56,7 +56,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
-        if self._drawn_done != self._done:
+        if (self._drawn_done, self._drawn_total) != (self._done, self._total):
             self._draw()
         if self._is_terminal and self._drawn_done >= 0:
             self._stream.write("\n")
@@ -76,7 +76,7 @@ class Progress:
         now = time.perf_counter()
         if now - self._start < self._patience:
             return
-        self._drawn_at, self._drawn_done = now, self._done
+        self._drawn_at, self._drawn_done, self._drawn_total = now, self._done, self._total
         filled = WIDTH * self._done // self._total
         bar = "#" * filled + "." * (WIDTH - filled)
         seconds = self._drawn_at - self._start

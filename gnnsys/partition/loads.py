@@ -109,9 +109,10 @@ def _asked(parts: Parts) -> tuple[dict[str, float | None], list[str]]:
         name, allowed = entry, asked["nodes"]
         if isinstance(entry, dict):
             name, allowed = entry.get("name"), _number(entry.get("allowed"))
-        names = [label for label in known if label == name or (name in ("ntype", "etype") and _kind(label) == name)]
+        each = name in ("ntype", "etype")  # one constraint per type, which a graph without types has none of
+        names = [label for label in known if label == name or (each and _kind(label) == name)]
         asked |= dict.fromkeys(names, allowed)
-        if not names:
+        if not names and not each:
             notes.append(f"the manifest records a balance of {name!r}, which these parts have nothing to count by")
     return asked, notes
 

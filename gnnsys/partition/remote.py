@@ -122,6 +122,9 @@ def _batch(
         for other in map(parts.part, range(parts.num_parts)):
             own = {t: parts.book.part_range(other.index, t) for t in misses}
             here = {t: found[t][own[t].start : own[t].stop] for t in misses}
+            if not any(bool(chance.any()) for chance in here.values()):
+                meter.advance(sum(len(parts.book.part_range(other.index, t)) for t in parts.schema.edge_types), what)
+                continue
             for t, log in _log_misses(parts, other, here, fanout, meter, what).items():
                 misses[t][own[t].start : own[t].stop] += log[: len(own[t])]
                 misses[t].index_add_(0, _first_hop(other, t), log[len(own[t]) :])

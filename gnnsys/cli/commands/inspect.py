@@ -1,6 +1,6 @@
 """Show what is in a directory of parts, and prove that it is the graph it was made of.
 
-One table: nodes, edges, halo, cut, traffic, bytes, balance of each constraint, expected remote share of a sampled batch.
+One table: nodes, edges, halo, cut, traffic, bytes, balance of each constraint, remote share of a sampled batch.
 """
 
 from __future__ import annotations
