@@ -48,7 +48,7 @@ class Effort:
             return cls(coarsest=coarsest, shrink=4, tries=4, work=2, cycles=1)
         if num_entries < 30_000_000:
             return cls(coarsest=coarsest, shrink=8, tries=4, work=1, cycles=0)
-        return cls(coarsest=coarsest, shrink=8, tries=4, work=0.3, cycles=0)
+        return cls(coarsest=coarsest, shrink=16, tries=4, work=0.3, cycles=0, rounds=2)
 
 
 def multilevel(
