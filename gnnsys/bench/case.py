@@ -26,11 +26,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Unit:
-    """How a figure is read. A rate divides `work` by the time; anything else is a cost, and less of it is better."""
+    """How a figure is read. A rate divides `work` by the time; anything else is a cost, and less of it is better.
+
+    A "value" is what a side returns, such as the cut of a partition; the others are measured around the call.
+    """
 
     name: str
     work: float | None = None
-    kind: Literal["time", "rate", "memory"] = "time"
+    kind: Literal["time", "rate", "memory", "value"] = "time"
 
     @property
     def more_is_better(self) -> bool:
@@ -41,7 +44,7 @@ class Unit:
         if self.kind == "rate":
             assert self.work is not None
             return self.work / measured
-        return measured * 1e3 if self.kind == "time" else measured / 1e6
+        return {"time": measured * 1e3, "memory": measured / 1e6}.get(self.kind, measured)
 
     def ratio(self, ours: float, peer: float) -> float:
         """How many times better ours is: bigger is always better for us."""
@@ -55,6 +58,11 @@ def milliseconds() -> Unit:
 
 def megabytes() -> Unit:
     return Unit("MB", kind="memory")
+
+
+def value(name: str) -> Unit:
+    """What the sides return, less being better."""
+    return Unit(name, kind="value")
 
 
 def rate(name: str, work: float) -> Unit:

@@ -44,7 +44,7 @@ def measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
 
 
 def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds) -> dict[str, list[float]]:
-    probe = peak_extra_bytes if case.unit.kind == "memory" else seconds_of
+    probe = {"memory": peak_extra_bytes, "value": returned_value}.get(case.unit.kind, seconds_of)
     least, most = (case.repeats, case.repeats) if case.repeats else (rounds.least, rounds.most)
     samples: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()
@@ -82,6 +82,10 @@ def seconds_of(call: Callable[[], Any]) -> float:
     elapsed = time.perf_counter() - start
     del result  # freed outside the measurement
     return elapsed
+
+
+def returned_value(call: Callable[[], Any]) -> float:
+    return float(call())
 
 
 def peak_extra_bytes(call: Callable[[], Any]) -> float:

@@ -17,6 +17,7 @@ import torch
 PEERS = {  # name in the report -> (module, distribution)
     "dgl": ("dgl", "dgl"),
     "pyg": ("torch_geometric", "torch-geometric"),
+    "pymetis": ("pymetis", "pymetis"),
     "pyg-lib": ("pyg_lib", "pyg-lib"),
     "torch-sparse": ("torch_sparse", "torch-sparse"),
 }

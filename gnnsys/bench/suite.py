@@ -16,7 +16,7 @@ from gnnsys.bench.measure import Rounds, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
-SUITES = ("ops", "loader")
+SUITES = ("ops", "loader", "partition")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,102 @@
+"""`gnnsys partition` as a user types it: sources, options, what is printed, what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gnnsys.cli import main
+from gnnsys.graph import dataset, load, save
+from gnnsys.partition import open_parts, verify_parts
+
+
+def test_a_generated_graph_is_partitioned_and_comes_back_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "parts"
+    name = "sbm-2k:num_classes=4"
+    assert (
+        main(
+            [
+                "partition",
+                name,
+                "--parts",
+                "2",
+                "--trainers-per-part",
+                "2",
+                "--balance",
+                "train,edges",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "edges between parts" in shown and "edges between subparts" in shown and "train" in shown
+    assert verify_parts(out, against=dataset(name)).ok
+    parts = open_parts(out)
+    assert (parts.num_parts, parts.trainers_per_part) == (2, 2)
+    assert parts.info["method"] == "multilevel"
+    assert {b["name"] for b in parts.info["balance"]} == {"nodes", "train", "edges"}
+    assert all(b["ratio"] <= 1.05 for b in parts.info["balance"])
+
+
+def test_a_typed_graph_is_balanced_by_type_without_being_asked(tmp_path: Path):
+    out = tmp_path / "parts"
+    assert main(["partition", "typed-2k", "--parts", "2", "--out", str(out)]) == 0
+    names = [b["name"] for b in open_parts(out).info["balance"]]
+    assert names == ["nodes", "edges", "train", "ntype:paper", "ntype:author", "ntype:institution"]
+
+
+def test_a_saved_graph_and_a_file_of_edges_are_sources(tmp_path: Path):
+    graph = dataset("sbm-1k:num_features=2")
+    save(graph, tmp_path / "saved")
+    src, dst = graph.edge_index()
+    lines = [f"{a},{b},{i}" for i, (a, b) in enumerate(zip(src.tolist(), dst.tolist()))]
+    (tmp_path / "edges.csv").write_text("\n".join(lines))
+    assert main(["partition", str(tmp_path / "saved"), "--parts", "3", "--out", str(tmp_path / "a")]) == 0
+    given = ["--columns", "src,dst,weight", "--num-nodes", "1000"]
+    assert main(["partition", str(tmp_path / "edges.csv"), "--parts", "3", "--out", str(tmp_path / "b"), *given]) == 0
+    assert verify_parts(tmp_path / "a", against=graph).ok
+    source = load(tmp_path / "edges.csv", columns=["src", "dst", "weight"], num_nodes=1000)
+    assert verify_parts(tmp_path / "b", against=source).ok
+    assert torch.equal(open_parts(tmp_path / "b").merge().edge_index(), graph.edge_index())
+
+
+@pytest.mark.parametrize("method", ["metis", "random", "chunk"])
+def test_other_methods_remain(tmp_path: Path, method: str):
+    assert main(["partition", "sbm-1k", "--parts", "4", "--method", method, "--out", str(tmp_path / "p")]) == 0
+    assert open_parts(tmp_path / "p").info["method"] == method
+
+
+def test_what_could_not_be_balanced_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "star.txt").write_text("\n".join(f"{i} 0" for i in range(1, 50)))
+    assert main(["partition", str(tmp_path / "star.txt"), "--parts", "4", "--out", str(tmp_path / "p")]) == 0
+    shown = capsys.readouterr()
+    assert "over the limit" in shown.out
+    assert "not reached: edges:" in shown.err and "one node has 49 of 49" in shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["sbm-1k", "--parts", "0"], "at least 1"),
+        (["sbm-1k", "--parts", "2", "--balance", "colour"], "balance 'colour'"),
+        (["sbm-1k", "--parts", "2", "--method", "magic"], "method must be one of"),
+        (["no-such-graph", "--parts", "2"], "dataset 'no-such-graph' is not there"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_leave_nothing(tmp_path: Path, capsys, arguments, message):
+    assert main(["partition", *arguments, "--out", str(tmp_path / "p")]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and len(shown.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_that_are_there_are_kept_unless_told(tmp_path: Path, capsys):
+    out = str(tmp_path / "p")
+    assert main(["partition", "sbm-1k", "--parts", "2", "--out", out]) == 0
+    assert main(["partition", "sbm-1k", "--parts", "3", "--out", out]) == 2
+    assert "exists" in capsys.readouterr().err
+    assert open_parts(out).num_parts == 2
+    assert main(["partition", "sbm-1k", "--parts", "3", "--out", out, "--overwrite"]) == 0
+    assert open_parts(out).num_parts == 3
