@@ -63,7 +63,7 @@ def multilevel(
 ) -> tuple[Tensor, Refined]:
     """The part of every node, int32, within `limits` int64 [num_constraints] wherever that can be found."""
     effort = effort or Effort.for_size(finest.num_entries, num_parts)
-    run = _Run(num_parts, limits, effort, progress or (lambda done, total, what: None))
+    run = _Run(num_parts, limits, effort, _Steps(progress, finest.num_nodes, 1 + effort.cycles))
     if num_parts == 1 or finest.num_nodes == 0:
         part = torch.zeros(finest.num_nodes, dtype=torch.int32)
         return part, refine(finest, part, num_parts, limits, passes=0)
@@ -80,17 +80,42 @@ def multilevel(
     return part, result
 
 
+class _Steps:
+    """Tells how far along the work is, in percent: coarsening and refining are half of a cycle each, by nodes."""
+
+    def __init__(self, progress: Progress | None, num_nodes: int, num_cycles: int) -> None:
+        self._progress, self._num_nodes, self._num_cycles = progress, num_nodes, num_cycles
+        self._cycle = 0
+
+    def coarsening(self, num_nodes: int) -> None:
+        self._tell(0.5 - 0.5 * num_nodes / self._num_nodes, f"coarsening {num_nodes:,} nodes")
+
+    def partitioning(self, num_nodes: int) -> None:
+        self._tell(0.5, f"partitioning {num_nodes:,} nodes")
+
+    def refining(self, num_nodes: int) -> None:
+        self._tell(0.5, f"refining {num_nodes:,} nodes")
+
+    def end_cycle(self) -> None:
+        self._cycle += 1
+        self._tell(0, "refined")
+
+    def _tell(self, share: float, what: str) -> None:
+        if self._progress is not None:
+            self._progress(int(100 * (self._cycle + share) / self._num_cycles), 100, what)
+
+
 class _Run:
     """One call's settings, and the steps made with them."""
 
-    def __init__(self, num_parts: int, limits: Tensor, effort: Effort, progress: Progress) -> None:
-        self._num_parts, self._limits, self._effort, self._progress = num_parts, limits, effort, progress
+    def __init__(self, num_parts: int, limits: Tensor, effort: Effort, steps: _Steps) -> None:
+        self._num_parts, self._limits, self._effort, self._steps = num_parts, limits, effort, steps
 
     def coarsen(self, stack: LevelStack, part: Tensor | None, seed: int) -> Tensor | None:
         """Adds levels to the stack. Clusters do not cross `part`, where given; returns what it is on the coarsest."""
         while stack.coarsest.num_nodes > self._effort.coarsest:
             level = stack.coarsest
-            self._progress(0, 1, f"coarsening {level.num_nodes:,} nodes")
+            self._steps.coarsening(level.num_nodes)
             key = 1000 * seed + len(stack)
             clusters, count = cluster(
                 level, self._cluster_limits(level), part=part, rounds=self._effort.rounds, key=key
@@ -106,7 +131,7 @@ class _Run:
         """The best of several partitions that METIS makes of the coarsest level, each refined."""
         best: tuple[float, int, Tensor] | None = None
         for i in range(self._effort.tries):
-            self._progress(i, self._effort.tries, f"partitioning {level.num_nodes:,} nodes")
+            self._steps.partitioning(level.num_nodes)
             part = metis(level, self._num_parts, recursive=i % 2 == 1, seed=seed + i + 1)
             refined = self._refine(level, part, seed + i)
             if best is None or (refined.excess, refined.cut) < best[:2]:
@@ -119,8 +144,9 @@ class _Run:
         refined = self._refine(stack.coarsest, part, seed)
         while len(stack) > 1:
             part = part[stack.pop().long()].contiguous()
-            self._progress(0, 1, f"refining {stack.coarsest.num_nodes:,} nodes")
+            self._steps.refining(stack.coarsest.num_nodes)
             refined = self._refine(stack.coarsest, part, seed)
+        self._steps.end_cycle()
         return part, refined
 
     def _refine(self, level: Level, part: Tensor, seed: int) -> Refined:

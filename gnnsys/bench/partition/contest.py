@@ -1,89 +1,124 @@
-"""One run of every partitioner on one graph, from which several rows are made: seconds, peak memory, cut, balance.
+"""One run of every partitioner on one graph, each in a process of its own, from which several rows are made.
 
 A partitioner may take a minute, so sides take turns and each turn yields all its figures at once; the row that asks
-first makes them run. Memory is the peak of the process above where it stood, with the input already there.
+first makes them run. Memory is the peak of the process above where it stood with the input in memory: nothing that
+another side left behind can serve as room, and a side that crashes is a row that failed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
+import json
 import statistics
-import time
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
-from gnnsys.bench.measure import peak_extra_bytes
-from gnnsys.bench.peers import set_threads
+from gnnsys.bench.partition.inputs import write_inputs
 from gnnsys.graph import Graph
 
-Partitioner = Callable[[], Tensor]  # the part of every node
+RECURSIVE, KWAY, VOLUME = "pymetis recursive", "pymetis k-way", "pymetis volume"
+METIS = (RECURSIVE, KWAY)
+DGL = "dgl"
+COMMUNICATION = "gnnsys communication"
+DEADLINE = 900  # seconds for one run of one side
 
 
 @dataclass(frozen=True)
 class Figures:
     """One partitioner's figures: medians of its turns; the partition is that of the last."""
 
+    side: str
     seconds: float
     peak_bytes: float
     part: Tensor
 
 
 class Contest:
-    """Runs `sides`, ours on all threads, in turns, when a figure is first asked for."""
+    """Runs `sides` on the graph in turns, when a figure is first asked for.
 
-    def __init__(self, sides: Callable[[], Mapping[str, Partitioner]], *, turns: int = 1, threads: int = 2) -> None:
-        self._make, self._turns, self._threads = sides, turns, threads
+    `balance` names what ours has to even out; METIS gets one weight per node, 1 + in-degree unless only nodes are
+    balanced, and DGL its own option for edges.
+    """
+
+    def __init__(
+        self,
+        graph: Callable[[], Graph],
+        sides: Sequence[str],
+        num_parts: int,
+        balance: Sequence[str],
+        *,
+        turns: int = 1,
+    ) -> None:
+        self.missing = missing(sides)
+        self._graph, self._num_parts, self._balance, self._turns = graph, num_parts, tuple(balance), turns
+        self._sides = [side for side in sides if side not in self.missing]
         self._figures: dict[str, Figures] | None = None
 
-    def figures(self, name: str) -> Figures:
+    def figures(self, side: str) -> Figures:
         if self._figures is None:
             self._figures = self._run()
-        return self._figures[name]
+        return self._figures[side]
 
     def case(
-        self,
-        name: str,
-        unit: str,
-        read: Callable[[Figures], float],
-        versus: tuple[Versus, ...],
-        missing: dict[str, str],
+        self, name: str, unit: str, read: Callable[[Figures], float], versus: tuple[Versus, ...], ours: str = OURS
     ) -> Case:
         """The row of one figure; `read` may raise to say that a partition does not count."""
 
         def sides() -> dict[str, Side]:
-            names = [OURS, *(p for v in versus for p in v.peers if p not in missing)]
-            return {n: Side(lambda n=n: read(self.figures(n)), self._threads) for n in names}  # type: ignore[misc]
+            names = [ours, *(p for v in versus for p in v.peers if p not in self.missing)]
+            return {n: Side(lambda n=n: read(self.figures(n))) for n in names}  # type: ignore[misc]
 
-        return Case(name, value(unit), sides, versus, repeats=1, missing=missing)
+        return Case(name, value(unit), sides, versus, ours=ours, repeats=1, missing=self.missing)
 
     def _run(self) -> dict[str, Figures]:
-        sides = self._make()
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+        found: dict[str, list[dict[str, float]]] = {side: [] for side in self._sides}
         parts: dict[str, Tensor] = {}
-        set_threads(self._threads)
-        for _ in range(self._turns):
-            for name, run in sides.items():
-                seconds = 0.0
-
-                def timed(name: str = name, run: Partitioner = run) -> None:
-                    nonlocal seconds
-                    with contextlib.redirect_stdout(io.StringIO()):  # DGL prints its own times
-                        start = time.perf_counter()
-                        parts[name] = run()
-                        seconds = time.perf_counter() - start
-
-                found[name].append((peak_extra_bytes(timed), seconds))
+        with tempfile.TemporaryDirectory() as folder:
+            write_inputs(
+                Path(folder),
+                self._graph(),
+                self._num_parts,
+                self._balance,
+                with_metis=bool({*self._sides} & {*METIS, VOLUME}),
+            )
+            for _ in range(self._turns):
+                for side in self._sides:
+                    found[side].append(_run_one(Path(folder), side))
+                    parts[side] = torch.from_numpy(np.load(Path(folder) / "part.npy"))
         return {
-            name: Figures(statistics.median(s for _, s in turns), statistics.median(b for b, _ in turns), parts[name])
-            for name, turns in found.items()
+            side: Figures(
+                side,
+                statistics.median(turn["seconds"] for turn in turns),
+                statistics.median(turn["peak_bytes"] for turn in turns),
+                parts[side],
+            )
+            for side, turns in found.items()
         }
+
+
+def _run_one(folder: Path, side: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "gnnsys.bench.partition.run_one", str(folder), side]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"{side} ended with {done.returncode}: {last}")
+    return json.loads((folder / "figures.json").read_text())
+
+
+def missing(sides: Sequence[str]) -> dict[str, str]:
+    """Sides whose package is not here, with the reason."""
+    reasons = peers.missing("pymetis", "dgl")
+    package = {RECURSIVE: "pymetis", KWAY: "pymetis", VOLUME: "pymetis", DGL: "dgl"}
+    return {side: reasons[package[side]] for side in sides if package.get(side) in reasons}
 
 
 def flat_edges(graph: Graph) -> tuple[Tensor, Tensor]:
@@ -115,40 +150,3 @@ def without_isolated(graph: Graph) -> Graph:
     used[edges.view(-1)] = True
     number = used.cumsum(0) - 1
     return Graph.from_edge_index(number[edges], int(used.sum()))
-
-
-def dgl_graph(graph: Graph) -> Any:
-    """A homogeneous graph as DGL's METIS stands it: with repeated edges or loops it corrupts the heap (DGL 1.1.3)."""
-    import dgl
-
-    csc = graph.csc()
-    made = dgl.graph((csc.indices.long(), csc.dst()), num_nodes=csc.num_dst)
-    return dgl.to_simple(dgl.remove_self_loop(made))
-
-
-@dataclass(frozen=True)
-class MetisInput:
-    """A graph as METIS wants it: symmetric, no loops, no repeated edges, in the integers that pymetis does not copy."""
-
-    xadj: np.ndarray
-    adjncy: np.ndarray
-
-    @classmethod
-    def of_edges(cls, src: Tensor, dst: Tensor, num_nodes: int) -> MetisInput:
-        import pymetis
-
-        other = src != dst
-        both = torch.cat([src[other] * num_nodes + dst[other], dst[other] * num_nodes + src[other]]).unique()
-        xadj = torch.zeros(num_nodes + 1, dtype=torch.int64)
-        xadj[1:] = torch.bincount(both // num_nodes, minlength=num_nodes).cumsum(0)
-        dtype = pymetis.zero_copy_dtype()
-        return cls(xadj.numpy().astype(dtype), (both % num_nodes).numpy().astype(dtype))
-
-    def partition(self, num_parts: int, weight: Tensor | None, *, recursive: bool, volume: bool = False) -> Tensor:
-        import pymetis
-
-        options = pymetis.Options(objtype=pymetis.ObjType.VOL) if volume else pymetis.Options()
-        weights = None if weight is None else weight.numpy().astype(pymetis.zero_copy_dtype())
-        adjacency = pymetis.CSRAdjacency(self.xadj, self.adjncy)
-        _, part = pymetis.part_graph(num_parts, adjacency, vweights=weights, recursive=recursive, options=options)
-        return torch.as_tensor(np.asarray(part))

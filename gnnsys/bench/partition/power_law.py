@@ -8,30 +8,17 @@ symmetric graph. A row counts only if ours is within 1.05 in nodes and in in-edg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Versus
-from gnnsys.bench.partition.contest import (
-    Contest,
-    Figures,
-    MetisInput,
-    Partitioner,
-    cut_share,
-    dgl_graph,
-    flat_edges,
-    imbalance_of,
-    without_isolated,
-)
+from gnnsys.bench.partition.contest import DGL, METIS, Contest, Figures, cut_share, imbalance_of, without_isolated
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.graph import Graph, rmat
-from gnnsys.partition import Options, assign_parts
 
 PARTS = 8
-METIS = ("pymetis recursive", "pymetis k-way")
-DGL = "dgl"
 ALLOWED = 1.05
 
 
@@ -43,82 +30,50 @@ def power_law(workload: Workload) -> Iterator[Case]:
 
 
 def _cases(name: str, num_nodes: int, num_edges: int, turns: int) -> Iterator[Case]:
-    graph = _Lazy(num_nodes, num_edges)
-    missing = _missing()
-    contest = Contest(lambda: _sides(graph.get(), missing, ["edges"]), turns=turns)
+    graph = cache(lambda: without_isolated(rmat(num_nodes, num_edges, seed=SEED)))
+    contest = Contest(graph, (OURS, *METIS, DGL), PARTS, ["edges"], turns=turns)
 
-    def counted(read: float, figures: Figures) -> float:
-        csc = graph.get().csc()
-        nodes = imbalance_of(torch.ones(csc.num_dst), figures.part, PARTS)
-        edges = imbalance_of(csc.in_degrees(), figures.part, PARTS)
-        if figures is contest.figures(OURS) and max(nodes, edges) > ALLOWED + 1e-9:
-            raise RuntimeError(f"ours is not balanced, so nothing counts: nodes {nodes:.3f}, in-edges {edges:.3f}")
-        return read
+    def nodes(figures: Figures) -> float:
+        return imbalance_of(torch.ones(graph().num_nodes()), figures.part, PARTS)
 
-    metis, dgl = Versus(METIS, 4.0), Versus((DGL,), 1.0)
-    yield contest.case(f"{name}/time", "s", lambda f: counted(f.seconds, f), (metis, dgl), missing)
-    yield contest.case(
-        f"{name}/memory", "MB", lambda f: counted(f.peak_bytes / 1e6, f), (Versus(METIS, 3.0), Versus((DGL,))), missing
-    )
-    cut = (Versus(METIS, 1 / 1.10), Versus((DGL,), 1.0))
-    yield contest.case(f"{name}/cut", "% of edges", lambda f: counted(cut_share(graph.get(), f.part), f), cut, missing)
-    for label, weight in (("nodes", lambda csc: torch.ones(csc.num_dst)), ("in-edges", lambda csc: csc.in_degrees())):
-        yield contest.case(
-            f"{name}/balance of {label}",
-            "heaviest/mean",
-            lambda f, weight=weight: imbalance_of(weight(graph.get().csc()), f.part, PARTS),  # type: ignore[misc]
-            (*(Versus((m,)) for m in METIS), Versus((DGL,))),
-            missing,
-        )
+    def in_edges(figures: Figures) -> float:
+        return imbalance_of(_in_degrees(graph()), figures.part, PARTS)
+
+    def counted(figure: float, figures: Figures) -> float:
+        if figures.side == OURS and max(nodes(figures), in_edges(figures)) > ALLOWED + 1e-9:
+            raise RuntimeError(
+                f"ours is not balanced, so nothing counts: {nodes(figures):.3f}, {in_edges(figures):.3f}"
+            )
+        return figure
+
+    def seconds(figures: Figures) -> float:
+        return counted(figures.seconds, figures)
+
+    def memory(figures: Figures) -> float:
+        return counted(figures.peak_bytes / 1e6, figures)
+
+    def cut(figures: Figures) -> float:
+        return counted(cut_share(graph(), figures.part), figures)
+
+    each = tuple(Versus((side,)) for side in (*METIS, DGL))
+    yield contest.case(f"{name}/time", "s", seconds, (Versus(METIS, 4.0), Versus((DGL,), 1.0)))
+    yield contest.case(f"{name}/memory", "MB", memory, (Versus(METIS, 3.0), Versus((DGL,))))
+    yield contest.case(f"{name}/cut", "% of edges", cut, (Versus(METIS, 1 / 1.10), Versus((DGL,), 1.0)))
+    yield contest.case(f"{name}/balance of nodes", "max/mean", nodes, each)
+    yield contest.case(f"{name}/balance of in-edges", "max/mean", in_edges, each)
 
 
 def _nodes_only(name: str, num_nodes: int, num_edges: int) -> Iterator[Case]:
     """The same with node counts alone to balance: hubs may gather in one part, and cuts are much smaller."""
-    graph = _Lazy(num_nodes, num_edges)
-    missing = _missing()
-    contest = Contest(lambda: _sides(graph.get(), missing, []))
-    versus = (Versus(METIS, 1 / 1.10), Versus((DGL,), 1.0))
-    yield contest.case(f"{name}/cut", "% of edges", lambda f: cut_share(graph.get(), f.part), versus, missing)
-    yield contest.case(f"{name}/time", "s", lambda f: f.seconds, (Versus(METIS), Versus((DGL,))), missing)
+    graph = cache(lambda: without_isolated(rmat(num_nodes, num_edges, seed=SEED)))
+    contest = Contest(graph, (OURS, *METIS, DGL), PARTS, [])
+
+    def cut(figures: Figures) -> float:
+        return cut_share(graph(), figures.part)
+
+    yield contest.case(f"{name}/cut", "% of edges", cut, (Versus(METIS, 1 / 1.10), Versus((DGL,), 1.0)))
+    yield contest.case(f"{name}/time", "s", lambda f: f.seconds, (Versus(METIS), Versus((DGL,))))
 
 
-def _sides(graph: Graph, missing: dict[str, str], balance: list[str]) -> dict[str, Partitioner]:
-    csc = graph.csc()
-    sides: dict[str, Partitioner] = {OURS: lambda: _ours(graph, balance)}
-    if METIS[0] not in missing:
-        given = MetisInput.of_edges(*flat_edges(graph), csc.num_dst)
-        weight = 1 + csc.in_degrees() if balance else None
-        sides[METIS[0]] = lambda: given.partition(PARTS, weight, recursive=True)
-        sides[METIS[1]] = lambda: given.partition(PARTS, weight, recursive=False)
-    if DGL not in missing:
-        import dgl
-
-        theirs = dgl_graph(graph)
-        sides[DGL] = lambda: dgl.partition.metis_partition_assignment(theirs, PARTS, balance_edges=bool(balance))
-    return sides
-
-
-def _ours(graph: Graph, balance: list[str]) -> Tensor:
-    return assign_parts(graph, PARTS, options=Options(balance=balance)).assignment.subpart["node"]
-
-
-def _missing() -> dict[str, str]:
-    found = peers.missing("pymetis", "dgl")
-    return {
-        side: found[peer]
-        for side, peer in ((METIS[0], "pymetis"), (METIS[1], "pymetis"), (DGL, "dgl"))
-        if peer in found
-    }
-
-
-class _Lazy:
-    """An RMAT graph without isolated nodes, made when first asked for."""
-
-    def __init__(self, num_nodes: int, num_edges: int) -> None:
-        self._size = (num_nodes, num_edges)
-        self._graph: Graph | None = None
-
-    def get(self) -> Graph:
-        if self._graph is None:
-            self._graph = without_isolated(rmat(*self._size, seed=SEED))
-        return self._graph
+def _in_degrees(graph: Graph) -> Tensor:
+    return graph.csc().in_degrees()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
-from gnnsys.bench.partition.contest import MetisInput, cut_share, flat_edges
+from gnnsys.bench.partition.contest import cut_share, flat_edges
+from gnnsys.bench.partition.inputs import metis_arrays, run_metis
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import Graph, dataset
 from gnnsys.graph.datasets import available
@@ -82,10 +83,11 @@ class _Contest:
         """The smaller cut of both modes, and the heaviest part of that partition."""
         if self._metis is None:
             graph, weight = self.graph
-            given = MetisInput.of_edges(*flat_edges(graph), weight.numel())
+            xadj, adjncy = metis_arrays(*flat_edges(graph), weight.numel())
             found = []
             for recursive in (True, False):
-                part = given.partition(PARTS, weight, recursive=recursive)
+                given = weight.numpy().astype(xadj.dtype)
+                part = torch.from_numpy(run_metis(xadj, adjncy, PARTS, given, recursive=recursive))
                 load = torch.zeros(PARTS, dtype=torch.int64).index_add_(0, part.long(), weight)
                 found.append((cut_share(graph, part), int(load.max())))
             self._metis = min(found)

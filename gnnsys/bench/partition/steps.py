@@ -14,7 +14,7 @@ import torch
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
-from gnnsys.bench.partition.contest import dgl_graph
+from gnnsys.bench.partition.run_one import dgl_graph
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.graph import Graph, load, rmat, save
 from gnnsys.partition import Options, assign_parts, open_parts, write_parts

@@ -58,26 +58,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gnnsys.cli.progress import Progress
     from gnnsys.partition import partition_graph
 
     start = time.perf_counter()
     graph = read_source(args)
     read = time.perf_counter() - start
     print(f"{graph}, read in {read:.1f} s")
-    done = partition_graph(
-        graph,
-        args.parts,
-        args.out,
-        trainers_per_part=args.trainers_per_part,
-        method=args.method,
-        objective=args.objective,
-        balance=balance_names(args.balance),
-        imbalance=args.imbalance,
-        seed=args.seed,
-        halo_hops=args.halo_hops,
-        edge_ids=not args.no_edge_ids,
-        overwrite=args.overwrite,
-    )
+    with Progress.reported("partition") as bar:
+        done = partition_graph(
+            graph,
+            args.parts,
+            args.out,
+            trainers_per_part=args.trainers_per_part,
+            method=args.method,
+            objective=args.objective,
+            balance=balance_names(args.balance),
+            imbalance=args.imbalance,
+            seed=args.seed,
+            halo_hops=args.halo_hops,
+            edge_ids=not args.no_edge_ids,
+            overwrite=args.overwrite,
+            progress=bar,
+        )
     print(summary(done, args))
     for line in done.assigned.shortfalls:
         print(f"gnnsys partition: not reached: {line}", file=sys.stderr)
