@@ -77,4 +77,19 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "generate_planted(Tensor(a!) src, Tensor(b!) dst, Tensor src_order, Tensor dst_order, int num_classes, "
       "float homophily, int src_skew, int dst_skew, bool loops, int key) -> ()");
   m.def("generate_features(Tensor(a!) rows, Tensor label, Tensor mean, float noise, int key) -> ()");
+
+  // Tables of edges: cpu/parse_table.cpp
+  m.def("parse_table(Tensor text, str kinds, int delimiter, int first_line) -> Tensor[]");
+
+  // Streaming assignment: cpu/partition/stream_*.cpp
+  m.def(
+      "stream_cluster(Tensor indptr, Tensor indices, int first, Tensor weight, Tensor(a!) label, Tensor(b!) size, "
+      "Tensor(c!) counts, Tensor(d!)? orphans, int limit) -> int");
+  m.def(
+      "stream_contract(Tensor indptr, Tensor indices, int first, Tensor label, Tensor(a!) counts, Tensor(b!) keys, "
+      "Tensor(c!) pair_counts, Tensor(d!) state) -> ()");
+  m.def(
+      "stream_refine(Tensor indptr, Tensor indices, int first, Tensor weights, Tensor(a!) part, Tensor(b!) load, "
+      "Tensor limit, float price) -> (int, int)");
+  m.def("drop_pages(Tensor rows) -> ()");
 }
