@@ -4,6 +4,7 @@ from gnnsys.ops.aggregate import sddmm, spmm
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
+from gnnsys.ops.parse import parse_table
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
@@ -24,6 +25,7 @@ __all__ = [
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
+    "parse_table",
     "planted_edges",
     "planted_labels",
     "random_permutation",
