@@ -91,5 +91,6 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "stream_refine(Tensor indptr, Tensor indices, int first, Tensor weights, Tensor(a!) part, Tensor(b!) load, "
       "Tensor limit, float price) -> (int, int)");
+  m.def("stream_cut(Tensor indptr, Tensor indices, int first, Tensor part) -> int");
   m.def("drop_pages(Tensor rows) -> ()");
 }

@@ -8,6 +8,7 @@ in order as they are. Every step keeps the input's order, so the result is the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ _INT32_MAX = 2**31 - 1
 _ANY = 2**62  # a bound on ids where none is known
 _MAX_BUCKETS = 128  # files open at a time
 _CELLS = 1 << 12  # into which a range of destinations is cut to see where its edges are
-_EDGE_BYTES = 20  # memory per edge of a bucket or piece at work, for each byte of an id
+_EDGE_BYTES = 14  # memory per edge of a bucket or piece at work, for each byte of an id
 _NODE_BYTES = 40  # memory per destination of a bucket
 
 
@@ -58,6 +59,32 @@ def map_raw(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     return torch.from_numpy(np.memmap(path, np.uint8, "c")).view(dtype).view(shape)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Edges to destinations [begin, end) in a file: a record is source, destination and, once numbered, its number."""
+
+    path: Path
+    dtype: torch.dtype
+    numbered: bool
+    begin: int
+    end: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.path.stat().st_size // self._record_bytes
+
+    @property
+    def _record_bytes(self) -> int:
+        return self.dtype.itemsize * (2 + self.numbered)
+
+    def read(self, first: int, count: int) -> Tensor:
+        """[count, 2 or 3]; read rather than mapped, so that no page of the file stays with the process."""
+        numpy_dtype = np.int32 if self.dtype == torch.int32 else np.int64
+        width = 2 + self.numbered
+        values = np.fromfile(self.path, numpy_dtype, count * width, offset=first * self._record_bytes)
+        return torch.from_numpy(values).view(count, width)
 
 
 class EdgeSort:
@@ -129,49 +156,50 @@ class EdgeSort:
         self._indptr.append(torch.zeros(1, dtype=torch.int64))
         self._indices.append(torch.empty(0, dtype=self._index_dtype))
         self._numbers.append(torch.empty(0, dtype=self._number_dtype))
-        self._place(self._spool.path, self._id_dtype, 2, 0, num_dst)
+        self._place(_Bucket(self._spool.path, self._id_dtype, False, 0, num_dst))
         indptr, indices, numbers = self._indptr.map(), self._indices.map(), self._numbers.map()
         return CSC(indptr, indices, num_src, numbers if self._keeps_ids else None)
 
     # -- one range of destinations -----------------------------------------------------------------------------------
 
-    def _place(self, path: Path, dtype: torch.dtype, width: int, begin: int, end: int) -> None:
-        """Appends destinations [begin, end), whose edges are the records in `path`, to the result; removes the file."""
-        num_edges = path.stat().st_size // (dtype.itemsize * width)
-        records = map_raw(path, dtype, (num_edges, width))
+    def _place(self, bucket: _Bucket) -> None:
+        """Appends the destinations of a bucket, and their edges, to the result; removes its file."""
         buckets = []
-        if self._fits(num_edges, end - begin) and width == 3:
-            self._place_bucket(records, begin, end)
-        elif end - begin == 1 and width == 3:
-            self._place_column(records)
+        if bucket.numbered < self._keeps_ids:  # the edges as they came: dividing them numbers them
+            buckets = self._divide(bucket)
+        elif self._fits(bucket.num_edges, bucket.end - bucket.begin):
+            self._place_bucket(bucket)
+        elif bucket.end - bucket.begin == 1:
+            self._place_column(bucket)
         else:
-            buckets = self._divide(records, begin, end)
-        del records
-        path.unlink()
-        for bucket in buckets:
-            self._place(*bucket)
+            buckets = self._divide(bucket)
+        bucket.path.unlink()
+        for smaller in buckets:
+            self._place(smaller)
 
     def _fits(self, num_edges: int, num_dst: int) -> bool:
         edge_bytes = _EDGE_BYTES * self._record_dtype.itemsize
         return num_edges * edge_bytes + num_dst * _NODE_BYTES <= max(self._memory, 2 * (edge_bytes + _NODE_BYTES))
 
-    def _place_bucket(self, records: Tensor, begin: int, end: int) -> None:
-        edges = torch.stack([records[:, 0], records[:, 1] - begin])
-        csc = CSC.from_edge_index(edges, self._num_src, end - begin)
+    def _place_bucket(self, bucket: _Bucket) -> None:
+        records = bucket.read(0, bucket.num_edges)
+        edges = torch.stack([records[:, 0], records[:, 1] - bucket.begin])
+        numbers = records[:, 2].to(self._number_dtype) if self._keeps_ids else None
+        del records
+        csc = CSC.from_edge_index(edges, self._num_src, bucket.end - bucket.begin)
         del edges
         self._append(csc.indices, csc.indptr[1:])
-        if self._keeps_ids:
-            ids = records[:, 2]
-            self._numbers.append((ids if csc.edge_ids is None else ids[csc.edge_ids.long()]).to(self._number_dtype))
+        if numbers is not None:
+            self._numbers.append(numbers if csc.edge_ids is None else numbers[csc.edge_ids.long()])
 
-    def _place_column(self, records: Tensor) -> None:
+    def _place_column(self, bucket: _Bucket) -> None:
         """The in-edges of one destination, more than fit in memory, are in order as they are."""
         start = self._indices.num_rows
-        for piece in self._pieces(records):
+        for piece in self._pieces(bucket):
             self._append(piece[:, 0], torch.empty(0, dtype=torch.int64))
             if self._keeps_ids:
                 self._numbers.append(piece[:, 2].to(self._number_dtype))
-        self._indptr.append(torch.tensor([start + records.shape[0]]))
+        self._indptr.append(torch.tensor([start + bucket.num_edges]))
 
     def _append(self, src: Tensor, ends: Tensor) -> None:
         self._indptr.append(ends + self._indices.num_rows)
@@ -180,32 +208,32 @@ class EdgeSort:
 
     # -- dividing ----------------------------------------------------------------------------------------------------
 
-    def _divide(self, records: Tensor, begin: int, end: int) -> list[tuple[Path, torch.dtype, int, int, int]]:
-        cell = max(-(-(end - begin) // _CELLS), 1)  # destinations per cell
-        counts = torch.zeros(-(-(end - begin) // cell), dtype=torch.int64)
-        for piece in self._pieces(records):
-            counts += torch.bincount((piece[:, 1] - begin) // cell, minlength=counts.numel())
-        bucket_of_cell, starts = self._choose_buckets(counts, cell, end - begin)
+    def _divide(self, bucket: _Bucket) -> list[_Bucket]:
+        num_dst = bucket.end - bucket.begin
+        cell = max(-(-num_dst // _CELLS), 1)  # destinations per cell
+        counts = torch.zeros(-(-num_dst // cell), dtype=torch.int64)
+        for piece in self._pieces(bucket):
+            counts += torch.bincount((piece[:, 1] - bucket.begin) // cell, minlength=counts.numel())
+        bucket_of_cell, starts = self._choose_buckets(counts, cell, num_dst)
         files = [RawFile(self.folder / f"bucket-{self._num_files + i}") for i in range(len(starts))]
         self._num_files += len(files)
         position = 0
-        for piece in self._pieces(records):
-            bucket = bucket_of_cell[(piece[:, 1] - begin) // cell]
-            if piece.shape[1] == 2:
+        for piece in self._pieces(bucket):
+            chosen = bucket_of_cell[(piece[:, 1] - bucket.begin) // cell]
+            piece = piece.to(self._record_dtype)
+            if bucket.numbered < self._keeps_ids:
                 numbers = torch.arange(position, position + piece.shape[0], dtype=self._record_dtype)
-                piece = torch.cat([piece.to(self._record_dtype), numbers[:, None]], 1)
-            position += piece.shape[0]
-            grouped = CSC.from_edge_index(torch.stack([bucket, bucket]), len(files))
-            ordered = piece if grouped.edge_ids is None else piece[grouped.edge_ids.long()]
-            bounds = grouped.indptr.tolist()
-            for file, first, last in zip(files, bounds, bounds[1:]):
-                if first < last:
-                    file.append(ordered[first:last].to(self._record_dtype))
+                piece = torch.cat([piece, numbers[:, None]], 1)
+                position += piece.shape[0]
+            self._distribute(piece, chosen, files)
         for file in files:
             file.close()
-        ends = [begin + start * cell for start in starts[1:]] + [end]
-        begins = [begin + start * cell for start in starts]
-        return [(file.path, self._record_dtype, 3, b, e) for file, b, e in zip(files, begins, ends)]
+        begins = [bucket.begin + start * cell for start in starts]
+        ends = [*begins[1:], bucket.end]
+        return [
+            _Bucket(file.path, self._record_dtype, self._keeps_ids, begin, end)
+            for file, begin, end in zip(files, begins, ends)
+        ]
 
     def _choose_buckets(self, counts: Tensor, cell: int, num_dst: int) -> tuple[Tensor, list[int]]:
         """Runs of cells that fit in memory, no more than there may be files: bucket per cell, first cell per bucket."""
@@ -219,9 +247,18 @@ class EdgeSort:
                 full = [count, cell]
             held = full
             bucket_of_cell.append(len(starts) - 1)
-        return torch.tensor(bucket_of_cell), starts
+        return torch.tensor(bucket_of_cell, dtype=torch.int32), starts
 
-    def _pieces(self, records: Tensor) -> Iterator[Tensor]:
-        size = max(self._memory // (_EDGE_BYTES * records.element_size()), 2)
-        for first in range(0, records.shape[0], size):
-            yield records[first : first + size]
+    @staticmethod
+    def _distribute(piece: Tensor, chosen: Tensor, files: list[RawFile]) -> None:
+        grouped = CSC.from_edge_index(torch.stack([chosen, chosen]), len(files))
+        ordered = piece if grouped.edge_ids is None else piece[grouped.edge_ids.long()]
+        bounds = grouped.indptr.tolist()
+        for file, first, last in zip(files, bounds, bounds[1:]):
+            if first < last:
+                file.append(ordered[first:last])
+
+    def _pieces(self, bucket: _Bucket) -> Iterator[Tensor]:
+        size = max(self._memory // (_EDGE_BYTES * bucket.dtype.itemsize), 2)
+        for first in range(0, bucket.num_edges, size):
+            yield bucket.read(first, min(size, bucket.num_edges - first))

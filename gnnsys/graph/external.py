@@ -26,7 +26,7 @@ from gnnsys.graph.npz import UNREADABLE, Arrays, Content, as_rows, check_csr, de
 from gnnsys.graph.saved import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
 from gnnsys.graph.tables import is_table, table_pieces
-from gnnsys.ops import CSC
+from gnnsys.ops import CSC, drop_pages
 
 MIN_MEMORY = 64 << 20
 _SORT_SHARE = 2  # a half of the limit for what is sorted; the rest for the allocator's slack and the writer
@@ -185,6 +185,9 @@ def _sort_edges(content: Content, work: Path, memory: int, report: Progress) -> 
                 of_type = torch.from_numpy(np.flatnonzero(content.edge_type[chosen] == i))
                 src, dst = edges[:, of_type].long()
                 edges_of_type.add(src, dst, {name: array[of_type] for name, array in rows.items()})
+        for row in content.edge_index[:, chosen]:
+            if row.flags.c_contiguous:
+                drop_pages(torch.from_numpy(row))
         report("reading", min(first + size, num_edges) / max(num_edges, 1))
     csc, edge_data = {}, {}
     for edge_type, edges_of_type in zip(content.edge_types, types):

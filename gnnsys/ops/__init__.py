@@ -8,17 +8,21 @@ from gnnsys.ops.parse import parse_table
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgraph
 
 __all__ = [
     "CSC",
     "IdTable",
     "Neighbors",
+    "NodeRun",
+    "PairTable",
     "bfs_order",
     "class_features",
     "compact",
     "compact_scratch",
     "degrees",
+    "drop_pages",
     "edge_softmax",
     "find_edges",
     "gat_aggregate",
@@ -34,5 +38,8 @@ __all__ = [
     "scatter_rows",
     "sddmm",
     "spmm",
+    "stream_cluster",
+    "stream_cut",
     "stream_key",
+    "stream_refine",
 ]

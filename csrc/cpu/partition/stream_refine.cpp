@@ -146,7 +146,7 @@ class Choice {
   int64_t stride_;
 };
 
-// -> moved, edges to neighbours in other parts before the move (each edge is seen from both ends over a whole pass).
+// -> nodes moved, and by how much the number of cut edges changed, exactly.
 std::tuple<int64_t, int64_t> stream_refine(const Tensor& indptr, const Tensor& indices, int64_t first,
                                            const Tensor& weights, const Tensor& part, const Tensor& load,
                                            const Tensor& limit, double price) {
@@ -167,7 +167,7 @@ std::tuple<int64_t, int64_t> stream_refine(const Tensor& indptr, const Tensor& i
   const auto exists = [&](int32_t p) { return p >= 0 && p < num_parts; };  // anything else is a node without a part
   std::vector<int32_t> counts(num_parts, 0);
   LabelCounts near(counts.data());
-  int64_t num_moved = 0, num_cut = 0;
+  int64_t num_moved = 0, cut_change = 0;
   dispatch_ids(indices, [&](auto id) {
     const auto run = run_of<decltype(id)>(indptr, indices, first);
     for (int64_t i = 0; i < size; ++i) {
@@ -185,12 +185,13 @@ std::tuple<int64_t, int64_t> stream_refine(const Tensor& indptr, const Tensor& i
       if (own < 0) {
         chosen = choice.place();
       } else {
-        num_cut += placed - near[own];
         chosen = choice.improve(own);
         if (chosen == own && loads.burdens(own, weight, size)) {
           chosen = choice.relieve(own, price);
         }
       }
+      // An edge is seen once from each end; from here that is every edge whose state the move may change.
+      cut_change += (own < 0 ? placed : near[own]) - near[chosen];
       near.clear();
       if (chosen != own) {
         if (own >= 0) {
@@ -202,10 +203,29 @@ std::tuple<int64_t, int64_t> stream_refine(const Tensor& indptr, const Tensor& i
       }
     }
   });
-  return {num_moved, num_cut};
+  return {num_moved, cut_change};
+}
+
+// Neighbours in other parts, over the run: over all nodes, twice the number of cut edges.
+int64_t stream_cut(const Tensor& indptr, const Tensor& indices, int64_t first, const Tensor& part) {
+  check_vector(part, "part");
+  check_dtype(part, ScalarType::Int, "part");
+  check_run(indptr, indices, first, part.numel());
+  const auto* parts = const_data<int32_t>(part);
+  int64_t num_cut = 0;
+  dispatch_ids(indices, [&](auto id) {
+    const auto run = run_of<decltype(id)>(indptr, indices, first);
+    for (int64_t i = 0; i < run.size; ++i) {
+      run.for_each_neighbor(i, [&](int64_t u) { num_cut += parts[u] != parts[first + i]; });
+    }
+  });
+  return num_cut;
 }
 
 }  // namespace
 }  // namespace gnnsys
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("stream_refine", TORCH_BOX(&gnnsys::stream_refine)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
+  m.impl("stream_refine", TORCH_BOX(&gnnsys::stream_refine));
+  m.impl("stream_cut", TORCH_BOX(&gnnsys::stream_cut));
+}
