@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gnnsys.graph.external import MIN_MEMORY
+
 # The streaming path.
 STREAM_SORT_SHARE = 2  # the adjacency is sorted with this fraction of the limit; the rest is the allocator's slack
 STREAM_BYTES_PER_NODE = 40  # label, size, counts, orphans; then part and its best; temporaries of numbering
@@ -50,28 +52,65 @@ def estimate_in_memory(num_nodes: int, num_edges: int, num_constraints: int = 2,
     return Estimate(stages | {"partitioning": int(held + MEMORY_LEVELS * finest + weights)})
 
 
-def estimate_streaming(num_nodes: int, num_edges: int, num_parts: int, num_constraints: int = 2, *,
-                       memory_limit: int) -> Estimate:  # fmt: skip
-    """What `external_graph` and `stream_assignment` take under a limit; the peak is the limit where that is enough.
-
-    `least_memory(...)` is the smallest limit that is.
-    """
+def estimate_streaming(
+    num_nodes: int, num_edges: int, num_parts: int, num_constraints: int = 2, *, memory_limit: int
+) -> Estimate:
+    """What `external_graph` and `stream_assignment` take under a limit, which is `least_memory(num_nodes)` at least."""
     nodes = STREAM_BYTES_PER_NODE * num_nodes
-    coarse = min(num_edges * BYTES_PER_COARSE_PAIR + num_nodes * BYTES_PER_CLUSTER, max(memory_limit - nodes, 0))
-    parts = 24 * num_constraints * num_parts
-    sorting = STREAM_FLOOR + min(memory_limit // STREAM_SORT_SHARE, 128 * num_edges)
+    coarse = num_edges * BYTES_PER_COARSE_PAIR + num_nodes * BYTES_PER_CLUSTER
     return Estimate(
         {
-            "sorting": min(sorting, max(memory_limit, STREAM_FLOOR)),
-            "clustering": nodes + coarse,
-            "refining": 12 * num_nodes + parts + STREAM_FLOOR,
+            "sorting": STREAM_FLOOR + min((memory_limit - STREAM_FLOOR) // STREAM_SORT_SHARE, 128 * num_edges),
+            "clustering": min(STREAM_FLOOR + nodes + coarse, memory_limit),
+            "refining": STREAM_FLOOR + nodes // 2 + 24 * num_constraints * num_parts,
         }
     )
 
 
 def least_memory(num_nodes: int) -> int:
     """The smallest limit under which a graph of so many nodes can be partitioned at all."""
-    return STREAM_FLOOR + STREAM_BYTES_PER_NODE * num_nodes
+    return max(STREAM_FLOOR + STREAM_BYTES_PER_NODE * num_nodes, MIN_MEMORY)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Which way a graph will be partitioned, and what either would take; `streaming` is None without a limit."""
+
+    is_streaming: bool
+    in_memory: Estimate
+    streaming: Estimate | None
+
+    def __str__(self) -> str:
+        chosen = self.streaming if self.is_streaming and self.streaming else self.in_memory
+        way = "streaming from files" if self.is_streaming else "in memory"
+        return f"expected peak {format_size(chosen.peak)} {way}: {chosen}"
+
+
+def plan_memory(
+    num_nodes: int,
+    num_edges: int,
+    num_parts: int,
+    num_constraints: int = 2,
+    *,
+    memory_limit: int | None = None,
+    loads: bool = True,
+) -> MemoryPlan:
+    """In memory where that fits the limit, otherwise streaming; ValueError where not even that fits.
+
+    >>> print(plan_memory(10**8, 10**9, 8, memory_limit=parse_size("16G")))
+    expected peak 16.0 GiB streaming from files: sorting 8.0 GiB, clustering 16.0 GiB, refining 1.9 GiB
+    """
+    in_memory = estimate_in_memory(num_nodes, num_edges, num_constraints, loads=loads)
+    if memory_limit is None:
+        return MemoryPlan(False, in_memory, None)
+    if memory_limit < least_memory(num_nodes) and in_memory.peak > memory_limit:
+        raise ValueError(
+            f"a limit of {format_size(memory_limit)} is too small for {num_nodes:,} nodes: "
+            f"give at least {format_size(least_memory(num_nodes))}"
+        )
+    limit = max(memory_limit, least_memory(num_nodes))
+    streaming = estimate_streaming(num_nodes, num_edges, num_parts, num_constraints, memory_limit=limit)
+    return MemoryPlan(in_memory.peak > memory_limit, in_memory, streaming)
 
 
 def parse_size(text: str | int) -> int:

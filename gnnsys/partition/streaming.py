@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -23,8 +23,9 @@ from gnnsys.partition.adjacency import Adjacency, first_nodes
 from gnnsys.partition.memory import (
     BYTES_PER_CLUSTER,
     BYTES_PER_COARSE_PAIR,
-    STREAM_BYTES_PER_NODE,
+    STREAM_FLOOR,
     STREAM_SORT_SHARE,
+    least_memory,
 )
 
 Weight: TypeAlias = Tensor | Callable[[int, int], Tensor]
@@ -32,13 +33,14 @@ Progress: TypeAlias = Callable[[str, float], None]
 
 _CLUSTER_PASSES = 5
 _ORPHAN_PASSES = 2  # the last ones of them, in which lone nodes gather
-_CLUSTERS_PER_PART = 256  # at least: what a cluster may weigh is a part's share over this
+_CLUSTERS_PER_PART = (16, 256)  # what a cluster may weigh is a part's share over this, by the memory there is
 _UNIT = 1 << 40  # of the combined weight of all nodes
 _PLAIN_PASSES = 8
-_LOOSENED = (16.0, 8.0, 4.0, 2.0)  # rounds of refinement: by how many times the slack is widened first
+_LOOSENED = (64.0, 32.0, 16.0, 8.0, 4.0, 2.0)  # rounds of refinement: by how many times the slack is widened first
 _LOOSE_PASSES = 2
 _PRICES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 2.0, math.inf)  # for leaving an overloaded part, in average neighbours
 _LAST_PASSES = 3
+_PIECE = 1 << 20  # nodes at a time where something is looked up for each
 _STALLED = 0.001  # of the cut edges: a pass that gains less is the last of its kind
 
 
@@ -102,21 +104,27 @@ def stream_assignment(
     share, or its heaviest node. Few edges between parts, every constraint within its limit; where that cannot be,
     `excess` of the result says so.
 
-    `memory_limit` bounds what is allocated, O(num_nodes) at least (`gnnsys.partition.estimate_streaming` says how
-    much); temporary files of up to 32 bytes per edge go to `folder`, by default the system's place for them.
+    `memory_limit` bounds what is allocated, O(num_nodes) at least (`gnnsys.partition.least_memory` says how much); the
+    cut is better with more of it. Temporary files of up to 32 bytes per edge go to `folder`, by default the system's
+    place for them.
     """
     if num_parts < 1:
         raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+    num_nodes = sum(graph.num_nodes(node_type) for node_type in graph.node_types)
+    if memory_limit < least_memory(num_nodes):
+        raise ValueError(
+            f"memory_limit must be at least {least_memory(num_nodes)} for {num_nodes} nodes, got {memory_limit}"
+        )
     report = progress or (lambda stage, share: None)
     with tempfile.TemporaryDirectory(prefix=".stream-", dir=folder) as work:
-        memory = memory_limit // STREAM_SORT_SHARE
+        memory = (memory_limit - STREAM_FLOOR) // STREAM_SORT_SHARE
         adjacency = Adjacency.build(graph, Path(work), memory, lambda share: report("adjacency", share))
-        constraints = _Constraints(adjacency.num_nodes, weights or [node_weight(graph), in_edge_weight(graph)])
+        weights = [node_weight(graph), in_edge_weight(graph)] if weights is None else weights
+        constraints = _Constraints(num_nodes, weights)
         limit = constraints.limits(limits, num_parts, imbalance)
         stream = _Stream(adjacency, constraints, num_parts, limit, report)
-        budget = memory_limit - STREAM_BYTES_PER_NODE * adjacency.num_nodes
-        stream.start(_first_parts(adjacency, constraints, num_parts, budget, report))
-        part, num_cut, load = stream.refine()
+        budget = memory_limit - least_memory(num_nodes)
+        part, num_cut, load = stream.refine(_first_parts(adjacency, constraints, num_parts, budget, report))
     num_edges = sum(graph.num_edges(edge_type) for edge_type in graph.edge_types)
     return StreamedParts(part, num_cut, num_edges, load, limit, stream.num_passes)
 
@@ -160,8 +168,8 @@ class _Constraints:
     def _sums(self) -> tuple[Tensor, Tensor]:
         total = torch.zeros(len(self._weights), dtype=torch.int64)
         heaviest = torch.zeros_like(total)
-        for first in range(0, self._num_nodes, 1 << 20):
-            weight = self.of(first, min(1 << 20, self._num_nodes - first))
+        for first in range(0, self._num_nodes, _PIECE):
+            weight = self.of(first, min(_PIECE, self._num_nodes - first))
             if bool((weight < 0).any()):
                 raise ValueError(f"weights must be >= 0, got {int(weight.min())}")
             total += weight.sum(1)
@@ -174,37 +182,54 @@ class _Constraints:
 
 def _first_parts(
     adjacency: Adjacency, constraints: _Constraints, num_parts: int, budget: int, report: Progress
-) -> Tensor:
-    """Parts of clusters, by METIS; -1 for nodes without neighbours, and for all where clusters do not help."""
+) -> Iterator[Tensor]:
+    """Assignments to start from: METIS on clusters, by bisection and k-way, or nothing where clusters do not help.
+
+    A node without neighbours is in no cluster, and in no part (-1) yet.
+    """
     nobody = torch.full((adjacency.num_nodes,), -1, dtype=torch.int32)
     if num_parts == 1 or adjacency.num_neighbors == 0:
-        return nobody
-    label = _cluster(adjacency, constraints, num_parts, report)
+        yield nobody
+        return
+    # With little memory, clusters so large that it holds most pairs of them.
+    per_part = int(math.sqrt(2 * max(budget, 0) / BYTES_PER_COARSE_PAIR) / num_parts)
+    num_least = num_parts * min(max(per_part, _CLUSTERS_PER_PART[0]), _CLUSTERS_PER_PART[1])
+    label = _cluster(adjacency, constraints, num_least, report)
     num_clusters = _number(label, adjacency)
     pair_budget = budget - num_clusters * BYTES_PER_CLUSTER
     if num_clusters < 2 * num_parts or pair_budget < 64 * BYTES_PER_COARSE_PAIR:
-        return nobody
+        yield nobody
+        return
     most = min(pair_budget // BYTES_PER_COARSE_PAIR, adjacency.num_neighbors)
     table = PairTable(1 << max(int(most * 8 / 5).bit_length() - 1, 6))
     counts = torch.zeros(adjacency.num_nodes, dtype=torch.int32)
     for run in adjacency.runs():
         table.add(run, label, counts)
         report("contracting", _share(run, adjacency))
-    del counts
+    del counts, nobody
     coarse = _metis(table, _cluster_weights(label, num_clusters, adjacency, constraints), num_parts)
-    for first in range(0, label.numel(), 1 << 20):
-        piece = label[first : first + (1 << 20)]
-        nobody[first : first + (1 << 20)] = torch.where(piece >= 0, coarse[piece.clamp(min=0).long()], -1)
-    return nobody
+    del table
+    for part_of_cluster in coarse:
+        yield _spread(part_of_cluster, label)
 
 
-def _cluster(adjacency: Adjacency, constraints: _Constraints, num_parts: int, report: Progress) -> Tensor:
+def _spread(value: Tensor, label: Tensor) -> Tensor:
+    """value[label], -1 where the label is."""
+    out = torch.full_like(label, -1)
+    for first in range(0, label.numel(), _PIECE):
+        piece = label[first : first + _PIECE]
+        out[first : first + _PIECE] = torch.where(piece >= 0, value[piece.clamp(min=0).long()], -1)
+    return out
+
+
+def _cluster(adjacency: Adjacency, constraints: _Constraints, num_least: int, report: Progress) -> Tensor:
+    """The cluster of every node, named by one of them; none weighs more than 1 / `num_least` of all nodes."""
     num_nodes = adjacency.num_nodes
     label = torch.arange(num_nodes, dtype=torch.int32)
     size = torch.empty(num_nodes, dtype=torch.int64)
     for run in adjacency.runs():
         size[run.first : run.first + _size(run)] = constraints.combined(run.first, _size(run))
-    limit = int(size.sum()) // (num_parts * _CLUSTERS_PER_PART)
+    limit = int(size.sum()) // num_least
     counts = torch.zeros(num_nodes, dtype=torch.int32)
     for i in range(_CLUSTER_PASSES):
         gathers = i >= _CLUSTER_PASSES - _ORPHAN_PASSES
@@ -224,9 +249,7 @@ def _number(label: Tensor, adjacency: Adjacency) -> int:
         mine[run.indptr.diff() == 0] = -1
         used[mine[mine >= 0].long()] = True
     number = used.cumsum(0, dtype=torch.int32) - 1
-    for first in range(0, label.numel(), 1 << 20):
-        piece = label[first : first + (1 << 20)]
-        piece.copy_(torch.where(piece >= 0, number[piece.clamp(min=0).long()], -1))
+    label.copy_(_spread(number, label))
     return int(used.sum())
 
 
@@ -239,8 +262,8 @@ def _cluster_weights(label: Tensor, num_clusters: int, adjacency: Adjacency, con
     return weight
 
 
-def _metis(table: PairTable, weight: Tensor, num_parts: int) -> Tensor:
-    """int32 [num_clusters]."""
+def _metis(table: PairTable, weight: Tensor, num_parts: int) -> list[Tensor]:
+    """Two partitions of the clusters, int32 [num_clusters]: bisection is more even, k-way now and then cuts less."""
     import pymetis
 
     pairs, count = table.pairs()
@@ -248,18 +271,28 @@ def _metis(table: PairTable, weight: Tensor, num_parts: int) -> Tensor:
     edge_weight = torch.cat([count, count])
     if csc.edge_ids is not None:
         edge_weight = edge_weight[csc.edge_ids]
+    del pairs, count
     # METIS may have been built for 32 bits: sums must fit.
     edge_weight = edge_weight.div(max(int(edge_weight.sum()) >> 30, 1), rounding_mode="floor").clamp(min=1)
     weight = weight.div(max(int(weight.sum()) >> 30, 1), rounding_mode="floor").clamp(min=1)
-    adjacency = pymetis.CSRAdjacency(csc.indptr.numpy(), csc.indices.numpy())
-    # Bisection, because its parts are even: clusters are too coarse for refinement to repair much.
-    _, part = pymetis.part_graph(
-        num_parts, adjacency, vweights=weight.numpy(), eweights=edge_weight.numpy(), recursive=True
-    )
-    return torch.as_tensor(part, dtype=torch.int32)
+    graph = pymetis.CSRAdjacency(csc.indptr.numpy(), csc.indices.numpy())
+    parts = []
+    for recursive in (True, False):
+        _, part = pymetis.part_graph(
+            num_parts, graph, vweights=weight.numpy(), eweights=edge_weight.numpy(), recursive=recursive
+        )
+        parts.append(torch.as_tensor(part, dtype=torch.int32))
+    return parts
 
 
 # -- refinement ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Found:
+    rank: tuple[float, int]  # by how much limits are exceeded, edges cut
+    part: Tensor
+    load: Tensor
 
 
 class _Stream:
@@ -274,39 +307,52 @@ class _Stream:
         self._average = adjacency.num_neighbors / num_parts  # neighbours of a part's share of the nodes
         self.num_passes = 0
 
-    def start(self, part: Tensor) -> None:
-        self._part = part
-        self._load = torch.zeros_like(self._limit)
-        twice_cut = 0
-        for run in self._adjacency.runs():
-            mine = part[run.first : run.first + _size(run)]
-            held = mine >= 0
-            self._load.index_add_(1, mine[held].long(), self._constraints.of(run.first, _size(run))[:, held])
-            twice_cut += stream_cut(run, part)
-        unplaced = bool((part < 0).all()) and part.numel() > 0
-        self._num_cut = 0 if unplaced else twice_cut // 2
-
-    def refine(self) -> tuple[Tensor, int, Tensor]:
+    def refine(self, starts: Iterable[Tensor]) -> tuple[Tensor, int, Tensor]:
         """The best assignment found: part, cut edges, load."""
-        for _ in range(_PLAIN_PASSES):
-            if self._pass(self._limit, 0.0) > -_STALLED * self._num_cut and self.num_passes > 1:
-                break
-        self._relieve()
-        best = self._snapshot()
+        best: _Found | None = None
+        for part in starts:
+            self._start(part)
+            for i in range(_PLAIN_PASSES):
+                if self._pass(self._limit, 0.0) > -_STALLED * self._num_cut and i > 0:
+                    break
+            self._relieve()
+            best = self._better(best)
+        assert best is not None
+        self._restore(best)
         for widened in _LOOSENED:
             for _ in range(_LOOSE_PASSES):
                 self._pass(self._widened(widened), 0.0)
             self._relieve()
-            best = min(best, self._snapshot(), key=lambda found: found[0])
-        _, self._part, self._num_cut, self._load = best
+            best = self._better(best)
+        self._restore(best)
         for _ in range(_LAST_PASSES):
             if self._pass(self._limit, math.inf) > -_STALLED * self._num_cut:
                 break
         return self._part, self._num_cut, self._load
 
-    def _snapshot(self) -> tuple[tuple[float, int], Tensor, int, Tensor]:
+    def _start(self, part: Tensor) -> None:
+        self._part = part
+        self._load = torch.zeros_like(self._limit)
+        for run in self._adjacency.runs():
+            mine = part[run.first : run.first + _size(run)]
+            held = mine >= 0
+            self._load.index_add_(1, mine[held].long(), self._constraints.of(run.first, _size(run))[:, held])
+        # A node without a part has no neighbours, unless no node has one.
+        is_empty = bool((part < 0).all())
+        self._num_cut = 0 if is_empty else sum(stream_cut(run, part) for run in self._adjacency.runs()) // 2
+
+    def _better(self, best: _Found | None) -> _Found:
+        """What there is now, or `best` where that keeps the limits better, or as well with fewer cut edges."""
         over = ((self._load - self._limit).clamp(min=0).double() / self._limit.clamp(min=1)).sum()
-        return (float(over), self._num_cut), self._part.clone(), self._num_cut, self._load.clone()
+        now = float(over), self._num_cut
+        if best is not None and best.rank <= now:
+            return best
+        return _Found(now, self._part.clone(), self._load.clone())
+
+    def _restore(self, found: _Found) -> None:
+        self._num_cut = found.rank[1]
+        self._part.copy_(found.part)
+        self._load.copy_(found.load)
 
     def _pass(self, limit: Tensor, price: float) -> int:
         """Every node once; the change in cut edges."""

@@ -151,10 +151,14 @@ def test_however_little_memory_a_sort_has_the_result_is_the_same(memory, num_nod
 
 def test_a_little_memory_means_many_buckets(tmp_path):
     src, dst = (torch.from_numpy(ids) for ids in random_edges(7, 400, 3000))
-    edges = EdgeSort(tmp_path / "sort", 20_000, (400, 400))
-    edges.add(src, dst)
-    edges.sort()
-    assert edges._num_files > 10
+    num_placed = {}
+    for memory in (5000, 1 << 20):
+        edges = EdgeSort(tmp_path / str(memory), memory, (400, 400))
+        edges.add(src, dst)
+        shares: list[float] = []
+        edges.sort(progress=shares.append)
+        num_placed[memory] = len(shares)
+    assert num_placed[5000] > 20 and num_placed[1 << 20] == 1
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 64, 1 << 20])
