@@ -105,4 +105,20 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("fingerprint_edges(Tensor indptr, Tensor indices, Tensor? dst_ids, Tensor? src_ids) -> Tensor");
   m.def("fingerprint_rows(Tensor rows, Tensor? ids, int first) -> Tensor");
   m.def("fingerprint_edge_rows(Tensor indptr, Tensor rows, Tensor? dst_ids, Tensor? order) -> Tensor");
+
+  // Tables of edges: cpu/parse_table.cpp
+  m.def("parse_table(Tensor text, str kinds, int delimiter, int first_line) -> Tensor[]");
+
+  // Streaming assignment: cpu/partition/stream_*.cpp
+  m.def(
+      "stream_cluster(Tensor indptr, Tensor indices, int first, Tensor weight, Tensor(a!) label, Tensor(b!) size, "
+      "Tensor(c!) counts, Tensor(d!)? orphans, int limit) -> int");
+  m.def(
+      "stream_contract(Tensor indptr, Tensor indices, int first, Tensor label, Tensor(a!) counts, Tensor(b!) keys, "
+      "Tensor(c!) pair_counts, Tensor(d!) state) -> ()");
+  m.def(
+      "stream_refine(Tensor indptr, Tensor indices, int first, Tensor weights, Tensor(a!) part, Tensor(b!) load, "
+      "Tensor limit, float price) -> (int, int)");
+  m.def("stream_cut(Tensor indptr, Tensor indices, int first, Tensor part) -> int");
+  m.def("drop_pages(Tensor rows) -> ()");
 }

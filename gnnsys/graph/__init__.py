@@ -3,6 +3,7 @@
 from gnnsys.graph.convert import from_dgl, from_pyg, to_pyg
 from gnnsys.graph.datasets import dataset
 from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
+from gnnsys.graph.external import external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph, as_ids
@@ -23,6 +24,7 @@ __all__ = [
     "dataset",
     "edge_type_key",
     "expected_accuracy",
+    "external_graph",
     "from_dgl",
     "from_ogb",
     "from_ogb_dict",

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,20 @@ _INDEX = re.compile(r"(train|val|test)_idx(_\w+)?")
 _MASKS = re.compile(r"(train|val|test)_masks")
 
 
+@dataclass(frozen=True)
+class Content:
+    """What the arrays of an `.npz` mean. Rows per edge are left as they are: there may be too many to convert here."""
+
+    edge_index: np.ndarray  # [2, E], ids of all node types in one numbering
+    edge_types: list[EdgeType]
+    edge_type: np.ndarray | None  # [E], None where there is one type
+    first_node: dict[NodeType, int]
+    num_nodes: dict[NodeType, int]
+    node_data: dict[NodeType, dict[str, Tensor]]
+    edge_rows: dict[str, np.ndarray]
+    info: dict[str, Any]
+
+
 def load_npz(path: Path) -> Graph:
     """Reads a graph from one `.npz`.
 
@@ -39,38 +56,53 @@ def load_npz(path: Path) -> Graph:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}") from error
-    if "edge_index" not in arrays:
-        raise ValueError(f"{path} has no edge_index, it holds {sorted(arrays)}")
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
     try:
-        return _typed(arrays) if "edge_type_names" in arrays else _homogeneous(arrays)
+        return _build(describe(arrays))
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _homogeneous(arrays: Arrays) -> Graph:
-    edge_index = torch.from_numpy(arrays.pop("edge_index"))
+UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}")
+
+
+def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None) -> Content:
+    """Sorts the arrays of an `.npz` into nodes, edges and the rest; `dense` makes rows of features in CSR form."""
+    if "edge_index" not in arrays:
+        raise ValueError(f"has no edge_index, it holds {sorted(arrays)}")
+    edge_index = arrays.pop("edge_index")
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+        raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
+    sort = _typed if "edge_type_names" in arrays else _homogeneous
+    return sort(edge_index, arrays, dense or _dense)
+
+
+def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor]) -> Content:
     info = _take_info(arrays)
-    rows = _take_features(arrays)
+    rows = _take_features(arrays, dense)
     num_nodes = _take_num_nodes(arrays, rows, edge_index)
-    num_edges = edge_index.shape[-1]
-    node_data, edge_data = _take_splits(arrays, num_nodes), {}
-    node_data |= rows
+    node_data = _take_splits(arrays, num_nodes) | rows
+    edge_rows: Arrays = {}
     for name, array in arrays.items():
-        if _is_per_edge(name, array, num_nodes, num_edges):
-            edge_data[name] = _rows(name, array)
+        if _is_per_edge(name, array, num_nodes, edge_index.shape[1]):
+            edge_rows[name] = array
         else:
-            node_data[name] = _rows(name, array)
-    return Graph.from_edge_indices({EDGE: edge_index}, {NODE: num_nodes}, {NODE: node_data}, {EDGE: edge_data}, info)
+            node_data[name] = as_rows(name, array)
+    return Content(edge_index, [EDGE], None, {NODE: 0}, {NODE: num_nodes}, {NODE: node_data}, edge_rows, info)
 
 
-def _typed(arrays: Arrays) -> Graph:
-    edge_index = torch.from_numpy(arrays.pop("edge_index")).long()
-    edge_type = torch.from_numpy(arrays.pop("edge_type").astype(np.int64))
+def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor]) -> Content:
+    edge_type = arrays.pop("edge_type")
     names: list[EdgeType] = [_edge_type(name) for name in arrays.pop("edge_type_names").tolist()]
-    if edge_type.numel() and not 0 <= int(edge_type.min()) <= int(edge_type.max()) < len(names):
+    if edge_type.size and not 0 <= int(edge_type.min()) <= int(edge_type.max()) < len(names):
         raise ValueError(f"edge_type must be in [0, {len(names)}), the number of edge_type_names")
+    if edge_type.shape != edge_index.shape[1:]:
+        raise ValueError(f"edge_type must have an entry per edge, {edge_index.shape[1]}, got {list(edge_type.shape)}")
     offsets = _take_offsets(arrays, names, edge_index)
     info = _take_info(arrays)
     arrays.pop("node_type", None)  # the offsets say the same
@@ -78,25 +110,36 @@ def _typed(arrays: Arrays) -> Graph:
     target = str(info.get("target_type", next(iter(offsets))))
 
     node_data: dict[NodeType, dict[str, Tensor]] = {node_type: {} for node_type in offsets}
-    for name, features in _take_features(arrays, list(offsets)).items():
+    for name, features in _take_features(arrays, dense, list(offsets)).items():
         owner = name.removeprefix("x_") if name != "x" else target
         node_data[owner]["x"] = features
     node_data[target] |= _take_splits(arrays, num_nodes[target])
-    edge_rows: dict[str, Tensor] = {}
+    edge_rows: Arrays = {}
     for name, array in arrays.items():
-        if _is_per_edge(name, array, num_nodes[target], edge_type.numel()):
-            edge_rows[name] = _rows(name, array)
+        if _is_per_edge(name, array, num_nodes[target], edge_type.size):
+            edge_rows[name] = array
         else:
-            node_data[target][name] = _rows(name, array)
+            node_data[target][name] = as_rows(name, array)
+    first_node = {node_type: begin for node_type, (begin, _) in offsets.items()}
+    return Content(edge_index, names, edge_type, first_node, num_nodes, node_data, edge_rows, info)
 
+
+def _build(content: Content) -> Graph:
+    edge_index = torch.from_numpy(content.edge_index)
+    rows = {name: as_rows(name, array) for name, array in content.edge_rows.items()}
+    if content.edge_type is None:
+        edge_type = content.edge_types[0]
+        return Graph.from_edge_indices(
+            {edge_type: edge_index}, content.num_nodes, content.node_data, {edge_type: rows}, content.info
+        )
     edges: dict[EdgeType, Tensor] = {}
     edge_data: dict[EdgeType, dict[str, Tensor]] = {}
-    for i, (src, relation, dst) in enumerate(names):
-        chosen = (edge_type == i).nonzero().view(-1)
-        first = torch.tensor([[offsets[src][0]], [offsets[dst][0]]])
-        edges[src, relation, dst] = edge_index[:, chosen] - first
-        edge_data[src, relation, dst] = {name: rows[chosen] for name, rows in edge_rows.items()}
-    return Graph.from_edge_indices(edges, num_nodes, node_data, edge_data, info)
+    for i, (src, relation, dst) in enumerate(content.edge_types):
+        chosen = torch.from_numpy(np.flatnonzero(content.edge_type == i))
+        first = torch.tensor([[content.first_node[src]], [content.first_node[dst]]])
+        edges[src, relation, dst] = edge_index[:, chosen].long() - first
+        edge_data[src, relation, dst] = {name: array[chosen] for name, array in rows.items()}
+    return Graph.from_edge_indices(edges, content.num_nodes, content.node_data, edge_data, content.info)
 
 
 def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -> bool:
@@ -113,7 +156,7 @@ def _edge_type(name: str) -> EdgeType:
     return parts[0], parts[1], parts[2]
 
 
-def _take_offsets(arrays: Arrays, names: list[EdgeType], edge_index: Tensor) -> dict[NodeType, tuple[int, int]]:
+def _take_offsets(arrays: Arrays, names: list[EdgeType], edge_index: np.ndarray) -> dict[NodeType, tuple[int, int]]:
     """The range of ids of each node type."""
     if "node_type_offsets" in arrays:
         bounds = arrays.pop("node_type_offsets").tolist()
@@ -125,37 +168,45 @@ def _take_offsets(arrays: Arrays, names: list[EdgeType], edge_index: Tensor) -> 
     return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index))}
 
 
-def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: Tensor) -> int:
+def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: np.ndarray) -> int:
     if "num_nodes" in arrays:
         return int(arrays.pop("num_nodes"))
     if "x" in rows:
         return rows["x"].shape[0]
     if "y" in arrays:
         return arrays["y"].shape[0]
-    return int(edge_index.max()) + 1 if edge_index.numel() else 0
+    return int(edge_index.max()) + 1 if edge_index.size else 0
 
 
 def _take_info(arrays: Arrays) -> dict[str, Any]:
     return {name: arrays.pop(name).tolist() for name in list(arrays) if arrays[name].dtype.kind == "U"}
 
 
-def _take_features(arrays: Arrays, node_types: list[NodeType] | None = None) -> dict[str, Tensor]:
+def _take_features(
+    arrays: Arrays, dense: Callable[..., Tensor], node_types: list[NodeType] | None = None
+) -> dict[str, Tensor]:
     """`x` and `x_<type>`, dense or in CSR form, as tensors."""
     features = {}
     for name in ["x", *(f"x_{node_type}" for node_type in node_types or [])]:
         if name in arrays:
             features[name] = torch.from_numpy(arrays.pop(name))
         elif f"{name}_data" in arrays:
-            features[name] = _dense(*(arrays.pop(f"{name}_{part}") for part in _CSR_PARTS))
+            features[name] = dense(*(arrays.pop(f"{name}_{part}") for part in _CSR_PARTS))
     return features
 
 
-def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> Tensor:
+def check_csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> tuple[int, int]:
+    """The rows and columns of features in CSR form; ValueError where the four arrays do not fit."""
     num_rows, num_columns = (int(n) for n in shape)
     if indptr.shape != (num_rows + 1,) or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
         raise ValueError("x_indptr does not fit x_shape and x_data")
     if len(indices) != len(data) or (len(indices) and not 0 <= indices.min() <= indices.max() < num_columns):
         raise ValueError("x_indices does not fit x_shape and x_data")
+    return num_rows, num_columns
+
+
+def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> Tensor:
+    num_rows, num_columns = check_csr(data, indices, indptr, shape)
     dense = torch.zeros(num_rows, num_columns)
     row = np.repeat(np.arange(num_rows), np.diff(indptr))
     dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = torch.from_numpy(data).float()
@@ -175,7 +226,7 @@ def _take_splits(arrays: Arrays, num_nodes: int) -> dict[str, Tensor]:
     return splits
 
 
-def _rows(name: str, array: np.ndarray) -> Tensor:
+def as_rows(name: str, array: np.ndarray) -> Tensor:
     """Labels and relation numbers are kept small on disk; torch wants them as int64."""
     rows = torch.from_numpy(array)
     return rows.long() if name in ("y", "edge_type") and not rows.is_floating_point() else rows

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_PIECE = 1 << 20  # rows that are looked at together
+
 
 def check_rows(rows: Tensor, num_rows: int, where: str, per: str) -> None:
     """ValueError, naming `where`, unless `rows` is a dense CPU tensor with one row per node or edge."""
@@ -22,10 +24,12 @@ def check_weight(weight: Tensor, where: str) -> None:
     """ValueError unless edges can be drawn by `weight`: one number per edge, finite, not negative."""
     if weight.dim() != 1 or weight.dtype == torch.bool or weight.is_complex():
         raise ValueError(f"{where} must be one real number per edge, got {list(weight.shape)} {weight.dtype}")
-    usable = torch.isfinite(weight) & (weight >= 0)
-    if not bool(usable.all()):
-        edge = int((~usable).nonzero()[0])
-        raise ValueError(f"{where} must be finite and >= 0, got {weight[edge].item()} at edge {edge}")
+    for first in range(0, weight.numel(), _PIECE):  # weights may be a mapped file, larger than memory
+        piece = weight[first : first + _PIECE]
+        usable = torch.isfinite(piece) & (piece >= 0)
+        if not bool(usable.all()):
+            edge = int((~usable).nonzero()[0])
+            raise ValueError(f"{where} must be finite and >= 0, got {piece[edge].item()} at edge {first + edge}")
 
 
 def check_id_dtype(ids: Tensor, where: str) -> None:

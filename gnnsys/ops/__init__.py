@@ -4,26 +4,32 @@ from gnnsys.ops.aggregate import sddmm, spmm
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
+from gnnsys.ops.parse import parse_table
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgraph
 
 __all__ = [
     "CSC",
     "IdTable",
     "Neighbors",
+    "NodeRun",
+    "PairTable",
     "bfs_order",
     "class_features",
     "compact",
     "compact_scratch",
     "degrees",
+    "drop_pages",
     "edge_softmax",
     "find_edges",
     "gat_aggregate",
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
+    "parse_table",
     "planted_edges",
     "planted_labels",
     "random_permutation",
@@ -32,5 +38,8 @@ __all__ = [
     "scatter_rows",
     "sddmm",
     "spmm",
+    "stream_cluster",
+    "stream_cut",
     "stream_key",
+    "stream_refine",
 ]

@@ -4,30 +4,53 @@ from gnnsys.partition.assign import Assigned, Options, assign_parts
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.inspect import Inspection, inspect_parts
+from gnnsys.partition.memory import (
+    Estimate,
+    MemoryPlan,
+    estimate_in_memory,
+    estimate_streaming,
+    format_size,
+    least_memory,
+    parse_size,
+    plan_memory,
+)
 from gnnsys.partition.part import Part
 from gnnsys.partition.partition import Partitioned, partition_graph
 from gnnsys.partition.parts import Parts, open_parts
 from gnnsys.partition.plot import write_plot
 from gnnsys.partition.remote import Remote, expected_remote
+from gnnsys.partition.streaming import StreamedParts, in_edge_weight, node_weight, stream_assignment
 from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts
 
 __all__ = [
     "Assigned",
     "Assignment",
+    "Estimate",
     "Inspection",
+    "MemoryPlan",
     "Options",
     "Part",
     "PartitionBook",
     "Partitioned",
     "Parts",
     "Remote",
+    "StreamedParts",
     "VerifyReport",
     "assign_parts",
+    "estimate_in_memory",
+    "estimate_streaming",
     "expected_remote",
+    "format_size",
+    "in_edge_weight",
     "inspect_parts",
+    "least_memory",
+    "node_weight",
     "open_parts",
+    "parse_size",
     "partition_graph",
+    "plan_memory",
+    "stream_assignment",
     "verify_parts",
     "write_parts",
     "write_plot",

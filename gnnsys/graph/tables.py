@@ -1,0 +1,167 @@
+"""Tables of edges (text or parquet), read in pieces: an edge per row, columns by name, memory bounded by the piece.
+
+Columns called src, dst and time are integers (int64, never through floating point); any other column of a text file is
+float32. A parquet file's columns keep their own types, and a piece of it costs at least one row group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnsys.ops import parse_table
+
+Columns = Mapping[str, Tensor]
+
+COMMENTS = ("#", "%")
+DELIMITERS: dict[str, str | None] = {".csv": ",", ".tsv": "\t", ".txt": None, ".edges": None}
+_INTEGERS = ("src", "dst", "time")
+_PIECE_BYTES = 1 << 23
+_BYTES_PER_ROW = 16  # of a typical edge in text: pieces of text and of parquet hold about as many rows
+
+
+def is_table(path: Path) -> bool:
+    return path.suffix == ".parquet" or path.suffix in DELIMITERS
+
+
+def table_pieces(
+    path: Path,
+    columns: Sequence[str] | None = None,
+    *,
+    piece_bytes: int = _PIECE_BYTES,
+    progress: Callable[[float], None] | None = None,
+) -> Iterator[Columns]:
+    """The table's rows in order, some at a time, as columns by name; at least one piece, empty where there is no row.
+
+    `columns` names them, by default the header does, or `src dst` where there is none. `piece_bytes` of text are
+    parsed at once; `progress` is told the share of the table that was read. ValueError names the file, and the line
+    in a text file.
+    """
+    read = _parquet_pieces if path.suffix == ".parquet" else _text_pieces
+    for share, piece in read(path, columns, piece_bytes):
+        yield _check_columns(piece, path)
+        if progress is not None:
+            progress(share)
+
+
+def _check_columns(piece: Columns, path: Path) -> Columns:
+    for name in ("src", "dst"):
+        if name not in piece:
+            raise ValueError(f"{path}: no column is called {name!r}, there are {list(piece)}; name them with columns=")
+        if piece[name].dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"{path}: column {name!r} must hold integers, got {piece[name].dtype}")
+    return piece
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the edges of a text file begin, the names in its header, and how many fields a line has (0: no edges)."""
+
+    offset: int
+    line: int
+    header: list[str] | None
+    num_fields: int
+
+
+def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) -> Iterator[tuple[float, Columns]]:
+    delimiter = DELIMITERS[path.suffix]
+    layout = _inspect(path, delimiter)
+    names = list(columns or layout.header or ("src", "dst"))
+    if layout.num_fields == 0:
+        yield 1.0, {name: torch.empty(0, dtype=torch.int64 if name in _INTEGERS else torch.float32) for name in names}
+        return
+    if len(names) != layout.num_fields:
+        raise ValueError(f"{path}: its lines have {layout.num_fields} fields, but columns names {len(names)}: {names}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{path}: every column needs a name of its own, got {names}")
+    kinds = "".join("i" if name in _INTEGERS else "f" for name in names)
+    size, done = path.stat().st_size, layout.offset
+    for line, text in _whole_lines(path, layout, piece_bytes):
+        try:
+            parsed = parse_table(text, kinds, delimiter, line)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        done += len(text)
+        yield done / size, dict(zip(names, parsed))
+
+
+def _whole_lines(path: Path, layout: _Layout, piece_bytes: int) -> Iterator[tuple[int, bytearray]]:
+    """About `piece_bytes` at a time, cut at line ends, with the number of the first line (from 1)."""
+    line = layout.line
+    rest = bytearray()
+    with open(path, "rb") as file:
+        file.seek(layout.offset)
+        while data := file.read(piece_bytes):
+            cut = data.rfind(b"\n") + 1
+            if cut == 0:
+                rest += data
+                continue
+            rest += memoryview(data)[:cut]
+            yield line, rest
+            line += rest.count(b"\n")
+            rest = bytearray(memoryview(data)[cut:])
+    if rest:
+        yield line, rest
+
+
+def _inspect(path: Path, delimiter: str | None) -> _Layout:
+    header: list[str] | None = None
+    offset = 0
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            content = raw.decode("utf-8", errors="replace")
+            for mark in COMMENTS:
+                content = content.partition(mark)[0]
+            content = content.strip()
+            if content:
+                fields = [field.strip() for field in content.split(delimiter)]
+                if header is not None or _is_number(fields[0]):
+                    return _Layout(offset, number, header, len(fields))
+                header = fields
+            offset += len(raw)
+    return _Layout(offset, 0, header, 0)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _parquet_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) -> Iterator[tuple[float, Columns]]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("parquet files are read by pyarrow: pip install pyarrow") from error
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    with file:
+        stored = file.schema_arrow.names
+        names = list(columns or stored)
+        if len(names) != len(stored):
+            raise ValueError(f"{path}: it has columns {stored}, but columns names {len(names)}: {names}")
+        rows = max(piece_bytes // _BYTES_PER_ROW, 1)
+        empty = file.schema_arrow.empty_table().to_batches() or [pyarrow.RecordBatch.from_pylist([], file.schema_arrow)]
+        done, num_rows = 0, file.metadata.num_rows
+        for batch in file.iter_batches(batch_size=rows) if num_rows else empty:
+            done += batch.num_rows
+            piece = {name: _parquet_column(column, f"{path}: column {name!r}") for name, column in zip(names, batch)}
+            yield done / max(num_rows, 1), piece
+
+
+def _parquet_column(column, where: str) -> Tensor:  # type: ignore[no-untyped-def]
+    if column.null_count:
+        raise ValueError(f"{where} has {column.null_count} missing values")
+    array = column.to_numpy(zero_copy_only=False)
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"{where} must hold numbers, got {column.type}")
+    return torch.from_numpy(np.array(array))

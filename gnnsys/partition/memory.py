@@ -1,0 +1,136 @@
+"""How much memory partitioning will take, before it starts, stage by stage; and sizes as people write them.
+
+Formulas with named constants: bytes beside what the process holds already. The constants of the streaming path are
+measured (its tests compare); those of the in-memory path follow from what the multilevel engine keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gnnsys.graph.external import MIN_MEMORY
+
+# The streaming path.
+STREAM_SORT_SHARE = 2  # the adjacency is sorted with this fraction of the limit; the rest is the allocator's slack
+STREAM_BYTES_PER_NODE = 40  # label, size, counts, orphans; then part and its best; temporaries of numbering
+BYTES_PER_CLUSTER = 160  # METIS, and what it is given, per node of the graph between clusters
+BYTES_PER_COARSE_PAIR = 220  # the same per pair of clusters, table included
+STREAM_FLOOR = 48 << 20  # pieces, runs, the allocator
+
+# The in-memory path.
+MEMORY_BYTES_PER_EDGE = 8.0  # symmetrised int32 adjacency
+MEMORY_WEIGHT_BYTES_PER_EDGE = 8.0  # its weights, where edges are merged
+MEMORY_LEVELS = 2.0  # all levels together, in units of the finest: each has about half the edges of the one before
+MEMORY_BYTES_PER_NODE = 40.0  # indptr, match, map to the coarser level, part, queue
+LOAD_BYTES_PER_EDGE = 44.0  # COO int64 (16), CSC (8) and the records of its sort (12 to 24)
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by stage; stages follow one another, so the peak is the largest."""
+
+    stages: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        return max(self.stages.values(), default=0)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{stage} {format_size(size)}" for stage, size in self.stages.items())
+
+
+def estimate_in_memory(num_nodes: int, num_edges: int, num_constraints: int = 2, *, loads: bool = True) -> Estimate:
+    """What loading (unless the graph is mapped) and the multilevel partitioner take."""
+    weights = 8 * num_constraints * num_nodes
+    finest = num_edges * (MEMORY_BYTES_PER_EDGE + MEMORY_WEIGHT_BYTES_PER_EDGE) + num_nodes * MEMORY_BYTES_PER_NODE
+    stages = {"loading": int(num_edges * LOAD_BYTES_PER_EDGE + 8 * num_nodes)} if loads else {}
+    held = num_edges * 8 + num_nodes * 8 if loads else 0
+    return Estimate(stages | {"partitioning": int(held + MEMORY_LEVELS * finest + weights)})
+
+
+def estimate_streaming(
+    num_nodes: int, num_edges: int, num_parts: int, num_constraints: int = 2, *, memory_limit: int
+) -> Estimate:
+    """What `external_graph` and `stream_assignment` take under a limit, which is `least_memory(num_nodes)` at least."""
+    nodes = STREAM_BYTES_PER_NODE * num_nodes
+    coarse = num_edges * BYTES_PER_COARSE_PAIR + num_nodes * BYTES_PER_CLUSTER
+    return Estimate(
+        {
+            "sorting": STREAM_FLOOR + min((memory_limit - STREAM_FLOOR) // STREAM_SORT_SHARE, 128 * num_edges),
+            "clustering": min(STREAM_FLOOR + nodes + coarse, memory_limit),
+            "refining": STREAM_FLOOR + nodes // 2 + 24 * num_constraints * num_parts,
+        }
+    )
+
+
+def least_memory(num_nodes: int) -> int:
+    """The smallest limit under which a graph of so many nodes can be partitioned at all."""
+    return max(STREAM_FLOOR + STREAM_BYTES_PER_NODE * num_nodes, MIN_MEMORY)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Which way a graph will be partitioned, and what either would take; `streaming` is None without a limit."""
+
+    is_streaming: bool
+    in_memory: Estimate
+    streaming: Estimate | None
+
+    def __str__(self) -> str:
+        chosen = self.streaming if self.is_streaming and self.streaming else self.in_memory
+        way = "streaming from files" if self.is_streaming else "in memory"
+        return f"expected peak {format_size(chosen.peak)} {way}: {chosen}"
+
+
+def plan_memory(
+    num_nodes: int,
+    num_edges: int,
+    num_parts: int,
+    num_constraints: int = 2,
+    *,
+    memory_limit: int | None = None,
+    loads: bool = True,
+) -> MemoryPlan:
+    """In memory where that fits the limit, otherwise streaming; ValueError where not even that fits.
+
+    >>> print(plan_memory(10**8, 10**9, 8, memory_limit=parse_size("16G")))
+    expected peak 16.0 GiB streaming from files: sorting 8.0 GiB, clustering 16.0 GiB, refining 1.9 GiB
+    """
+    in_memory = estimate_in_memory(num_nodes, num_edges, num_constraints, loads=loads)
+    if memory_limit is None:
+        return MemoryPlan(False, in_memory, None)
+    if memory_limit < least_memory(num_nodes) and in_memory.peak > memory_limit:
+        raise ValueError(
+            f"a limit of {format_size(memory_limit)} is too small for {num_nodes:,} nodes: "
+            f"give at least {format_size(least_memory(num_nodes))}"
+        )
+    limit = max(memory_limit, least_memory(num_nodes))
+    streaming = estimate_streaming(num_nodes, num_edges, num_parts, num_constraints, memory_limit=limit)
+    return MemoryPlan(in_memory.peak > memory_limit, in_memory, streaming)
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes from "4G", "512MiB" or "1.5g": powers of 1024.
+
+    >>> parse_size("4G")
+    4294967296
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"a size must look like 4G, 512M or 1000000, got {text!r}")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def format_size(size: float) -> str:
+    """ "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
