@@ -89,9 +89,6 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "partition_refine(Tensor[] indptr, Tensor[] indices, Tensor[] weight, int[] offsets, Tensor node_weights, "
       "Tensor(a!) part, int num_parts, Tensor limits, int passes, int work, int key) -> (int cut, float excess)");
-  m.def(
-      "partition_ties(Tensor[] indptr, Tensor[] indices, Tensor[] weight, int[] offsets, Tensor part, int num_parts) "
-      "-> Tensor");
 
   // Parts on disk: cpu/partition/relabel_part.cpp, cpu/partition/fingerprint.cpp
   m.def(

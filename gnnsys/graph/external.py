@@ -35,7 +35,8 @@ _PIECE_SHARE = 512  # edges of an .npz at a time: ids, a type and what chooses b
 _PLAIN_BYTES = 1 << 16  # smaller members of an .npz are read, not mapped
 _COPY_BYTES = 1 << 20
 
-Progress = Callable[[str, float], None]
+Progress = Callable[[int, int, str], None]
+_Report = Callable[[str, float], None]
 
 
 def external_graph(
@@ -52,7 +53,7 @@ def external_graph(
     """Makes the saved graph that `save(load(source, ...), out)` makes, with at most `memory_limit` bytes of memory.
 
     `source`, `columns`, `num_nodes` and `verify` are those of `load`. Temporary files of up to 30 bytes per edge lie
-    beside `out` meanwhile. `progress` is told what is being done and the share of it that is.
+    beside `out` meanwhile. `progress(percent, 100, what)` is told how far along it is.
 
     >>> external_graph("edges.txt", "web/", memory_limit=1 << 30)  # doctest: +SKIP
     >>> graph = gnnsys.graph.load("web/", verify=False)  # mapped  # doctest: +SKIP
@@ -64,7 +65,11 @@ def external_graph(
         raise ValueError(f"path {str(source)!r} does not exist")
     if target.exists() and not overwrite:
         raise ValueError(f"path {str(target)!r} exists: choose another or pass overwrite=True")
-    report = progress or (lambda stage, share: None)
+
+    def report(stage: str, share: float) -> None:
+        if progress is not None:
+            progress(int(100 * share), 100, stage)
+
     if source.is_dir():
         save(load_saved(source, verify=verify), target, overwrite=overwrite)
         return
@@ -81,7 +86,7 @@ def external_graph(
 
 
 def _from_table(
-    path: Path, work: Path, memory: int, columns: Sequence[str] | None, num_nodes: int | None, report: Progress
+    path: Path, work: Path, memory: int, columns: Sequence[str] | None, num_nodes: int | None, report: _Report
 ) -> Graph:
     edges = EdgeSort(work / "edges", memory // _SORT_SHARE, None if num_nodes is None else (num_nodes, num_nodes))
     rows: dict[str, RawFile] = {}
@@ -100,7 +105,7 @@ def _from_table(
         raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
 
 
-def _from_npz(path: Path, work: Path, memory: int, report: Progress) -> Graph:
+def _from_npz(path: Path, work: Path, memory: int, report: _Report) -> Graph:
     try:
         arrays = _unpack(path, work, partial(report, "unpacking"))
     except UNREADABLE as error:
@@ -171,7 +176,7 @@ class _EdgesOfType:
         return self._edges.sort(progress=report), {name: file.map() for name, file in self._rows.items()}
 
 
-def _sort_edges(content: Content, work: Path, memory: int, report: Progress) -> Graph:
+def _sort_edges(content: Content, work: Path, memory: int, report: _Report) -> Graph:
     types = [_EdgesOfType(work / f"edges-{i}", memory, content, t) for i, t in enumerate(content.edge_types)]
     num_edges, size = content.edge_index.shape[1], max(memory // _PIECE_SHARE, 1)
     for first in range(0, max(num_edges, 1), size):

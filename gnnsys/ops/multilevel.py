@@ -102,11 +102,6 @@ def refine(
     )
 
 
-def part_ties(level: Level, part: Tensor, num_parts: int) -> Tensor:
-    """Weight of edges between parts, symmetric int64 [num_parts, num_parts]; inside a part an edge counts twice."""
-    return native.partition_ties(*level.arguments(), part, num_parts)
-
-
 @torch.library.register_fake("gnnsys::partition_contract")
 def _contract(
     indptr: list[Tensor],

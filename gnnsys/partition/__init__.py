@@ -19,7 +19,7 @@ from gnnsys.partition.partition import Partitioned, partition_graph
 from gnnsys.partition.parts import Parts, open_parts
 from gnnsys.partition.plot import write_plot
 from gnnsys.partition.remote import Remote, expected_remote
-from gnnsys.partition.streaming import StreamedParts, in_edge_weight, node_weight, stream_assignment
+from gnnsys.partition.streaming import StreamedParts, stream_assignment
 from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts
 
@@ -42,10 +42,8 @@ __all__ = [
     "estimate_streaming",
     "expected_remote",
     "format_size",
-    "in_edge_weight",
     "inspect_parts",
     "least_memory",
-    "node_weight",
     "open_parts",
     "parse_size",
     "partition_graph",

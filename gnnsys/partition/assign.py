@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
-from gnnsys.ops.multilevel import Level, part_ties
 from gnnsys.partition.assignment import Assignment
-from gnnsys.partition.coalesce import coalesce
+from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.constraints import Balance, Constraints, balances, constraints_of
 from gnnsys.partition.levels import finest_level
+from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
 from gnnsys.partition.multilevel import multilevel
 from gnnsys.partition.pieces import Progress
 from gnnsys.partition.simple import chunk_assignment, file_assignment, random_assignment
+from gnnsys.partition.streaming import stream_assignment
 
 METHODS = ("multilevel", "metis", "random", "chunk")
 OBJECTIVES = ("cut", "communication")
@@ -81,30 +82,36 @@ def assign_parts(
     trainers_per_part: int = 1,
     *,
     options: Options | None = None,
+    memory_limit: int | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Assigned:
-    """Assigns every node to one of num_parts * trainers_per_part subparts; `folder` is for temporary files."""
+    """Assigns every node to one of num_parts * trainers_per_part subparts.
+
+    With a `memory_limit` in bytes that the multilevel partitioner would exceed, nodes are assigned by streaming the
+    graph, whose arrays may be mapped files. `folder` is for temporary files.
+    """
     options = options or Options()
     if num_parts < 1 or trainers_per_part < 1:
         raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
     start = time.perf_counter()
     constraints = constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
-    level = finest_level(graph, constraints)
-    num_subparts = num_parts * trainers_per_part
-    subpart, details = _subparts(graph, level, constraints, num_parts, trainers_per_part, options, folder, progress)
-    ties = part_ties(level, subpart, num_subparts)
-    if options.method in ("multilevel", "metis"):
-        number = coalesce(ties, trainers_per_part)
-        subpart, order = number[subpart.long()], torch.argsort(number)
-        ties = ties[order][:, order]
-    machine = ties.view(num_parts, trainers_per_part, num_parts, trainers_per_part).sum((1, 3))
+    task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
+    subpart, details = task.assign()
     sizes = [graph.num_nodes(t) for t in graph.node_types]
+    by_type = dict(zip(graph.node_types, subpart.split(sizes)))
+    between = edges_between(graph, by_type, task.num_subparts)
+    if options.method in ("multilevel", "metis"):
+        number = coalesce(between + between.T, trainers_per_part)
+        by_type = {t: number[of_type.long()] for t, of_type in by_type.items()}
+        subpart, order = torch.cat(list(by_type.values())), torch.argsort(number)
+        between = between[order][:, order]
+    machines = between.view(num_parts, trainers_per_part, num_parts, trainers_per_part).sum((1, 3))
     return Assigned(
-        Assignment(num_parts, trainers_per_part, dict(zip(graph.node_types, subpart.split(sizes)))),
-        balances(constraints, subpart, num_subparts, options.imbalance),
-        _between(ties),
-        _between(machine),
+        Assignment(num_parts, trainers_per_part, by_type),
+        balances(constraints, subpart, task.num_subparts, options.imbalance),
+        int(between.sum() - between.diagonal().sum()),
+        int(machines.sum() - machines.diagonal().sum()),
         sum(graph.num_edges(t) for t in graph.edge_types),
         time.perf_counter() - start,
         details,
@@ -119,31 +126,74 @@ def default_balance(graph: Graph) -> list[str]:
     return [*names, "ntype"] if len(graph.node_types) > 1 else names
 
 
-def _subparts(
-    graph: Graph,
-    level: Level,
-    constraints: Constraints,
-    num_parts: int,
-    trainers_per_part: int,
-    options: Options,
-    folder: Path | None,
-    progress: Progress | None,
-) -> tuple[Tensor, dict[str, Any]]:
-    """The subpart of every node by the chosen method, int32, before grouping; and what the method has to tell."""
-    num_subparts = num_parts * trainers_per_part
-    if options.method == "random":
-        return random_assignment(level.num_nodes, num_subparts, options.seed), {}
-    if options.method == "chunk":
-        return chunk_assignment(level.num_nodes, num_subparts), {}
-    if options.method.startswith("assignment="):
-        part = file_assignment(options.method.removeprefix("assignment="), graph, num_parts)
-        return split_parts(part, num_parts, trainers_per_part), {}
-    limits = constraints.limits(num_subparts, options.imbalance)
-    if options.method == "metis":
-        subpart = metis(level, num_subparts, recursive=num_subparts <= 8, seed=options.seed + 1)
-    else:
-        subpart, _ = multilevel(level, num_subparts, limits, seed=options.seed, folder=folder, progress=progress)
-    return subpart, {}
+@dataclass(frozen=True)
+class _Task:
+    """One call of assign_parts."""
+
+    graph: Graph
+    constraints: Constraints
+    num_parts: int
+    trainers_per_part: int
+    options: Options
+    memory_limit: int | None
+    folder: Path | None
+    progress: Progress | None
+
+    @property
+    def num_subparts(self) -> int:
+        return self.num_parts * self.trainers_per_part
+
+    def assign(self) -> tuple[Tensor, dict[str, Any]]:
+        """The subpart of every node by the chosen method, int32, before grouping; and what is to be told about it."""
+        method, num_nodes = self.options.method, self.constraints.num_nodes
+        if method == "random":
+            return random_assignment(num_nodes, self.num_subparts, self.options.seed), {}
+        if method == "chunk":
+            return chunk_assignment(num_nodes, self.num_subparts), {}
+        if method.startswith("assignment="):
+            part = file_assignment(method.removeprefix("assignment="), self.graph, self.num_parts)
+            return split_parts(part, self.num_parts, self.trainers_per_part), {}
+        plan = self.plan()
+        if plan.is_streaming:
+            return self._stream(), {"memory": str(plan)}
+        level = finest_level(self.graph, self.constraints)
+        if method == "metis":
+            return metis(level, self.num_subparts, recursive=self.num_subparts <= 8, seed=self.options.seed + 1), {}
+        limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
+        subpart, _ = multilevel(
+            level, self.num_subparts, limits, seed=self.options.seed, folder=self.folder, progress=self.progress
+        )
+        return subpart, {"memory": str(plan)}
+
+    def plan(self) -> MemoryPlan:
+        """In memory or streaming. What streaming cannot do is refused."""
+        num_edges = sum(self.graph.num_edges(t) for t in self.graph.edge_types)
+        plan = plan_memory(
+            self.constraints.num_nodes,
+            num_edges,
+            self.num_subparts,
+            len(self.constraints.columns),
+            memory_limit=self.memory_limit,
+            loads=False,
+        )
+        if plan.is_streaming and (self.options.method != "multilevel" or self.options.objective != "cut"):
+            raise ValueError(
+                f"{plan.in_memory}: more than the memory limit, under which only method multilevel with objective cut "
+                f"works, not {self.options.method} with {self.options.objective}; raise the limit or change them"
+            )
+        return plan
+
+    def _stream(self) -> Tensor:
+        assert self.memory_limit is not None
+        return stream_assignment(
+            self.graph,
+            self.num_subparts,
+            list(self.constraints.columns.values()),
+            self.constraints.limits(self.num_subparts, self.options.imbalance),
+            memory_limit=max(self.memory_limit, least_memory(self.constraints.num_nodes)),
+            folder=self.folder,
+            progress=self.progress,
+        ).part
 
 
 def split_parts(part: Tensor, num_parts: int, trainers_per_part: int) -> Tensor:
@@ -156,7 +206,3 @@ def split_parts(part: Tensor, num_parts: int, trainers_per_part: int) -> Tensor:
     rank[order] = torch.arange(len(part)) - torch.repeat_interleave(size.cumsum(0) - size, size)
     share = rank * trainers_per_part // size.clamp(min=1)[part.long()]
     return (part * trainers_per_part + share).int()
-
-
-def _between(ties: Tensor) -> int:
-    return int(ties.sum() - ties.diagonal().sum()) // 2

@@ -6,8 +6,13 @@ grouped so that as little as possible crosses machines, and no machine is heavie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
+
+from gnnsys.graph import Graph, NodeType
+from gnnsys.partition.pieces import column_pieces
 
 
 def coalesce(ties: Tensor, group_size: int) -> Tensor:
@@ -61,3 +66,16 @@ def _exchange(ties: Tensor, group: Tensor) -> None:
         if gain[a, b] <= 1e-9:
             return
         group[a], group[b] = group[b].clone(), group[a].clone()
+
+
+def edges_between(graph: Graph, part: Mapping[NodeType, Tensor], num_parts: int) -> Tensor:
+    """How many edges lead from part p to part q, int64 [num_parts, num_parts]; read in pieces."""
+    counts = torch.zeros(num_parts * num_parts, dtype=torch.int64)
+    for edge_type in graph.edge_types:
+        csc, of_src, of_dst = graph.csc(edge_type), part[edge_type[0]], part[edge_type[2]]
+        for first, end in column_pieces(csc.indptr):
+            starts = csc.indptr[first : end + 1]
+            src = of_src[csc.indices[int(starts[0]) : int(starts[-1])].long()].long()
+            dst = torch.repeat_interleave(of_dst[first:end].long(), starts.diff(), output_size=src.numel())
+            counts += torch.bincount(src * num_parts + dst, minlength=num_parts * num_parts)
+    return counts.view(num_parts, num_parts)

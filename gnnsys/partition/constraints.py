@@ -1,41 +1,85 @@
 """What a partition must balance: one weight per node and constraint, and the most a part may have of it.
 
 Constraints are named as on the command line: `nodes` (always there), `edges` (in-edges), `train`, `val`, `test` (nodes
-of the split), `ntype` (each node type on its own) and `etype` (the in-edges of each edge type).
+of the split), `ntype` (each node type on its own) and `etype` (the in-edges of each edge type). A weight is a function
+of a range of nodes, so that a graph larger than memory is never weighed whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.graph import Graph, NodeType
+from gnnsys.partition.adjacency import first_nodes
 
 NAMES = ("nodes", "edges", "train", "val", "test", "ntype", "etype")
+_PIECE = 1 << 20
+
+Weight = Callable[[int, int], Tensor]
+"""weight(begin, end): int64 [end - begin], of nodes numbered type after type."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Constraints:
-    """`weights` int64 [num_nodes of all types, num_constraints], nodes in the order of the graph's node types."""
+    """Weights of all nodes, types one after the other, by the constraint's name."""
 
-    names: tuple[str, ...]
-    weights: Tensor
+    columns: Mapping[str, Weight]
+    num_nodes: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """All of them at once, int64 [num_nodes, num_constraints]."""
+        return torch.stack([weight(0, self.num_nodes) for weight in self.columns.values()], dim=1).contiguous()
+
+    @cached_property
+    def totals(self) -> Tensor:
+        """int64 [num_constraints]."""
+        return self._sums[0]
+
+    @cached_property
+    def heaviest(self) -> Tensor:
+        """The heaviest node in each constraint, int64 [num_constraints]."""
+        return self._sums[1]
 
     def limits(self, num_parts: int, imbalance: float) -> Tensor:
         """The most that a part may weigh, int64: (1 + imbalance) times the average, but never less than what whole
         nodes force: the average rounded up, and the heaviest node."""
-        total = self.weights.sum(0)
-        even = (total + num_parts - 1).div(num_parts, rounding_mode="floor")
-        allowed = (total.double() / num_parts * (1 + imbalance)).floor().long()
-        heaviest = self.weights.max(0).values if len(self.weights) else torch.zeros_like(total)
-        return torch.stack([even, allowed, heaviest]).max(0).values
+        even = (self.totals + num_parts - 1).div(num_parts, rounding_mode="floor")
+        allowed = (self.totals.double() / num_parts * (1 + imbalance)).floor().long()
+        return torch.stack([even, allowed, self.heaviest]).max(0).values
 
     def loads(self, part: Tensor, num_parts: int) -> Tensor:
         """The weight of every part, int64 [num_parts, num_constraints]."""
-        return self.weights.new_zeros(num_parts, len(self.names)).index_add_(0, part.long(), self.weights)
+        loads = torch.zeros(num_parts, len(self.columns), dtype=torch.int64)
+        for begin, end in self._pieces():
+            piece = part[begin:end].long()
+            for i, weight in enumerate(self.columns.values()):
+                loads[:, i].index_add_(0, piece, weight(begin, end))
+        return loads
+
+    @cached_property
+    def _sums(self) -> tuple[Tensor, Tensor]:
+        total = torch.zeros(len(self.columns), dtype=torch.int64)
+        heaviest = torch.zeros_like(total)
+        for begin, end in self._pieces():
+            for i, weight in enumerate(self.columns.values()):
+                piece = weight(begin, end)
+                total[i] += piece.sum()
+                heaviest[i] = torch.maximum(heaviest[i], piece.max())
+        return total, heaviest
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        for begin in range(0, self.num_nodes, _PIECE):
+            yield begin, min(begin + _PIECE, self.num_nodes)
 
 
 @dataclass(frozen=True)
@@ -72,11 +116,10 @@ class Balance:
 
 def balances(constraints: Constraints, part: Tensor, num_parts: int, imbalance: float) -> list[Balance]:
     loads = constraints.loads(part, num_parts)
-    heaviest_node = (
-        constraints.weights.max(0).values if len(part) else constraints.weights.new_zeros(len(constraints.names))
-    )
     return [
-        Balance(name, int(loads[:, i].sum()), int(loads[:, i].max()), num_parts, 1 + imbalance, int(heaviest_node[i]))
+        Balance(
+            name, int(loads[:, i].sum()), int(loads[:, i].max()), num_parts, 1 + imbalance, int(constraints.heaviest[i])
+        )
         for i, name in enumerate(constraints.names)
     ]
 
@@ -87,42 +130,61 @@ def constraints_of(graph: Graph, balance: Sequence[str] = ()) -> Constraints:
     >>> constraints_of(gnnsys.graph.dataset("sbm-1k"), ["train", "edges"]).names  # doctest: +SKIP
     ('nodes', 'train', 'edges')
     """
-    columns: dict[str, Tensor] = {"nodes": torch.ones(sum(map(graph.num_nodes, graph.node_types)), dtype=torch.int64)}
+    columns: dict[str, Weight] = {"nodes": lambda begin, end: torch.ones(end - begin, dtype=torch.int64)}
     for name in balance:
         if name not in NAMES:
             raise ValueError(f"balance {name!r} is not known, choose among {', '.join(NAMES)}")
         for label, weight in _columns(graph, name):
             columns.setdefault(label, weight)
-    return Constraints(tuple(columns), torch.stack(list(columns.values()), dim=1).contiguous())
+    return Constraints(columns, sum(map(graph.num_nodes, graph.node_types)))
 
 
-def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Tensor]]:
+def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
     if name == "ntype":
         for node_type in graph.node_types:
-            yield f"ntype:{node_type}", _joined(graph, {node_type: torch.ones(graph.num_nodes(node_type))})
+            yield f"ntype:{node_type}", _joined(graph, [(node_type, _ones)])
     elif name == "edges":
-        yield "edges", sum((_in_edges(graph, t) for t in graph.edge_types), torch.zeros(1, dtype=torch.int64))
+        yield "edges", _joined(graph, [(t[2], _in_degrees(graph.csc(t).indptr)) for t in graph.edge_types])
     elif name == "etype":
-        for edge_type in graph.edge_types:
-            yield f"etype:{'|'.join(edge_type)}", _in_edges(graph, edge_type)
+        for t in graph.edge_types:
+            yield f"etype:{'|'.join(t)}", _joined(graph, [(t[2], _in_degrees(graph.csc(t).indptr))])
     elif name != "nodes":
         yield name, _split(graph, name)
 
 
-def _in_edges(graph: Graph, edge_type: EdgeType) -> Tensor:
-    return _joined(graph, {edge_type[2]: graph.csc(edge_type).in_degrees()})
+def _ones(begin: int, end: int) -> Tensor:
+    return torch.ones(end - begin, dtype=torch.int64)
 
 
-def _split(graph: Graph, name: str) -> Tensor:
-    """1 for the nodes of `<name>_mask`, of its first column where there are several splits."""
+def _in_degrees(indptr: Tensor) -> Weight:
+    return lambda begin, end: indptr[begin : end + 1].diff()
+
+
+def _members(mask: Tensor) -> Weight:
+    """1 for the nodes of a mask, of its first column where there are several splits."""
+    column = mask if mask.dim() == 1 else mask[:, 0]
+    return lambda begin, end: column[begin:end].ne(0).long()
+
+
+def _split(graph: Graph, name: str) -> Weight:
     masks = {t: graph.node_data[t].get(f"{name}_mask") for t in graph.node_types}
-    found = {t: (mask if mask.dim() == 1 else mask[:, 0]).ne(0) for t, mask in masks.items() if mask is not None}
+    found = [(t, _members(mask)) for t, mask in masks.items() if mask is not None]
     if not found:
         raise ValueError(f"balance {name!r} needs node data called '{name}_mask', and no node type has it")
     return _joined(graph, found)
 
 
-def _joined(graph: Graph, weights: dict[NodeType, Tensor]) -> Tensor:
-    """Weights of all nodes, int64; types without any weigh 0."""
-    zeros = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int64) for t in graph.node_types}
-    return torch.cat([weights.get(t, zeros[t]).long() for t in graph.node_types])
+def _joined(graph: Graph, weights: Sequence[tuple[NodeType, Weight]]) -> Weight:
+    """Weights of some types, by ids of the type, as those of all nodes; where there are several they add up."""
+    first = first_nodes(graph)
+
+    def weight(begin: int, end: int) -> Tensor:
+        total = torch.zeros(end - begin, dtype=torch.int64)
+        for node_type, of_type in weights:
+            low = max(begin, first[node_type])
+            high = min(end, first[node_type] + graph.num_nodes(node_type))
+            if low < high:
+                total[low - begin : high - begin] += of_type(low - first[node_type], high - first[node_type])
+        return total
+
+    return weight

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.ops.multilevel import Level, Neighbors32, both_directions
+from gnnsys.partition.adjacency import first_nodes
 from gnnsys.partition.constraints import Constraints
 
 _SPILL_FROM = 1 << 26  # a level of fewer bytes stays in memory: it is not worth a file
@@ -20,14 +21,9 @@ _SPILL_FROM = 1 << 26  # a level of fewer bytes stays in memory: it is not worth
 def finest_level(graph: Graph, constraints: Constraints) -> Level:
     """The graph as it is, nodes of all types in one numbering: per edge type its CSC, which is not copied, and the
     transpose."""
-    first, offset = {}, 0
-    for node_type in graph.node_types:
-        first[node_type] = offset
-        offset += graph.num_nodes(node_type)
-    if offset > torch.iinfo(torch.int32).max:
-        raise ValueError(
-            f"{offset:,} nodes are too many to be partitioned in memory: set a memory limit to stream them"
-        )
+    if constraints.num_nodes > torch.iinfo(torch.int32).max:
+        raise ValueError(f"{constraints.num_nodes:,} nodes are too many: at most 2^31 - 1 can be partitioned")
+    first = first_nodes(graph)
     lists: list[Neighbors32] = []
     for edge_type in graph.edge_types:
         src, _, dst = edge_type

@@ -1,7 +1,7 @@
 """How much memory partitioning will take, before it starts, stage by stage; and sizes as people write them.
 
 Formulas with named constants: bytes beside what the process holds already. The constants of the streaming path are
-measured (its tests compare); those of the in-memory path follow from what the multilevel engine keeps.
+measured, and the tests compare them with what processes take.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ BYTES_PER_CLUSTER = 160  # METIS, and what it is given, per node of the graph be
 BYTES_PER_COARSE_PAIR = 220  # the same per pair of clusters, table included
 STREAM_FLOOR = 48 << 20  # pieces, runs, the allocator
 
-# The in-memory path.
-MEMORY_BYTES_PER_EDGE = 8.0  # symmetrised int32 adjacency
-MEMORY_WEIGHT_BYTES_PER_EDGE = 8.0  # its weights, where edges are merged
-MEMORY_LEVELS = 2.0  # all levels together, in units of the finest: each has about half the edges of the one before
-MEMORY_BYTES_PER_NODE = 40.0  # indptr, match, map to the coarser level, part, queue
+# The in-memory path, as measured on power-law, web and community graphs (30 to 35 bytes per edge and what nodes take).
+MEMORY_BYTES_PER_EDGE = 32.0  # the transpose with its positions, and the first coarse level while it is made
+MEMORY_BYTES_PER_NODE = 80.0  # labels, clusters with their weights, members; later ties and heaps
 LOAD_BYTES_PER_EDGE = 44.0  # COO int64 (16), CSC (8) and the records of its sort (12 to 24)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -46,10 +44,10 @@ class Estimate:
 def estimate_in_memory(num_nodes: int, num_edges: int, num_constraints: int = 2, *, loads: bool = True) -> Estimate:
     """What loading (unless the graph is mapped) and the multilevel partitioner take."""
     weights = 8 * num_constraints * num_nodes
-    finest = num_edges * (MEMORY_BYTES_PER_EDGE + MEMORY_WEIGHT_BYTES_PER_EDGE) + num_nodes * MEMORY_BYTES_PER_NODE
     stages = {"loading": int(num_edges * LOAD_BYTES_PER_EDGE + 8 * num_nodes)} if loads else {}
     held = num_edges * 8 + num_nodes * 8 if loads else 0
-    return Estimate(stages | {"partitioning": int(held + MEMORY_LEVELS * finest + weights)})
+    work = num_edges * MEMORY_BYTES_PER_EDGE + num_nodes * MEMORY_BYTES_PER_NODE + 2 * weights
+    return Estimate(stages | {"partitioning": int(held + work)})
 
 
 def estimate_streaming(

@@ -39,13 +39,15 @@ def partition_graph(
     seed: int = 0,
     halo_hops: int = 1,
     edge_ids: bool = True,
+    memory_limit: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Partitioned:
     """Partitions `graph` into num_parts parts of trainers_per_part subparts each, written to the directory `out`.
 
     `method`, `objective`, `balance`, `imbalance` and `seed` are those of `gnnsys.partition.Options`; `halo_hops` and
-    `edge_ids` those of `write_parts`. The directory is written whole or not at all.
+    `edge_ids` those of `write_parts`. With a `memory_limit` in bytes that the partitioner would exceed, the graph is
+    streamed. The directory is written whole or not at all.
 
     >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
@@ -53,7 +55,13 @@ def partition_graph(
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
     assigned = assign_parts(
-        graph, num_parts, trainers_per_part, options=options, folder=target.parent, progress=progress
+        graph,
+        num_parts,
+        trainers_per_part,
+        options=options,
+        memory_limit=memory_limit,
+        folder=target.parent,
+        progress=progress,
     )
     start = time.perf_counter()
     write_parts(

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.ops import CSC, NodeRun, PairTable, stream_cluster, stream_cut, stream_refine
-from gnnsys.partition.adjacency import Adjacency, first_nodes
+from gnnsys.partition.adjacency import Adjacency
+from gnnsys.partition.constraints import constraints_of
 from gnnsys.partition.memory import (
     BYTES_PER_CLUSTER,
     BYTES_PER_COARSE_PAIR,
@@ -27,9 +28,10 @@ from gnnsys.partition.memory import (
     STREAM_SORT_SHARE,
     least_memory,
 )
+from gnnsys.partition.pieces import Progress
 
 Weight: TypeAlias = Tensor | Callable[[int, int], Tensor]
-Progress: TypeAlias = Callable[[str, float], None]
+Report: TypeAlias = Callable[[str, float], None]
 
 _CLUSTER_PASSES = 5
 _ORPHAN_PASSES = 2  # the last ones of them, in which lone nodes gather
@@ -64,27 +66,6 @@ class StreamedParts:
         return (self.load > self.limit).any(1).nonzero().view(-1).tolist()
 
 
-def node_weight(graph: Graph) -> Weight:
-    """One per node."""
-    return lambda begin, end: torch.ones(end - begin, dtype=torch.int64)
-
-
-def in_edge_weight(graph: Graph) -> Weight:
-    """In-edges per node, of all edge types."""
-    begins = first_nodes(graph)
-
-    def degrees(begin: int, end: int) -> Tensor:
-        total = torch.zeros(end - begin, dtype=torch.int64)
-        for edge_type in graph.edge_types:
-            first, indptr = begins[edge_type[2]], graph.csc(edge_type).indptr
-            low, high = max(begin, first), min(end, first + indptr.numel() - 1)
-            if low < high:
-                total[low - begin : high - begin] += indptr[low - first : high - first + 1].diff()
-        return total
-
-    return degrees
-
-
 def stream_assignment(
     graph: Graph,
     num_parts: int,
@@ -115,11 +96,11 @@ def stream_assignment(
         raise ValueError(
             f"memory_limit must be at least {least_memory(num_nodes)} for {num_nodes} nodes, got {memory_limit}"
         )
-    report = progress or (lambda stage, share: None)
+    report = _reporter(progress)
     with tempfile.TemporaryDirectory(prefix=".stream-", dir=folder) as work:
         memory = (memory_limit - STREAM_FLOOR) // STREAM_SORT_SHARE
         adjacency = Adjacency.build(graph, Path(work), memory, lambda share: report("adjacency", share))
-        weights = [node_weight(graph), in_edge_weight(graph)] if weights is None else weights
+        weights = list(constraints_of(graph, ["edges"]).columns.values()) if weights is None else weights
         constraints = _Constraints(num_nodes, weights)
         limit = constraints.limits(limits, num_parts, imbalance)
         stream = _Stream(adjacency, constraints, num_parts, limit, report)
@@ -181,7 +162,7 @@ class _Constraints:
 
 
 def _first_parts(
-    adjacency: Adjacency, constraints: _Constraints, num_parts: int, budget: int, report: Progress
+    adjacency: Adjacency, constraints: _Constraints, num_parts: int, budget: int, report: Report
 ) -> Iterator[Tensor]:
     """Assignments to start from: METIS on clusters, by bisection and k-way, or nothing where clusters do not help.
 
@@ -222,7 +203,7 @@ def _spread(value: Tensor, label: Tensor) -> Tensor:
     return out
 
 
-def _cluster(adjacency: Adjacency, constraints: _Constraints, num_least: int, report: Progress) -> Tensor:
+def _cluster(adjacency: Adjacency, constraints: _Constraints, num_least: int, report: Report) -> Tensor:
     """The cluster of every node, named by one of them; none weighs more than 1 / `num_least` of all nodes."""
     num_nodes = adjacency.num_nodes
     label = torch.arange(num_nodes, dtype=torch.int32)
@@ -299,7 +280,7 @@ class _Stream:
     """An assignment under refinement, pass by pass, and the best one so far that keeps every limit."""
 
     def __init__(
-        self, adjacency: Adjacency, constraints: _Constraints, num_parts: int, limit: Tensor, report: Progress
+        self, adjacency: Adjacency, constraints: _Constraints, num_parts: int, limit: Tensor, report: Report
     ) -> None:
         self._adjacency, self._constraints, self._report = adjacency, constraints, report
         self._limit = limit
@@ -384,6 +365,11 @@ class _Stream:
         """The limits with `factor` times the slack above a fair share."""
         slack = (self._limit - self._fair).clamp(min=0)
         return self._limit + ((factor - 1) * slack.double()).long()
+
+
+def _reporter(progress: Progress | None) -> Report:
+    """`progress` in the words of this module: what is being done, and the share of it that is."""
+    return lambda stage, share: None if progress is None else progress(int(100 * share), 100, stage)
 
 
 def _size(run: NodeRun) -> int:

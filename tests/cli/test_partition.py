@@ -100,3 +100,34 @@ def test_parts_that_are_there_are_kept_unless_told(tmp_path: Path, capsys):
     assert open_parts(out).num_parts == 2
     assert main(["partition", "sbm-1k", "--parts", "3", "--out", out, "--overwrite"]) == 0
     assert open_parts(out).num_parts == 3
+
+
+def test_a_memory_limit_streams_a_file_of_edges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    graph = dataset("sbm-20k:num_features=1,avg_degree=110")
+    src, dst = graph.edge_index()
+    lines = "\n".join(f"{a} {b}" for a, b in zip(src.tolist(), dst.tolist()))
+    (tmp_path / "edges.txt").write_text(lines)
+    out = tmp_path / "parts"
+    given = ["--parts", "4", "--memory-limit", "64M", "--num-nodes", "20000", "--out", str(out)]
+    assert main(["partition", str(tmp_path / "edges.txt"), *given]) == 0
+    assert "streaming from files" in capsys.readouterr().out
+    assert torch.equal(open_parts(out).merge().edge_index(), graph.edge_index())
+    info = open_parts(out).info
+    assert all(b["ratio"] <= 1.05 for b in info["balance"]) and "streaming" in info["memory"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.txt", "parts"]
+
+
+def test_a_memory_limit_that_is_enough_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for name, limit in (("a", []), ("b", ["--memory-limit", "8G"])):
+        assert main(["partition", "sbm-2k", "--parts", "2", "--out", str(tmp_path / name), *limit]) == 0
+        assert "in memory" in capsys.readouterr().out
+    a, b = open_parts(tmp_path / "a").part(0), open_parts(tmp_path / "b").part(0)
+    assert torch.equal(a.original_ids(), b.original_ids())
+
+
+@pytest.mark.parametrize(
+    "arguments,message", [(["--memory-limit", "lots"], "4G, 512M"), (["--memory-limit", "1K"], "is too small")]
+)
+def test_a_memory_limit_that_cannot_be_is_refused(tmp_path: Path, capsys, arguments, message):
+    assert main(["partition", "sbm-20k", "--parts", "2", "--out", str(tmp_path / "p"), *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -248,7 +248,7 @@ def test_a_build_that_is_killed_never_looks_like_a_graph(tmp_path):
     program = """
 import os, sys
 from gnnsys.graph import external_graph
-def end(stage, share):
+def end(done, total, stage):
     if stage == "sorting":
         os._exit(9)
 external_graph(sys.argv[1], sys.argv[2], memory_limit=1 << 26, progress=end)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnnsys.ops import CSC
-from gnnsys.ops.multilevel import Level, both_directions, cluster, contract, part_ties, refine
+from gnnsys.ops.multilevel import Level, both_directions, cluster, contract, refine
 
 KINDS = ["random", "loops and repeats", "star", "path", "isolated", "no edges", "two islands"]
 
@@ -202,14 +202,6 @@ def test_every_step_is_the_same_on_one_and_two_threads(kind):
 
     for one, two in zip(*on_one_and_two_threads(steps)):
         assert torch.equal(one, two)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_ties_count_the_edges_between_parts(kind):
-    edges, num_nodes = edges_of(kind, 7)
-    part = (torch.arange(num_nodes) % 4).int()
-    member = torch.nn.functional.one_hot(part.long(), 4)
-    assert torch.equal(part_ties(level_of(edges, num_nodes), part, 4), member.T @ dense(edges, num_nodes) @ member)
 
 
 def test_bad_arguments_are_named():

@@ -11,11 +11,16 @@ import torch
 
 from gnnsys.graph import Graph, rmat, save, sbm, typed
 from gnnsys.ops import CSC, NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
-from gnnsys.partition import estimate_streaming, in_edge_weight, node_weight, stream_assignment
+from gnnsys.partition import estimate_streaming, stream_assignment
 from gnnsys.partition.adjacency import Adjacency, first_nodes
+from gnnsys.partition.constraints import constraints_of
 from tests.memory_probe import peak_memory
 
 MEMORY = 256 << 20
+
+
+def weight_of(graph: Graph, name: str):
+    return constraints_of(graph, [name]).columns[name]
 
 
 def random_graph(seed: int, num_nodes: int, num_edges: int) -> Graph:
@@ -94,7 +99,7 @@ def test_whatever_the_graph_every_node_gets_a_part_and_the_report_is_true(num_no
             load = torch.zeros(num_parts, dtype=torch.int64).index_add_(0, found.part.long(), weight)
             assert torch.equal(found.load[row], load)
             assert (row in found.excess) == bool((load > found.limit[row]).any())
-        only_nodes = stream_assignment(graph, num_parts, [node_weight(graph)], memory_limit=MEMORY)
+        only_nodes = stream_assignment(graph, num_parts, [weight_of(graph, "nodes")], memory_limit=MEMORY)
         assert only_nodes.excess == [] and int(only_nodes.load.max()) <= max(-(-num_nodes * 21 // (20 * num_parts)), 1)
 
 
@@ -127,7 +132,7 @@ def test_one_pass_of_greedy_alone_is_worse():
     limit = torch.full((1, 8), 2625)
     _, greedy = stream_refine(runs(csc, 20_000)[0], torch.ones(1, 20_000, dtype=torch.int64), part, load, limit)
     assert greedy == recount_cut(graph, part) and int(load.max()) <= 2625
-    found = stream_assignment(graph, 8, [node_weight(graph)], memory_limit=MEMORY)
+    found = stream_assignment(graph, 8, [weight_of(graph, "nodes")], memory_limit=MEMORY)
     assert found.num_cut < 0.5 * greedy < 0.5 * 0.875 * graph.num_edges()
 
 
@@ -135,7 +140,7 @@ def test_constraints_that_metis_alone_breaks_are_all_kept():
     """Train nodes in a few communities, three node types: every one of them within 5%."""
     graph = typed(10_000, num_features=1)
     begins, num_nodes = first_nodes(graph), sum(graph.num_nodes(t) for t in graph.node_types)
-    weights = [in_edge_weight(graph)]
+    weights = [weight_of(graph, "edges")]
     for node_type in graph.node_types:
         is_type = torch.zeros(num_nodes, dtype=torch.bool)
         is_type[begins[node_type] : begins[node_type] + graph.num_nodes(node_type)] = True
@@ -153,7 +158,7 @@ def test_constraints_that_metis_alone_breaks_are_all_kept():
 def test_limits_per_part_are_kept():
     graph = sbm(3000, num_features=1)
     limits = torch.tensor([[400, 800, 2000]])
-    found = stream_assignment(graph, 3, [node_weight(graph)], limits, memory_limit=MEMORY)
+    found = stream_assignment(graph, 3, [weight_of(graph, "nodes")], limits, memory_limit=MEMORY)
     assert found.excess == [] and (found.load <= limits).all()
 
 
@@ -162,7 +167,7 @@ def test_a_constraint_that_cannot_be_kept_is_named():
     one_heavy = torch.ones(10, dtype=torch.int64)
     one_heavy[3] = 100
     limits = torch.tensor([5, 60])
-    found = stream_assignment(graph, 2, [node_weight(graph), one_heavy], limits, memory_limit=MEMORY)
+    found = stream_assignment(graph, 2, [weight_of(graph, "nodes"), one_heavy], limits, memory_limit=MEMORY)
     assert found.excess == [1]
 
 
@@ -313,7 +318,7 @@ def test_nothing_is_left_behind(tmp_path):
     stages: dict[str, list[float]] = {}
     found = stream_assignment(
         rmat(2000, 20_000), 4, memory_limit=MEMORY, folder=tmp_path,
-        progress=lambda stage, share: stages.setdefault(stage, []).append(share),
+        progress=lambda done, total, stage: stages.setdefault(stage, []).append(done / total),
     )  # fmt: skip
     assert os.listdir(tmp_path) == [] and found.num_passes >= 3
     assert list(stages) == ["adjacency", "clustering", "contracting", "refining"]

@@ -24,6 +24,7 @@ from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
 from gnnsys.bench.partition.inputs import write_inputs
 from gnnsys.graph import Graph
+from gnnsys.partition.adjacency import first_nodes
 
 RECURSIVE, KWAY, VOLUME = "pymetis recursive", "pymetis k-way", "pymetis volume"
 METIS = (RECURSIVE, KWAY)
@@ -123,10 +124,7 @@ def missing(sides: Sequence[str]) -> dict[str, str]:
 
 def flat_edges(graph: Graph) -> tuple[Tensor, Tensor]:
     """Sources and destinations of all edges, int64, nodes of all types in one numbering."""
-    first, offset = {}, 0
-    for node_type in graph.node_types:
-        first[node_type] = offset
-        offset += graph.num_nodes(node_type)
+    first = first_nodes(graph)
     pairs = [(graph.csc(t).indices.long() + first[t[0]], graph.csc(t).dst() + first[t[2]]) for t in graph.edge_types]
     return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 

@@ -19,7 +19,7 @@ from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import Graph, dataset
 from gnnsys.graph.datasets import available
 from gnnsys.ops import degrees
-from gnnsys.partition.constraints import Constraints
+from gnnsys.partition.constraints import Constraints, constraints_of
 from gnnsys.partition.levels import finest_level
 from gnnsys.partition.multilevel import multilevel
 
@@ -95,12 +95,11 @@ class _Contest:
 
     def at_its_balance(self) -> float:
         _, weight = self.graph
-        constraints = Constraints(("1 + in-edges",), weight[:, None].contiguous())
+        constraints = Constraints({"1 + in-edges": lambda begin, end: weight[begin:end]}, weight.numel())
         return self._cut(constraints, torch.tensor([self.metis[1]]))
 
     def at_both(self) -> float:
-        _, weight = self.graph
-        constraints = Constraints(("nodes", "edges"), torch.stack([torch.ones_like(weight), weight - 1], dim=1))
+        constraints = constraints_of(self.graph[0], ["edges"])
         return self._cut(constraints, constraints.limits(PARTS, 0.05))
 
     def _cut(self, constraints: Constraints, limits: Tensor) -> float:

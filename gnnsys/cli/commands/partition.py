@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,18 +55,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--num-nodes", type=int, metavar="N", help="nodes, where the last ones have no edge")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="another partition of the same quality (0)")
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", help="4G, 512M: stream the graph from files where it would take more"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace parts that are there")
 
 
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
-    from gnnsys.partition import partition_graph
+    from gnnsys.cli.source import opened_source
+    from gnnsys.partition import parse_size, partition_graph
 
+    limit = None if args.memory_limit is None else parse_size(args.memory_limit)
     start = time.perf_counter()
-    graph = read_source(args)
-    read = time.perf_counter() - start
-    print(f"{graph}, read in {read:.1f} s")
-    with Progress.reported("partition") as bar:
+    args.out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        bar = stack.enter_context(Progress.reported("partition"))
+        graph = stack.enter_context(
+            opened_source(
+                args.source,
+                columns=args.columns.split(",") if args.columns else None,
+                num_nodes=args.num_nodes,
+                memory_limit=limit,
+                folder=args.out.absolute().parent,
+                progress=bar,
+            )
+        )
+        print(f"{graph}, read in {time.perf_counter() - start:.1f} s")
+        print(expected_memory(graph, args, limit), flush=True)
         done = partition_graph(
             graph,
             args.parts,
@@ -78,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             halo_hops=args.halo_hops,
             edge_ids=not args.no_edge_ids,
+            memory_limit=limit,
             overwrite=args.overwrite,
             progress=bar,
         )
@@ -87,13 +105,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_source(args: argparse.Namespace) -> Graph:
-    from gnnsys.graph import dataset, load
+def expected_memory(graph: Graph, args: argparse.Namespace, limit: int | None) -> str:
+    """What the partitioner will take beside the graph, before it starts."""
+    from gnnsys.partition import plan_memory
 
-    if not Path(args.source).exists():
-        return dataset(args.source)
-    columns = args.columns.split(",") if args.columns else None
-    return load(args.source, columns=columns, num_nodes=args.num_nodes)
+    if args.method not in ("multilevel", "metis"):
+        return f"method {args.method} needs little memory beside the graph"
+    num_nodes = sum(graph.num_nodes(t) for t in graph.node_types)
+    num_edges = sum(graph.num_edges(t) for t in graph.edge_types)
+    parts = max(args.parts * args.trainers_per_part, 1)
+    return str(plan_memory(num_nodes, num_edges, parts, memory_limit=limit, loads=False))
 
 
 def balance_names(text: str | None) -> list[str] | None:
