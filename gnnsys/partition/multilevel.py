@@ -41,14 +41,13 @@ class Effort:
 
     @classmethod
     def for_size(cls, num_entries: int, num_parts: int) -> Effort:
-        coarsest = max(1000, 100 * num_parts)
-        if num_entries < 400_000:
-            return cls(coarsest=coarsest, shrink=3, tries=8, work=5, cycles=3)
         if num_entries < 4_000_000:
-            return cls(coarsest=coarsest, shrink=4, tries=4, work=2, cycles=1)
+            shrink = 3 if num_entries < 1_000_000 else 4
+            return cls(coarsest=max(1000, 100 * num_parts), shrink=shrink, tries=8, work=5, cycles=3)
+        coarsest = max(4000, 100 * num_parts)
         if num_entries < 30_000_000:
-            return cls(coarsest=coarsest, shrink=8, tries=4, work=1, cycles=0)
-        return cls(coarsest=coarsest, shrink=16, tries=4, work=0.3, cycles=0, rounds=2)
+            return cls(coarsest=coarsest, shrink=8, tries=2, work=3, cycles=0)
+        return cls(coarsest=coarsest, shrink=16, tries=2, work=3, cycles=0, rounds=2)
 
 
 def multilevel(

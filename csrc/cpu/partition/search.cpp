@@ -114,6 +114,31 @@ class Search {
   int64_t work_ = 0;
 };
 
+// Whether searching still pays: it has to lower the cut by a percent for every look at all edges. On power-law graphs,
+// where every node is at the boundary and hardly any search finds something, this is what ends it.
+class Yield {
+ public:
+  Yield(const State& state, const Search& search)
+      : search_(search), step_(std::max<int64_t>(state.graph.num_entries() / 20, 200'000)), least_(state.cut() / 2000) {}
+
+  bool is_poor(int64_t gained) {
+    if (search_.work() < checked_ + step_) {
+      return false;
+    }
+    const bool poor = gained - gained_ <= least_;
+    checked_ = search_.work();
+    gained_ = gained;
+    return poor;
+  }
+
+ private:
+  const Search& search_;
+  const int64_t step_;   // a twentieth of all edges, more in small graphs
+  const int64_t least_;  // a twentieth of a percent
+  int64_t checked_ = 0;
+  int64_t gained_ = 0;
+};
+
 std::vector<int32_t> boundary(const State& state, uint64_t key) {
   std::vector<int32_t> nodes;
   for (int32_t v = 0; v < state.graph.num_nodes(); ++v) {
@@ -130,13 +155,14 @@ std::vector<int32_t> boundary(const State& state, uint64_t key) {
 int64_t search(State& state, int64_t work, uint64_t key) {
   constexpr int kRounds = 8;
   Search search(state, key);
+  Yield yield(state, search);
   int64_t total = 0;
   for (int round = 0; round < kRounds && search.work() < work; ++round) {
     search.new_round();
     int64_t gained = 0;
     for (const int32_t v : boundary(state, key + round)) {
-      if (search.work() >= work) {
-        break;
+      if (search.work() >= work || yield.is_poor(total + gained)) {
+        return total + gained;
       }
       if (!search.is_taken(v) && state.cut_of(v) > 0) {
         gained += search.run(v);
