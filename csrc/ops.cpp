@@ -77,4 +77,13 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "generate_planted(Tensor(a!) src, Tensor(b!) dst, Tensor src_order, Tensor dst_order, int num_classes, "
       "float homophily, int src_skew, int dst_skew, bool loops, int key) -> ()");
   m.def("generate_features(Tensor(a!) rows, Tensor label, Tensor mean, float noise, int key) -> ()");
+
+  // Communication between parts: cpu/partition/volume.cpp, volume_refine.cpp, even_out.cpp
+  m.def("communication_volume(Tensor indptr, Tensor indices, Tensor part, int num_parts) -> Tensor");
+  m.def(
+      "refine_volume(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, int key) "
+      "-> (Tensor part, Tensor loads, Tensor stats)");
+  m.def(
+      "even_out(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, "
+      "float tolerance, float slack, int key) -> (Tensor part, Tensor loads, Tensor stats)");
 }
