@@ -118,4 +118,13 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor limit, float price) -> (int, int)");
   m.def("stream_cut(Tensor indptr, Tensor indices, int first, Tensor part) -> int");
   m.def("drop_pages(Tensor rows) -> ()");
+
+  // Communication between parts: cpu/partition/volume.cpp, volume_refine.cpp, even_out.cpp
+  m.def("communication_volume(Tensor indptr, Tensor indices, Tensor part, int num_parts) -> Tensor");
+  m.def(
+      "refine_volume(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, int key) "
+      "-> (Tensor part, Tensor loads, Tensor stats)");
+  m.def(
+      "even_out(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, "
+      "float tolerance, float slack, int key) -> (Tensor part, Tensor loads, Tensor stats)");
 }

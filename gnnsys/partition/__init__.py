@@ -3,6 +3,12 @@
 from gnnsys.partition.assign import Assigned, Options, assign_parts
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
+from gnnsys.partition.communication import (
+    CommunicationResult,
+    CommunicationVolume,
+    communication_volume,
+    refine_communication,
+)
 from gnnsys.partition.inspect import Inspection, inspect_parts
 from gnnsys.partition.memory import (
     Estimate,
@@ -26,6 +32,8 @@ from gnnsys.partition.write import write_parts
 __all__ = [
     "Assigned",
     "Assignment",
+    "CommunicationResult",
+    "CommunicationVolume",
     "Estimate",
     "Inspection",
     "MemoryPlan",
@@ -38,6 +46,7 @@ __all__ = [
     "StreamedParts",
     "VerifyReport",
     "assign_parts",
+    "communication_volume",
     "estimate_in_memory",
     "estimate_streaming",
     "expected_remote",
@@ -48,6 +57,7 @@ __all__ = [
     "parse_size",
     "partition_graph",
     "plan_memory",
+    "refine_communication",
     "stream_assignment",
     "verify_parts",
     "write_parts",

@@ -14,8 +14,9 @@ from torch import Tensor
 from gnnsys.graph import Graph
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
+from gnnsys.partition.communication import refine_communication
 from gnnsys.partition.constraints import Balance, Constraints, balances, constraints_of
-from gnnsys.partition.levels import finest_level
+from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
 from gnnsys.partition.multilevel import multilevel
@@ -157,13 +158,49 @@ class _Task:
         if plan.is_streaming:
             return self._stream(), {"memory": str(plan)}
         level = finest_level(self.graph, self.constraints)
+        seed = self.options.seed
         if method == "metis":
-            return metis(level, self.num_subparts, recursive=self.num_subparts <= 8, seed=self.options.seed + 1), {}
-        limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
-        subpart, _ = multilevel(
-            level, self.num_subparts, limits, seed=self.options.seed, folder=self.folder, progress=self.progress
+            subpart = metis(level, self.num_subparts, recursive=self.num_subparts <= 8, seed=seed + 1)
+        else:
+            limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
+            subpart, _ = multilevel(
+                level, self.num_subparts, limits, seed=seed, folder=self.folder, progress=self.progress
+            )
+        details = {"memory": str(plan)}
+        if self.options.objective == "communication":
+            del level
+            return self._communicate(subpart, details)
+        return subpart, details
+
+    def _communicate(self, subpart: Tensor, details: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        """G3's two stages from a partition by edge cut: fewer rows between subparts, then as many for each of them."""
+        result = refine_communication(
+            flat_csc(self.graph),
+            subpart,
+            self.num_subparts,
+            self.constraints.weights.T.contiguous(),
+            self.constraints.limits(self.num_subparts, self.options.imbalance),
+            seed=self.options.seed,
+            progress=None if self.progress is None else self._tell,
         )
-        return subpart, {"memory": str(plan)}
+        return result.part, details | {
+            "rows": {
+                "by edge cut": result.before.total,
+                "refined": result.refined.total,
+                "in the end": result.after.total,
+            },
+            "row_imbalance": {
+                "by edge cut": result.before.imbalance,
+                "refined": result.refined.imbalance,
+                "in the end": result.after.imbalance,
+            },
+            "num_swaps": result.num_swaps,
+            "stopped": result.stopped,
+        }
+
+    def _tell(self, stage: str) -> None:
+        assert self.progress is not None
+        self.progress(0, 1, {"volume": "fewer rows between parts"}.get(stage, "as many rows for each part"))
 
     def plan(self) -> MemoryPlan:
         """In memory or streaming. What streaming cannot do is refused."""

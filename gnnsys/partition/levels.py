@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
+from gnnsys.ops import CSC
 from gnnsys.ops.multilevel import Level, Neighbors32, both_directions
 from gnnsys.partition.adjacency import first_nodes
 from gnnsys.partition.constraints import Constraints
@@ -29,6 +30,20 @@ def finest_level(graph: Graph, constraints: Constraints) -> Level:
         src, _, dst = edge_type
         lists += both_directions(graph.csc(edge_type), first[src], first[dst])
     return Level(tuple(lists), constraints.weights)
+
+
+def flat_csc(graph: Graph) -> CSC:
+    """One CSC over the nodes of all types in one numbering; the graph's own where it has just one edge type."""
+    if len(graph.node_types) == 1 and len(graph.edge_types) == 1:
+        return graph.csc()
+    first = first_nodes(graph)
+    num_nodes = sum(map(graph.num_nodes, graph.node_types))
+    pairs = [
+        torch.stack([graph.csc(t).indices.int() + first[t[0]], (graph.csc(t).dst() + first[t[2]]).int()])
+        for t in graph.edge_types
+    ]
+    edges = torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int32)
+    return CSC.from_edge_index(edges, num_nodes)
 
 
 class LevelStack:
