@@ -22,6 +22,7 @@ lint: $(VENV)/.built $(VENV)/.tools ## style and types
 bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compared with
 	$(BIN)/gnnsys bench ops
 	$(BIN)/gnnsys bench loader
+	$(BIN)/gnnsys bench partition
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnsys/*.so

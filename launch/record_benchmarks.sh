@@ -9,6 +9,6 @@ shift || true
 gnnsys=.venv/bin/gnnsys
 [ -x "$gnnsys" ] || gnnsys=gnnsys
 mkdir -p "$folder"
-for suite in ops loader; do
+for suite in ops loader partition; do
   "$gnnsys" bench "$suite" --json "$folder/$(date +%F)-$(uname -m)-$suite.json" "$@"
 done
