@@ -121,6 +121,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
 
   // Communication between parts: cpu/partition/volume.cpp, volume_refine.cpp, even_out.cpp
   m.def("communication_volume(Tensor indptr, Tensor indices, Tensor part, int num_parts) -> Tensor");
+  m.def("volume_changes(Tensor indptr, Tensor indices, Tensor part, int num_parts) -> Tensor");
   m.def(
       "refine_volume(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, int key) "
       "-> (Tensor part, Tensor loads, Tensor stats)");

@@ -32,10 +32,15 @@ def traffic_matrix(csc: CSC, part: Tensor, num_parts: int) -> Tensor:
     return native.communication_volume(csc.indptr, csc.indices, part, num_parts)
 
 
+def volume_changes(csc: CSC, part: Tensor, num_parts: int) -> Tensor:
+    """int64 [num_nodes, num_parts]: by how much the volume would grow if that node alone went to that part."""
+    return native.volume_changes(csc.indptr, csc.indices, part, num_parts)
+
+
 def refine_volume(csc: CSC, part: Tensor, num_parts: int, weights: Tensor, limits: Tensor, key: int) -> Searched:
     """Fewer rows in total. `part` int32 [num_nodes], `weights` int64 [C, num_nodes], `limits` int64 [C, num_parts]."""
     result = native.refine_volume(csc.indptr, csc.indices, part, num_parts, weights, limits, key)
-    return _searched(*result, REFINE_STOPPED)
+    return _searched(result, REFINE_STOPPED)
 
 
 def even_out(
@@ -43,10 +48,11 @@ def even_out(
 ) -> Searched:
     """A smaller largest load, at no more than (1 + slack) of the volume; done when loads agree to `tolerance`."""
     result = native.even_out(csc.indptr, csc.indices, part, num_parts, weights, limits, tolerance, slack, key)
-    return _searched(*result, EVEN_OUT_STOPPED)
+    return _searched(result, EVEN_OUT_STOPPED)
 
 
-def _searched(part: Tensor, loads: Tensor, stats: Tensor, reasons: tuple[str, ...]) -> Searched:
+def _searched(result: tuple[Tensor, Tensor, Tensor], reasons: tuple[str, ...]) -> Searched:
+    part, loads, stats = result
     num_moves, num_swaps, stopped = stats.tolist()
     return Searched(part, loads, num_moves, num_swaps, reasons[stopped])
 
@@ -54,6 +60,11 @@ def _searched(part: Tensor, loads: Tensor, stats: Tensor, reasons: tuple[str, ..
 @torch.library.register_fake("gnnsys::communication_volume")
 def _communication_volume(indptr: Tensor, indices: Tensor, part: Tensor, num_parts: int) -> Tensor:
     return indptr.new_empty(num_parts, num_parts)
+
+
+@torch.library.register_fake("gnnsys::volume_changes")
+def _volume_changes(indptr: Tensor, indices: Tensor, part: Tensor, num_parts: int) -> Tensor:
+    return indptr.new_empty(part.shape[0], num_parts)
 
 
 @torch.library.register_fake("gnnsys::refine_volume")

@@ -1,8 +1,8 @@
 """The communication objective (G3 §4.3): fewer rows between parts, then no part with more than its share of them.
 
-A node v of part p is sent to part q != p when a node of q has an in-edge from v. A part's load is the larger of the rows
-it sends and the rows it receives (its halo); the volume is the sum of either over all parts (Eq. 4.3). Repeated edges and
-loops change neither.
+A node v of part p is sent to part q != p when a node of q has an in-edge from v. A part's load is the larger of the
+rows it sends and the rows it receives (its halo); the volume is the sum of either over all parts (Eq. 4.3). Repeated
+edges and loops change neither.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REFINE, _EVEN_OUT = range(2)  # what a random stream is for
 
 
 class CommunicationVolume(NamedTuple):
-    """Rows that travel for one layer: `sent` and `received` int64 [num_parts], `matrix[p, q]` rows of p that q needs."""
+    """Rows that travel for one layer: `sent`, `received` int64 [num_parts]; `matrix[p, q]`, rows of p that q needs."""
 
     sent: Tensor
     received: Tensor
@@ -93,10 +93,11 @@ def refine_communication(
     """From any assignment to one that sends fewer rows, then to one whose largest load is smaller.
 
     `weights` int64 [C, num_nodes] is what a node weighs in each constraint, `limits` int64 [C] or [C, num_parts] what a
-    part may weigh. No part that is within a limit leaves it. One that starts above a limit is brought below it if that
-    can be done, at any price in rows; from then on the volume never grows in the first stage, and the largest load never
-    grows in the second, which spends at most `slack` of the volume on that. `progress` is told the name of each stage
-    as it starts. The result depends on the arguments alone, not on the number of threads.
+    part may weigh. An assignment within all limits never leaves one. One above some of them is first brought below, at
+    any price in rows, as far as moving single nodes can do that; the caller checks what is left. From then on the
+    volume never grows in the first stage, and the largest load never grows in the second, which adds at most `slack` to
+    the volume for it. `progress` is told the name of each stage as it starts. The result depends on the arguments
+    alone, not on the number of threads.
     """
     _check_square(csc)
     part = part.contiguous()

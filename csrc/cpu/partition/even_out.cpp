@@ -1,11 +1,11 @@
 // even_out: G3's Algorithm 2, the largest load made small (Eq. 4.4) without leaving any limit.
 //
-// The paper swaps the node of the most loaded part that has most remote neighbours with the one of the least loaded part
-// that would have fewest, until loads agree to 0.5% or swaps repeat. Taken to the letter it trades hubs for leaves, which
-// breaks edge balance, pays any number of rows for a swap, and stops at the first swap that does not help. Here every
-// row above the mean load has a price, at which nodes move and swap among all parts, with partners of their own weight
-// that wait to go to an overloaded part (v_min); a temperature lets the search pay for what helps only later. Kept is
-// the assignment with the smallest largest load: it only falls, so nothing repeats.
+// The paper swaps the node of the most loaded part that has most remote neighbours with the one of the least loaded
+// part that would have fewest, until loads agree to 0.5% or swaps repeat. To the letter that trades hubs for leaves,
+// which breaks edge balance, and pays any number of rows for a swap. Here every row above the mean load has a price,
+// which rises with the part's excess; at these prices nodes move and swap among all parts, with partners of their own
+// weight that wait to go to an overloaded one (v_min). A temperature lets the search pay now for what helps later. Kept
+// is the assignment with the smallest largest load: it only falls, so nothing repeats.
 #include "cpu/partition/volume_arguments.h"
 
 #include <torch/csrc/stable/library.h>
@@ -41,18 +41,27 @@ struct Best {
   int64_t load;
   int64_t volume;
 
-  void consider(const VolumeState& state, int64_t most_volume) {
+  void consider(const VolumeState& state) {
     const int64_t now = state.loads().largest();
-    if (state.volume() <= most_volume && (now < load || (now == load && state.volume() < volume))) {
+    if (now < load || (now == load && state.volume() < volume)) {
       *this = {state.parts(), now, state.volume()};
     }
   }
 };
 
+// Dearer where the load is above the level, by five times its excess.
+void raise(std::vector<double>* price, const VolumeState& state, double level) {
+  constexpr double kSteepness = 5;
+  constexpr double kFastest = 0.5;
+  constexpr double kHighest = 100;
+  for (int p = 0; p < state.num_parts(); ++p) {
+    const double excess = static_cast<double>(state.loads().of(p)) / level - 1;
+    (*price)[p] = std::min((*price)[p] * (1 + std::clamp(kSteepness * excess, 0.0, kFastest)), kHighest);
+  }
+}
+
 Stopped even_out_loads(VolumeSearch* search, double tolerance, int64_t most_volume) {
   constexpr double kFirstPrice = 5;  // rows of volume for a row above the mean
-  constexpr double kDearer = 1.1;
-  constexpr double kHighestPrice = 100;
   constexpr double kCycleGain = 0.002;
   constexpr double kFirstTemperature = 0.3;
   constexpr double kHotter = 3;
@@ -62,16 +71,16 @@ Stopped even_out_loads(VolumeSearch* search, double tolerance, int64_t most_volu
   }
   Best best{state.parts(), state.loads().largest(), state.volume()};
   const int num_passes = passes_per_cycle(state.graph());
-  const int num_cycles = num_passes < kFewPasses ? 1 : kMaxCycles;
   double hottest = kFirstTemperature;
-  for (int cycle = 0; cycle < num_cycles; ++cycle, hottest *= kHotter) {
+  for (int cycle = 0; cycle < kMaxCycles; ++cycle, hottest *= kHotter) {
     const int64_t before = best.load;
-    double price = kFirstPrice;
+    std::vector<double> price(state.num_parts(), kFirstPrice);
     for (int pass = 0; pass < num_passes + kRestPasses; ++pass) {
       const double temperature = pass < num_passes ? temperature_at(pass, num_passes, hottest) : 0;
-      search->pass({temperature, price, mean_load(state)});
-      best.consider(state, most_volume);
-      price = std::min(price * kDearer, kHighestPrice);
+      const double level = mean_load(state);
+      search->pass({temperature, level, price, most_volume});
+      best.consider(state);
+      raise(&price, state, level);
     }
     search->restore(best.part);
     if (balanced(state, tolerance)) {

@@ -1,4 +1,4 @@
-// communication_volume: how many rows each part needs of each other part.
+// communication_volume: how many rows each part needs of each other part. volume_changes: what any one move would do.
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "cpu/partition/volume_arguments.h"
@@ -62,7 +62,32 @@ Tensor communication_volume(const Tensor& indptr, const Tensor& indices, const T
   return out;
 }
 
+// What the searches go by, for all nodes and parts at once.
+Tensor volume_changes(const Tensor& indptr, const Tensor& indices, const Tensor& part, int64_t num_parts) {
+  check_assignment(indptr, indices, part, num_parts);
+  const int64_t num_nodes = indptr.numel() - 1;
+  const VolumeGraph graph = dispatch_ids(indices, [&](auto id) {
+    return make_volume_graph(const_data<int64_t>(indptr), const_data<decltype(id)>(indices), num_nodes);
+  });
+  const VolumeState state(graph, const_data<int32_t>(part), static_cast<int>(num_parts));
+  const Tensor out = empty_cpu({num_nodes, num_parts}, ScalarType::Long);
+  auto* const change = mutable_data<int64_t>(out);
+  parallel_for_dynamic(num_nodes, 1 << 8, [&](int64_t begin, int64_t end) {
+    MoveCost cost{0, std::vector<int32_t>(num_parts)};
+    for (int64_t v = begin; v < end; ++v) {
+      state.cost(v, &cost);
+      for (int64_t q = 0; q < num_parts; ++q) {
+        change[v * num_parts + q] = q == state.part(v) ? 0 : cost.need[q] - cost.release;
+      }
+    }
+  });
+  return out;
+}
+
 }  // namespace
 }  // namespace gnnsys
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("communication_volume", TORCH_BOX(&gnnsys::communication_volume)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
+  m.impl("communication_volume", TORCH_BOX(&gnnsys::communication_volume));
+  m.impl("volume_changes", TORCH_BOX(&gnnsys::volume_changes));
+}

@@ -14,7 +14,8 @@ constexpr int kMaxVolumeParts = 1 << 15;
 class PartCounts {
  public:
   // out_degree: how often each node will be counted at most.
-  PartCounts(const std::vector<int32_t>& out_degree, int num_parts) : num_parts_(num_parts), row_(out_degree.size() + 1) {
+  PartCounts(const std::vector<int32_t>& out_degree, int num_parts)
+      : num_parts_(num_parts), row_(out_degree.size() + 1) {
     int64_t at = 0;
     for (size_t u = 0; u < out_degree.size(); ++u) {
       row_[u] = at;

@@ -1,11 +1,11 @@
 // Local search over assignments: every node in turn is offered the part where it costs least.
 //
 // The cost of an assignment is its volume (Eq. 4.3 of G3) plus, to even it out (Eq. 4.4),
-//     price * sum over parts of max(0, sent - level) + max(0, received - level).
+//     sum over parts of price * (max(0, sent - level) + max(0, received - level)).
 // A node without room in the part it wants is swapped with one that weighs about the same and would go the other way.
 // At temperature t a change that costs d is made with probability exp(-d / t), so that a search leaves local optima.
-// Nodes propose block by block, in parallel, from the state at the block's start; proposals are weighed again and made in
-// order. Draws are addressed by node and pass: the result is the same for any number of threads.
+// Nodes propose block by block, in parallel, from the state at the block's start; proposals are weighed again and made
+// in order. Draws are addressed by node and pass: the result is the same for any number of threads.
 #pragma once
 
 #include "common/philox.h"
@@ -15,20 +15,29 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace gnnsys {
 
 struct SearchGoal {
   double temperature = 0;
-  double price = 0;
   double level = 0;
+  std::vector<double> price = {};  // [num_parts], or empty: the volume alone
+  int64_t most_volume = std::numeric_limits<int64_t>::max();  // above it no change may add to the volume
+
+  bool priced() const { return !price.empty(); }
 };
 
 class VolumeSearch {
  public:
   VolumeSearch(VolumeState* state, Limits* limits, uint64_t key)
-      : state_(*state), limits_(*limits), key_(key), cost_(make_cost()), waiting_(state->num_parts()) {}
+      : state_(*state),
+        limits_(*limits),
+        key_(key),
+        cost_(make_cost()),
+        waiting_(state->num_parts()),
+        settled_(state->graph().num_nodes(), 0) {}
 
   const VolumeState& state() const { return state_; }
   const Limits& limits() const { return limits_; }
@@ -46,7 +55,12 @@ class VolumeSearch {
       parallel_for_dynamic(size, kBlock / 16, [&](int64_t begin, int64_t end) {
         MoveCost cost = make_cost();
         for (int64_t i = begin; i < end; ++i) {
-          choices[i] = choose(first + i, goal, &cost);
+          const int64_t v = first + i;
+          choices[i] = {};
+          if (!settled_[v] || (v + num_passes_) % kLookAgain == 0) {
+            choices[i] = choose(v, goal, &cost);
+            settled_[v] = choices[i].cost > std::max(kSettled, kHopeless * goal.temperature);
+          }
         }
       });
       for (int64_t i = 0; i < size; ++i) {
@@ -97,6 +111,8 @@ class VolumeSearch {
  private:
   static constexpr int64_t kBlock = 1 << 12;
   static constexpr double kHopeless = 12;  // no draw is made at odds below exp(-12)
+  static constexpr double kSettled = 2;    // rows; a node that loses more by any change is looked at
+  static constexpr int64_t kLookAgain = 4;  // in every fourth pass only
   static constexpr double kSlip = 4;       // by how many rows a waiting node's cost may have fallen meanwhile
   static constexpr double kRounding = 1e-12;
 
@@ -116,17 +132,18 @@ class VolumeSearch {
     return static_cast<double>(cost.need[q]) - static_cast<double>(cost.release);
   }
 
-  static double over(int64_t rows, const SearchGoal& goal) {
-    return std::max(static_cast<double>(rows) - goal.level, 0.0);
+  // What `rows` above the level cost a part.
+  static double dues(int p, int64_t rows, const SearchGoal& goal) {
+    return goal.price[p] * std::max(static_cast<double>(rows) - goal.level, 0.0);
   }
 
   // What the move does to the loads of p and q, without what other parts send: near enough to choose a part by.
-  double priced(int p, int q, const MoveCost& cost, int64_t rows_sent, const SearchGoal& goal) const {
+  double change_of_dues(int p, int q, const MoveCost& cost, int64_t rows_sent, const SearchGoal& goal) const {
     const auto& [sent, received] = state_.loads();
-    return goal.price * (over(sent[p] - rows_sent, goal) - over(sent[p], goal) +            //
-                         over(received[p] - cost.release, goal) - over(received[p], goal) +  //
-                         over(sent[q] + rows_sent, goal) - over(sent[q], goal) +             //
-                         over(received[q] + cost.need[q], goal) - over(received[q], goal));
+    return dues(p, sent[p] - rows_sent, goal) - dues(p, sent[p], goal) +              //
+           dues(p, received[p] - cost.release, goal) - dues(p, received[p], goal) +  //
+           dues(q, sent[q] + rows_sent, goal) - dues(q, sent[q], goal) +              //
+           dues(q, received[q] + cost.need[q], goal) - dues(q, received[q], goal);
   }
 
   double most_it_may_cost(int64_t v, const SearchGoal& goal) const {
@@ -139,14 +156,14 @@ class VolumeSearch {
   Choice choose(int64_t v, const SearchGoal& goal, MoveCost* cost) const {
     const int p = state_.part(v);
     state_.cost(v, cost);
-    const int64_t rows_sent = goal.price > 0 ? state_.num_receivers(v) : 0;
+    const int64_t rows_sent = goal.priced() ? state_.num_receivers(v) : 0;
     Choice best;
     for (int q = 0; q < state_.num_parts(); ++q) {
       if (q == p) {
         continue;
       }
       const double rows = volume_change(*cost, q);
-      const double all = goal.price > 0 ? rows + priced(p, q, *cost, rows_sent, goal) : rows;
+      const double all = goal.priced() ? rows + change_of_dues(p, q, *cost, rows_sent, goal) : rows;
       if (all < best.cost) {
         best.cost = all;
         best.cheapest = q;
@@ -155,7 +172,7 @@ class VolumeSearch {
         best.cost_with_room = all;
         best.cheapest_with_room = q;
       }
-      if (goal.price > 0 && rows < best.cost_in_exchange && over(state_.loads().of(q), goal) > 0) {
+      if (goal.priced() && rows < best.cost_in_exchange && dues(q, state_.loads().of(q), goal) > 0) {
         best.cost_in_exchange = rows;  // G3's v_min: what an overloaded part takes back for a node it gives away
         best.in_exchange = q;
       }
@@ -188,6 +205,7 @@ class VolumeSearch {
       return false;
     }
     const double before = total_cost(goal);
+    const int64_t rows = state_.volume();
     const double most = most_it_may_cost(v, goal);
     for (Waiting& other : waiting_.at(q, p, limits_.weight_class(v))) {
       const int64_t w = other.node;
@@ -197,7 +215,7 @@ class VolumeSearch {
       }
       shift(v, q);
       shift(w, p);
-      if (total_cost(goal) - before < most) {
+      if (total_cost(goal) - before < most && affordable(rows, goal)) {
         other = {};
         ++num_swaps_;
         num_moves_ += 2;
@@ -216,8 +234,9 @@ class VolumeSearch {
     }
     const int p = state_.part(v);
     const double before = total_cost(goal);
+    const int64_t rows = state_.volume();
     shift(v, choice.cheapest_with_room);
-    if (total_cost(goal) - before >= most) {
+    if (total_cost(goal) - before >= most || !affordable(rows, goal)) {
       shift(v, p);
       return false;
     }
@@ -225,10 +244,14 @@ class VolumeSearch {
     return true;
   }
 
+  bool affordable(int64_t rows_before, const SearchGoal& goal) const {
+    return state_.volume() <= std::max(goal.most_volume, rows_before);
+  }
+
   double total_cost(const SearchGoal& goal) const {
     auto sum = static_cast<double>(state_.volume());
-    for (int p = 0; p < state_.num_parts() && goal.price > 0; ++p) {
-      sum += goal.price * (over(state_.loads().sent[p], goal) + over(state_.loads().received[p], goal));
+    for (int p = 0; p < state_.num_parts() && goal.priced(); ++p) {
+      sum += dues(p, state_.loads().sent[p], goal) + dues(p, state_.loads().received[p], goal);
     }
     return sum;
   }
@@ -243,13 +266,14 @@ class VolumeSearch {
   uint64_t key_;
   MoveCost cost_;
   WaitingNodes waiting_;
+  std::vector<uint8_t> settled_;
   int64_t num_passes_ = 0;
   int64_t num_moves_ = 0;
   int64_t num_swaps_ = 0;
 };
 
-// A cycle cools from its hottest pass to kCold, in as many passes as the graph's size affords, then rests at zero. Graphs
-// that afford few passes get a single cycle: their first one, the coolest, saves most.
+// A cycle cools from its hottest pass to kCold, in as many passes as the graph's size affords, then rests at zero.
+// Graphs that afford few passes get a single cycle for their volume: the first one, the coolest, saves most.
 constexpr double kCold = 0.1;
 constexpr int kRestPasses = 3;
 constexpr int kFewPasses = 16;
@@ -258,7 +282,7 @@ constexpr int kMaxCycles = 4;
 inline int passes_per_cycle(const VolumeGraph& graph) {
   constexpr int64_t kCycleWork = 48'000'000;  // edges visited; a node costs as much as four
   const int64_t work = static_cast<int64_t>(graph.sources.size()) + 4 * graph.num_nodes() + 1;
-  return static_cast<int>(std::clamp<int64_t>(kCycleWork / work, 8, 64));
+  return static_cast<int>(std::clamp<int64_t>(kCycleWork / work, 10, 64));
 }
 
 inline double temperature_at(int pass, int num_passes, double hottest) {

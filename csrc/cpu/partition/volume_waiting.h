@@ -35,8 +35,8 @@ class WaitingNodes {
 
   void add(int64_t node, int from, int to, uint64_t weight_class, double cost) {
     Place& place = at(from, to, weight_class);
-    Waiting& dearest =
-        *std::max_element(place.begin(), place.end(), [](const Waiting& a, const Waiting& b) { return a.cost < b.cost; });
+    const auto cheaper = [](const Waiting& a, const Waiting& b) { return a.cost < b.cost; };
+    Waiting& dearest = *std::max_element(place.begin(), place.end(), cheaper);
     if (cost < dearest.cost) {
       dearest = {node, to, cost};
     }
