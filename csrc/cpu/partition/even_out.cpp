@@ -64,7 +64,7 @@ Stopped even_out_loads(VolumeSearch* search, double tolerance, int64_t most_volu
   constexpr double kFirstPrice = 5;  // rows of volume for a row above the mean
   constexpr double kCycleGain = 0.002;
   constexpr double kFirstTemperature = 0.3;
-  constexpr double kHotter = 3;
+  constexpr double kHotter = 1.5;
   const VolumeState& state = search->state();
   if (balanced(state, tolerance)) {
     return kBalanced;
