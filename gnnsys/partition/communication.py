@@ -86,7 +86,7 @@ def refine_communication(
     *,
     even_out: bool = True,
     tolerance: float = TOLERANCE,
-    slack: float = 0.05,
+    slack: float = 0.3,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> CommunicationResult:

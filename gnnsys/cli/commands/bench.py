@@ -11,9 +11,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "suite", metavar="SUITE", help="ops (the native core), loader (sampling and whole epochs) or partition"
-    )
+    parser.add_argument("suite", metavar="SUITE", help="ops (the native core), loader (whole epochs) or partition")
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
