@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from gnnsys.graph.datasets import available, dataset
 from gnnsys.graph.generate import rmat
 from gnnsys.ops import CSC
 from gnnsys.ops.partition_volume import REFINE_STOPPED, even_out, refine_volume, volume_changes
 from gnnsys.partition import communication_volume, refine_communication
-
-DATA = Path(os.environ.get("GNNSYS_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def brute_force(csc: CSC, part: Tensor, num_parts: int) -> np.ndarray:
@@ -248,12 +244,10 @@ def test_a_search_that_still_gains_when_its_work_is_used_up_says_so():
     assert run.loads.max() < communication_volume(csc, part, 8).load.max()
 
 
-@pytest.mark.skipif(not (DATA / "pubmed.npz").exists(), reason=f"no pubmed.npz in {DATA} (set GNNSYS_DATA)")
+@pytest.mark.skipif("pubmed" not in available(), reason="no pubmed in $GNNSYS_DATA")
 def test_on_a_real_graph_loads_fall_below_those_of_metis_at_about_its_volume():
     pymetis = pytest.importorskip("pymetis")
-    with np.load(DATA / "pubmed.npz") as file:
-        edges = torch.from_numpy(file["edge_index"])
-    csc = CSC.from_edge_index(edges, int(edges.max()) + 1)  # both directions are stored
+    csc = dataset("pubmed").csc()  # both directions are stored
     weights = torch.stack([torch.ones(csc.num_dst, dtype=torch.int64), csc.in_degrees()])
     adjacency = pymetis.CSRAdjacency(csc.indptr.numpy(), csc.indices.long().numpy())
 
