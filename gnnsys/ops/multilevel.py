@@ -82,7 +82,7 @@ def contract(level: Level, clusters: Tensor, num_clusters: int, *, heaviest: boo
     """The graph of the clusters: edges between two of them are one edge of the sum of their weights.
 
     With `heaviest`, a coarse node keeps only so many of its heaviest edges that its degree is the average degree of
-    its members (DistDGLv2 §5.3.1); an edge stays when either end keeps it.
+    its members (DistDGLv2 §5.3.1), where nodes would get more edges than that; one stays when either end keeps it.
     """
     indptr, indices, weight = native.partition_contract(*level.arguments(), clusters, num_clusters, heaviest)
     node_weights = level.node_weights.new_zeros(num_clusters, level.node_weights.shape[1])

@@ -14,6 +14,8 @@ from torch import Tensor
 from gnnsys.graph import Graph, NodeType
 from gnnsys.partition.pieces import column_pieces
 
+_SWEEPS = 10
+
 
 def coalesce(ties: Tensor, group_size: int) -> Tensor:
     """From `ties` (symmetric [k, k], edges between subparts) the new number of every subpart, int32 [k].
@@ -52,20 +54,24 @@ def _grown(ties: Tensor, group_size: int) -> Tensor:
 
 
 def _exchange(ties: Tensor, group: Tensor) -> None:
-    """Swaps the pair of subparts whose exchange keeps most edges inside groups, until none does."""
-    num_groups = int(group.max()) + 1
-    while True:
-        member = torch.nn.functional.one_hot(group, num_groups).double()
-        pull = ties @ member  # [subpart, group]
-        own = pull.gather(1, group[:, None]).squeeze(1)
-        to_other = pull[:, group]  # [a, b]: a's ties to b's group
-        gain = to_other + to_other.T - own[:, None] - own[None, :] - 2 * ties
-        gain[group[:, None] == group[None, :]] = 0
-        best = int(gain.argmax())
-        a, b = divmod(best, len(group))
-        if gain[a, b] <= 1e-9:
+    """Each subpart in turn changes places with the one that keeps most edges inside groups, until none does."""
+    size, num_groups = len(group), int(group.max()) + 1
+    pull = ties @ torch.nn.functional.one_hot(group, num_groups).double()  # [subpart, group]
+    for _ in range(_SWEEPS):
+        changed = False
+        for a in range(size):
+            own = pull.gather(1, group[:, None]).squeeze(1)
+            gain = pull[a, group] + pull[:, group[a]] - own[a] - own - 2 * ties[a]
+            gain[group == group[a]] = 0
+            b = int(gain.argmax())
+            if gain[b] > 1e-9:
+                here, there = int(group[a]), int(group[b])
+                pull[:, here] += ties[:, b] - ties[:, a]
+                pull[:, there] += ties[:, a] - ties[:, b]
+                group[a], group[b] = there, here
+                changed = True
+        if not changed:
             return
-        group[a], group[b] = group[b].clone(), group[a].clone()
 
 
 def edges_between(graph: Graph, part: Mapping[NodeType, Tensor], num_parts: int) -> Tensor:

@@ -43,8 +43,9 @@ class Effort:
     def for_size(cls, num_entries: int, num_parts: int) -> Effort:
         if num_entries < 4_000_000:
             shrink = 3 if num_entries < 1_000_000 else 4
-            return cls(coarsest=max(1000, 100 * num_parts), shrink=shrink, tries=8, work=5, cycles=3)
-        coarsest = max(4000, 100 * num_parts)
+            tries, cycles = (8, 3) if num_parts <= 64 else (2, 1)  # every look at a node costs num_parts
+            return cls(coarsest=max(1000, 50 * num_parts), shrink=shrink, tries=tries, work=5, cycles=cycles)
+        coarsest = max(4000, 50 * num_parts)
         if num_entries < 30_000_000:
             return cls(coarsest=coarsest, shrink=8, tries=2, work=3, cycles=0)
         return cls(coarsest=coarsest, shrink=16, tries=2, work=3, cycles=0, rounds=2)

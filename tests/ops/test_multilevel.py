@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnnsys.ops import CSC
-from gnnsys.ops.multilevel import Level, both_directions, cluster, contract, refine
+from gnnsys.ops.multilevel import Level, Neighbors32, both_directions, cluster, contract, refine
 
 KINDS = ["random", "loops and repeats", "star", "path", "isolated", "no edges", "two islands"]
 
@@ -215,3 +215,49 @@ def test_bad_arguments_are_named():
         refine(level, part[:10].contiguous(), 2, torch.tensor([100, 100]))
     with pytest.raises(ValueError, match="cluster"):
         contract(level, torch.full((150,), 9, dtype=torch.int32), 3)
+
+
+@pytest.mark.parametrize("stride", [1, 7])
+def test_pairs_triangles_and_paths_are_clustered_whatever_their_numbering(stride):
+    """Neighbours in one block choose each other: none may be left alone for it, and no cluster may be torn."""
+    count = 3000
+    number = torch.arange(count) * stride % (count + 1)  # stride 1: neighbours have neighbouring ids
+    pairs = number.view(-1, 2).T
+    clusters, found = cluster(level_of(pairs, count + 1), torch.tensor([2, 100]))
+    assert found <= count // 2 + 1
+    assert torch.equal(clusters[pairs[0]], clusters[pairs[1]])
+    triangles = number.view(-1, 3).T
+    edges = torch.cat([triangles[[0, 1]], triangles[[1, 2]], triangles[[2, 0]]], dim=1)
+    _, found = cluster(level_of(edges, count + 1), torch.tensor([3, 100]))
+    assert found <= 1.1 * count // 3
+    path = torch.stack([number[:-1], number[1:]])
+    _, found = cluster(level_of(path, count + 1), torch.tensor([8, 100]))
+    assert found <= count // 3
+
+
+def test_graphs_that_do_not_get_denser_keep_all_their_edges():
+    edges = torch.stack([torch.arange(0, 2999), torch.arange(1, 3000)])
+    level = level_of(edges, 3000)
+    clusters, count = cluster(level, torch.tensor([8, 100]))
+    assert contract(level, clusters, count).num_entries == contract(level, clusters, count, heaviest=False).num_entries
+
+
+def test_weights_too_heavy_to_add_up_stay_the_heaviest():
+    heavy = torch.full((4,), (1 << 30) + 5, dtype=torch.int32)
+    indptr, indices = torch.tensor([0, 1, 2, 4]), torch.tensor([2, 2, 0, 1], dtype=torch.int32)
+    lists = (Neighbors32(indptr, indices, 0, 0, 3, heavy),)
+    level = Level(lists, torch.ones(3, 1, dtype=torch.int64))
+    coarse = contract(level, torch.tensor([0, 0, 1], dtype=torch.int32), 2)
+    assert coarse.lists[0].weight.tolist() == [1 << 30, 1 << 30]
+
+
+def test_a_hub_that_nearly_fills_a_part_leaves_room_for_balance():
+    """One node has 0.87 of a part's in-edges: its part must hold light nodes only, which single moves do not find."""
+    generator = torch.Generator().manual_seed(0)
+    num_nodes, num_edges = 4000, 40_000
+    hub = torch.stack([torch.randint(1, num_nodes, (4350,), generator=generator), torch.zeros(4350, dtype=torch.int64)])
+    rest = torch.randint(1, num_nodes, (2, num_edges - 4350), generator=generator)
+    level = level_of(torch.cat([hub, rest], dim=1), num_nodes)
+    limits = (level.node_weights.sum(0) * 1.05 / 8).long()
+    part = (torch.arange(num_nodes) * 8 // num_nodes).int()
+    assert refine(level, part, 8, limits, work=100_000).excess == 0

@@ -58,6 +58,24 @@ class Adjacency {
     }
   }
 
+  // Whether is(neighbour) for any of v's neighbours.
+  template <typename Is>
+  bool any(int32_t v, const Is& is) const {
+    for (const NeighborList& list : lists_) {
+      if (v < list.row_begin || v >= list.row_end) {
+        continue;
+      }
+      const int64_t end = list.indptr[v - list.row_begin + 1];
+      for (int64_t e = list.indptr[v - list.row_begin]; e < end; ++e) {
+        const int32_t u = list.indices[e] + list.column_begin;
+        if (u != v && is(u)) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
   // Calls body(label[neighbour], weight) for v's edges, or for about `most` of them, evenly spread: all that a hub's
   // choice needs. Labels are read a block ahead of their use: a branch that waits for one would stop all the others.
   template <typename Body>

@@ -2,10 +2,12 @@
 //
 // Nodes are taken by what they cost in cut per unit of excess that they relieve; a node taken from the heap is judged
 // again before it moves, since loads and ties have changed meanwhile. Where single moves that lower the excess run out
-// (two constraints that pull against each other), moves that even out all loads make room for another try.
+// (two constraints that pull against each other), a heavy node is exchanged for a light one of a part with room; where
+// that fails too, moves that even out all loads make room for another try.
 #include "cpu/partition/state.h"
 
 #include <queue>
+#include <utility>
 
 namespace gnnsys::partition {
 namespace {
@@ -96,6 +98,53 @@ bool relieve(State& state) {
   return true;
 }
 
+// The nodes of one part by their weight in a constraint, and among equals the ones that cost least to lose.
+std::vector<int32_t> by_weight(const State& state, int32_t part, int32_t constraint, bool heaviest_first) {
+  std::vector<int32_t> nodes;
+  std::vector<std::pair<int64_t, int64_t>> rank(state.graph.num_nodes());
+  for (int32_t v = 0; v < state.graph.num_nodes(); ++v) {
+    if (state.part(v) == part) {
+      const int64_t weight = state.loads.weight(v, constraint);
+      rank[v] = {heaviest_first ? -weight : weight, state.ties(v)[part]};
+      nodes.push_back(v);
+    }
+  }
+  std::sort(nodes.begin(), nodes.end(), [&](int32_t a, int32_t b) {
+    return rank[a] != rank[b] ? rank[a] < rank[b] : a < b;
+  });
+  return nodes;
+}
+
+// Exchanges the heaviest nodes of the worst part for the lightest of the one with most room in that constraint, each
+// exchange only if it lowers the excess. False when none did.
+bool exchange_pairs(State& state) {
+  constexpr double kLeast = 1e-12;
+  int32_t part = -1;
+  int32_t constraint = -1;
+  if (!state.loads.worst(&part, &constraint)) {
+    return false;
+  }
+  const int32_t other = state.loads.lightest(constraint);
+  if (other == part) {
+    return false;
+  }
+  const std::vector<int32_t> heavy = by_weight(state, part, constraint, true);
+  const std::vector<int32_t> light = by_weight(state, other, constraint, false);
+  bool exchanged = false;
+  for (size_t i = 0, j = 0; i < heavy.size() && j < light.size() && state.loads.is_over(part, constraint); ++i) {
+    const double first = state.loads.relief(heavy[i], part, other);
+    state.loads.move(heavy[i], part, other);
+    const double both = first + state.loads.relief(light[j], other, part);
+    state.loads.move(heavy[i], other, part);
+    if (both > kLeast) {
+      state.move(heavy[i], other);
+      state.move(light[j++], part);
+      exchanged = true;
+    }
+  }
+  return exchanged;
+}
+
 // One pass of moves that lower the sum of squared loads and add no excess.
 bool even_out(State& state) {
   constexpr double kLeast = 1e-9;
@@ -121,9 +170,18 @@ bool even_out(State& state) {
 }  // namespace
 
 void balance(State& state) {
+  constexpr int kExchanges = 64;
   constexpr int kTries = 4;
   for (int i = 0; i < kTries; ++i) {
-    if (relieve(state) || !even_out(state)) {
+    for (int j = 0; j < kExchanges; ++j) {
+      if (relieve(state)) {
+        return;
+      }
+      if (!exchange_pairs(state)) {
+        break;
+      }
+    }
+    if (!even_out(state)) {
       return;
     }
   }

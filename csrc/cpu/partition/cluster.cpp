@@ -5,7 +5,8 @@
 // of two nodes is heavy-edge matching). Nodes that stay alone join others with the same favourite (two-hop).
 //
 // Nodes are visited in blocks of increasing degree: a block's choices are made in parallel from the state before it, then
-// carried out in order. Hence the same clusters on any number of threads. Work O(rounds * edges), memory O(nodes).
+// carried out in order, each if it still makes sense. Hence the same clusters on any number of threads. Nodes with
+// neighbouring ids, which are often neighbours, are kept out of one block. Work O(rounds * edges), memory O(nodes).
 #include "common/parallel.h"
 #include "common/tensors.h"
 #include "cpu/partition/adjacency.h"
@@ -81,11 +82,30 @@ class Clustering {
       ++start[bucket[v] + 1];
     }
     std::partial_sum(start.begin(), start.end(), start.begin());
-    std::vector<int32_t> order(n);
+    const std::vector<int64_t> begin(start.begin(), start.end() - 1);
+    std::vector<int32_t> sorted(n);
     for (int32_t v = 0; v < n; ++v) {
-      order[start[bucket[v]]++] = v;
+      sorted[start[bucket[v]]++] = v;
+    }
+    std::vector<int32_t> order(n);
+    for (size_t b = 0; b < begin.size(); ++b) {
+      spread(sorted.data() + begin[b], order.data() + begin[b], start[b] - begin[b]);
     }
     return order;
+  }
+
+  // The same nodes in strides of the golden section: neighbours in `from` end up far apart.
+  static void spread(const int32_t* from, int32_t* to, int64_t count) {
+    int64_t stride = std::max<int64_t>(1, static_cast<int64_t>(count * 0.6180339887));
+    while (std::gcd(stride, count) > 1) {
+      ++stride;
+    }
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      to[i] = from[at];
+      at += stride;
+      at -= at >= count ? count : 0;
+    }
   }
 
   int64_t visit(const int32_t* nodes, int64_t count, int64_t round) {
@@ -98,7 +118,7 @@ class Clustering {
     });
     int64_t moves = 0;
     for (int64_t i = 0; i < count; ++i) {
-      moves += join(nodes[i], choice_[i]);
+      moves += choice_[i] != label_[nodes[i]] && is_tied(nodes[i], choice_[i]) && join(nodes[i], choice_[i]);
     }
     return moves;
   }
@@ -141,6 +161,12 @@ class Clustering {
       below = best_rank;
     }
     return label_[v];
+  }
+
+  // Whether a neighbour of v is in the cluster, now: the one it was chosen for may have left in the same block, and two
+  // nodes that choose each other would change places.
+  bool is_tied(int32_t v, int32_t cluster) const {
+    return graph_.any(v, [&](int32_t u) { return label_[u] == cluster; });
   }
 
   bool has_room(int32_t cluster, int32_t v) const {

@@ -2,7 +2,8 @@
 //
 // Power-law graphs get denser as they get coarser. DistDGLv2 §5.3.1: a coarse node keeps so many of its heaviest edges
 // that its degree is the average degree of its members, so edges shrink as fast as nodes. An edge stays when either end
-// keeps it, which keeps the graph symmetric; between equal weights a random word of the pair decides.
+// keeps it, which keeps the graph symmetric; between equal weights a random word of the pair decides. Graphs that do
+// not get denser (paths, trees, grids, the web) keep all their edges: they hang by single ones.
 //
 // One pass over the finer edges finds what each coarse node keeps; that is transposed, and both are merged.
 #include "common/parallel.h"
@@ -104,7 +105,19 @@ class Contraction {
     });
   }
 
-  int64_t size() const { return size_; }
+  // Whether coarse nodes have more edges than their members had on average; judged by a sixteenth of them.
+  bool gets_denser() const {
+    constexpr int64_t kSample = 16;
+    SmallMap map;
+    double edges = 0;
+    double average = 0;
+    for (int64_t c = 0; c < size_; c += kSample) {
+      const int64_t members = members_.start[c + 1] - members_.start[c];
+      average += static_cast<double>(gather(c, map)) / members;
+      edges += map.size();
+    }
+    return edges > 1.25 * average;
+  }
 
  private:
   // The coarse neighbours of c with their weights; returns the sum of its members' degrees.
@@ -197,8 +210,10 @@ std::tuple<Tensor, Tensor, Tensor> contract(std::vector<Tensor> indptr, std::vec
             num_clusters);
   check_id_range(cluster, num_clusters, "cluster");
   const Adjacency graph(indptr, indices, weight, offsets, cluster.numel());
-  Pieces kept = Contraction(graph, const_data<int32_t>(cluster), num_clusters).kept(heaviest);
-  if (!heaviest) {
+  const Contraction contraction(graph, const_data<int32_t>(cluster), num_clusters);
+  const bool drops = heaviest && contraction.gets_denser();
+  Pieces kept = contraction.kept(drops);
+  if (!drops) {
     return to_tensors(std::move(kept), num_clusters);
   }
   return to_tensors(merged(kept, transposed(kept, num_clusters), num_clusters), num_clusters);

@@ -83,6 +83,7 @@ class Exchange {
   }
 
   bool step(int64_t* gain) {
+    work_ += heaps_.num_heaps() / 4;  // looking at the top of each
     int32_t over_part = -1;
     int32_t over_constraint = -1;
     if (state_.loads.worst(&over_part, &over_constraint)) {

@@ -28,7 +28,7 @@ class SmallMap {
       }
       at = (at + 1) & mask_;
     }
-    slots_[at].weight += weight;
+    slots_[at].weight = weight > kMostWeight - slots_[at].weight ? kMostWeight : slots_[at].weight + weight;
   }
 
   bool contains(int32_t id) const {
@@ -50,6 +50,8 @@ class SmallMap {
   }
 
  private:
+  static constexpr int32_t kMostWeight = 1 << 30;  // where sums stop: what is heavier is as good as glued together
+
   struct Slot {
     int32_t id = -1;
     int32_t weight = 0;

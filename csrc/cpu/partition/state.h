@@ -19,6 +19,7 @@ class Loads {
       : weights_(weights),
         limits_(limits, limits + weights.num_constraints),
         scale_(weights.num_constraints),
+        over_(weights.num_constraints, 0),
         load_(static_cast<int64_t>(num_parts) * weights.num_constraints, 0) {
     for (int32_t v = 0; v < num_nodes; ++v) {
       add(part[v], v, 1);
@@ -72,6 +73,9 @@ class Loads {
   // The part and constraint that exceed their limit most; false when none does.
   bool worst(int32_t* part, int32_t* constraint) const {
     double most = 0;
+    if (excess() == 0) {
+      return false;
+    }
     for (size_t i = 0; i < load_.size(); ++i) {
       const int32_t c = static_cast<int32_t>(i % num_constraints());
       const double excess = (load_[i] - limits_[c]) * scale_[c];
@@ -82,6 +86,18 @@ class Loads {
       }
     }
     return most > 0;
+  }
+
+  int64_t weight(int32_t v, int32_t constraint) const { return weights_.of(v)[constraint]; }
+  bool is_over(int32_t part, int32_t constraint) const { return of(part)[constraint] > limits_[constraint]; }
+
+  // The part that has least of a constraint.
+  int32_t lightest(int32_t constraint) const {
+    int32_t best = 0;
+    for (int32_t p = 1; p < static_cast<int32_t>(load_.size()) / num_constraints(); ++p) {
+      best = of(p)[constraint] < of(best)[constraint] ? p : best;
+    }
+    return best;
   }
 
   // The constraint in which v weighs most, in parts' average loads.
@@ -129,11 +145,11 @@ class Loads {
     return sum > 0;
   }
 
+  // The sum of all that is over a limit, in parts' average loads. Counted in whole weights, so that none is exactly 0.
   double excess() const {
     double sum = 0;
-    for (size_t i = 0; i < load_.size(); ++i) {
-      const size_t c = i % num_constraints();
-      sum += load_[i] > limits_[c] ? (load_[i] - limits_[c]) * scale_[c] : 0;
+    for (int32_t c = 0; c < num_constraints(); ++c) {
+      sum += over_[c] * scale_[c];
     }
     return sum;
   }
@@ -148,13 +164,16 @@ class Loads {
     int64_t* const load = load_.data() + static_cast<int64_t>(p) * num_constraints();
     const int64_t* const mine = weights_.of(v);
     for (int32_t c = 0; c < num_constraints(); ++c) {
+      over_[c] -= std::max<int64_t>(0, load[c] - limits_[c]);
       load[c] += sign * mine[c];
+      over_[c] += std::max<int64_t>(0, load[c] - limits_[c]);
     }
   }
 
   const NodeWeights weights_;
   const std::vector<int64_t> limits_;
   std::vector<double> scale_;
+  std::vector<int64_t> over_;  // by constraint, what all parts have over its limit
   std::vector<int64_t> load_;  // [part, constraint]
 };
 
