@@ -15,7 +15,7 @@ from gnnsys.graph import Graph
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
-from gnnsys.partition.constraints import Balance, Constraints, balances, constraints_of
+from gnnsys.partition.constraints import Balance, Constraints, balances, check_name, constraints_of
 from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
@@ -47,6 +47,8 @@ class Options:
             raise ValueError(f"method must be one of {', '.join(METHODS)} or assignment=FILE, got {self.method!r}")
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+        for name in self.balance or ():
+            check_name(name)
         if not 0 <= self.imbalance < 1:
             raise ValueError(f"imbalance must be in [0, 1), got {self.imbalance}")
         if self.objective == "communication" and self.method not in ("multilevel", "metis"):
@@ -93,10 +95,9 @@ def assign_parts(
     graph, whose arrays may be mapped files. `folder` is for temporary files.
     """
     options = options or Options()
-    if num_parts < 1 or trainers_per_part < 1:
-        raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
+    check_counts(num_parts, trainers_per_part)
     start = time.perf_counter()
-    constraints = constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
+    constraints = _constraints(graph, options)
     task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
     subpart, details = task.assign()
     sizes = [graph.num_nodes(t) for t in graph.node_types]
@@ -127,6 +128,34 @@ def default_balance(graph: Graph) -> list[str]:
     return [*names, "ntype"] if len(graph.node_types) > 1 else names
 
 
+def plan_assignment(
+    graph: Graph,
+    num_parts: int,
+    trainers_per_part: int = 1,
+    *,
+    options: Options | None = None,
+    memory_limit: int | None = None,
+) -> MemoryPlan | None:
+    """What `assign_parts` with the same arguments will take beside the graph, and whether it will stream.
+
+    None for methods that need next to nothing. ValueError where the limit cannot be kept.
+    """
+    options = options or Options()
+    check_counts(num_parts, trainers_per_part)
+    return _Task(
+        graph, _constraints(graph, options), num_parts, trainers_per_part, options, memory_limit, None, None
+    ).plan()
+
+
+def check_counts(num_parts: int, trainers_per_part: int) -> None:
+    if num_parts < 1 or trainers_per_part < 1:
+        raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
+
+
+def _constraints(graph: Graph, options: Options) -> Constraints:
+    return constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
+
+
 @dataclass(frozen=True)
 class _Task:
     """One call of assign_parts."""
@@ -147,6 +176,7 @@ class _Task:
     def assign(self) -> tuple[Tensor, dict[str, Any]]:
         """The subpart of every node by the chosen method, int32, before grouping; and what is to be told about it."""
         method, num_nodes = self.options.method, self.constraints.num_nodes
+        plan = self.plan()
         if method == "random":
             return random_assignment(num_nodes, self.num_subparts, self.options.seed), {}
         if method == "chunk":
@@ -154,7 +184,7 @@ class _Task:
         if method.startswith("assignment="):
             part = file_assignment(method.removeprefix("assignment="), self.graph, self.num_parts)
             return split_parts(part, self.num_parts, self.trainers_per_part), {}
-        plan = self.plan()
+        assert plan is not None
         if plan.is_streaming:
             return self._stream(), {"memory": str(plan)}
         level = finest_level(self.graph, self.constraints)
@@ -202,21 +232,24 @@ class _Task:
         assert self.progress is not None
         self.progress(0, 1, {"volume": "fewer rows between parts"}.get(stage, "as many rows for each part"))
 
-    def plan(self) -> MemoryPlan:
-        """In memory or streaming. What streaming cannot do is refused."""
+    def plan(self) -> MemoryPlan | None:
+        """In memory or streaming, None where neither is needed. What streaming cannot do is refused."""
+        if self.options.method not in ("multilevel", "metis"):
+            return None
         num_edges = sum(self.graph.num_edges(t) for t in self.graph.edge_types)
         plan = plan_memory(
             self.constraints.num_nodes,
             num_edges,
             self.num_subparts,
             len(self.constraints.columns),
+            method=self.options.method,
             memory_limit=self.memory_limit,
             loads=False,
         )
-        if plan.is_streaming and (self.options.method != "multilevel" or self.options.objective != "cut"):
+        if plan.is_streaming and self.options.objective != "cut":
             raise ValueError(
-                f"{plan.in_memory}: more than the memory limit, under which only method multilevel with objective cut "
-                f"works, not {self.options.method} with {self.options.objective}; raise the limit or change them"
+                f"{plan.in_memory}: more than the memory limit, under which only objective cut works, "
+                f"not {self.options.objective}; raise the limit or change it"
             )
         return plan
 

@@ -132,11 +132,15 @@ def constraints_of(graph: Graph, balance: Sequence[str] = ()) -> Constraints:
     """
     columns: dict[str, Weight] = {"nodes": lambda begin, end: torch.ones(end - begin, dtype=torch.int64)}
     for name in balance:
-        if name not in NAMES:
-            raise ValueError(f"balance {name!r} is not known, choose among {', '.join(NAMES)}")
+        check_name(name)
         for label, weight in _columns(graph, name):
             columns.setdefault(label, weight)
     return Constraints(columns, sum(map(graph.num_nodes, graph.node_types)))
+
+
+def check_name(name: str) -> None:
+    if name not in NAMES:
+        raise ValueError(f"balance {name!r} is not known, choose among {', '.join(NAMES)}")
 
 
 def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:

@@ -52,6 +52,7 @@ def partition_graph(
     >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
+    check_halo_hops(halo_hops)
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
     assigned = assign_parts(
@@ -75,6 +76,11 @@ def partition_graph(
         progress=progress,
     )
     return Partitioned(target, assigned, {"partition": assigned.seconds, "write": time.perf_counter() - start})
+
+
+def check_halo_hops(halo_hops: int) -> None:
+    if halo_hops < 1:
+        raise ValueError(f"halo_hops must be at least 1, got {halo_hops}")
 
 
 def describe(assigned: Assigned, options: Options) -> dict[str, Any]:

@@ -125,6 +125,50 @@ def test_a_memory_limit_that_is_enough_changes_nothing(tmp_path: Path, capsys: p
     assert torch.equal(a.original_ids(), b.original_ids())
 
 
+@pytest.mark.parametrize("limit", [[], ["--memory-limit", "64M"]])
+def test_the_memory_that_is_printed_is_what_the_parts_record(tmp_path: Path, capsys, limit: list[str]):
+    arguments = ["typed-100k:num_features=1", "--balance", "train,val,edges,ntype,etype", *limit]
+    assert main(["partition", *arguments, "--parts", "2", "--out", str(tmp_path / "p")]) == 0
+    assert open_parts(tmp_path / "p").info["memory"] in capsys.readouterr().out.splitlines()
+
+
+def test_metis_does_not_start_with_less_memory_than_it_takes(tmp_path: Path, capsys):
+    given = ["--method", "metis", "--memory-limit", "64M"]
+    assert main(["partition", "sbm-20k:num_features=1", "--parts", "2", "--out", str(tmp_path / "p"), *given]) == 2
+    assert "METIS would take" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--parts", "0"], "at least 1"),
+        (["--halo-hops", "0"], "halo_hops must be at least 1"),
+        (["--balance", "train,colour"], "balance 'colour'"),
+        (["--imbalance", "7"], "imbalance must be in"),
+        (["--method", "magic"], "method must be one of"),
+        (["--objective", "speed"], "objective must be one of"),
+        (["--memory-limit", "lots"], "4G, 512M"),
+    ],
+)
+def test_options_are_checked_before_the_source_is_read(tmp_path: Path, capsys, arguments, message):
+    (tmp_path / "broken.txt").write_text("this is no edge")
+    source = [str(tmp_path / "broken.txt"), "--parts", "2"]
+    assert main(["partition", *source, "--out", str(tmp_path / "p"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_directory_that_is_there_is_named_before_the_source_is_read(tmp_path: Path, capsys):
+    (tmp_path / "broken.txt").write_text("this is no edge")
+    assert main(["partition", str(tmp_path / "broken.txt"), "--parts", "2", "--out", str(tmp_path)]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+def test_blanks_around_names_of_columns_do_not_matter(tmp_path: Path):
+    (tmp_path / "edges.csv").write_text("0,1\n1,2\n2,3\n")
+    given = ["--columns", "src, dst", "--parts", "2", "--out", str(tmp_path / "p")]
+    assert main(["partition", str(tmp_path / "edges.csv"), *given]) == 0
+
+
 @pytest.mark.parametrize(
     "arguments,message", [(["--memory-limit", "lots"], "4G, 512M"), (["--memory-limit", "1K"], "is too small")]
 )

@@ -186,7 +186,7 @@ def test_constraints_weigh_what_their_names_say():
         (lambda g: Options(objective="speed"), "objective must be one of"),
         (lambda g: Options(imbalance=-0.1), "imbalance"),
         (lambda g: assign_parts(g, 0), "at least 1"),
-        (lambda g: assign_parts(g, 2, options=Options(balance=["colour"])), "balance 'colour'"),
+        (lambda g: Options(balance=["colour"]), "balance 'colour'"),
         (lambda g: assign_parts(g, 2, options=Options(balance=["train"])), "train_mask"),
         (lambda g: assign_parts(g, 2, options=Options(method="assignment=/nowhere.npy")), "does not exist"),
     ],
