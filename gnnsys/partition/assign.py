@@ -111,7 +111,7 @@ def assign_parts(
     machines = between.view(num_parts, trainers_per_part, num_parts, trainers_per_part).sum((1, 3))
     return Assigned(
         Assignment(num_parts, trainers_per_part, by_type),
-        balances(constraints, subpart, task.num_subparts, options.imbalance),
+        balances(constraints, subpart, task.num_subparts, options.imbalance, options.method),
         int(between.sum() - between.diagonal().sum()),
         int(machines.sum() - machines.diagonal().sum()),
         sum(graph.num_edges(t) for t in graph.edge_types),

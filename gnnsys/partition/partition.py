@@ -12,6 +12,7 @@ from typing import Any
 from gnnsys.graph import Graph
 from gnnsys.graph.manifest import check_target
 from gnnsys.partition.assign import Assigned, Options, assign_parts
+from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import FORMAT, WHAT
 from gnnsys.partition.pieces import Progress
 from gnnsys.partition.write import write_parts
@@ -90,9 +91,15 @@ def describe(assigned: Assigned, options: Options) -> dict[str, Any]:
         "objective": options.objective,
         "seed": options.seed,
         "imbalance": options.imbalance,
-        "balance": [{**asdict(b), "ratio": b.ratio, "reason": b.reason} for b in assigned.balances],
+        "balance": [_describe_balance(balance) for balance in assigned.balances],
         "cut": assigned.cut,
         "part_cut": assigned.part_cut,
         "num_edges": assigned.num_edges,
         **assigned.details,
     }
+
+
+def _describe_balance(balance: Balance) -> dict[str, Any]:
+    fields = asdict(balance)
+    del fields["method"]  # said once for all of them
+    return fields | {"ratio": balance.ratio, "reason": balance.reason}

@@ -8,10 +8,11 @@ import torch
 
 from gnnsys.graph import Graph, dataset, rmat, sbm, typed
 from gnnsys.graph.datasets import available
-from gnnsys.partition import Options, assign_parts
+from gnnsys.partition import Options, assign_parts, open_parts, partition_graph
 from gnnsys.partition.assign import split_parts
 from gnnsys.partition.coalesce import coalesce
-from gnnsys.partition.constraints import constraints_of
+from gnnsys.partition.constraints import Balance, constraints_of
+from gnnsys.partition.loads import loads_of
 
 HOMO = ("node", "to", "node")
 
@@ -86,6 +87,58 @@ def test_counts_that_cannot_be_divided_are_named():
     assigned = assign_parts(graph, 4, options=Options(balance=["train"]))
     (line,) = assigned.shortfalls
     assert line.startswith("train:") and "5 cannot be divided more evenly among 4 parts" in line
+
+
+@pytest.mark.parametrize(
+    "method,reason", [("random", "method random does not balance"), ("chunk", "method chunk does not balance"),
+                      ("metis", "METIS balances one weight per node"), ("multilevel", None)]
+)  # fmt: skip
+def test_a_missed_balance_is_not_blamed_on_what_cannot_be_divided(method, reason):
+    """9 train nodes among 4 parts are 3 at best, which is over the limit; more than 3 is the method's doing."""
+    graph = sbm(1000, num_classes=4, homophily=0.95)
+    graph.set_node_data("train_mask", torch.arange(1000) < 9)
+    assigned = assign_parts(graph, 4, options=Options(balance=["train"], method=method, seed=1))
+    train = next(b for b in assigned.balances if b.name == "train")
+    if reason is None:
+        assert train.heaviest == 3 and train.reason == "9 cannot be divided more evenly among 4 parts"
+    else:
+        assert train.heaviest > 3 and train.reason is not None and train.reason.startswith(reason)
+
+
+def test_a_reason_is_given_only_where_it_holds():
+    def reason(total, heaviest, heaviest_node, method="multilevel"):
+        return Balance("edges", total, heaviest, 4, 1.05, heaviest_node, method).reason
+
+    assert reason(400, 105, 90) is None
+    assert reason(400, 200, 200) == "one node has 200 of 400, more than a part may"
+    assert reason(400, 201, 200) == "no assignment within the limits was found"
+    assert reason(5, 2, 1) == "5 cannot be divided more evenly among 4 parts"
+    assert reason(5, 3, 1) == "no assignment within the limits was found"
+    assert reason(5, 3, 1, "assignment=parts.npy") == "method assignment does not balance"
+    assert reason(5, 3, 1, "") == "how the parts were made is not recorded"
+
+
+def test_edge_types_with_bars_in_their_names_are_balanced_and_counted_apart(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    names = [("a|b", "c", "d"), ("a", "b|c", "d"), ("a\\", "b|c", "d"), ("a", "b", "d")]
+    edges = {t: torch.randint(0, 40, (2, 100 + i), generator=generator) for i, t in enumerate(names)}
+    graph = Graph.from_edge_indices(edges, {"a|b": 40, "a": 40, "a\\": 40, "d": 40})
+    done = partition_graph(graph, 2, tmp_path / "parts", balance=["etype"])
+    totals = {b.name: b.total for b in done.assigned.balances}
+    assert len(totals) == 5 and totals["etype:a|b|d"] == 103
+    loads, notes = loads_of(open_parts(tmp_path / "parts"))
+    assert not notes and {load.name: sum(load.subparts) for load in loads} == totals
+    heaviest = {b.name: b.heaviest for b in done.assigned.balances}
+    assert {load.name: max(load.subparts) for load in loads} == heaviest
+
+
+def test_parts_that_were_not_balanced_say_so_when_they_are_looked_at(tmp_path):
+    graph = sbm(1000, num_classes=4)
+    graph.set_node_data("train_mask", torch.arange(1000) < 100)
+    done = partition_graph(graph, 4, tmp_path / "parts", method="chunk", balance=["train"])
+    assert [b.reason for b in done.assigned.balances] == [None, "method chunk does not balance"]
+    loads, _ = loads_of(open_parts(tmp_path / "parts"))
+    assert [load.balance.reason for load in loads] == [None, "method chunk does not balance"]
 
 
 def test_the_result_is_a_function_of_graph_and_seed_on_any_number_of_threads():
