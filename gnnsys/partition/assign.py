@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
+from gnnsys.ops.multilevel import Level
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
@@ -21,11 +22,13 @@ from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
 from gnnsys.partition.multilevel import multilevel
 from gnnsys.partition.pieces import Progress
-from gnnsys.partition.simple import chunk_assignment, file_assignment, random_assignment
+from gnnsys.partition.simple import check_file, chunk_assignment, file_assignment, random_assignment
 from gnnsys.partition.streaming import stream_assignment
 
 METHODS = ("multilevel", "metis", "random", "chunk")
 OBJECTIVES = ("cut", "communication")
+MOST_SUBPARTS = 1 << 15  # edges between subparts are counted in a dense matrix, 8 GiB at this
+_MOST_SEED = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,10 @@ class Options:
     def __post_init__(self) -> None:
         if self.method not in METHODS and not self.method.startswith("assignment="):
             raise ValueError(f"method must be one of {', '.join(METHODS)} or assignment=FILE, got {self.method!r}")
+        if self.method.startswith("assignment="):
+            check_file(self.method.removeprefix("assignment="))
+        if not 0 <= self.seed <= _MOST_SEED:
+            raise ValueError(f"seed must be in [0, {_MOST_SEED}], got {self.seed}")
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
         for name in self.balance or ():
@@ -150,6 +157,10 @@ def plan_assignment(
 def check_counts(num_parts: int, trainers_per_part: int) -> None:
     if num_parts < 1 or trainers_per_part < 1:
         raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
+    if num_parts * trainers_per_part > MOST_SUBPARTS:
+        raise ValueError(
+            f"parts times trainers per part must be at most {MOST_SUBPARTS:,}, got {num_parts * trainers_per_part:,}"
+        )
 
 
 def _constraints(graph: Graph, options: Options) -> Constraints:
@@ -190,7 +201,7 @@ class _Task:
         level = finest_level(self.graph, self.constraints)
         seed = self.options.seed
         if method == "metis":
-            subpart = metis(level, self.num_subparts, recursive=self.num_subparts <= 8, seed=seed + 1)
+            subpart = self._metis(level)
         else:
             limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
             subpart, _ = multilevel(
@@ -201,6 +212,12 @@ class _Task:
             del level
             return self._communicate(subpart, details)
         return subpart, details
+
+    def _metis(self, level: Level) -> Tensor:
+        recursive, imbalance = self.num_subparts <= 8, self.options.imbalance
+        if recursive:  # every bisection takes its share, and they multiply
+            imbalance = (1 + imbalance) ** (1 / max(1, (self.num_subparts - 1).bit_length())) - 1
+        return metis(level, self.num_subparts, recursive=recursive, seed=self.options.seed + 1, imbalance=imbalance)
 
     def _communicate(self, subpart: Tensor, details: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """G3's two stages from a partition by edge cut: fewer rows between subparts, then as many for each of them."""
@@ -250,6 +267,11 @@ class _Task:
             raise ValueError(
                 f"{plan.in_memory}: more than the memory limit, under which only objective cut works, "
                 f"not {self.options.objective}; raise the limit or change it"
+            )
+        if plan.is_streaming and self.options.seed != 0:
+            raise ValueError(
+                f"{plan.in_memory}: more than the memory limit, and streaming, which keeps it, has no seed: "
+                f"leave out seed {self.options.seed} or raise the limit"
             )
         return plan
 

@@ -216,6 +216,94 @@ def test_a_wrong_assignment_file_is_refused(tmp_path, values, message):
         assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npy'}"))
 
 
+def _bad_file(folder, case):
+    """Writes a file that assigns two types, `a` of 3 and `b` of 2 nodes, wrongly; its path."""
+    path = folder / f"part.{case.partition(' ')[0]}"
+    if case == "npz lengths":
+        np.savez(path, a=np.array([0, 1]), b=np.array([0, 1, 1]))
+    elif case == "npz type":
+        np.savez(path, a=np.array([0, 1, 1]))
+    elif case == "npz dtype":
+        np.savez(path, a=np.array([0, 1, 1]), b=np.array([0.0, 1.0]))
+    elif case == "npz pickle":
+        np.savez(path, a=np.array([0, 1, None]), b=np.array([0, 1]))
+    elif case == "npz cut":
+        np.savez(path, a=np.array([0, 1, 1]), b=np.array([0, 1]))
+        path.write_bytes(path.read_bytes()[:-30])
+    elif case == "npz array":
+        np.save(folder / "one.npy", np.array([0, 1, 1, 0, 1]))
+        (folder / "one.npy").rename(path)
+    elif case == "npz altered":
+        np.savez_compressed(path, a=np.array([0, 1, 1]), b=np.array([0, 1]))
+        data = bytearray(path.read_bytes())
+        data[60:80] = bytes(20)
+        path.write_bytes(data)
+    elif case == "npy table":
+        np.save(path, np.zeros((5, 1), dtype=np.int64))
+    elif case == "npy archive":
+        np.savez(folder / "two.npz", a=np.array([0]))
+        (folder / "two.npz").rename(path)
+    elif case == "npy text":
+        path.write_text("0 1 1 0 1")
+    elif case == "txt columns":
+        path.write_text("0 1\n" * 5)
+    elif case == "txt row":
+        path.write_text("0 1 1 0 1\n")
+    elif case == "txt words":
+        path.write_text("zero\none\n")
+    else:
+        assert case.endswith("empty")
+        path.write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize(
+    "case,message",
+    [
+        ("npz lengths", "node type 'a', assigns 2 nodes, the graph has 3"),
+        ("npz type", r"no array for node types \['b'\], only \['a'\]"),
+        ("npz dtype", "node type 'b', must hold integers"),
+        ("npz pickle", "is not a .npz file of integers"),
+        ("npz cut", "is not a .npz file of integers"),
+        ("npz array", "is not a .npz file of integers"),
+        ("npz altered", "is not a .npz file of integers"),
+        ("npz empty", "is not a .npz file of integers"),
+        ("npy table", r"one part per node, got an array of shape \[5, 1\]"),
+        ("npy archive", "holds several arrays"),
+        ("npy text", "is not a .npy file of integers"),
+        ("npy empty", "is not a .npy file of integers"),
+        ("txt columns", "one part per line, got 2 columns"),
+        ("txt row", "one part per line, got 5 columns"),
+        ("txt words", "zero"),
+        ("txt empty", "assigns 0 nodes, the graph has 5"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_assignment_file_is_named_in_one_line(tmp_path, case, message):
+    path = _bad_file(tmp_path, case)
+    graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})
+    with pytest.raises(ValueError, match=message) as refused:
+        assign_parts(graph, 2, options=Options(method=f"assignment={path}"))
+    assert str(path) in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_an_array_per_node_type_is_an_assignment(tmp_path):
+    np.savez(tmp_path / "part.npz", b=np.array([1, 0]), a=np.array([0, 1, 1], dtype=np.uint8))
+    graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})
+    subpart = assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npz'}")).assignment.subpart
+    assert subpart["a"].tolist() == [0, 1, 1] and subpart["b"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("parts", [8, 12])
+def test_metis_keeps_to_the_imbalance_that_was_asked_for(parts):
+    graph = sbm(8000, num_classes=10, homophily=0.9, num_features=1)
+    loose, tight = (
+        assign_parts(graph, parts, options=Options(method="metis", balance=[], imbalance=imbalance))
+        for imbalance in (0.4, 0.01)
+    )
+    assert tight.balances[0].ratio <= 1.02 < loose.balances[0].ratio
+
+
 def test_parts_are_split_in_their_order():
     part = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.int32)
     assert split_parts(part, 2, 2).tolist() == [2, 0, 2, 3, 1, 3]
@@ -238,7 +326,9 @@ def test_constraints_weigh_what_their_names_say():
         (lambda g: Options(method="kmeans"), "method must be one of"),
         (lambda g: Options(objective="speed"), "objective must be one of"),
         (lambda g: Options(imbalance=-0.1), "imbalance"),
+        (lambda g: Options(seed=1 << 31), "seed must be in"),
         (lambda g: assign_parts(g, 0), "at least 1"),
+        (lambda g: assign_parts(g, 1 << 14, 4), "at most 32,768, got 65,536"),
         (lambda g: Options(balance=["colour"]), "balance 'colour'"),
         (lambda g: assign_parts(g, 2, options=Options(balance=["train"])), "train_mask"),
         (lambda g: assign_parts(g, 2, options=Options(method="assignment=/nowhere.npy")), "does not exist"),
