@@ -75,12 +75,15 @@ def _read_npy(file: Path) -> np.ndarray:
 
 def _read_npz(file: Path, node_types: Sequence[NodeType]) -> dict[NodeType, np.ndarray]:
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        with file.open("rb") as stream:
+            arrays = np.load(stream, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("it holds one array without a name")
             missing = [t for t in node_types if t not in arrays]
             if not missing:
                 return {t: arrays[t] for t in node_types}
             found = list(arrays)
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{file} is not a .npz file of integers: {error}") from error
     raise ValueError(f"{file} has no array for node types {missing}, only {found}")
 

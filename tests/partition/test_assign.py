@@ -155,6 +155,40 @@ def test_the_result_is_a_function_of_graph_and_seed_on_any_number_of_threads():
     assert not torch.equal(found[0], assign_parts(graph, 6, options=Options(seed=1)).assignment.subpart["node"])
 
 
+def large_graph(kind: str) -> tuple[Graph, int]:
+    """Sparse graphs that are coarsened and that clusters or searches could get lost in; and the edges, one way."""
+    if kind == "pairs":
+        pairs = torch.arange(6000).view(3000, 2).T
+        return Graph.from_edge_index(pairs, 6000), 3000
+    if kind == "path":
+        nodes = torch.arange(20_000)
+        return Graph.from_edge_index(torch.stack([nodes[:-1], nodes[1:]]), 20_000), 19_999
+    if kind == "triangles":
+        corner = torch.arange(6000).view(2000, 3)
+        edges = torch.stack([corner.reshape(-1), corner.roll(1, dims=1).reshape(-1)])
+        return Graph.from_edge_index(edges, 6000), 6000
+    generator = torch.Generator().manual_seed(0)
+    child = torch.arange(1, 20_000)
+    parent = (torch.rand(19_999, generator=generator, dtype=torch.float64) * child).long()
+    return Graph.from_edge_index(torch.stack([parent, child]), 20_000), 19_999
+
+
+@pytest.mark.parametrize("parts", [4, 7])
+@pytest.mark.parametrize("kind", ["pairs", "path", "triangles", "tree"])
+def test_large_sparse_graphs_are_balanced_and_cut_about_as_little_as_by_metis(kind, parts):
+    graph, num_edges = large_graph(kind)
+    assert graph.num_edges() == num_edges
+    ours = assign_parts(graph, parts, options=Options(balance=[]))
+    ours.assignment.check(graph)
+    src, dst = graph.edge_index()
+    part = ours.assignment.subpart["node"]
+    assert int((part[src] != part[dst]).sum()) == ours.cut
+    assert not ours.shortfalls, ours.shortfalls
+    if kind != "pairs":
+        peer = assign_parts(graph, parts, options=Options(balance=[], method="metis"))
+        assert ours.cut <= 1.3 * peer.cut + 8
+
+
 @pytest.mark.parametrize("name", ["cora", "coauthor_cs"])
 def test_the_cut_of_a_real_graph_is_within_five_percent_of_metis(name):
     if name not in available():
@@ -265,7 +299,7 @@ def _bad_file(folder, case):
         ("npz dtype", "node type 'b', must hold integers"),
         ("npz pickle", "is not a .npz file of integers"),
         ("npz cut", "is not a .npz file of integers"),
-        ("npz array", "is not a .npz file of integers"),
+        ("npz array", "is not a .npz file of integers: it holds one array"),
         ("npz altered", "is not a .npz file of integers"),
         ("npz empty", "is not a .npz file of integers"),
         ("npy table", r"one part per node, got an array of shape \[5, 1\]"),
