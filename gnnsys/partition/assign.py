@@ -27,7 +27,7 @@ from gnnsys.partition.streaming import stream_assignment
 
 METHODS = ("multilevel", "metis", "random", "chunk")
 OBJECTIVES = ("cut", "communication")
-MOST_SUBPARTS = 1 << 15  # edges between subparts are counted in a dense matrix, 8 GiB at this
+MOST_SUBPARTS = 1 << 13  # edges between subparts are counted in a dense matrix: 24 bytes per pair, 1.5 GiB at this
 _MOST_SEED = (1 << 31) - 1
 
 

@@ -149,7 +149,7 @@ def test_metis_does_not_start_with_less_memory_than_it_takes(tmp_path: Path, cap
         (["--method", "magic"], "method must be one of"),
         (["--objective", "speed"], "objective must be one of"),
         (["--memory-limit", "lots"], "4G, 512M"),
-        (["--parts", "50000"], "parts times trainers per part must be at most 32,768, got 50,000"),
+        (["--parts", "50000"], "parts times trainers per part must be at most 8,192, got 50,000"),
         (["--seed", "9999999999999999999"], "seed must be in"),
         (["--seed", "-1"], "seed must be in"),
         (["--method", "assignment=nowhere.npy"], "'nowhere.npy' does not exist"),

@@ -362,7 +362,7 @@ def test_constraints_weigh_what_their_names_say():
         (lambda g: Options(imbalance=-0.1), "imbalance"),
         (lambda g: Options(seed=1 << 31), "seed must be in"),
         (lambda g: assign_parts(g, 0), "at least 1"),
-        (lambda g: assign_parts(g, 1 << 14, 4), "at most 32,768, got 65,536"),
+        (lambda g: assign_parts(g, 1 << 12, 4), "at most 8,192, got 16,384"),
         (lambda g: Options(balance=["colour"]), "balance 'colour'"),
         (lambda g: assign_parts(g, 2, options=Options(balance=["train"])), "train_mask"),
         (lambda g: assign_parts(g, 2, options=Options(method="assignment=/nowhere.npy")), "does not exist"),
