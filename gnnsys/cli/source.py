@@ -27,13 +27,19 @@ def opened_source(
 ) -> Iterator[Graph]:
     """The graph, for the length of a block.
 
-    Where a file of edges could take more than `memory_limit` to load, it is first turned into a mapped graph, in a
-    temporary directory inside `folder`.
+    `columns` and `num_nodes` say how to read a table of edges, and are refused for anything else. Where a file of edges
+    could take more than `memory_limit` to load, it is first turned into a mapped graph, in a temporary directory inside
+    `folder`.
     """
     from gnnsys.graph import dataset, external_graph, load
     from gnnsys.partition.memory import LOAD_BYTES_PER_EDGE
 
     path = Path(source)
+    if not path.is_file() or path.suffix == ".npz":
+        what = "a dataset" if not path.exists() else "a saved graph" if path.is_dir() else "a .npz file"
+        for option, given in (("columns", columns), ("num-nodes", num_nodes)):
+            if given is not None:
+                raise ValueError(f"--{option} is for tables of edges; {source!r} is {what}, which says that itself")
     if not path.exists():
         yield dataset(source)
         return

@@ -12,20 +12,23 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
+from gnnsys.ops.multilevel import Level
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
-from gnnsys.partition.constraints import Balance, Constraints, balances, constraints_of
+from gnnsys.partition.constraints import Balance, Constraints, balances, check_name, constraints_of
 from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
 from gnnsys.partition.multilevel import multilevel
 from gnnsys.partition.pieces import Progress
-from gnnsys.partition.simple import chunk_assignment, file_assignment, random_assignment
+from gnnsys.partition.simple import check_file, chunk_assignment, file_assignment, random_assignment
 from gnnsys.partition.streaming import stream_assignment
 
 METHODS = ("multilevel", "metis", "random", "chunk")
 OBJECTIVES = ("cut", "communication")
+MOST_SUBPARTS = 1 << 13  # edges between subparts are counted in a dense matrix: 24 bytes per pair, 1.5 GiB at this
+_MOST_SEED = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +48,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.method not in METHODS and not self.method.startswith("assignment="):
             raise ValueError(f"method must be one of {', '.join(METHODS)} or assignment=FILE, got {self.method!r}")
+        if self.method.startswith("assignment="):
+            check_file(self.method.removeprefix("assignment="))
+        if not 0 <= self.seed <= _MOST_SEED:
+            raise ValueError(f"seed must be in [0, {_MOST_SEED}], got {self.seed}")
         if self.objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}, got {self.objective!r}")
+        for name in self.balance or ():
+            check_name(name)
         if not 0 <= self.imbalance < 1:
             raise ValueError(f"imbalance must be in [0, 1), got {self.imbalance}")
         if self.objective == "communication" and self.method not in ("multilevel", "metis"):
@@ -93,10 +102,9 @@ def assign_parts(
     graph, whose arrays may be mapped files. `folder` is for temporary files.
     """
     options = options or Options()
-    if num_parts < 1 or trainers_per_part < 1:
-        raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
+    check_counts(num_parts, trainers_per_part)
     start = time.perf_counter()
-    constraints = constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
+    constraints = _constraints(graph, options)
     task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
     subpart, details = task.assign()
     sizes = [graph.num_nodes(t) for t in graph.node_types]
@@ -110,7 +118,7 @@ def assign_parts(
     machines = between.view(num_parts, trainers_per_part, num_parts, trainers_per_part).sum((1, 3))
     return Assigned(
         Assignment(num_parts, trainers_per_part, by_type),
-        balances(constraints, subpart, task.num_subparts, options.imbalance),
+        balances(constraints, subpart, task.num_subparts, options.imbalance, options.method),
         int(between.sum() - between.diagonal().sum()),
         int(machines.sum() - machines.diagonal().sum()),
         sum(graph.num_edges(t) for t in graph.edge_types),
@@ -125,6 +133,38 @@ def default_balance(graph: Graph) -> list[str]:
     if any("train_mask" in data for data in graph.node_data.values()):
         names.append("train")
     return [*names, "ntype"] if len(graph.node_types) > 1 else names
+
+
+def plan_assignment(
+    graph: Graph,
+    num_parts: int,
+    trainers_per_part: int = 1,
+    *,
+    options: Options | None = None,
+    memory_limit: int | None = None,
+) -> MemoryPlan | None:
+    """What `assign_parts` with the same arguments will take beside the graph, and whether it will stream.
+
+    None for methods that need next to nothing. ValueError where the limit cannot be kept.
+    """
+    options = options or Options()
+    check_counts(num_parts, trainers_per_part)
+    return _Task(
+        graph, _constraints(graph, options), num_parts, trainers_per_part, options, memory_limit, None, None
+    ).plan()
+
+
+def check_counts(num_parts: int, trainers_per_part: int) -> None:
+    if num_parts < 1 or trainers_per_part < 1:
+        raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
+    if num_parts * trainers_per_part > MOST_SUBPARTS:
+        raise ValueError(
+            f"parts times trainers per part must be at most {MOST_SUBPARTS:,}, got {num_parts * trainers_per_part:,}"
+        )
+
+
+def _constraints(graph: Graph, options: Options) -> Constraints:
+    return constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
 
 
 @dataclass(frozen=True)
@@ -147,6 +187,7 @@ class _Task:
     def assign(self) -> tuple[Tensor, dict[str, Any]]:
         """The subpart of every node by the chosen method, int32, before grouping; and what is to be told about it."""
         method, num_nodes = self.options.method, self.constraints.num_nodes
+        plan = self.plan()
         if method == "random":
             return random_assignment(num_nodes, self.num_subparts, self.options.seed), {}
         if method == "chunk":
@@ -154,13 +195,13 @@ class _Task:
         if method.startswith("assignment="):
             part = file_assignment(method.removeprefix("assignment="), self.graph, self.num_parts)
             return split_parts(part, self.num_parts, self.trainers_per_part), {}
-        plan = self.plan()
+        assert plan is not None
         if plan.is_streaming:
             return self._stream(), {"memory": str(plan)}
         level = finest_level(self.graph, self.constraints)
         seed = self.options.seed
         if method == "metis":
-            subpart = metis(level, self.num_subparts, recursive=self.num_subparts <= 8, seed=seed + 1)
+            subpart = self._metis(level)
         else:
             limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
             subpart, _ = multilevel(
@@ -171,6 +212,12 @@ class _Task:
             del level
             return self._communicate(subpart, details)
         return subpart, details
+
+    def _metis(self, level: Level) -> Tensor:
+        recursive, imbalance = self.num_subparts <= 8, self.options.imbalance
+        if recursive:  # every bisection takes its share, and they multiply
+            imbalance = (1 + imbalance) ** (1 / max(1, (self.num_subparts - 1).bit_length())) - 1
+        return metis(level, self.num_subparts, recursive=recursive, seed=self.options.seed + 1, imbalance=imbalance)
 
     def _communicate(self, subpart: Tensor, details: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """G3's two stages from a partition by edge cut: fewer rows between subparts, then as many for each of them."""
@@ -202,21 +249,29 @@ class _Task:
         assert self.progress is not None
         self.progress(0, 1, {"volume": "fewer rows between parts"}.get(stage, "as many rows for each part"))
 
-    def plan(self) -> MemoryPlan:
-        """In memory or streaming. What streaming cannot do is refused."""
+    def plan(self) -> MemoryPlan | None:
+        """In memory or streaming, None where neither is needed. What streaming cannot do is refused."""
+        if self.options.method not in ("multilevel", "metis"):
+            return None
         num_edges = sum(self.graph.num_edges(t) for t in self.graph.edge_types)
         plan = plan_memory(
             self.constraints.num_nodes,
             num_edges,
             self.num_subparts,
             len(self.constraints.columns),
+            method=self.options.method,
             memory_limit=self.memory_limit,
             loads=False,
         )
-        if plan.is_streaming and (self.options.method != "multilevel" or self.options.objective != "cut"):
+        if plan.is_streaming and self.options.objective != "cut":
             raise ValueError(
-                f"{plan.in_memory}: more than the memory limit, under which only method multilevel with objective cut "
-                f"works, not {self.options.method} with {self.options.objective}; raise the limit or change them"
+                f"{plan.in_memory}: more than the memory limit, under which only objective cut works, "
+                f"not {self.options.objective}; raise the limit or change it"
+            )
+        if plan.is_streaming and self.options.seed != 0:
+            raise ValueError(
+                f"{plan.in_memory}: more than the memory limit, and streaming, which keeps it, has no seed: "
+                f"leave out seed {self.options.seed} or raise the limit"
             )
         return plan
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.partition.adjacency import first_nodes
 
 NAMES = ("nodes", "edges", "train", "val", "test", "ntype", "etype")
@@ -84,7 +84,10 @@ class Constraints:
 
 @dataclass(frozen=True)
 class Balance:
-    """How one constraint came out. `ratio` is the heaviest part to the average one; 1.0 when there is nothing."""
+    """How one constraint came out. `ratio` is the heaviest part to the average one; 1.0 when there is nothing.
+
+    `method` is what made the parts, as in `Options`; empty where that is not known.
+    """
 
     name: str
     total: int
@@ -92,6 +95,7 @@ class Balance:
     num_parts: int
     allowed: float
     heaviest_node: int
+    method: str = "multilevel"
 
     @property
     def ratio(self) -> float:
@@ -107,18 +111,32 @@ class Balance:
         if self.met:
             return None
         even = -(-self.total // self.num_parts)
-        if self.heaviest_node > self.allowed * self.total / self.num_parts:
-            return f"one node has {self.heaviest_node:,} of {self.total:,}, more than a part may"
-        if even > self.allowed * self.total / self.num_parts:
+        if self.heaviest <= max(even, self.heaviest_node):  # no assignment has a lighter heaviest part
+            if self.heaviest_node > even:
+                return f"one node has {self.heaviest_node:,} of {self.total:,}, more than a part may"
             return f"{self.total:,} cannot be divided more evenly among {self.num_parts} parts"
-        return "it could not be reached together with the other constraints"
+        if self.method == "metis":
+            return "METIS balances one weight per node, not every constraint, and that as well as it can"
+        if self.method == "multilevel":
+            return "no assignment within the limits was found"
+        if self.method:
+            return f"method {self.method.partition('=')[0]} does not balance"
+        return "how the parts were made is not recorded"
 
 
-def balances(constraints: Constraints, part: Tensor, num_parts: int, imbalance: float) -> list[Balance]:
+def balances(
+    constraints: Constraints, part: Tensor, num_parts: int, imbalance: float, method: str = "multilevel"
+) -> list[Balance]:
     loads = constraints.loads(part, num_parts)
     return [
         Balance(
-            name, int(loads[:, i].sum()), int(loads[:, i].max()), num_parts, 1 + imbalance, int(constraints.heaviest[i])
+            name,
+            int(loads[:, i].sum()),
+            int(loads[:, i].max()),
+            num_parts,
+            1 + imbalance,
+            int(constraints.heaviest[i]),
+            method,
         )
         for i, name in enumerate(constraints.names)
     ]
@@ -132,11 +150,21 @@ def constraints_of(graph: Graph, balance: Sequence[str] = ()) -> Constraints:
     """
     columns: dict[str, Weight] = {"nodes": lambda begin, end: torch.ones(end - begin, dtype=torch.int64)}
     for name in balance:
-        if name not in NAMES:
-            raise ValueError(f"balance {name!r} is not known, choose among {', '.join(NAMES)}")
+        check_name(name)
         for label, weight in _columns(graph, name):
             columns.setdefault(label, weight)
     return Constraints(columns, sum(map(graph.num_nodes, graph.node_types)))
+
+
+def check_name(name: str) -> None:
+    if name not in NAMES:
+        raise ValueError(f"balance {name!r} is not known, choose among {', '.join(NAMES)}")
+
+
+def etype_label(edge_type: EdgeType) -> str:
+    """The constraint of one edge type: `etype:author|writes|paper`. A bar or backslash in a name follows a backslash,
+    so that no two types have the same label."""
+    return "etype:" + "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in edge_type)
 
 
 def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
@@ -147,7 +175,7 @@ def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
         yield "edges", _joined(graph, [(t[2], _in_degrees(graph.csc(t).indptr)) for t in graph.edge_types])
     elif name == "etype":
         for t in graph.edge_types:
-            yield f"etype:{'|'.join(t)}", _joined(graph, [(t[2], _in_degrees(graph.csc(t).indptr))])
+            yield etype_label(t), _joined(graph, [(t[2], _in_degrees(graph.csc(t).indptr))])
     elif name != "nodes":
         yield name, _split(graph, name)
 

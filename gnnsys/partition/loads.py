@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import NodeType
-from gnnsys.partition.constraints import Balance
+from gnnsys.partition.constraints import Balance, etype_label
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts import Parts
 
@@ -23,13 +23,17 @@ _SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Load:
-    """One constraint. `subparts` is the weight of every subpart; `allowed` None where nothing was asked."""
+    """One constraint. `subparts` is the weight of every subpart; `allowed` None where nothing was asked.
+
+    `method` is how the parts were made, empty where that is not recorded.
+    """
 
     name: str
     subparts: tuple[int, ...]
     trainers_per_part: int
     heaviest_node: int
     allowed: float | None
+    method: str = ""
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -50,7 +54,7 @@ class Load:
         """Over subparts, which is what partitioners are asked to balance; any ratio is met where nothing was asked."""
         allowed = float("inf") if self.allowed is None else self.allowed
         total, heaviest = sum(self.subparts), max(self.subparts)
-        return Balance(self.name, total, heaviest, len(self.subparts), allowed, self.heaviest_node)
+        return Balance(self.name, total, heaviest, len(self.subparts), allowed, self.heaviest_node, self.method)
 
 
 def _shares(loads: Sequence[int]) -> list[float]:
@@ -61,6 +65,8 @@ def _shares(loads: Sequence[int]) -> list[float]:
 def loads_of(parts: Parts) -> tuple[list[Load], list[str]]:
     """Every recorded constraint, counted; and a sentence for each entry that cannot be."""
     asked, notes = _asked(parts)
+    recorded = parts.info.get("method")
+    method = recorded if isinstance(recorded, str) else ""
     loads = []
     for name, allowed in asked.items():
         subparts, heaviest_node = [0] * parts.book.num_subparts, 0
@@ -73,7 +79,7 @@ def loads_of(parts: Parts) -> tuple[list[Load], list[str]]:
                 for s in range(index * parts.trainers_per_part, (index + 1) * parts.trainers_per_part):
                     own = parts.book.subpart_range(s, node_type)
                     subparts[s] += int(weight[own.start - first : own.stop - first].sum())
-        loads.append(Load(name, tuple(subparts), parts.trainers_per_part, heaviest_node, allowed))
+        loads.append(Load(name, tuple(subparts), parts.trainers_per_part, heaviest_node, allowed, method))
     return loads, notes
 
 
@@ -89,7 +95,7 @@ def _weight(parts: Parts, part: Part, node_type: NodeType, name: str) -> Tensor:
         return torch.ones(1, dtype=torch.int64).expand(num_core)
     total = torch.zeros(num_core, dtype=torch.int64)
     for edge_type in parts.schema.edge_types if kind in ("edges", "etype") else []:
-        if edge_type[2] == node_type and which in ("", "|".join(edge_type)):
+        if edge_type[2] == node_type and name in ("edges", etype_label(edge_type)):
             total += part.csc(edge_type).indptr[: num_core + 1].diff()
     return total
 
@@ -122,7 +128,7 @@ def _countable(parts: Parts) -> list[str]:
     masks = {name for arrays in parts.schema.node_data.values() for name in arrays}
     names = ["nodes", "edges", *(split for split in _SPLITS if f"{split}_mask" in masks)]
     names += [f"ntype:{node_type}" for node_type in parts.schema.node_types]
-    return [*names, *(f"etype:{'|'.join(edge_type)}" for edge_type in parts.schema.edge_types)]
+    return [*names, *map(etype_label, parts.schema.edge_types)]
 
 
 def _kind(name: str) -> str:

@@ -21,6 +21,7 @@ STREAM_FLOOR = 48 << 20  # pieces, runs, the allocator
 # The in-memory path, as measured on power-law, web and community graphs (30 to 35 bytes per edge and what nodes take).
 MEMORY_BYTES_PER_EDGE = 32.0  # the transpose with its positions, and the first coarse level while it is made
 MEMORY_BYTES_PER_NODE = 80.0  # labels, clusters with their weights, members; later ties and heaps
+METIS_BYTES_PER_EDGE = 230.0  # both directions with their weights, as METIS wants them, and all levels that it makes
 LOAD_BYTES_PER_EDGE = 44.0  # COO int64 (16), CSC (8) and the records of its sort (12 to 24)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -41,12 +42,15 @@ class Estimate:
         return ", ".join(f"{stage} {format_size(size)}" for stage, size in self.stages.items())
 
 
-def estimate_in_memory(num_nodes: int, num_edges: int, num_constraints: int = 2, *, loads: bool = True) -> Estimate:
-    """What loading (unless the graph is mapped) and the multilevel partitioner take."""
+def estimate_in_memory(
+    num_nodes: int, num_edges: int, num_constraints: int = 2, *, method: str = "multilevel", loads: bool = True
+) -> Estimate:
+    """What loading (unless the graph is mapped) and the partitioner take: the multilevel one, or METIS."""
     weights = 8 * num_constraints * num_nodes
     stages = {"loading": int(num_edges * LOAD_BYTES_PER_EDGE + 8 * num_nodes)} if loads else {}
     held = num_edges * 8 + num_nodes * 8 if loads else 0
-    work = num_edges * MEMORY_BYTES_PER_EDGE + num_nodes * MEMORY_BYTES_PER_NODE + 2 * weights
+    per_edge = METIS_BYTES_PER_EDGE if method == "metis" else MEMORY_BYTES_PER_EDGE
+    work = num_edges * per_edge + num_nodes * MEMORY_BYTES_PER_NODE + 2 * weights
     return Estimate(stages | {"partitioning": int(held + work)})
 
 
@@ -90,16 +94,26 @@ def plan_memory(
     num_parts: int,
     num_constraints: int = 2,
     *,
+    method: str = "multilevel",
     memory_limit: int | None = None,
     loads: bool = True,
 ) -> MemoryPlan:
     """In memory where that fits the limit, otherwise streaming; ValueError where not even that fits.
 
+    METIS as the method (`metis`) works in memory or not at all.
+
     >>> print(plan_memory(10**8, 10**9, 8, memory_limit=parse_size("16G")))
     expected peak 16.0 GiB streaming from files: sorting 8.0 GiB, clustering 16.0 GiB, refining 1.9 GiB
     """
-    in_memory = estimate_in_memory(num_nodes, num_edges, num_constraints, loads=loads)
+    in_memory = estimate_in_memory(num_nodes, num_edges, num_constraints, method=method, loads=loads)
     if memory_limit is None:
+        return MemoryPlan(False, in_memory, None)
+    if method == "metis":
+        if in_memory.peak > memory_limit:
+            raise ValueError(
+                f"METIS would take {format_size(in_memory.peak)}, more than the limit of {format_size(memory_limit)}: "
+                f"use method multilevel, which takes less and streams where it must, or raise the limit"
+            )
         return MemoryPlan(False, in_memory, None)
     if memory_limit < least_memory(num_nodes) and in_memory.peak > memory_limit:
         raise ValueError(

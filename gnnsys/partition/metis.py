@@ -10,6 +10,7 @@ from torch import Tensor
 from gnnsys.ops.multilevel import Level, contract
 
 _RESOLUTION = 100  # a node of average weight gets this integer
+_SEEDS = 1 << 31  # METIS may have been built for 32 bits
 
 
 def metis(level: Level, num_parts: int, *, recursive: bool, seed: int, imbalance: float = 0.03) -> Tensor:
@@ -28,7 +29,7 @@ def metis(level: Level, num_parts: int, *, recursive: bool, seed: int, imbalance
         vweights=_ids(node_weight(level)),
         eweights=_ids(neighbors.weight),
         recursive=recursive,
-        options=pymetis.Options(seed=seed, ufactor=max(1, round(imbalance * 1000))),
+        options=pymetis.Options(seed=seed % _SEEDS, ufactor=max(1, round(imbalance * 1000))),
     )
     return torch.tensor(part, dtype=torch.int32)
 

@@ -12,6 +12,7 @@ from typing import Any
 from gnnsys.graph import Graph
 from gnnsys.graph.manifest import check_target
 from gnnsys.partition.assign import Assigned, Options, assign_parts
+from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import FORMAT, WHAT
 from gnnsys.partition.pieces import Progress
 from gnnsys.partition.write import write_parts
@@ -52,6 +53,7 @@ def partition_graph(
     >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
+    check_halo_hops(halo_hops)
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
     assigned = assign_parts(
@@ -77,6 +79,11 @@ def partition_graph(
     return Partitioned(target, assigned, {"partition": assigned.seconds, "write": time.perf_counter() - start})
 
 
+def check_halo_hops(halo_hops: int) -> None:
+    if halo_hops < 1:
+        raise ValueError(f"halo_hops must be at least 1, got {halo_hops}")
+
+
 def describe(assigned: Assigned, options: Options) -> dict[str, Any]:
     """What the manifest says about how the parts came about; plain JSON values."""
     return {
@@ -84,9 +91,15 @@ def describe(assigned: Assigned, options: Options) -> dict[str, Any]:
         "objective": options.objective,
         "seed": options.seed,
         "imbalance": options.imbalance,
-        "balance": [{**asdict(b), "ratio": b.ratio, "reason": b.reason} for b in assigned.balances],
+        "balance": [_describe_balance(balance) for balance in assigned.balances],
         "cut": assigned.cut,
         "part_cut": assigned.part_cut,
         "num_edges": assigned.num_edges,
         **assigned.details,
     }
+
+
+def _describe_balance(balance: Balance) -> dict[str, Any]:
+    fields = asdict(balance)
+    del fields["method"]  # said once for all of them
+    return fields | {"ratio": balance.ratio, "reason": balance.reason}

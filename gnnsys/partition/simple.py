@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, NodeType
 from gnnsys.ops import random_permutation, stream_key
 
 
@@ -25,27 +29,73 @@ def chunk_assignment(num_nodes: int, num_parts: int) -> Tensor:
 
 def file_assignment(path: str | os.PathLike[str], graph: Graph, num_parts: int) -> Tensor:
     """int32 parts of all nodes, types one after the other: from `.npy`, `.npz` (an array per node type) or text."""
+    file = check_file(path)
+    num_nodes = {t: graph.num_nodes(t) for t in graph.node_types}
+    if file.suffix == ".npz":
+        found = _read_npz(file, graph.node_types)
+        values = [_checked(f"{file}, node type {t!r},", found[t], count, num_parts) for t, count in num_nodes.items()]
+        return torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
+    return _checked(
+        str(file), _read_npy(file) if file.suffix == ".npy" else _read_text(file), sum(num_nodes.values()), num_parts
+    )
+
+
+def check_file(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"assignment file {str(file)!r} does not exist")
-    if file.suffix == ".npz":
-        with np.load(file, allow_pickle=False) as arrays:
-            missing = [t for t in graph.node_types if t not in arrays]
-            if missing:
-                raise ValueError(f"{file} has no array for node types {missing}, only {list(arrays)}")
-            values = np.concatenate([arrays[t].reshape(-1) for t in graph.node_types])
-    elif file.suffix == ".npy":
-        values = np.load(file, allow_pickle=False).reshape(-1)
-    else:
-        try:
-            values = np.loadtxt(file, dtype=np.int64, ndmin=1)
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
-    if values.dtype.kind not in "iu":
-        raise ValueError(f"{file} must hold integers, got {values.dtype}")
-    num_nodes = sum(map(graph.num_nodes, graph.node_types))
+    return file
+
+
+def _checked(name: str, values: np.ndarray, num_nodes: int, num_parts: int) -> Tensor:
+    """int32 [num_nodes]; ValueError unless there is one existing part per node."""
+    if values.ndim != 1:
+        raise ValueError(f"{name} must hold one part per node, got an array of shape {list(values.shape)}")
     if values.size != num_nodes:
-        raise ValueError(f"{file} assigns {values.size:,} nodes, the graph has {num_nodes:,}")
-    if values.size and not 0 <= values.min() <= values.max() < num_parts:
-        raise ValueError(f"{file} must hold parts in [0, {num_parts}), got {values.min()} to {values.max()}")
+        raise ValueError(f"{name} assigns {values.size:,} nodes, the graph has {num_nodes:,}")
+    if values.size == 0:  # of whatever dtype
+        return torch.empty(0, dtype=torch.int32)
+    if values.dtype.kind not in "iu":
+        raise ValueError(f"{name} must hold integers, got {values.dtype}")
+    if not 0 <= values.min() <= values.max() < num_parts:
+        raise ValueError(f"{name} must hold parts in [0, {num_parts}), got {values.min()} to {values.max()}")
     return torch.from_numpy(values.astype(np.int32))
+
+
+def _read_npy(file: Path) -> np.ndarray:
+    try:
+        with file.open("rb") as stream:
+            values = np.load(stream, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is not a .npy file of integers: {error}") from error
+    if not isinstance(values, np.ndarray):
+        raise ValueError(f"{file} holds several arrays: give it the ending .npz")
+    return values
+
+
+def _read_npz(file: Path, node_types: Sequence[NodeType]) -> dict[NodeType, np.ndarray]:
+    try:
+        with file.open("rb") as stream:
+            arrays = np.load(stream, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("it holds one array without a name")
+            missing = [t for t in node_types if t not in arrays]
+            if not missing:
+                return {t: arrays[t] for t in node_types}
+            found = list(arrays)
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{file} is not a .npz file of integers: {error}") from error
+    raise ValueError(f"{file} has no array for node types {missing}, only {found}")
+
+
+def _read_text(file: Path) -> np.ndarray:
+    """A part per line; `#` starts a comment."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a file without a line, whose length says it
+            rows = np.loadtxt(file, dtype=np.int64, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if rows.size and rows.shape[1] != 1:
+        raise ValueError(f"{file} must hold one part per line, got {rows.shape[1]} columns")
+    return rows.reshape(-1)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -123,6 +124,71 @@ def test_a_memory_limit_that_is_enough_changes_nothing(tmp_path: Path, capsys: p
         assert "in memory" in capsys.readouterr().out
     a, b = open_parts(tmp_path / "a").part(0), open_parts(tmp_path / "b").part(0)
     assert torch.equal(a.original_ids(), b.original_ids())
+
+
+@pytest.mark.parametrize("limit", [[], ["--memory-limit", "64M"]])
+def test_the_memory_that_is_printed_is_what_the_parts_record(tmp_path: Path, capsys, limit: list[str]):
+    arguments = ["typed-100k:num_features=1", "--balance", "train,val,edges,ntype,etype", *limit]
+    assert main(["partition", *arguments, "--parts", "2", "--out", str(tmp_path / "p")]) == 0
+    assert open_parts(tmp_path / "p").info["memory"] in capsys.readouterr().out.splitlines()
+
+
+def test_metis_does_not_start_with_less_memory_than_it_takes(tmp_path: Path, capsys):
+    given = ["--method", "metis", "--memory-limit", "64M"]
+    assert main(["partition", "sbm-20k:num_features=1", "--parts", "2", "--out", str(tmp_path / "p"), *given]) == 2
+    assert "METIS would take" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--parts", "0"], "at least 1"),
+        (["--halo-hops", "0"], "halo_hops must be at least 1"),
+        (["--balance", "train,colour"], "balance 'colour'"),
+        (["--imbalance", "7"], "imbalance must be in"),
+        (["--method", "magic"], "method must be one of"),
+        (["--objective", "speed"], "objective must be one of"),
+        (["--memory-limit", "lots"], "4G, 512M"),
+        (["--parts", "50000"], "parts times trainers per part must be at most 8,192, got 50,000"),
+        (["--seed", "9999999999999999999"], "seed must be in"),
+        (["--seed", "-1"], "seed must be in"),
+        (["--method", "assignment=nowhere.npy"], "'nowhere.npy' does not exist"),
+    ],
+)
+def test_options_are_checked_before_the_source_is_read(tmp_path: Path, capsys, arguments, message):
+    (tmp_path / "broken.txt").write_text("this is no edge")
+    source = [str(tmp_path / "broken.txt"), "--parts", "2"]
+    assert main(["partition", *source, "--out", str(tmp_path / "p"), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_directory_that_is_there_is_named_before_the_source_is_read(tmp_path: Path, capsys):
+    (tmp_path / "broken.txt").write_text("this is no edge")
+    assert main(["partition", str(tmp_path / "broken.txt"), "--parts", "2", "--out", str(tmp_path)]) == 2
+    assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--columns", "src,dst"], ["--num-nodes", "2000"]])
+@pytest.mark.parametrize("source", ["sbm-1k", "saved", "graph.npz"])
+def test_options_of_tables_are_refused_for_other_sources(tmp_path: Path, capsys, source: str, option: list[str]):
+    save(dataset("sbm-1k:num_features=1"), tmp_path / "saved")
+    np.savez(tmp_path / "graph.npz", edge_index=np.array([[0, 1], [1, 2]]))
+    given = source if source == "sbm-1k" else str(tmp_path / source)
+    assert main(["partition", given, "--parts", "2", "--out", str(tmp_path / "p"), *option]) == 2
+    assert f"{option[0]} is for tables of edges" in capsys.readouterr().err
+
+
+def test_a_seed_that_would_do_nothing_is_refused(tmp_path: Path, capsys):
+    given = ["sbm-100k:num_features=1", "--parts", "2", "--memory-limit", "64M", "--out", str(tmp_path / "p")]
+    assert main(["partition", *given, "--seed", "7"]) == 2
+    shown = capsys.readouterr().err
+    assert "leave out seed 7 or raise the limit" in shown and len(shown.splitlines()) == 1
+
+
+def test_blanks_around_names_of_columns_do_not_matter(tmp_path: Path):
+    (tmp_path / "edges.csv").write_text("0,1\n1,2\n2,3\n")
+    given = ["--columns", "src, dst", "--parts", "2", "--out", str(tmp_path / "p")]
+    assert main(["partition", str(tmp_path / "edges.csv"), *given]) == 0
 
 
 @pytest.mark.parametrize(

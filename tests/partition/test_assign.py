@@ -8,10 +8,11 @@ import torch
 
 from gnnsys.graph import Graph, dataset, rmat, sbm, typed
 from gnnsys.graph.datasets import available
-from gnnsys.partition import Options, assign_parts
+from gnnsys.partition import Options, assign_parts, open_parts, partition_graph
 from gnnsys.partition.assign import split_parts
 from gnnsys.partition.coalesce import coalesce
-from gnnsys.partition.constraints import constraints_of
+from gnnsys.partition.constraints import Balance, constraints_of
+from gnnsys.partition.loads import loads_of
 
 HOMO = ("node", "to", "node")
 
@@ -88,6 +89,58 @@ def test_counts_that_cannot_be_divided_are_named():
     assert line.startswith("train:") and "5 cannot be divided more evenly among 4 parts" in line
 
 
+@pytest.mark.parametrize(
+    "method,reason", [("random", "method random does not balance"), ("chunk", "method chunk does not balance"),
+                      ("metis", "METIS balances one weight per node"), ("multilevel", None)]
+)  # fmt: skip
+def test_a_missed_balance_is_not_blamed_on_what_cannot_be_divided(method, reason):
+    """9 train nodes among 4 parts are 3 at best, which is over the limit; more than 3 is the method's doing."""
+    graph = sbm(1000, num_classes=4, homophily=0.95)
+    graph.set_node_data("train_mask", torch.arange(1000) < 9)
+    assigned = assign_parts(graph, 4, options=Options(balance=["train"], method=method, seed=1))
+    train = next(b for b in assigned.balances if b.name == "train")
+    if reason is None:
+        assert train.heaviest == 3 and train.reason == "9 cannot be divided more evenly among 4 parts"
+    else:
+        assert train.heaviest > 3 and train.reason is not None and train.reason.startswith(reason)
+
+
+def test_a_reason_is_given_only_where_it_holds():
+    def reason(total, heaviest, heaviest_node, method="multilevel"):
+        return Balance("edges", total, heaviest, 4, 1.05, heaviest_node, method).reason
+
+    assert reason(400, 105, 90) is None
+    assert reason(400, 200, 200) == "one node has 200 of 400, more than a part may"
+    assert reason(400, 201, 200) == "no assignment within the limits was found"
+    assert reason(5, 2, 1) == "5 cannot be divided more evenly among 4 parts"
+    assert reason(5, 3, 1) == "no assignment within the limits was found"
+    assert reason(5, 3, 1, "assignment=parts.npy") == "method assignment does not balance"
+    assert reason(5, 3, 1, "") == "how the parts were made is not recorded"
+
+
+def test_edge_types_with_bars_in_their_names_are_balanced_and_counted_apart(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    names = [("a|b", "c", "d"), ("a", "b|c", "d"), ("a\\", "b|c", "d"), ("a", "b", "d")]
+    edges = {t: torch.randint(0, 40, (2, 100 + i), generator=generator) for i, t in enumerate(names)}
+    graph = Graph.from_edge_indices(edges, {"a|b": 40, "a": 40, "a\\": 40, "d": 40})
+    done = partition_graph(graph, 2, tmp_path / "parts", balance=["etype"])
+    totals = {b.name: b.total for b in done.assigned.balances}
+    assert len(totals) == 5 and totals["etype:a|b|d"] == 103
+    loads, notes = loads_of(open_parts(tmp_path / "parts"))
+    assert not notes and {load.name: sum(load.subparts) for load in loads} == totals
+    heaviest = {b.name: b.heaviest for b in done.assigned.balances}
+    assert {load.name: max(load.subparts) for load in loads} == heaviest
+
+
+def test_parts_that_were_not_balanced_say_so_when_they_are_looked_at(tmp_path):
+    graph = sbm(1000, num_classes=4)
+    graph.set_node_data("train_mask", torch.arange(1000) < 100)
+    done = partition_graph(graph, 4, tmp_path / "parts", method="chunk", balance=["train"])
+    assert [b.reason for b in done.assigned.balances] == [None, "method chunk does not balance"]
+    loads, _ = loads_of(open_parts(tmp_path / "parts"))
+    assert [load.balance.reason for load in loads] == [None, "method chunk does not balance"]
+
+
 def test_the_result_is_a_function_of_graph_and_seed_on_any_number_of_threads():
     graph = rmat(3000, 40_000)
     before = torch.get_num_threads()
@@ -100,6 +153,40 @@ def test_the_result_is_a_function_of_graph_and_seed_on_any_number_of_threads():
         torch.set_num_threads(before)
     assert torch.equal(*found)
     assert not torch.equal(found[0], assign_parts(graph, 6, options=Options(seed=1)).assignment.subpart["node"])
+
+
+def large_graph(kind: str) -> tuple[Graph, int]:
+    """Sparse graphs that are coarsened and that clusters or searches could get lost in; and the edges, one way."""
+    if kind == "pairs":
+        pairs = torch.arange(6000).view(3000, 2).T
+        return Graph.from_edge_index(pairs, 6000), 3000
+    if kind == "path":
+        nodes = torch.arange(20_000)
+        return Graph.from_edge_index(torch.stack([nodes[:-1], nodes[1:]]), 20_000), 19_999
+    if kind == "triangles":
+        corner = torch.arange(6000).view(2000, 3)
+        edges = torch.stack([corner.reshape(-1), corner.roll(1, dims=1).reshape(-1)])
+        return Graph.from_edge_index(edges, 6000), 6000
+    generator = torch.Generator().manual_seed(0)
+    child = torch.arange(1, 20_000)
+    parent = (torch.rand(19_999, generator=generator, dtype=torch.float64) * child).long()
+    return Graph.from_edge_index(torch.stack([parent, child]), 20_000), 19_999
+
+
+@pytest.mark.parametrize("parts", [4, 7])
+@pytest.mark.parametrize("kind", ["pairs", "path", "triangles", "tree"])
+def test_large_sparse_graphs_are_balanced_and_cut_about_as_little_as_by_metis(kind, parts):
+    graph, num_edges = large_graph(kind)
+    assert graph.num_edges() == num_edges
+    ours = assign_parts(graph, parts, options=Options(balance=[]))
+    ours.assignment.check(graph)
+    src, dst = graph.edge_index()
+    part = ours.assignment.subpart["node"]
+    assert int((part[src] != part[dst]).sum()) == ours.cut
+    assert not ours.shortfalls, ours.shortfalls
+    if kind != "pairs":
+        peer = assign_parts(graph, parts, options=Options(balance=[], method="metis"))
+        assert ours.cut <= 1.3 * peer.cut + 8
 
 
 @pytest.mark.parametrize("name", ["cora", "coauthor_cs"])
@@ -163,6 +250,94 @@ def test_a_wrong_assignment_file_is_refused(tmp_path, values, message):
         assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npy'}"))
 
 
+def _bad_file(folder, case):
+    """Writes a file that assigns two types, `a` of 3 and `b` of 2 nodes, wrongly; its path."""
+    path = folder / f"part.{case.partition(' ')[0]}"
+    if case == "npz lengths":
+        np.savez(path, a=np.array([0, 1]), b=np.array([0, 1, 1]))
+    elif case == "npz type":
+        np.savez(path, a=np.array([0, 1, 1]))
+    elif case == "npz dtype":
+        np.savez(path, a=np.array([0, 1, 1]), b=np.array([0.0, 1.0]))
+    elif case == "npz pickle":
+        np.savez(path, a=np.array([0, 1, None]), b=np.array([0, 1]))
+    elif case == "npz cut":
+        np.savez(path, a=np.array([0, 1, 1]), b=np.array([0, 1]))
+        path.write_bytes(path.read_bytes()[:-30])
+    elif case == "npz array":
+        np.save(folder / "one.npy", np.array([0, 1, 1, 0, 1]))
+        (folder / "one.npy").rename(path)
+    elif case == "npz altered":
+        np.savez_compressed(path, a=np.array([0, 1, 1]), b=np.array([0, 1]))
+        data = bytearray(path.read_bytes())
+        data[60:80] = bytes(20)
+        path.write_bytes(data)
+    elif case == "npy table":
+        np.save(path, np.zeros((5, 1), dtype=np.int64))
+    elif case == "npy archive":
+        np.savez(folder / "two.npz", a=np.array([0]))
+        (folder / "two.npz").rename(path)
+    elif case == "npy text":
+        path.write_text("0 1 1 0 1")
+    elif case == "txt columns":
+        path.write_text("0 1\n" * 5)
+    elif case == "txt row":
+        path.write_text("0 1 1 0 1\n")
+    elif case == "txt words":
+        path.write_text("zero\none\n")
+    else:
+        assert case.endswith("empty")
+        path.write_bytes(b"")
+    return path
+
+
+@pytest.mark.parametrize(
+    "case,message",
+    [
+        ("npz lengths", "node type 'a', assigns 2 nodes, the graph has 3"),
+        ("npz type", r"no array for node types \['b'\], only \['a'\]"),
+        ("npz dtype", "node type 'b', must hold integers"),
+        ("npz pickle", "is not a .npz file of integers"),
+        ("npz cut", "is not a .npz file of integers"),
+        ("npz array", "is not a .npz file of integers: it holds one array"),
+        ("npz altered", "is not a .npz file of integers"),
+        ("npz empty", "is not a .npz file of integers"),
+        ("npy table", r"one part per node, got an array of shape \[5, 1\]"),
+        ("npy archive", "holds several arrays"),
+        ("npy text", "is not a .npy file of integers"),
+        ("npy empty", "is not a .npy file of integers"),
+        ("txt columns", "one part per line, got 2 columns"),
+        ("txt row", "one part per line, got 5 columns"),
+        ("txt words", "zero"),
+        ("txt empty", "assigns 0 nodes, the graph has 5"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_assignment_file_is_named_in_one_line(tmp_path, case, message):
+    path = _bad_file(tmp_path, case)
+    graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})
+    with pytest.raises(ValueError, match=message) as refused:
+        assign_parts(graph, 2, options=Options(method=f"assignment={path}"))
+    assert str(path) in str(refused.value) and len(str(refused.value).splitlines()) == 1
+
+
+def test_an_array_per_node_type_is_an_assignment(tmp_path):
+    np.savez(tmp_path / "part.npz", b=np.array([1, 0]), a=np.array([0, 1, 1], dtype=np.uint8))
+    graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})
+    subpart = assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npz'}")).assignment.subpart
+    assert subpart["a"].tolist() == [0, 1, 1] and subpart["b"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("parts", [8, 12])
+def test_metis_keeps_to_the_imbalance_that_was_asked_for(parts):
+    graph = sbm(8000, num_classes=10, homophily=0.9, num_features=1)
+    loose, tight = (
+        assign_parts(graph, parts, options=Options(method="metis", balance=[], imbalance=imbalance))
+        for imbalance in (0.4, 0.01)
+    )
+    assert tight.balances[0].ratio <= 1.02 < loose.balances[0].ratio
+
+
 def test_parts_are_split_in_their_order():
     part = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.int32)
     assert split_parts(part, 2, 2).tolist() == [2, 0, 2, 3, 1, 3]
@@ -185,8 +360,10 @@ def test_constraints_weigh_what_their_names_say():
         (lambda g: Options(method="kmeans"), "method must be one of"),
         (lambda g: Options(objective="speed"), "objective must be one of"),
         (lambda g: Options(imbalance=-0.1), "imbalance"),
+        (lambda g: Options(seed=1 << 31), "seed must be in"),
         (lambda g: assign_parts(g, 0), "at least 1"),
-        (lambda g: assign_parts(g, 2, options=Options(balance=["colour"])), "balance 'colour'"),
+        (lambda g: assign_parts(g, 1 << 12, 4), "at most 8,192, got 16,384"),
+        (lambda g: Options(balance=["colour"]), "balance 'colour'"),
         (lambda g: assign_parts(g, 2, options=Options(balance=["train"])), "train_mask"),
         (lambda g: assign_parts(g, 2, options=Options(method="assignment=/nowhere.npy")), "does not exist"),
     ],

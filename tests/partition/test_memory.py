@@ -54,6 +54,16 @@ def test_a_limit_that_is_too_small_for_the_nodes_is_refused_with_one_that_is_not
     assert plan_memory(10**9, 10**10, 8, memory_limit=least_memory(10**9)).is_streaming
 
 
+def test_metis_is_estimated_by_what_it_takes_and_refused_under_less():
+    """Measured: 841 MiB for 200,000 nodes and 4,000,000 edges of a power-law graph, 512 MiB for communities."""
+    plan = plan_memory(200_000, 4_000_000, 8, method="metis", loads=False)
+    assert not plan.is_streaming and 841 << 20 < plan.in_memory.peak < 1200 << 20
+    assert plan.in_memory.peak > 3 * plan_memory(200_000, 4_000_000, 8, loads=False).in_memory.peak
+    assert not plan_memory(200_000, 4_000_000, 8, method="metis", memory_limit=2 << 30, loads=False).is_streaming
+    with pytest.raises(ValueError, match=r"METIS would take .* more than the limit of 512\.0 MiB: use"):
+        plan_memory(200_000, 4_000_000, 8, method="metis", memory_limit=512 << 20, loads=False)
+
+
 def test_estimates_grow_with_the_graph_and_streaming_stays_within_its_limit():
     limit = parse_size("8G")
     small, large = (estimate_in_memory(n, 20 * n).peak for n in (10**6, 10**7))

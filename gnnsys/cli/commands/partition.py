@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gnnsys.graph import Graph
-    from gnnsys.partition import Partitioned
+    from gnnsys.partition import MemoryPlan, Partitioned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,17 +63,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
     from gnnsys.cli.source import opened_source
-    from gnnsys.partition import parse_size, partition_graph
+    from gnnsys.graph.manifest import check_target
+    from gnnsys.partition import Options, parse_size, partition_graph
+    from gnnsys.partition.assign import check_counts, plan_assignment
+    from gnnsys.partition.layout import FORMAT, WHAT
+    from gnnsys.partition.partition import check_halo_hops
 
+    # Whatever can be refused is refused before a source is read that may take minutes.
+    check_counts(args.parts, args.trainers_per_part)
+    check_halo_hops(args.halo_hops)
+    options = Options(
+        method=args.method,
+        objective=args.objective,
+        balance=balance_names(args.balance),
+        imbalance=args.imbalance,
+        seed=args.seed,
+    )
     limit = None if args.memory_limit is None else parse_size(args.memory_limit)
+    check_target(args.out, overwrite=args.overwrite, format=FORMAT, what=WHAT)
     start = time.perf_counter()
-    args.out.absolute().parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         bar = stack.enter_context(Progress.reported("partition"))
         graph = stack.enter_context(
             opened_source(
                 args.source,
-                columns=args.columns.split(",") if args.columns else None,
+                columns=None if args.columns is None else [name.strip() for name in args.columns.split(",")],
                 num_nodes=args.num_nodes,
                 memory_limit=limit,
                 folder=args.out.absolute().parent,
@@ -82,17 +95,14 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         print(f"{graph}, read in {time.perf_counter() - start:.1f} s")
-        print(expected_memory(graph, args, limit), flush=True)
+        plan = plan_assignment(graph, args.parts, args.trainers_per_part, options=options, memory_limit=limit)
+        print(expected_memory(plan, options.method), flush=True)
         done = partition_graph(
             graph,
             args.parts,
             args.out,
             trainers_per_part=args.trainers_per_part,
-            method=args.method,
-            objective=args.objective,
-            balance=balance_names(args.balance),
-            imbalance=args.imbalance,
-            seed=args.seed,
+            **vars(options),
             halo_hops=args.halo_hops,
             edge_ids=not args.no_edge_ids,
             memory_limit=limit,
@@ -105,16 +115,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def expected_memory(graph: Graph, args: argparse.Namespace, limit: int | None) -> str:
-    """What the partitioner will take beside the graph, before it starts."""
-    from gnnsys.partition import plan_memory
-
-    if args.method not in ("multilevel", "metis"):
-        return f"method {args.method} needs little memory beside the graph"
-    num_nodes = sum(graph.num_nodes(t) for t in graph.node_types)
-    num_edges = sum(graph.num_edges(t) for t in graph.edge_types)
-    parts = max(args.parts * args.trainers_per_part, 1)
-    return str(plan_memory(num_nodes, num_edges, parts, memory_limit=limit, loads=False))
+def expected_memory(plan: MemoryPlan | None, method: str) -> str:
+    """What the partitioner will take beside the graph."""
+    return f"method {method} needs little memory beside the graph" if plan is None else str(plan)
 
 
 def balance_names(text: str | None) -> list[str] | None:
