@@ -22,7 +22,8 @@ from torch import Tensor
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.files import unknown_ending
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.npz import UNREADABLE, Arrays, Content, as_rows, check_csr, describe, unreadable
+from gnnsys.graph.npz import UNREADABLE, Content, as_rows, describe, unreadable
+from gnnsys.graph.npz_checks import Arrays, check_csr
 from gnnsys.graph.saved import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
 from gnnsys.graph.tables import is_table, table_pieces
@@ -113,7 +114,7 @@ def _from_npz(path: Path, work: Path, memory: int, report: _Report) -> Graph:
     try:
         content = describe(arrays, partial(_dense_rows, work, memory))
         return _sort_edges(content, work, memory, report)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -197,4 +198,5 @@ def _sort_edges(content: Content, work: Path, memory: int, report: _Report) -> G
     csc, edge_data = {}, {}
     for edge_type, edges_of_type in zip(content.edge_types, types):
         csc[edge_type], edge_data[edge_type] = edges_of_type.finish(partial(report, "sorting"))
+    assert sum(of_type.num_edges for of_type in csc.values()) == num_edges, "every edge has exactly one type"
     return Graph(content.num_nodes, csc, content.node_data, edge_data, content.info)

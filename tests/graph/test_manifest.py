@@ -17,22 +17,22 @@ GRAPH = {"format": "gnnsys-graph", "what": "a saved graph"}
 @pytest.mark.parametrize("names", [["notes.txt"], []])
 def test_a_directory_that_appears_meanwhile_is_not_replaced(names, tmp_path):
     target = tmp_path / "graph"
-    with pytest.raises(ValueError, match=r"graph' exists: choose another or pass overwrite=True"):
-        with staged(target, overwrite=False, **GRAPH):
-            target.mkdir()
-            for name in names:
-                (target / name).write_text("kept")
+    refused = pytest.raises(ValueError, match=r"graph' exists: choose another or pass overwrite=True")
+    with refused, staged(target, overwrite=False, **GRAPH):
+        target.mkdir()
+        for name in names:
+            (target / name).write_text("kept")
     assert os.listdir(target) == names and os.listdir(tmp_path) == ["graph"]
 
 
 def test_what_was_put_in_the_place_of_a_graph_meanwhile_is_not_overwritten(tmp_path):
     target = tmp_path / "graph"
     save(sbm(300), target)
-    with pytest.raises(ValueError, match="only a saved graph is overwritten"):
-        with staged(target, overwrite=True, **GRAPH):
-            shutil.rmtree(target)
-            target.mkdir()
-            (target / "notes.txt").write_text("kept")
+    refused = pytest.raises(ValueError, match="only a saved graph is overwritten")
+    with refused, staged(target, overwrite=True, **GRAPH):
+        shutil.rmtree(target)
+        target.mkdir()
+        (target / "notes.txt").write_text("kept")
     assert os.listdir(target) == ["notes.txt"] and os.listdir(tmp_path) == ["graph"]
 
 
