@@ -18,6 +18,7 @@ from gnnsys.ops import parse_table
 
 Columns = Mapping[str, Tensor]
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some programs write before UTF-8
 COMMENTS = ("#", "%")
 DELIMITERS: dict[str, str | None] = {".csv": ",", ".tsv": "\t", ".txt": None, ".edges": None}
 _INTEGERS = ("src", "dst", "time")
@@ -70,7 +71,7 @@ class _Layout:
 
 def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) -> Iterator[tuple[float, Columns]]:
     delimiter = DELIMITERS[path.suffix]
-    layout = _inspect(path, delimiter)
+    layout = _inspect(path, delimiter, columns)
     names = list(columns or layout.header or ("src", "dst"))
     if layout.num_fields == 0:
         yield 1.0, {name: torch.empty(0, dtype=torch.int64 if name in _INTEGERS else torch.float32) for name in names}
@@ -109,10 +110,11 @@ def _whole_lines(path: Path, layout: _Layout, piece_bytes: int) -> Iterator[tupl
         yield line, rest
 
 
-def _inspect(path: Path, delimiter: str | None) -> _Layout:
+def _inspect(path: Path, delimiter: str | None, columns: Sequence[str] | None) -> _Layout:
     header: list[str] | None = None
-    offset = 0
     with open(path, "rb") as file:
+        offset = len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
+        file.seek(offset)
         for number, raw in enumerate(file, start=1):
             content = raw.decode("utf-8", errors="replace")
             for mark in COMMENTS:
@@ -122,9 +124,18 @@ def _inspect(path: Path, delimiter: str | None) -> _Layout:
                 fields = [field.strip() for field in content.split(delimiter)]
                 if header is not None or _is_number(fields[0]):
                     return _Layout(offset, number, header, len(fields))
-                header = fields
+                header = _check_header(fields, columns, f"{path}: line {number}")
             offset += len(raw)
     return _Layout(offset, 0, header, 0)
+
+
+def _check_header(fields: list[str], columns: Sequence[str] | None, where: str) -> list[str]:
+    """A header is names only, as many as there are columns: anything else is an edge with a slip in it."""
+    if any(map(_is_number, fields)):
+        raise ValueError(f"{where}: {fields[0]!r} is not a number, and a header has no numbers, got {fields}")
+    if columns is not None and len(fields) != len(columns):
+        raise ValueError(f"{where}: {fields} is neither an edge nor a header of the columns {list(columns)}")
+    return fields
 
 
 def _is_number(text: str) -> bool:

@@ -58,12 +58,28 @@ def test_an_empty_table_is_a_graph_without_edges(tmp_path):
         ("edges.csv", "0,1\n0.5,1\n", "edges.csv"),
         ("edges.txt", "0 1\n-1 2\n", r"edges.txt: src must be in .*got -1 at position 1"),
         ("edges.csv", "src,dst,weight\n0,1,nan\n", "edges.csv: .*'weight'.* must be finite"),
+        ("edges.txt", "# ids\nO 1\n1 2\n", "edges.txt: line 2: 'O' is not a number, and a header has no numbers"),
         ("edges.xls", "", "expected a directory or one of .npz"),
     ],
 )
 def test_a_malformed_table_is_refused_by_name(name, text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load(write(tmp_path / name, text))
+
+
+def test_with_columns_given_only_as_many_names_are_a_header(tmp_path):
+    for header in ("src,dst", "from,to"):
+        graph = load(write(tmp_path / "edges.csv", f"{header}\n0,1\n2,0\n"), columns=["src", "dst"])
+        assert graph.edge_index().tolist() == [[0, 2], [1, 0]]
+    for first in ("edges of the web", "src,dst,weight", "x"):
+        with pytest.raises(ValueError, match=r"edges.csv: line 1: .* is neither an edge nor a header of the columns"):
+            load(write(tmp_path / "edges.csv", f"{first}\n0,1\n2,0\n"), columns=["src", "dst"])
+
+
+@pytest.mark.parametrize("text", ["0,1\n2,0\n", "# edges\n0,1\n2,0\n", "src,dst\n0,1\n2,0\n"])
+def test_a_byte_order_mark_is_skipped(text, tmp_path):
+    (tmp_path / "edges.csv").write_text(text, encoding="utf-8-sig")
+    assert load(tmp_path / "edges.csv").edge_index().tolist() == [[0, 2], [1, 0]]
 
 
 def test_a_missing_path_is_refused(tmp_path):
