@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.capacity import check_rows_fit
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.files import unknown_ending
 from gnnsys.graph.graph import Graph
@@ -89,10 +90,10 @@ def external_graph(
 def _from_table(
     path: Path, work: Path, memory: int, columns: Sequence[str] | None, num_nodes: int | None, report: _Report
 ) -> Graph:
-    edges = EdgeSort(work / "edges", memory // _SORT_SHARE, None if num_nodes is None else (num_nodes, num_nodes))
     rows: dict[str, RawFile] = {}
     pieces = table_pieces(path, columns, piece_bytes=memory // _TEXT_SHARE, progress=partial(report, "reading"))
     try:
+        edges = EdgeSort(work / "edges", memory // _SORT_SHARE, None if num_nodes is None else (num_nodes, num_nodes))
         for piece in pieces:
             edges.add(piece["src"].long(), piece["dst"].long())
             for name, column in piece.items():
@@ -112,7 +113,7 @@ def _from_npz(path: Path, work: Path, memory: int, report: _Report) -> Graph:
     except UNREADABLE as error:
         raise unreadable(path, error) from error
     try:
-        content = describe(arrays, partial(_dense_rows, work, memory))
+        content = describe(arrays, partial(_dense_rows, work, memory), work)
         return _sort_edges(content, work, memory, report)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -141,6 +142,7 @@ def _dense_rows(
 ) -> Tensor:
     """Features in CSR form as float32 rows in a file."""
     num_rows, num_columns = check_csr(data, indices, indptr, shape)
+    check_rows_fit(num_rows, num_columns, "x", folder=work)
     out = RawFile(work / f"dense-{len(list(work.glob('dense-*')))}")
     out.append(torch.empty(0, num_columns))
     size = max(memory // _PIECE_SHARE // max(num_columns, 1), 1)

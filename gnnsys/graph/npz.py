@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
 from gnnsys.graph.graph import Graph, as_ids
 from gnnsys.graph.npz_checks import (
     Arrays,
@@ -86,21 +87,24 @@ def unreadable(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}")
 
 
-def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None) -> Content:
-    """Sorts the arrays of an `.npz` into nodes, edges and the rest; `dense` makes rows of features in CSR form."""
+def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None, folder: Path | None = None) -> Content:
+    """Sorts the arrays of an `.npz` into nodes, edges and the rest.
+
+    `dense` makes rows of features in CSR form; `folder` is where the graph will be, if not in memory.
+    """
     if "edge_index" not in arrays:
         raise ValueError(f"has no edge_index, it holds {sorted(arrays)}")
     check_kinds(arrays)
     edge_index = arrays.pop("edge_index")
     check_edge_index(edge_index)
     sort = _typed if "edge_type_names" in arrays else _homogeneous
-    return sort(edge_index, arrays, dense or _dense)
+    return sort(edge_index, arrays, dense or _dense, folder)
 
 
-def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor]) -> Content:
+def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor], folder: Path | None) -> Content:
     info = _take_info(arrays)
     rows = _take_features(arrays, dense)
-    num_nodes = _take_num_nodes(arrays, rows, edge_index)
+    num_nodes = _take_num_nodes(arrays, rows, edge_index, folder)
     node_data = _take_splits(arrays, num_nodes) | rows
     edge_rows: Arrays = {}
     for name, array in arrays.items():
@@ -111,11 +115,11 @@ def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Te
     return Content(edge_index, [EDGE], None, {NODE: 0}, {NODE: num_nodes}, {NODE: node_data}, edge_rows, info)
 
 
-def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor]) -> Content:
+def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor], folder: Path | None) -> Content:
     names = edge_types_in(arrays.pop("edge_type_names"))
     edge_type = take(arrays, "edge_type", "edge_type_names")
     check_edge_type(edge_type, edge_index.shape[1], len(names))
-    offsets = _take_offsets(arrays, names, edge_index)
+    offsets = _take_offsets(arrays, names, edge_index, folder)
     info = _take_info(arrays)
     arrays.pop("node_type", None)  # the offsets say the same
     num_nodes = {node_type: end - begin for node_type, (begin, end) in offsets.items()}
@@ -165,25 +169,35 @@ def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -
     return num_nodes != num_edges or name.startswith("edge_")
 
 
-def _take_offsets(arrays: Arrays, names: list[EdgeType], edge_index: np.ndarray) -> dict[NodeType, tuple[int, int]]:
+def _take_offsets(
+    arrays: Arrays, names: list[EdgeType], edge_index: np.ndarray, folder: Path | None
+) -> dict[NodeType, tuple[int, int]]:
     """The range of ids of each node type."""
     if "node_type_offsets" in arrays:
-        return offsets_in(arrays.pop("node_type_offsets"), take(arrays, "node_type_names", "node_type_offsets"))
+        offsets = offsets_in(arrays.pop("node_type_offsets"), take(arrays, "node_type_names", "node_type_offsets"))
+        check_num_nodes(max((end for _, end in offsets.values()), default=0), folder=folder)
+        return offsets
     types = sorted({end for src, _, dst in names for end in (src, dst)})
     if len(types) != 1:
         raise ValueError(f"node types {types} need node_type_offsets and node_type_names")
-    return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index))}
+    return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index, folder))}
 
 
-def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: np.ndarray) -> int:
+def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: np.ndarray, folder: Path | None) -> int:
     if "num_nodes" in arrays:
-        return count_in("num_nodes", arrays.pop("num_nodes"))
+        num_nodes = count_in("num_nodes", arrays.pop("num_nodes"))
+        check_num_nodes(num_nodes, folder=folder)
+        return num_nodes
     if "x" in rows:
         return rows["x"].shape[0]
     if "y" in arrays:
         check_has_rows("y", arrays["y"])
         return arrays["y"].shape[0]
-    return int(edge_index.max()) + 1 if edge_index.size else 0
+    if edge_index.size == 0:
+        return 0
+    num_nodes = int(edge_index.max()) + 1
+    check_num_nodes(num_nodes, edge=int(edge_index.argmax()) % edge_index.shape[1], folder=folder)
+    return num_nodes
 
 
 def _take_info(arrays: Arrays) -> dict[str, Any]:
@@ -206,6 +220,7 @@ def _take_features(
 
 def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> Tensor:
     num_rows, num_columns = check_csr(data, indices, indptr, shape)
+    check_rows_fit(num_rows, num_columns, "x")
     dense = torch.zeros(num_rows, num_columns)
     row = np.repeat(np.arange(num_rows), np.diff(indptr))
     dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = torch.from_numpy(data).float()

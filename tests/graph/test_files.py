@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from gnnsys.graph import EDGE, NODE, dataset, load
+from gnnsys.graph import EDGE, NODE, dataset, external_graph, load
 from gnnsys.graph.datasets import available, find
 
 CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
@@ -80,6 +80,35 @@ def test_with_columns_given_only_as_many_names_are_a_header(tmp_path):
 def test_a_byte_order_mark_is_skipped(text, tmp_path):
     (tmp_path / "edges.csv").write_text(text, encoding="utf-8-sig")
     assert load(tmp_path / "edges.csv").edge_index().tolist() == [[0, 2], [1, 0]]
+
+
+@pytest.mark.parametrize("largest", [2**50, 2**62, 2**63 - 2, 2**63 - 1])
+def test_an_id_too_large_for_any_machine_is_named_with_its_edge(largest, tmp_path):
+    write(tmp_path / "e.txt", f"0 1\n1 {largest}\n2 0\n")
+    np.savez(tmp_path / "e.npz", edge_index=np.array([[0, 1, 2], [1, largest, 0]]))
+    for name in ("e.txt", "e.npz"):
+        message = rf"{name}: edge 1 names node {largest}; so many nodes need .* TB, .*: renumber the ids from 0$"
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / name)
+        with pytest.raises(ValueError, match=message):
+            external_graph(tmp_path / name, tmp_path / "out", memory_limit=64 << 20)
+
+
+def test_a_number_of_nodes_too_large_for_any_machine_is_refused(tmp_path):
+    write(tmp_path / "e.txt", "0 1\n")
+    message = f"num_nodes is {2**50}; so many nodes need .* TB"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "e.txt", num_nodes=2**50)
+    with pytest.raises(ValueError, match=message):
+        external_graph(tmp_path / "e.txt", tmp_path / "out", memory_limit=64 << 20, num_nodes=2**50)
+    edges = {"edge_index": np.array([[0], [1]])}
+    x = {"x_data": np.ones(1), "x_indices": [0], "x_indptr": [0, 1, 1], "x_shape": [2, 2**50]}
+    for arrays, wanted in [({"num_nodes": np.array(2**50)}, message), (x, r"x \[2, .*\] needs .* TB")]:
+        np.savez(tmp_path / "e.npz", **edges, **arrays)
+        with pytest.raises(ValueError, match=wanted):
+            load(tmp_path / "e.npz")
+        with pytest.raises(ValueError, match=wanted):
+            external_graph(tmp_path / "e.npz", tmp_path / "out", memory_limit=64 << 20)
 
 
 def test_a_missing_path_is_refused(tmp_path):
