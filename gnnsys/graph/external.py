@@ -7,6 +7,7 @@ the number of edges; only labels and masks that are stored in another type than 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.files import unknown_ending
 from gnnsys.graph.graph import Graph
 from gnnsys.graph.npz import UNREADABLE, Content, as_rows, describe, unreadable
-from gnnsys.graph.npz_checks import Arrays, check_csr
+from gnnsys.graph.npz_checks import Arrays, as_float32, check_csr
 from gnnsys.graph.saved import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
 from gnnsys.graph.tables import is_table, table_pieces
@@ -36,6 +37,7 @@ _TEXT_SHARE = 64  # a byte of text becomes up to 12 of numbers, and vectors grow
 _PIECE_SHARE = 512  # edges of an .npz at a time: ids, a type and what chooses by it
 _PLAIN_BYTES = 1 << 16  # smaller members of an .npz are read, not mapped
 _COPY_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int, str], None]
 _Report = Callable[[str, float], None]
@@ -111,6 +113,8 @@ def _from_npz(path: Path, work: Path, memory: int, report: _Report) -> Graph:
     try:
         arrays = _unpack(path, work, partial(report, "unpacking"))
     except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise OSError(error.errno, f"{error.strerror}, while unpacking {path}", str(work.parent)) from error
         raise unreadable(path, error) from error
     try:
         content = describe(arrays, partial(_dense_rows, work, memory), work)
@@ -152,7 +156,7 @@ def _dense_rows(
         block = torch.zeros(last - first, num_columns)
         row = np.repeat(np.arange(last - first), np.diff(indptr[first : last + 1]))
         column = torch.from_numpy(indices[begin:end].astype(np.int64))
-        block[torch.from_numpy(row), column] = torch.from_numpy(data[begin:end]).float()
+        block[torch.from_numpy(row), column] = as_float32("x_data", data[begin:end])
         out.append(block)
     return out.map()
 

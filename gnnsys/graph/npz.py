@@ -1,7 +1,8 @@
 """Graphs in one `.npz` file of plain arrays: `edge_index` and whatever belongs to nodes or edges.
 
 An array with a row per node is node data, one with a row per edge edge data, both under their own name; strings go to
-`info`. Some names mean more, see `load_npz`.
+`info`. Where there are as many nodes as edges, `weight`, `time` and names that start with `edge_` belong to edges, all
+others to nodes. Some names mean more, see `load_npz`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
 from gnnsys.graph.graph import Graph, as_ids
 from gnnsys.graph.npz_checks import (
     Arrays,
+    as_float32,
     check_csr,
     check_edge_index,
     check_edge_type,
@@ -38,6 +40,7 @@ from gnnsys.graph.npz_checks import (
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
+_OF_EDGES = ("weight", "time")  # as in a table of edges
 _INDEX = re.compile(r"(train|val|test)_idx(_\w+)?")
 _MASKS = re.compile(r"(train|val|test)_masks")
 
@@ -166,7 +169,7 @@ def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -
     """By the number of rows, and by the name where there are as many nodes as edges."""
     if array.ndim == 0 or array.shape[0] != num_edges:
         return False
-    return num_nodes != num_edges or name.startswith("edge_")
+    return num_nodes != num_edges or name in _OF_EDGES or name.startswith("edge_")
 
 
 def _take_offsets(
@@ -223,7 +226,7 @@ def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.
     check_rows_fit(num_rows, num_columns, "x")
     dense = torch.zeros(num_rows, num_columns)
     row = np.repeat(np.arange(num_rows), np.diff(indptr))
-    dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = torch.from_numpy(data).float()
+    dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = as_float32("x_data", data)
     return dense
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gnnsys.graph.schema import EdgeType, NodeType
 
@@ -147,3 +148,13 @@ def check_csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: 
     if len(indices) != len(data) or (len(indices) and not 0 <= indices.min() <= indices.max() < num_columns):
         raise ValueError("x_indices does not fit x_shape and x_data")
     return num_rows, num_columns
+
+
+def as_float32(name: str, data: np.ndarray) -> Tensor:
+    """Numbers as float32; ValueError for one that would only become infinite."""
+    wide = torch.from_numpy(data)
+    narrow = wide.float()
+    lost = narrow.isinf() & ~wide.isinf()
+    if bool(lost.any()):
+        raise ValueError(f"{name} must fit in float32, got {wide[lost][0].item()}")
+    return narrow

@@ -59,6 +59,7 @@ def test_an_empty_table_is_a_graph_without_edges(tmp_path):
         ("edges.txt", "0 1\n-1 2\n", r"edges.txt: src must be in .*got -1 at position 1"),
         ("edges.csv", "src,dst,weight\n0,1,nan\n", "edges.csv: .*'weight'.* must be finite"),
         ("edges.txt", "# ids\nO 1\n1 2\n", "edges.txt: line 2: 'O' is not a number, and a header has no numbers"),
+        ("edges.csv", "src,dst,a,w\n0,1,inf,2\n# big\n0,1,2,1e39\n", "line 4: field 4 must fit in float32, got '1e39'"),
         ("edges.xls", "", "expected a directory or one of .npz"),
     ],
 )
@@ -135,6 +136,24 @@ def test_a_parquet_table_is_read(tmp_path):
         parquet.write_table(pyarrow.table(bad), tmp_path / "bad.parquet")
         with pytest.raises(ValueError, match=message):
             load(tmp_path / "bad.parquet")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])
+def test_ids_in_parquet_may_be_any_integers(dtype, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="parquet needs pyarrow")
+    parquet.write_table(
+        pyarrow.table({"src": np.array([0, 2], dtype), "dst": np.array([1, 0], dtype)}), tmp_path / "e.parquet"
+    )
+    assert load(tmp_path / "e.parquet").edge_index().tolist() == [[0, 2], [1, 0]]
+    external_graph(tmp_path / "e.parquet", tmp_path / "out", memory_limit=64 << 20)
+    assert load(tmp_path / "out").edge_index().tolist() == [[0, 2], [1, 0]]
+    if dtype == "uint64":
+        parquet.write_table(
+            pyarrow.table({"src": np.array([2**63], dtype), "dst": np.array([1], dtype)}), tmp_path / "e.parquet"
+        )
+        with pytest.raises(ValueError, match=r"e.parquet: column 'src' must fit in int64, got 9223372036854775808"):
+            load(tmp_path / "e.parquet")
 
 
 def test_a_plain_npz_sorts_its_arrays_into_nodes_and_edges(tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
-from gnnsys.graph import external_graph, load
+from gnnsys.graph import EDGE, NODE, external_graph, load
 
 EDGES = np.array([[0, 1, 2], [1, 2, 0]])
 TYPED = {
@@ -56,6 +60,7 @@ MALFORMED = [
     (plain(**CSR | {"x_indptr": np.array([0.0, 1, 2, 2])}), "x_indptr must be a list of integers, got float64"),
     (plain(**CSR | {"x_shape": np.array([3])}), "x_shape must be rows and columns"),
     (plain(**CSR | {"x_indptr": np.array([0, 2, 1, 2], np.uint8)}), "x_indptr does not fit"),
+    (plain(**CSR | {"x_data": np.array([1.0, 1e39])}), r"x_data must fit in float32, got 1e\+39"),
     (plain(**without(CSR, "x_indices")), "has x_data, but no x_indices"),
     (plain(train_mask=np.zeros((3, 0), bool)), r"train_mask must have shape \[num_nodes\] or"),
     (plain(val_mask=np.zeros((3, 2, 2), bool)), r"val_mask must have shape \[num_nodes\] or"),
@@ -79,6 +84,32 @@ def test_the_files_that_the_malformed_ones_were_made_of_are_read(tmp_path):
     assert [graph.num_edges(t) for t in graph.edge_types] == [2, 1]
     np.savez(tmp_path / "csr.npz", **plain(**CSR))
     assert load(tmp_path / "csr.npz").node_data["node"]["x"].tolist() == [[1, 0], [0, 1], [0, 0]]
+
+
+def test_with_as_many_nodes_as_edges_names_decide_what_rows_are_of(tmp_path):
+    rows = np.arange(3.0)
+    names = ["weight", "edge_weight", "edge_attr", "time", "score"]
+    np.savez(tmp_path / "g.npz", **plain(**dict.fromkeys(names, rows)))
+    graph = load(tmp_path / "g.npz")
+    assert list(graph.edge_data[EDGE]) == names[:-1] and list(graph.node_data[NODE]) == ["score"]
+
+
+def test_a_full_disk_while_unpacking_is_not_called_an_unreadable_file(tmp_path):
+    """Files may grow to 4 MB: the array inside is larger."""
+    np.savez_compressed(tmp_path / "g.npz", edge_index=np.zeros((2, 1 << 19), np.int64))
+    program = """
+import resource, sys
+from gnnsys.graph import external_graph
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 22, 1 << 22))
+try:
+    external_graph(sys.argv[1], sys.argv[2], memory_limit=64 << 20)
+except OSError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "g.npz"), str(tmp_path / "out")]
+    result = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert "File too large, while unpacking" in result.stdout and "cannot be read" not in result.stdout, result
+    assert os.listdir(tmp_path) == ["g.npz"]
 
 
 def test_a_single_array_under_the_name_of_an_npz_is_refused(tmp_path):
