@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.capacity import check_num_nodes
 from gnnsys.ops import CSC
 
 _INT32_MAX = 2**31 - 1
-_ANY = 2**62  # a bound on ids where none is known
+_ANY = 2**63  # a bound on ids where none is known
 _MAX_BUCKETS = 128  # files open at a time
 _CELLS = 1 << 12  # into which a range of destinations is cut to see where its edges are
 _EDGE_BYTES = 14  # memory per edge of a bucket or piece at work, for each byte of an id
@@ -107,6 +108,7 @@ class EdgeSort:
         id_dtype: torch.dtype = torch.int64,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        check_num_nodes(max(num_nodes or (0,)), folder=folder)
         self.folder = folder
         self.num_edges = 0
         self._num_nodes = num_nodes
@@ -126,10 +128,14 @@ class EdgeSort:
         for name, ids, limit in zip(("src", "dst"), (src, dst), self._num_nodes or (_ANY, _ANY)):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= limit:
-                at = int(((ids < 0) | (ids >= limit)).nonzero()[0])
+                wide = ids.long()  # torch would cut the limit to the type of the ids
+                at = int(((wide < 0) | (wide > limit - 1)).nonzero()[0])
                 allowed = f"in [0, {limit})" if limit != _ANY else ">= 0"
                 raise ValueError(f"{name} must be {allowed}, got {int(ids[at])} at position {self.num_edges + at}")
-            self._largest = max(self._largest, high)
+            if high > self._largest:
+                self._largest = high
+                if self._num_nodes is None:
+                    check_num_nodes(high + 1, edge=self.num_edges + int(ids.argmax()), folder=self.folder)
         if self._is_sorted:
             self._is_sorted = int(dst[0]) >= self._last_dst and bool((dst[1:] >= dst[:-1]).all())
             self._last_dst = int(dst[-1])

@@ -7,6 +7,7 @@ the number of edges; only labels and masks that are stored in another type than 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -19,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.capacity import check_rows_fit
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.files import unknown_ending
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.npz import UNREADABLE, Arrays, Content, as_rows, check_csr, describe, unreadable
+from gnnsys.graph.npz import UNREADABLE, Content, as_rows, describe, unreadable
+from gnnsys.graph.npz_checks import Arrays, as_float32, check_csr
 from gnnsys.graph.saved import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
 from gnnsys.graph.tables import is_table, table_pieces
@@ -34,6 +37,7 @@ _TEXT_SHARE = 64  # a byte of text becomes up to 12 of numbers, and vectors grow
 _PIECE_SHARE = 512  # edges of an .npz at a time: ids, a type and what chooses by it
 _PLAIN_BYTES = 1 << 16  # smaller members of an .npz are read, not mapped
 _COPY_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int, str], None]
 _Report = Callable[[str, float], None]
@@ -88,10 +92,10 @@ def external_graph(
 def _from_table(
     path: Path, work: Path, memory: int, columns: Sequence[str] | None, num_nodes: int | None, report: _Report
 ) -> Graph:
-    edges = EdgeSort(work / "edges", memory // _SORT_SHARE, None if num_nodes is None else (num_nodes, num_nodes))
     rows: dict[str, RawFile] = {}
     pieces = table_pieces(path, columns, piece_bytes=memory // _TEXT_SHARE, progress=partial(report, "reading"))
     try:
+        edges = EdgeSort(work / "edges", memory // _SORT_SHARE, None if num_nodes is None else (num_nodes, num_nodes))
         for piece in pieces:
             edges.add(piece["src"].long(), piece["dst"].long())
             for name, column in piece.items():
@@ -109,11 +113,13 @@ def _from_npz(path: Path, work: Path, memory: int, report: _Report) -> Graph:
     try:
         arrays = _unpack(path, work, partial(report, "unpacking"))
     except UNREADABLE as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise OSError(error.errno, f"{error.strerror}, while unpacking {path}", str(work.parent)) from error
         raise unreadable(path, error) from error
     try:
-        content = describe(arrays, partial(_dense_rows, work, memory))
+        content = describe(arrays, partial(_dense_rows, work, memory), work)
         return _sort_edges(content, work, memory, report)
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -140,6 +146,7 @@ def _dense_rows(
 ) -> Tensor:
     """Features in CSR form as float32 rows in a file."""
     num_rows, num_columns = check_csr(data, indices, indptr, shape)
+    check_rows_fit(num_rows, num_columns, "x", folder=work)
     out = RawFile(work / f"dense-{len(list(work.glob('dense-*')))}")
     out.append(torch.empty(0, num_columns))
     size = max(memory // _PIECE_SHARE // max(num_columns, 1), 1)
@@ -149,7 +156,7 @@ def _dense_rows(
         block = torch.zeros(last - first, num_columns)
         row = np.repeat(np.arange(last - first), np.diff(indptr[first : last + 1]))
         column = torch.from_numpy(indices[begin:end].astype(np.int64))
-        block[torch.from_numpy(row), column] = torch.from_numpy(data[begin:end]).float()
+        block[torch.from_numpy(row), column] = as_float32("x_data", data[begin:end])
         out.append(block)
     return out.map()
 
@@ -197,4 +204,5 @@ def _sort_edges(content: Content, work: Path, memory: int, report: _Report) -> G
     csc, edge_data = {}, {}
     for edge_type, edges_of_type in zip(content.edge_types, types):
         csc[edge_type], edge_data[edge_type] = edges_of_type.finish(partial(report, "sorting"))
+    assert sum(of_type.num_edges for of_type in csc.values()) == num_edges, "every edge has exactly one type"
     return Graph(content.num_nodes, csc, content.node_data, edge_data, content.info)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from gnnsys.graph.capacity import check_num_nodes
 from gnnsys.graph.graph import Graph
 from gnnsys.graph.npz import load_npz
 from gnnsys.graph.saved import load_saved
@@ -56,9 +57,14 @@ def _load_table(path: Path, columns: Sequence[str] | None, num_nodes: int | None
     table = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     del pieces
     edge_index = torch.stack([table.pop("src").long(), table.pop("dst").long()])
-    if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1 if edge_index.numel() else 0
     try:
+        if num_nodes is not None:
+            check_num_nodes(num_nodes)
+        elif edge_index.numel():
+            num_nodes = int(edge_index.max()) + 1
+            check_num_nodes(num_nodes, edge=int(edge_index.max(0).values.argmax()))
+        else:
+            num_nodes = 0
         return Graph.from_edge_index(edge_index, num_nodes, edge_data=table)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -7,10 +7,12 @@ dot.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
 import shutil
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,21 +34,32 @@ def staged(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: 
     staging.mkdir()
     try:
         yield staging
-        _replace(staging, target)
+        _replace(staging, target, path, overwrite=overwrite, format=format, what=what)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str) -> Path:
-    """`path`, with its parent made; ValueError when something is there that must not be overwritten."""
-    target = Path(path)
-    if target.exists() and not overwrite:
-        raise ValueError(f"path {str(target)!r} exists: choose another or pass overwrite=True")
-    if target.exists() and _format_of(target) != format:
-        raise ValueError(f"path {str(target)!r} is not {what}, and only {what} is overwritten")
+    """Where `path` leads, past symbolic links, with its parent made; ValueError for what must not be overwritten."""
+    try:
+        target = Path(path).resolve()
+    except RuntimeError as error:  # a link that leads to itself
+        raise ValueError(f"path {str(path)!r} leads nowhere: {error}") from error
+    _check_free(target, path, overwrite=overwrite, format=format, what=what)
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
+
+
+def _check_free(target: Path, path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str) -> None:
+    if target.exists() and not overwrite:
+        raise _exists(path)
+    if target.exists() and _format_of(target) != format:
+        raise ValueError(f"path {str(path)!r} is not {what}, and only {what} is overwritten")
+
+
+def _exists(path: str | os.PathLike[str]) -> ValueError:
+    return ValueError(f"path {str(path)!r} exists: choose another or pass overwrite=True")
 
 
 def _format_of(folder: Path) -> str | None:
@@ -62,10 +75,22 @@ def _fresh_name(target: Path, role: str) -> Path:
     return target.with_name(f".{target.name}-{role}-{secrets.token_hex(6)}")
 
 
-def _replace(staging: Path, target: Path) -> None:
-    """Between the two renames of an overwrite the old one is `.<name>-old-...`: never half of one, never neither."""
+def _replace(
+    staging: Path, target: Path, path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str
+) -> None:
+    """Between the two renames of an overwrite the old one is `.<name>-old-...`: never half of one, never neither.
+
+    Writing takes long, so what is at the target is looked at again. What appears after that stays too: a directory is
+    renamed onto nothing, or onto an empty directory.
+    """
+    _check_free(target, path, overwrite=overwrite, format=format, what=what)
     if not target.exists():
-        staging.rename(target)
+        try:
+            staging.rename(target)
+        except OSError as error:
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise _exists(path) from error
+            raise
         sync_folder(target.parent)
         return
     old = _fresh_name(target, "old")
@@ -76,8 +101,16 @@ def _replace(staging: Path, target: Path) -> None:
         old.rename(target)
         raise
     sync_folder(target.parent)
-    (old / MANIFEST).unlink()  # first: from here on what is left of it does not open
-    shutil.rmtree(old)
+    _remove(old)
+
+
+def _remove(old: Path) -> None:
+    """Removes what was replaced. The new one is in its place, so a failure here is not one of the write: it warns."""
+    try:
+        (old / MANIFEST).unlink()  # first: from here on what is left of it does not open
+        shutil.rmtree(old)
+    except OSError as error:
+        warnings.warn(f"what was overwritten is left at {str(old)!r}: {error}", stacklevel=2)
 
 
 def sync_folder(folder: Path) -> None:

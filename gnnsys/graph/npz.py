@@ -1,7 +1,8 @@
 """Graphs in one `.npz` file of plain arrays: `edge_index` and whatever belongs to nodes or edges.
 
 An array with a row per node is node data, one with a row per edge edge data, both under their own name; strings go to
-`info`. Some names mean more, see `load_npz`.
+`info`. Where there are as many nodes as edges, `weight`, `time` and names that start with `edge_` belong to edges, all
+others to nodes. Some names mean more, see `load_npz`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.npz_checks import (
+    Arrays,
+    as_float32,
+    check_csr,
+    check_edge_index,
+    check_edge_type,
+    check_has_rows,
+    check_kinds,
+    check_mask,
+    check_masks,
+    check_types,
+    count_in,
+    edge_types_in,
+    offsets_in,
+    take,
+)
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
-Arrays = dict[str, np.ndarray]
-
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
+_OF_EDGES = ("weight", "time")  # as in a table of edges
 _INDEX = re.compile(r"(train|val|test)_idx(_\w+)?")
 _MASKS = re.compile(r"(train|val|test)_masks")
 
@@ -54,38 +71,43 @@ def load_npz(path: Path) -> Graph:
     `x_<type>`, and what has a row per node of `target_type` (default: the first) belongs to it.
     """
     try:
+        with zipfile.ZipFile(path):  # np.load reads other things as well
+            pass
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except UNREADABLE as error:
         raise unreadable(path, error) from error
     try:
         return _build(describe(arrays))
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-UNREADABLE = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def unreadable(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}")
 
 
-def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None) -> Content:
-    """Sorts the arrays of an `.npz` into nodes, edges and the rest; `dense` makes rows of features in CSR form."""
+def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None, folder: Path | None = None) -> Content:
+    """Sorts the arrays of an `.npz` into nodes, edges and the rest.
+
+    `dense` makes rows of features in CSR form; `folder` is where the graph will be, if not in memory.
+    """
     if "edge_index" not in arrays:
         raise ValueError(f"has no edge_index, it holds {sorted(arrays)}")
+    check_kinds(arrays)
     edge_index = arrays.pop("edge_index")
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"edge_index must have shape [2, num_edges], got {list(edge_index.shape)}")
+    check_edge_index(edge_index)
     sort = _typed if "edge_type_names" in arrays else _homogeneous
-    return sort(edge_index, arrays, dense or _dense)
+    return sort(edge_index, arrays, dense or _dense, folder)
 
 
-def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor]) -> Content:
+def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor], folder: Path | None) -> Content:
     info = _take_info(arrays)
     rows = _take_features(arrays, dense)
-    num_nodes = _take_num_nodes(arrays, rows, edge_index)
+    num_nodes = _take_num_nodes(arrays, rows, edge_index, folder)
     node_data = _take_splits(arrays, num_nodes) | rows
     edge_rows: Arrays = {}
     for name, array in arrays.items():
@@ -96,18 +118,16 @@ def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Te
     return Content(edge_index, [EDGE], None, {NODE: 0}, {NODE: num_nodes}, {NODE: node_data}, edge_rows, info)
 
 
-def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor]) -> Content:
-    edge_type = arrays.pop("edge_type")
-    names: list[EdgeType] = [_edge_type(name) for name in arrays.pop("edge_type_names").tolist()]
-    if edge_type.size and not 0 <= int(edge_type.min()) <= int(edge_type.max()) < len(names):
-        raise ValueError(f"edge_type must be in [0, {len(names)}), the number of edge_type_names")
-    if edge_type.shape != edge_index.shape[1:]:
-        raise ValueError(f"edge_type must have an entry per edge, {edge_index.shape[1]}, got {list(edge_type.shape)}")
-    offsets = _take_offsets(arrays, names, edge_index)
+def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor], folder: Path | None) -> Content:
+    names = edge_types_in(arrays.pop("edge_type_names"))
+    edge_type = take(arrays, "edge_type", "edge_type_names")
+    check_edge_type(edge_type, edge_index.shape[1], len(names))
+    offsets = _take_offsets(arrays, names, edge_index, folder)
     info = _take_info(arrays)
     arrays.pop("node_type", None)  # the offsets say the same
     num_nodes = {node_type: end - begin for node_type, (begin, end) in offsets.items()}
-    target = str(info.get("target_type", next(iter(offsets))))
+    target: Any = info.get("target_type", next(iter(offsets), None))
+    check_types(names, list(offsets), target)
 
     node_data: dict[NodeType, dict[str, Tensor]] = {node_type: {} for node_type in offsets}
     for name, features in _take_features(arrays, dense, list(offsets)).items():
@@ -134,11 +154,14 @@ def _build(content: Content) -> Graph:
         )
     edges: dict[EdgeType, Tensor] = {}
     edge_data: dict[EdgeType, dict[str, Tensor]] = {}
+    num_chosen = 0
     for i, (src, relation, dst) in enumerate(content.edge_types):
         chosen = torch.from_numpy(np.flatnonzero(content.edge_type == i))
         first = torch.tensor([[content.first_node[src]], [content.first_node[dst]]])
+        num_chosen += chosen.numel()
         edges[src, relation, dst] = edge_index[:, chosen].long() - first
         edge_data[src, relation, dst] = {name: array[chosen] for name, array in rows.items()}
+    assert num_chosen == content.edge_type.size, "every edge has exactly one type"
     return Graph.from_edge_indices(edges, content.num_nodes, content.node_data, edge_data, content.info)
 
 
@@ -146,36 +169,38 @@ def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -
     """By the number of rows, and by the name where there are as many nodes as edges."""
     if array.ndim == 0 or array.shape[0] != num_edges:
         return False
-    return num_nodes != num_edges or name.startswith("edge_")
+    return num_nodes != num_edges or name in _OF_EDGES or name.startswith("edge_")
 
 
-def _edge_type(name: str) -> EdgeType:
-    parts = name.split("|")
-    if len(parts) != 3:
-        raise ValueError(f"edge_type_names must look like 'src|relation|dst', got {name!r}")
-    return parts[0], parts[1], parts[2]
-
-
-def _take_offsets(arrays: Arrays, names: list[EdgeType], edge_index: np.ndarray) -> dict[NodeType, tuple[int, int]]:
+def _take_offsets(
+    arrays: Arrays, names: list[EdgeType], edge_index: np.ndarray, folder: Path | None
+) -> dict[NodeType, tuple[int, int]]:
     """The range of ids of each node type."""
     if "node_type_offsets" in arrays:
-        bounds = arrays.pop("node_type_offsets").tolist()
-        types = arrays.pop("node_type_names").tolist()
-        return {node_type: (bounds[i], bounds[i + 1]) for i, node_type in enumerate(types)}
+        offsets = offsets_in(arrays.pop("node_type_offsets"), take(arrays, "node_type_names", "node_type_offsets"))
+        check_num_nodes(max((end for _, end in offsets.values()), default=0), folder=folder)
+        return offsets
     types = sorted({end for src, _, dst in names for end in (src, dst)})
     if len(types) != 1:
         raise ValueError(f"node types {types} need node_type_offsets and node_type_names")
-    return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index))}
+    return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index, folder))}
 
 
-def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: np.ndarray) -> int:
+def _take_num_nodes(arrays: Arrays, rows: dict[str, Tensor], edge_index: np.ndarray, folder: Path | None) -> int:
     if "num_nodes" in arrays:
-        return int(arrays.pop("num_nodes"))
+        num_nodes = count_in("num_nodes", arrays.pop("num_nodes"))
+        check_num_nodes(num_nodes, folder=folder)
+        return num_nodes
     if "x" in rows:
         return rows["x"].shape[0]
     if "y" in arrays:
+        check_has_rows("y", arrays["y"])
         return arrays["y"].shape[0]
-    return int(edge_index.max()) + 1 if edge_index.size else 0
+    if edge_index.size == 0:
+        return 0
+    num_nodes = int(edge_index.max()) + 1
+    check_num_nodes(num_nodes, edge=int(edge_index.argmax()) % edge_index.shape[1], folder=folder)
+    return num_nodes
 
 
 def _take_info(arrays: Arrays) -> dict[str, Any]:
@@ -189,27 +214,19 @@ def _take_features(
     features = {}
     for name in ["x", *(f"x_{node_type}" for node_type in node_types or [])]:
         if name in arrays:
+            check_has_rows(name, arrays[name])
             features[name] = torch.from_numpy(arrays.pop(name))
         elif f"{name}_data" in arrays:
-            features[name] = dense(*(arrays.pop(f"{name}_{part}") for part in _CSR_PARTS))
+            features[name] = dense(*(take(arrays, f"{name}_{part}", f"{name}_data") for part in _CSR_PARTS))
     return features
-
-
-def check_csr(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> tuple[int, int]:
-    """The rows and columns of features in CSR form; ValueError where the four arrays do not fit."""
-    num_rows, num_columns = (int(n) for n in shape)
-    if indptr.shape != (num_rows + 1,) or indptr[0] != 0 or indptr[-1] != len(data) or (np.diff(indptr) < 0).any():
-        raise ValueError("x_indptr does not fit x_shape and x_data")
-    if len(indices) != len(data) or (len(indices) and not 0 <= indices.min() <= indices.max() < num_columns):
-        raise ValueError("x_indices does not fit x_shape and x_data")
-    return num_rows, num_columns
 
 
 def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> Tensor:
     num_rows, num_columns = check_csr(data, indices, indptr, shape)
+    check_rows_fit(num_rows, num_columns, "x")
     dense = torch.zeros(num_rows, num_columns)
     row = np.repeat(np.arange(num_rows), np.diff(indptr))
-    dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = torch.from_numpy(data).float()
+    dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = as_float32("x_data", data)
     return dense
 
 
@@ -217,11 +234,13 @@ def _take_splits(arrays: Arrays, num_nodes: int) -> dict[str, Tensor]:
     """`train_idx` and `train_masks` as masks with a row per node."""
     splits = {}
     for name in list(arrays):
+        check_mask(name, arrays[name])
         if match := _INDEX.fullmatch(name):
             mask = torch.zeros(num_nodes, dtype=torch.bool)
             mask[as_ids(torch.from_numpy(arrays.pop(name)), num_nodes, name)] = True
             splits[f"{match[1]}_mask{match[2] or ''}"] = mask
         elif match := _MASKS.fullmatch(name):
+            check_masks(name, arrays[name])
             splits[f"{match[1]}_mask"] = torch.from_numpy(arrays.pop(name).T.copy())
     return splits
 

@@ -6,6 +6,7 @@ float32. A parquet file's columns keep their own types, and a piece of it costs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,11 @@ from gnnsys.ops import parse_table
 
 Columns = Mapping[str, Tensor]
 
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # what some programs write before UTF-8
 COMMENTS = ("#", "%")
 DELIMITERS: dict[str, str | None] = {".csv": ",", ".tsv": "\t", ".txt": None, ".edges": None}
 _INTEGERS = ("src", "dst", "time")
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 _PIECE_BYTES = 1 << 23
 _BYTES_PER_ROW = 16  # of a typical edge in text: pieces of text and of parquet hold about as many rows
 
@@ -70,7 +73,7 @@ class _Layout:
 
 def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) -> Iterator[tuple[float, Columns]]:
     delimiter = DELIMITERS[path.suffix]
-    layout = _inspect(path, delimiter)
+    layout = _inspect(path, delimiter, columns)
     names = list(columns or layout.header or ("src", "dst"))
     if layout.num_fields == 0:
         yield 1.0, {name: torch.empty(0, dtype=torch.int64 if name in _INTEGERS else torch.float32) for name in names}
@@ -84,10 +87,25 @@ def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) ->
     for line, text in _whole_lines(path, layout, piece_bytes):
         try:
             parsed = parse_table(text, kinds, delimiter, line)
+            _check_range(text, parsed, delimiter, line)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         done += len(text)
         yield done / size, dict(zip(names, parsed))
+
+
+def _check_range(text: bytearray, parsed: Sequence[Tensor], delimiter: str | None, first_line: int) -> None:
+    """ValueError for a number that only became infinite, because float32 has none as large."""
+    infinite = [i for i, column in enumerate(parsed) if column.is_floating_point() and bool(column.isinf().any())]
+    if not infinite:
+        return
+    for number, raw in enumerate(text.split(b"\n"), start=first_line):
+        content = _without_comment(raw)
+        fields = [field.strip() for field in content.split(delimiter)] if content else []
+        for i in infinite if fields else []:
+            value = float(fields[i])
+            if math.isfinite(value) and abs(value) > _FLOAT32_MAX:
+                raise ValueError(f"line {number}: field {i + 1} must fit in float32, got {fields[i]!r}")
 
 
 def _whole_lines(path: Path, layout: _Layout, piece_bytes: int) -> Iterator[tuple[int, bytearray]]:
@@ -109,22 +127,36 @@ def _whole_lines(path: Path, layout: _Layout, piece_bytes: int) -> Iterator[tupl
         yield line, rest
 
 
-def _inspect(path: Path, delimiter: str | None) -> _Layout:
+def _inspect(path: Path, delimiter: str | None, columns: Sequence[str] | None) -> _Layout:
     header: list[str] | None = None
-    offset = 0
     with open(path, "rb") as file:
+        offset = len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
+        file.seek(offset)
         for number, raw in enumerate(file, start=1):
-            content = raw.decode("utf-8", errors="replace")
-            for mark in COMMENTS:
-                content = content.partition(mark)[0]
-            content = content.strip()
+            content = _without_comment(raw)
             if content:
                 fields = [field.strip() for field in content.split(delimiter)]
                 if header is not None or _is_number(fields[0]):
                     return _Layout(offset, number, header, len(fields))
-                header = fields
+                header = _check_header(fields, columns, f"{path}: line {number}")
             offset += len(raw)
     return _Layout(offset, 0, header, 0)
+
+
+def _without_comment(raw: bytes | bytearray) -> str:
+    content = raw.decode("utf-8", errors="replace")
+    for mark in COMMENTS:
+        content = content.partition(mark)[0]
+    return content.strip()
+
+
+def _check_header(fields: list[str], columns: Sequence[str] | None, where: str) -> list[str]:
+    """A header is names only, as many as there are columns: anything else is an edge with a slip in it."""
+    if any(map(_is_number, fields)):
+        raise ValueError(f"{where}: {fields[0]!r} is not a number, and a header has no numbers, got {fields}")
+    if columns is not None and len(fields) != len(columns):
+        raise ValueError(f"{where}: {fields} is neither an edge nor a header of the columns {list(columns)}")
+    return fields
 
 
 def _is_number(text: str) -> bool:
@@ -154,14 +186,19 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int)
         done, num_rows = 0, file.metadata.num_rows
         for batch in file.iter_batches(batch_size=rows) if num_rows else empty:
             done += batch.num_rows
-            piece = {name: _parquet_column(column, f"{path}: column {name!r}") for name, column in zip(names, batch)}
+            piece = {name: _parquet_column(column, name, path) for name, column in zip(names, batch)}
             yield done / max(num_rows, 1), piece
 
 
-def _parquet_column(column, where: str) -> Tensor:  # type: ignore[no-untyped-def]
+def _parquet_column(column, name: str, path: Path) -> Tensor:  # type: ignore[no-untyped-def]
+    where = f"{path}: column {name!r}"
     if column.null_count:
         raise ValueError(f"{where} has {column.null_count} missing values")
     array = column.to_numpy(zero_copy_only=False)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"{where} must hold numbers, got {column.type}")
+    if name in ("src", "dst") and array.dtype.kind in "iu":  # ids may be stored in any integers
+        if array.size and int(array.max()) >= 2**63:
+            raise ValueError(f"{where} must fit in int64, got {array.max()}")
+        array = array.astype(np.int64)
     return torch.from_numpy(np.array(array))

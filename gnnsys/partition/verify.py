@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.graph.manifest import MANIFEST
 from gnnsys.ops.parts import add_fingerprints, empty_bits, fingerprint_edges, mark_ids
 from gnnsys.partition.compare import compare_copies, compare_with_source
 from gnnsys.partition.fingerprint import edge_rows, node_rows
@@ -23,6 +25,9 @@ from gnnsys.partition.merge import core_ids, original_by_global, original_by_loc
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts import Parts, open_parts
 from gnnsys.partition.pieces import Meter, Progress
+
+# What reading a manifest that says something impossible can end in, besides the ValueError that names it.
+_MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, OSError)
 
 
 @dataclass
@@ -55,45 +60,65 @@ def verify_parts(
     report = VerifyReport(with_source=against is not None)
     try:
         parts = open_parts(path)
-    except ValueError as error:
-        report.problems.append(str(error))
+    except _MALFORMED as error:
+        report.problems.append(_sentence(error, f"{Path(path) / MANIFEST} is malformed"))
         return report
     report.num_parts = parts.num_parts
     report.num_nodes = sum(parts.book.num_ids(t) for t in parts.schema.node_types)
     report.num_edges = sum(parts.book.num_ids(t) for t in parts.schema.edge_types)
-    report.num_bytes = sum(parts.stored_bytes().values())
+    sizes = [_bytes_of(parts, index) for index in range(parts.num_parts)]
+    report.num_bytes = sum(sizes)
     meter = Meter(progress, report.num_bytes * (2 if against is None else 3))
     for index in range(parts.num_parts):
         try:
             parts.part(index)
-        except ValueError as error:
-            report.problems.append(str(error))
-        meter.advance(_bytes_of(parts, index), "checksums")
+        except _MALFORMED as error:
+            report.problems.append(_sentence(error, f"{Path(path) / MANIFEST} is malformed: part {index}"))
+        meter.advance(sizes[index], "checksums")
     if report.ok:
         report.problems.extend(_problems(parts, meter))
         if against is not None:
-            report.problems.extend(compare_with_source(parts, against, meter))
+            report.problems.extend(_found(compare_with_source(parts, against, meter), "beside the source"))
     return report
 
 
 def _bytes_of(parts: Parts, index: int) -> int:
-    return sum(parts.stored_bytes(index).values())
+    """From the manifest; 0 where it is malformed, which is reported when the part is opened."""
+    try:
+        return sum(parts.stored_bytes(index).values())
+    except _MALFORMED:
+        return 0
+
+
+def _sentence(error: Exception, where: str) -> str:
+    return str(error) if isinstance(error, ValueError) else f"{where}: {error!r}"
 
 
 def _problems(parts: Parts, meter: Meter) -> Iterator[str]:
     yield from _sizes(parts)
     for node_type in parts.schema.node_types:
-        yield from _permutation(parts, node_type)
+        yield from _found(_permutation(parts, node_type), "all parts")
     sums = _Sums(parts)
     for index in range(parts.num_parts):
-        part = parts.part(index)
-        for node_type in parts.schema.node_types:
-            yield from _halo(parts, part, node_type)
-        for edge_type in parts.schema.edge_types:
-            yield from compare_copies(parts, part, edge_type)
-        sums.add(part)
+        yield from _found(_problems_of(parts, parts.part(index), sums), f"part {index}")
         meter.advance(_bytes_of(parts, index), f"part {index}")
     yield from sums.compare()
+
+
+def _problems_of(parts: Parts, part: Part, sums: _Sums) -> Iterator[str]:
+    for node_type in parts.schema.node_types:
+        yield from _halo(parts, part, node_type)
+    for edge_type in parts.schema.edge_types:
+        yield from compare_copies(parts, part, edge_type)
+    sums.add(part)
+
+
+def _found(problems: Iterator[str], where: str) -> Iterator[str]:
+    """The problems; where arrays fit so badly that looking for more is refused, that is the last of them."""
+    try:
+        yield from problems
+    except _MALFORMED as error:
+        yield f"{where}: {error}"
 
 
 def _sizes(parts: Parts) -> Iterator[str]:

@@ -232,6 +232,15 @@ def test_bad_arguments_are_refused(tmp_path):
         external_graph(path, tmp_path / "out", memory_limit=MEMORY, num_nodes=1)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("num_nodes,message", [(None, ">= 0"), ((9, 9), r"in \[0, 9\)"), ((2**31, 9), r"in \[0, 2147")])
+def test_a_negative_id_is_named_with_its_position(dtype, num_nodes, message, tmp_path):
+    edges = EdgeSort(tmp_path / "sort", MEMORY, num_nodes, id_dtype=dtype)
+    edges.add(torch.tensor([3], dtype=dtype), torch.tensor([4], dtype=dtype))
+    with pytest.raises(ValueError, match=f"src must be {message}.* got -7 at position 2$"):
+        edges.add(torch.tensor([0, -7], dtype=dtype), torch.tensor([0, 1], dtype=dtype))
+
+
 def test_a_truncated_npz_is_refused_by_name(tmp_path):
     np.savez_compressed(tmp_path / "g.npz", edge_index=np.random.default_rng(0).integers(0, 99, (2, 10_000)))
     content = (tmp_path / "g.npz").read_bytes()

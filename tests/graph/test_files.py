@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from gnnsys.graph import EDGE, NODE, dataset, load
+from gnnsys.graph import EDGE, NODE, dataset, external_graph, load
 from gnnsys.graph.datasets import available, find
 
 CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
@@ -58,12 +58,58 @@ def test_an_empty_table_is_a_graph_without_edges(tmp_path):
         ("edges.csv", "0,1\n0.5,1\n", "edges.csv"),
         ("edges.txt", "0 1\n-1 2\n", r"edges.txt: src must be in .*got -1 at position 1"),
         ("edges.csv", "src,dst,weight\n0,1,nan\n", "edges.csv: .*'weight'.* must be finite"),
+        ("edges.txt", "# ids\nO 1\n1 2\n", "edges.txt: line 2: 'O' is not a number, and a header has no numbers"),
+        ("edges.csv", "src,dst,a,w\n0,1,inf,2\n# big\n0,1,2,1e39\n", "line 4: field 4 must fit in float32, got '1e39'"),
         ("edges.xls", "", "expected a directory or one of .npz"),
     ],
 )
 def test_a_malformed_table_is_refused_by_name(name, text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load(write(tmp_path / name, text))
+
+
+def test_with_columns_given_only_as_many_names_are_a_header(tmp_path):
+    for header in ("src,dst", "from,to"):
+        graph = load(write(tmp_path / "edges.csv", f"{header}\n0,1\n2,0\n"), columns=["src", "dst"])
+        assert graph.edge_index().tolist() == [[0, 2], [1, 0]]
+    for first in ("edges of the web", "src,dst,weight", "x"):
+        with pytest.raises(ValueError, match=r"edges.csv: line 1: .* is neither an edge nor a header of the columns"):
+            load(write(tmp_path / "edges.csv", f"{first}\n0,1\n2,0\n"), columns=["src", "dst"])
+
+
+@pytest.mark.parametrize("text", ["0,1\n2,0\n", "# edges\n0,1\n2,0\n", "src,dst\n0,1\n2,0\n"])
+def test_a_byte_order_mark_is_skipped(text, tmp_path):
+    (tmp_path / "edges.csv").write_text(text, encoding="utf-8-sig")
+    assert load(tmp_path / "edges.csv").edge_index().tolist() == [[0, 2], [1, 0]]
+
+
+@pytest.mark.parametrize("largest", [2**50, 2**62, 2**63 - 2, 2**63 - 1])
+def test_an_id_too_large_for_any_machine_is_named_with_its_edge(largest, tmp_path):
+    write(tmp_path / "e.txt", f"0 1\n1 {largest}\n2 0\n")
+    np.savez(tmp_path / "e.npz", edge_index=np.array([[0, 1, 2], [1, largest, 0]]))
+    for name in ("e.txt", "e.npz"):
+        message = rf"{name}: edge 1 names node {largest}; so many nodes need .* TB, .*: renumber the ids from 0$"
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path / name)
+        with pytest.raises(ValueError, match=message):
+            external_graph(tmp_path / name, tmp_path / "out", memory_limit=64 << 20)
+
+
+def test_a_number_of_nodes_too_large_for_any_machine_is_refused(tmp_path):
+    write(tmp_path / "e.txt", "0 1\n")
+    message = f"num_nodes is {2**50}; so many nodes need .* TB"
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "e.txt", num_nodes=2**50)
+    with pytest.raises(ValueError, match=message):
+        external_graph(tmp_path / "e.txt", tmp_path / "out", memory_limit=64 << 20, num_nodes=2**50)
+    edges = {"edge_index": np.array([[0], [1]])}
+    x = {"x_data": np.ones(1), "x_indices": [0], "x_indptr": [0, 1, 1], "x_shape": [2, 2**50]}
+    for arrays, wanted in [({"num_nodes": np.array(2**50)}, message), (x, r"x \[2, .*\] needs .* TB")]:
+        np.savez(tmp_path / "e.npz", **edges, **arrays)
+        with pytest.raises(ValueError, match=wanted):
+            load(tmp_path / "e.npz")
+        with pytest.raises(ValueError, match=wanted):
+            external_graph(tmp_path / "e.npz", tmp_path / "out", memory_limit=64 << 20)
 
 
 def test_a_missing_path_is_refused(tmp_path):
@@ -90,6 +136,24 @@ def test_a_parquet_table_is_read(tmp_path):
         parquet.write_table(pyarrow.table(bad), tmp_path / "bad.parquet")
         with pytest.raises(ValueError, match=message):
             load(tmp_path / "bad.parquet")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "uint8", "uint16", "uint32", "uint64"])
+def test_ids_in_parquet_may_be_any_integers(dtype, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="parquet needs pyarrow")
+    parquet.write_table(
+        pyarrow.table({"src": np.array([0, 2], dtype), "dst": np.array([1, 0], dtype)}), tmp_path / "e.parquet"
+    )
+    assert load(tmp_path / "e.parquet").edge_index().tolist() == [[0, 2], [1, 0]]
+    external_graph(tmp_path / "e.parquet", tmp_path / "out", memory_limit=64 << 20)
+    assert load(tmp_path / "out").edge_index().tolist() == [[0, 2], [1, 0]]
+    if dtype == "uint64":
+        parquet.write_table(
+            pyarrow.table({"src": np.array([2**63], dtype), "dst": np.array([1], dtype)}), tmp_path / "e.parquet"
+        )
+        with pytest.raises(ValueError, match=r"e.parquet: column 'src' must fit in int64, got 9223372036854775808"):
+            load(tmp_path / "e.parquet")
 
 
 def test_a_plain_npz_sorts_its_arrays_into_nodes_and_edges(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 
@@ -45,6 +46,64 @@ def test_verification_reports_progress_and_what_it_saw(tmp_path):
     report = verify_parts(tmp_path / "parts", graph, progress=lambda *call: calls.append(call))
     assert calls[-1][0] == calls[-1][1] and [c[0] for c in calls] == sorted(c[0] for c in calls)
     assert str(report).startswith("3 parts agree with the source, bit for bit: 30 nodes, 90 edges, ")
+
+
+# -- malformed manifests -----------------------------------------------------------------------------------------------
+
+
+def places(value, path=()):
+    """Where every value inside a JSON value is."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def put(manifest, path, value):
+    *outer, last = path
+    for key in outer:
+        manifest = manifest[key]
+    manifest[last] = value
+
+
+@pytest.mark.parametrize(
+    "path,value,message",
+    [
+        (("parts", 0), None, "manifest.json is malformed: part 0: "),
+        (("parts", 1, "edges", 0, "indices"), 5, "manifest.json names 5, which is not a file of part-0001/"),
+        (("parts", 1, "nodes", 0, "data"), [], "manifest.json is malformed: part 1: "),
+        (("files",), {}, "manifest.json is malformed: part 0: 'part-0000/"),
+        (("files", "part-0001/0000.npy"), None, "manifest.json is malformed: part 1: "),
+        (("files", "part-0001/0000.npy", "bytes"), float("inf"), "manifest.json says inf"),
+        (("halo_hops",), float("inf"), "manifest.json is malformed: OverflowError"),
+        (("book",), None, "manifest.json is malformed: "),
+    ],
+)
+def test_a_malformed_manifest_is_a_problem_that_names_it(path, value, message, tmp_path):
+    graph, folder = homogeneous(30, 90), tmp_path / "parts"
+    write_parts(graph, random_assignment(graph, 2, 1), folder)
+    manifest = read_manifest(folder)
+    put(manifest, path, value)
+    write_manifest(folder, manifest)
+    for source in (None, graph):
+        problems = verify_parts(folder, source).problems
+        assert problems and message in problems[0], problems
+
+
+def test_no_value_anywhere_in_a_manifest_makes_verification_raise(tmp_path):
+    graph, folder, rng = heterogeneous(), tmp_path / "parts", random.Random(0)
+    write_parts(graph, random_assignment(graph, 2, 1), folder, halo_hops=2)
+    original = json.dumps(read_manifest(folder))
+    everywhere = list(places(json.loads(original)))
+    found = 0
+    for path in [*rng.sample(everywhere, 150), ("parts", 0, "edges", 0, "global_starts")]:
+        manifest = json.loads(original)
+        put(manifest, path, rng.choice([None, 5, -1, "x", [], {}, float("inf"), 10**30, [None]]))
+        write_manifest(folder, manifest)
+        report = verify_parts(folder)
+        assert all(isinstance(problem, str) and problem for problem in report.problems)
+        found += not report.ok
+    assert found > 100  # some values, such as those of `info`, say nothing about the parts
 
 
 # -- alterations, with every checksum made to fit ----------------------------------------------------------------------
