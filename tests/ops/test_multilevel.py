@@ -252,7 +252,7 @@ def test_weights_too_heavy_to_add_up_stay_the_heaviest():
 
 
 def test_a_hub_that_nearly_fills_a_part_leaves_room_for_balance():
-    """One node has two thirds of a part's in-edges: its part must hold light nodes only, which single moves do not find."""
+    """One node has two thirds of a part's in-edges: the others there must be light, which single moves do not find."""
     generator = torch.Generator().manual_seed(0)
     num_nodes, num_edges = 4000, 40_000
     hub = torch.stack([torch.randint(1, num_nodes, (3300,), generator=generator), torch.zeros(3300, dtype=torch.int64)])

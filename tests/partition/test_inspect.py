@@ -132,7 +132,7 @@ def test_constraints_are_counted_and_not_believed(tmp_path):
     assert next(line for line in lines if line.startswith("0 ")).endswith("1.500!")
     assert next(line for line in lines if line.startswith("1 ")).endswith("0.500")
     assert next(line for line in lines if line.startswith("balance nodes")).endswith(
-        "1.500 of 1.05 allowed ! it could not be reached together with the other constraints"
+        "1.500 of 1.05 allowed ! how the parts were made is not recorded"
     )
     assert found.notes == ("the manifest records a balance of 'colour', which these parts have nothing to count by",)
 
@@ -173,7 +173,7 @@ def test_all_numbers_are_plain_json_values(tmp_path):
     assert values["traffic"] == [list(row) for row in found.traffic]
     assert sum(part["num_cut"] for part in values["parts"]) == pytest.approx(values["cut_fraction"] * 120)
     assert values["loads"][0] | {"subparts": None} == {
-        "name": "nodes", "subparts": None, "trainers_per_part": 2, "heaviest_node": 1, "allowed": None,
+        "name": "nodes", "subparts": None, "trainers_per_part": 2, "heaviest_node": 1, "allowed": None, "method": "",
         "ratio": found.loads[0].balance.ratio, "met": True, "reason": None,
     }  # fmt: skip
     assert values["remote"]["fraction"] == found.remote.fraction
