@@ -47,7 +47,7 @@ class Effort:
             return cls(coarsest=max(1000, 50 * num_parts), shrink=shrink, tries=tries, work=5, cycles=cycles)
         coarsest = max(4000, 50 * num_parts)
         if num_entries < 30_000_000:
-            return cls(coarsest=coarsest, shrink=8, tries=2, work=3, cycles=0)
+            return cls(coarsest=coarsest, shrink=12, tries=2, work=3, cycles=0, rounds=2)
         return cls(coarsest=coarsest, shrink=16, tries=2, work=3, cycles=0, rounds=2)
 
 
@@ -63,7 +63,7 @@ def multilevel(
 ) -> tuple[Tensor, Refined]:
     """The part of every node, int32, within `limits` int64 [num_constraints] wherever that can be found."""
     effort = effort or Effort.for_size(finest.num_entries, num_parts)
-    run = _Run(num_parts, limits, effort, _Steps(progress, finest.num_nodes, 1 + effort.cycles))
+    run = _Run(finest, num_parts, limits, effort, _Steps(progress, finest.num_nodes, 1 + effort.cycles))
     if num_parts == 1 or finest.num_nodes == 0:
         part = torch.zeros(finest.num_nodes, dtype=torch.int32)
         return part, refine(finest, part, num_parts, limits, passes=0)
@@ -108,8 +108,9 @@ class _Steps:
 class _Run:
     """One call's settings, and the steps made with them."""
 
-    def __init__(self, num_parts: int, limits: Tensor, effort: Effort, steps: _Steps) -> None:
+    def __init__(self, finest: Level, num_parts: int, limits: Tensor, effort: Effort, steps: _Steps) -> None:
         self._num_parts, self._limits, self._effort, self._steps = num_parts, limits, effort, steps
+        self._finest = finest
 
     def coarsen(self, stack: LevelStack, part: Tensor | None, seed: int) -> Tensor | None:
         """Adds levels to the stack. Clusters do not cross `part`, where given; returns what it is on the coarsest."""
@@ -151,7 +152,10 @@ class _Run:
 
     def _refine(self, level: Level, part: Tensor, seed: int) -> Refined:
         work = int(self._effort.work * level.num_entries)
-        limits = torch.maximum(self._limits, level.node_weights.max(0).values)
+        heaviest = level.node_weights.max(0).values
+        limits = torch.maximum(self._limits, heaviest)
+        if level is not self._finest:
+            limits = self._limits + heaviest  # one cluster more: what only single nodes can even out is left to them
         return refine(level, part, self._num_parts, limits, passes=self._effort.passes, work=work, key=seed)
 
     def _cluster_limits(self, level: Level) -> Tensor:

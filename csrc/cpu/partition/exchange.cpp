@@ -30,7 +30,7 @@ class Exchange {
       offer(v);
     }
     steps_.clear();
-    const int64_t patience = std::min<int64_t>(state_.graph.num_nodes() / 20 + 100, 5000);
+    const int64_t patience = std::min<int64_t>(state_.graph.num_nodes() / 20 + 100, 1000);
     int64_t gain = 0;
     int64_t best = 0;
     double least_excess = state_.loads.excess();

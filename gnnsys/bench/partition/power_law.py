@@ -56,7 +56,8 @@ def _cases(name: str, num_nodes: int, num_edges: int, turns: int) -> Iterator[Ca
         return counted(cut_share(graph(), figures.part), figures)
 
     each = tuple(Versus((side,)) for side in (*METIS, DGL))
-    yield contest.case(f"{name}/time", "s", seconds, (Versus(METIS, 4.0), Versus((DGL,), 1.0)))
+    each_mode = tuple(Versus((mode,), 4.0) for mode in METIS)
+    yield contest.case(f"{name}/time", "s", seconds, (*each_mode, Versus((DGL,), 1.0)))
     yield contest.case(f"{name}/memory", "MB", memory, (Versus(METIS, 3.0), Versus((DGL,))))
     yield contest.case(f"{name}/cut", "% of edges", cut, (Versus(METIS, 1 / 1.10), Versus((DGL,), 1.0)))
     yield contest.case(f"{name}/balance of nodes", "max/mean", nodes, each)
