@@ -28,7 +28,8 @@ class Effort:
 
     `shrink`: how many nodes of a level make one of the next, at most; `coarsest`: nodes that METIS gets; `tries`: how
     many partitions of these are refined, the best of which goes on; `work`: edges that searches look at, in multiples
-    of a level's; `cycles`: how often coarsening and refining is repeated.
+    of a level's; `cycles`: how often coarsening and refining is repeated; `is_loose`: coarse levels may exceed a limit
+    by a cluster, and what only single nodes can even out is left to the finest.
     """
 
     coarsest: int
@@ -38,13 +39,16 @@ class Effort:
     cycles: int
     rounds: int = 3
     passes: int = 8
+    is_loose: bool = False
 
     @classmethod
     def for_size(cls, num_entries: int, num_parts: int) -> Effort:
         if num_entries < 4_000_000:
             shrink = 3 if num_entries < 1_000_000 else 4
             tries, cycles = (8, 3) if num_parts <= 64 else (2, 1)  # every look at a node costs num_parts
-            return cls(coarsest=max(1000, 50 * num_parts), shrink=shrink, tries=tries, work=5, cycles=cycles)
+            return cls(
+                coarsest=max(1000, 50 * num_parts), shrink=shrink, tries=tries, work=5, cycles=cycles, is_loose=True
+            )
         coarsest = max(4000, 50 * num_parts)
         if num_entries < 30_000_000:
             return cls(coarsest=coarsest, shrink=12, tries=2, work=3, cycles=0, rounds=2)
@@ -154,8 +158,8 @@ class _Run:
         work = int(self._effort.work * level.num_entries)
         heaviest = level.node_weights.max(0).values
         limits = torch.maximum(self._limits, heaviest)
-        if level is not self._finest:
-            limits = self._limits + heaviest  # one cluster more: what only single nodes can even out is left to them
+        if level is not self._finest and self._effort.is_loose:
+            limits = self._limits + heaviest
         return refine(level, part, self._num_parts, limits, passes=self._effort.passes, work=work, key=seed)
 
     def _cluster_limits(self, level: Level) -> Tensor:
