@@ -59,7 +59,7 @@ def _check_free(target: Path, path: str | os.PathLike[str], *, overwrite: bool, 
 
 
 def _exists(path: str | os.PathLike[str]) -> ValueError:
-    return ValueError(f"path {str(path)!r} exists: choose another or pass overwrite=True")
+    return ValueError(f"path {str(path)!r} exists: choose another, or overwrite it (overwrite=True, --overwrite)")
 
 
 def _format_of(folder: Path) -> str | None:

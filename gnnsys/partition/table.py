@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gnnsys.partition.memory import format_size
+
 if TYPE_CHECKING:
     from gnnsys.partition.inspect import Inspection
     from gnnsys.partition.loads import Load
@@ -45,10 +47,10 @@ def _parts(inspection: Inspection) -> str:
         remote = _percent(inspection.remote.parts[index].fraction)
         marks = inspection.trainers_per_part == 1  # what was allowed is allowed to subparts
         shares = [_share(load.part_shares[index], load if marks else None) for load in loads]
-        rows.append([str(index), *_numbers(counts[-1]), *map(format_bytes, stored[-1]), remote, *shares])
+        rows.append([str(index), *_numbers(counts[-1]), *map(format_size, stored[-1]), remote, *shares])
         if inspection.trainers_per_part > 1:
             rows += _subparts(inspection, index, loads)
-    sums = [*_numbers(list(map(sum, zip(*counts)))), *map(format_bytes, map(sum, zip(*stored)))]
+    sums = [*_numbers(list(map(sum, zip(*counts)))), *map(format_size, map(sum, zip(*stored)))]
     rows.append(["total", *sums, _percent(inspection.remote.fraction), *([""] * len(loads))])
     return columns([*header, *(f"{load.name}/avg" for load in loads)], rows)
 
@@ -119,7 +121,7 @@ def _types(inspection: Inspection) -> str:
     rows = []
     for of in inspection.types:
         counts = _numbers((of.num_nodes, of.num_halo, of.num_edges, of.num_cut, of.num_sent))
-        rows.append([of.name, *counts, f"{of.balance:.3f}", format_bytes(of.feature_bytes)])
+        rows.append([of.name, *counts, f"{of.balance:.3f}", format_size(of.feature_bytes)])
     return columns(["node type", "nodes", "halo", "in-edges", "cut", "sent", "largest/avg", "features"], rows)
 
 
@@ -138,12 +140,3 @@ def _percent(fraction: float | None) -> str:
 
 def _plural(count: int, what: str) -> str:
     return f"{count:,} {what}" + ("" if count == 1 else "s")
-
-
-def format_bytes(size: float) -> str:
-    """ "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -197,3 +197,12 @@ def test_blanks_around_names_of_columns_do_not_matter(tmp_path: Path):
 def test_a_memory_limit_that_cannot_be_is_refused(tmp_path: Path, capsys, arguments, message):
     assert main(["partition", "sbm-20k", "--parts", "2", "--out", str(tmp_path / "p"), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_communication_objective_says_how_many_rows_travel(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    given = ["--parts", "3", "--objective", "communication", "--out", str(tmp_path / "p")]
+    assert main(["partition", "sbm-2k", *given]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("rows between subparts")]
+    parts = open_parts(tmp_path / "p")
+    received = sum(parts.part(i).num_halo() for i in range(3))
+    assert int(line.split()[3].replace(",", "")) == received == parts.info["rows"]["in the end"]

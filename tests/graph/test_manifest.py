@@ -17,7 +17,7 @@ GRAPH = {"format": "gnnsys-graph", "what": "a saved graph"}
 @pytest.mark.parametrize("names", [["notes.txt"], []])
 def test_a_directory_that_appears_meanwhile_is_not_replaced(names, tmp_path):
     target = tmp_path / "graph"
-    refused = pytest.raises(ValueError, match=r"graph' exists: choose another or pass overwrite=True")
+    refused = pytest.raises(ValueError, match=r"graph' exists: choose another, or overwrite it")
     with refused, staged(target, overwrite=False, **GRAPH):
         target.mkdir()
         for name in names:

@@ -132,7 +132,7 @@ def test_an_array_of_python_objects_is_never_unpickled(tmp_path):
 
 def test_only_a_saved_graph_is_overwritten(tmp_path):
     save(sbm(300), tmp_path / "graph")
-    with pytest.raises(ValueError, match="exists: choose another or pass overwrite=True"):
+    with pytest.raises(ValueError, match="exists: choose another, or overwrite it"):
         save(sbm(200), tmp_path / "graph")
     save(sbm(200), tmp_path / "graph", overwrite=True)
     assert load(tmp_path / "graph").num_nodes() == 200 and os.listdir(tmp_path) == ["graph"]

@@ -250,7 +250,7 @@ def test_edge_ids_that_name_an_edge_twice_are_refused(tmp_path):
 def test_only_parts_are_overwritten_and_only_when_asked(tmp_path):
     graph = homogeneous(30, 90)
     write_parts(graph, random_assignment(graph, 2, 1), tmp_path / "parts")
-    with pytest.raises(ValueError, match="exists: choose another or pass overwrite=True"):
+    with pytest.raises(ValueError, match="exists: choose another, or overwrite it"):
         write_parts(graph, random_assignment(graph, 3, 1), tmp_path / "parts")
     write_parts(graph, random_assignment(graph, 3, 1), tmp_path / "parts", overwrite=True)
     assert open_parts(tmp_path / "parts").num_parts == 3 and os.listdir(tmp_path) == ["parts"]

@@ -17,10 +17,10 @@ from gnnsys.bench.partition.contest import (
     VOLUME,
     Contest,
     Figures,
-    flat_edges,
     imbalance_of,
     without_isolated,
 )
+from gnnsys.bench.partition.inputs import flat_edges
 from gnnsys.bench.workload import FULL, SEED, Workload
 from gnnsys.graph import Graph, dataset, rmat
 from gnnsys.graph.datasets import available

@@ -22,9 +22,8 @@ from torch import Tensor
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
-from gnnsys.bench.partition.inputs import write_inputs
+from gnnsys.bench.partition.inputs import flat_edges, write_inputs
 from gnnsys.graph import Graph
-from gnnsys.partition.adjacency import first_nodes
 
 RECURSIVE, KWAY, VOLUME = "pymetis recursive", "pymetis k-way", "pymetis volume"
 METIS = (RECURSIVE, KWAY)
@@ -120,13 +119,6 @@ def missing(sides: Sequence[str]) -> dict[str, str]:
     reasons = peers.missing("pymetis", "dgl")
     package = {RECURSIVE: "pymetis", KWAY: "pymetis", VOLUME: "pymetis", DGL: "dgl"}
     return {side: reasons[package[side]] for side in sides if package.get(side) in reasons}
-
-
-def flat_edges(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Sources and destinations of all edges, int64, nodes of all types in one numbering."""
-    first = first_nodes(graph)
-    pairs = [(graph.csc(t).indices.long() + first[t[0]], graph.csc(t).dst() + first[t[2]]) for t in graph.edge_types]
-    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
 
 def cut_share(graph: Graph, part: Tensor) -> float:

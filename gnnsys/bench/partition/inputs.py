@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph, save
+from gnnsys.partition.adjacency import first_nodes
 
 
 def write_inputs(folder: Path, graph: Graph, num_parts: int, balance: Sequence[str], *, with_metis: bool) -> None:
-    from gnnsys.bench.partition.contest import flat_edges
-
     save(graph, folder / "graph")
     (folder / "task.json").write_text(json.dumps({"num_parts": num_parts, "balance": list(balance)}))
     if with_metis:
@@ -25,6 +24,13 @@ def write_inputs(folder: Path, graph: Graph, num_parts: int, balance: Sequence[s
         np.save(folder / "xadj.npy", xadj)
         np.save(folder / "adjncy.npy", adjncy)
         np.save(folder / "weight.npy", (1 + torch.bincount(dst, minlength=num_nodes)).numpy().astype(xadj.dtype))
+
+
+def flat_edges(graph: Graph) -> tuple[Tensor, Tensor]:
+    """Sources and destinations of all edges, int64, nodes of all types in one numbering."""
+    first = first_nodes(graph)
+    pairs = [(graph.csc(t).indices.long() + first[t[0]], graph.csc(t).dst() + first[t[2]]) for t in graph.edge_types]
+    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
 
 def metis_arrays(src: Tensor, dst: Tensor, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:

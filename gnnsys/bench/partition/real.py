@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
-from gnnsys.bench.partition.contest import cut_share, flat_edges
-from gnnsys.bench.partition.inputs import metis_arrays, run_metis
+from gnnsys.bench.partition.contest import cut_share
+from gnnsys.bench.partition.inputs import flat_edges, metis_arrays, run_metis
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import Graph, dataset
 from gnnsys.graph.datasets import available

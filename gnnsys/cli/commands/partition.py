@@ -132,6 +132,9 @@ def summary(done: Partitioned, args: argparse.Namespace) -> str:
     lines = [f"{'edges between parts':<24}{assigned.part_cut:>14,}{assigned.part_cut * share:>9.2f} %"]
     if args.trainers_per_part > 1:
         lines.append(f"{'edges between subparts':<24}{assigned.cut:>14,}{assigned.cut * share:>9.2f} %")
+    if "rows" in assigned.details:
+        rows, busiest = assigned.details["rows"]["in the end"], assigned.details["row_imbalance"]["in the end"]
+        lines.append(f"{'rows between subparts':<24}{rows:>14,}{busiest:>9.3f} of the average, at most")
     for balance in assigned.balances:
         mark = "" if balance.met else "  over the limit"
         lines.append(f"{balance.name:<24}{balance.total:>14,}{balance.ratio:>9.3f} of the average, at most{mark}")
