@@ -371,3 +371,12 @@ def test_constraints_weigh_what_their_names_say():
 def test_what_cannot_be_is_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call(odd_graph("islands"))
+
+
+@pytest.mark.parametrize("parts,trainers", [(1, 1), (2, 3), (70, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_communication_objective_takes_every_odd_graph(kind, parts, trainers):
+    graph = odd_graph(kind)
+    assigned = assign_parts(graph, parts, trainers, options=Options(objective="communication"))
+    assigned.assignment.check(graph)
+    assert assigned.details["rows"]["in the end"] <= assigned.cut
