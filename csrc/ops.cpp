@@ -25,6 +25,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("lookup(Tensor table, Tensor ids) -> Tensor");
   m.def("compact(Tensor(a!) scratch, Tensor[] seeds, Tensor[] ids, int[] types) -> (Tensor[] nodes, Tensor[] local)");
 
+  // Owners: cpu/bucket.cpp
+  m.def("bucket_ids(Tensor ids, Tensor bounds) -> (Tensor counts, Tensor order, Tensor local)");
+
   // Rows: cpu/rows.cpp
   m.def("gather_rows(Tensor src, Tensor index, ScalarType? dtype) -> Tensor");
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch, Store
-from gnnsys.loader.buffers import BufferPool
 from gnnsys.ops import gather_rows
+from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import Sample
 
 

@@ -9,10 +9,10 @@ import torch
 
 from gnnsys.graph import Graph
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.buffers import BufferPool
 from gnnsys.loader.device import copy_stages, resolve
 from gnnsys.loader.join import Join, Rows, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.ops.buffers import BufferPool
 from gnnsys.pipeline import Pipeline, Stage, StageCounters
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's

@@ -2,6 +2,8 @@
 
 from gnnsys.ops.aggregate import sddmm, spmm
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
+from gnnsys.ops.bucket import Buckets, bucket_ids
+from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
@@ -13,11 +15,14 @@ from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgra
 
 __all__ = [
     "CSC",
+    "Buckets",
+    "BufferPool",
     "IdTable",
     "Neighbors",
     "NodeRun",
     "PairTable",
     "bfs_order",
+    "bucket_ids",
     "class_features",
     "compact",
     "compact_scratch",

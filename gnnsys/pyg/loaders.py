@@ -21,8 +21,8 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSa
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.graph import EdgeType, Graph
-from gnnsys.loader.buffers import BufferPool
 from gnnsys.loader.join import Rows
+from gnnsys.ops.buffers import BufferPool
 from gnnsys.pyg.arguments import check_index, check_kwargs, check_links, check_nodes, complete_links, complete_nodes
 from gnnsys.pyg.iterator import Epoch, EpochIterator, Request
 from gnnsys.pyg.join import Join, describe, in_edge_order

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from gnnsys.loader.buffers import BufferPool
+from gnnsys.ops.buffers import BufferPool
 
 SHAPE = (1000, 100)
 

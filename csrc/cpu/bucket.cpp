@@ -1,0 +1,96 @@
+// bucket_ids: groups ids by the range they fall into (the part that owns them), keeping their order.
+#include "common/id_range.h"
+#include "common/parallel.h"
+#include "common/tensors.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+namespace gnnsys {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;
+
+// The bucket of an id: the last one whose bound is not above it, so empty buckets are never chosen. Parts are few, and
+// the ids of a batch come in runs of one owner: the last answer is tried before the search.
+class Finder {
+ public:
+  explicit Finder(const int64_t* bounds, int64_t num_buckets) : bounds_(bounds), num_buckets_(num_buckets) {}
+
+  int64_t operator()(int64_t id) {
+    if (id < bounds_[last_] || id >= bounds_[last_ + 1]) {
+      last_ = std::upper_bound(bounds_, bounds_ + num_buckets_ + 1, id) - bounds_ - 1;
+    }
+    return last_;
+  }
+
+ private:
+  const int64_t* bounds_;
+  int64_t num_buckets_;
+  int64_t last_ = 0;
+};
+
+// Work: two passes over the ids. Bytes: ids read twice, 8 (order) and one id (local) written per id.
+std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& bounds) {
+  check_ids(ids, "ids");
+  check_vector(bounds, "bounds");
+  check_dtype(bounds, ScalarType::Long, "bounds");
+  CHECK_ARG(bounds.numel() >= 2, "bounds must have one entry more than there are buckets, got ", bounds.numel());
+  const int64_t num_buckets = bounds.numel() - 1;
+  const auto* bound = const_data<int64_t>(bounds);
+  CHECK_ARG(bound[0] == 0 && std::is_sorted(bound, bound + num_buckets + 1),
+            "bounds must start at 0 and never decrease");
+  check_id_range(ids, bound[num_buckets], "ids");
+  const int64_t size = ids.numel();
+  const int threads = num_threads_for(size, kGrain);
+  Tensor counts = empty_cpu({num_buckets}, ScalarType::Long);
+  Tensor order = empty_cpu({size}, ScalarType::Long);
+  Tensor local = empty_cpu({size}, ids.scalar_type());
+  auto* count = mutable_data<int64_t>(counts);
+  auto* place = mutable_data<int64_t>(order);
+  std::vector<int64_t> next(static_cast<size_t>(threads * num_buckets), 0);  // [thread][bucket]
+  dispatch_ids(ids, [&](auto id) {
+    using id_t = decltype(id);
+    const auto* in = const_data<id_t>(ids);
+    auto* out = mutable_data<id_t>(local);
+    on_threads(threads, [&](int t, int n) {
+      const Range r = share_of(size, t, n);
+      int64_t* mine = next.data() + t * num_buckets;
+      Finder find(bound, num_buckets);
+      for (int64_t i = r.begin; i < r.end; ++i) {
+        ++mine[find(in[i])];
+      }
+    });
+    int64_t first = 0;
+    for (int64_t b = 0; b < num_buckets; ++b) {
+      const int64_t begin = first;
+      for (int t = 0; t < threads; ++t) {
+        const int64_t found = next[static_cast<size_t>(t * num_buckets + b)];
+        next[static_cast<size_t>(t * num_buckets + b)] = first;
+        first += found;
+      }
+      count[b] = first - begin;
+    }
+    on_threads(threads, [&](int t, int n) {
+      const Range r = share_of(size, t, n);
+      int64_t* mine = next.data() + t * num_buckets;
+      Finder find(bound, num_buckets);
+      for (int64_t i = r.begin; i < r.end; ++i) {
+        const int64_t b = find(in[i]);
+        const int64_t at = mine[b]++;
+        place[at] = i;
+        out[at] = static_cast<id_t>(in[i] - bound[b]);
+      }
+    });
+  });
+  return {counts, order, local};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("bucket_ids", TORCH_BOX(&bucket_ids)); }
+
+}  // namespace gnnsys
