@@ -76,9 +76,8 @@ class Job:
             elif isinstance(answer, Iterator):
                 self._send_chunks(answer, limits)
             else:
-                raise TypeError(
-                    f"the handler of kind {self.header.kind} returned a {type(answer).__name__}, not a Reply"
-                )
+                kind = kind_name(self.header.kind)
+                raise TypeError(f"the handler of {kind} returned a {type(answer).__name__}, not a Reply")
         except BaseException as error:
             self.fail(error)
 
@@ -89,9 +88,7 @@ class Job:
     def expire(self, why: str) -> None:
         self.refuse(wire.EXPIRED, "DeadlineExceeded", why, event="expired")
 
-    def refuse(
-        self, status: int, type_name: str, text: str, *, event: str | None = None, is_value: bool = False
-    ) -> None:
+    def refuse(self, status: int, type_name: str, text: str, *, event: str, is_value: bool = False) -> None:
         """Answers with an error, as the last message of this job."""
         self._outbound.note(event)
         options: dict[str, Any] = {"type": type_name[:200], "text": text[:20_000]}
