@@ -93,11 +93,11 @@ def test_without_a_launcher_there_is_a_group_of_one_and_no_store():
 def test_a_restart_is_not_fooled_by_the_keys_of_the_last_one():
     launcher = Launcher(3)
     nonces = []
-    for _ in range(3):
+    for turn in range(3):
         groups = launcher.join_all()
         nonces.append({group.nonce for group in groups.values()})
-        gathered = in_threads(lambda group, turn=len(nonces): group.gather("x", [group.rank, turn]), groups.values())
-        assert gathered == [[[rank, len(nonces)] for rank in range(3)]] * 3
+        gathered = in_threads(lambda group, turn=turn: group.gather("x", [group.rank, turn]), groups.values())
+        assert gathered == [[[rank, turn] for rank in range(3)]] * 3
     assert all(len(nonce) == 1 for nonce in nonces) and len(set.union(*nonces)) == 3
 
 
@@ -127,13 +127,15 @@ def test_different_versions_are_one_error_on_every_rank():
 
 
 def test_a_rank_that_misses_a_meeting_is_named_on_the_others():
-    groups = Launcher(3).join_all()
+    launcher = Launcher(3)
+    groups = launcher.join_all()
     told = in_threads(lambda group: group.gather("the meeting", timeout=0.5), [groups[0], groups[2]])
     assert {str(error) for error in told} == {absence([1], "at 'the meeting'", 0.5)}
 
 
 def test_what_one_rank_complains_of_every_rank_raises():
-    groups = Launcher(2).join_all()
+    launcher = Launcher(2)
+    groups = launcher.join_all()
 
     def agree(group):
         group.agree("all well", None)
