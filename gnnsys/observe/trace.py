@@ -62,4 +62,3 @@ class Trace:
         """By position; of batches still in flight as far as they are known."""
         with self._lock:
             return [self._records[position] for position in sorted(self._records)]
-
