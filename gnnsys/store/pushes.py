@@ -1,11 +1,14 @@
 """Each push is applied once, in the order its sender made them, however often its message comes.
 
-A sender numbers what it pushes to a machine, 0, 1, 2, ... A push that comes before its predecessors waits for them; one
-that comes again gets the answer of the first time. What is remembered is a window per sender, not its history.
+A sender numbers what it pushes to a machine, 0, 1, 2, ..., in the low half of the message's sequence number; the high
+half tells apart the streams of one process (it may have opened several graphs). A push that comes before its
+predecessors waits for them; one that comes again gets the answer of the first time. What is remembered is a window per
+sender, not its history.
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,8 +18,22 @@ from gnnsys.comm import Reply, Request
 
 _WINDOW = 4096  # answers that are remembered, and pushes that may wait, per sender
 _SENDERS = 4096
+_STREAM_SHIFT = 32
 
 Apply = Callable[[], "Future[Reply] | Reply"]
+
+
+class Numbering:
+    """The sequence numbers of one stream of pushes, from the side that makes them: one count per machine."""
+
+    def __init__(self) -> None:
+        self._stream = secrets.randbits(63 - _STREAM_SHIFT)
+        self._next: dict[int, int] = {}
+
+    def next(self, machine: int) -> int:
+        number = self._next.get(machine, 0)
+        self._next[machine] = number + 1
+        return (self._stream << _STREAM_SHIFT) | number
 
 
 class Pushes:
@@ -24,12 +41,13 @@ class Pushes:
 
     def __init__(self, window: int = _WINDOW, max_senders: int = _SENDERS) -> None:
         self._window, self._max_senders = window, max_senders
-        self._senders: OrderedDict[tuple[int, int], _Sender] = OrderedDict()  # least recently heard of first
+        self._senders: OrderedDict[tuple[int, int, int], _Sender] = OrderedDict()  # least recently heard of first
         self._lock = threading.Lock()
 
     def submit(self, request: Request, apply: Apply) -> Future[Reply]:
         """Applies `apply` in its turn, in this call or in a later one of the same sender."""
-        key = (request.sender, request.incarnation)
+        stream, number = divmod(request.sequence, 1 << _STREAM_SHIFT)
+        key = (request.sender, request.incarnation, stream)
         with self._lock:
             sender = self._senders.get(key)
             if sender is None:
@@ -37,7 +55,7 @@ class Pushes:
                 if len(self._senders) > self._max_senders:
                     self._senders.popitem(last=False)
             self._senders.move_to_end(key)
-        return sender.submit(request.sequence, apply)
+        return sender.submit(number, apply)
 
 
 class _Sender:

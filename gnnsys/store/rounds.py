@@ -80,8 +80,8 @@ class Rounds:
                 if other.optimizer != first.optimizer or other.world_size != first.world_size:
                     raise ValueError(
                         f"step of table {self._name!r}: rank {other.rank} asks for {other.optimizer} on "
-                        f"{other.world_size} ranks, rank 0 for {first.optimizer} on {first.world_size}: give every rank "
-                        "the same optimizer"
+                        f"{other.world_size} ranks, rank 0 for {first.optimizer} on {first.world_size}: give every "
+                        "rank the same optimizer"
                     )
             self._apply(contributions)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The rows of one part of one table that a process can reach by itself: from a file, from memory of its own or shared."""
+"""The rows of one part of one table that a process reads by itself: a map of a file, or memory it shares."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _chunks(items: Sequence[_Item], buffers: BufferPool) -> Iterator[Reply]:
     for number, item in enumerate(items):
         first = 0
         while first < item.num_rows:
-            if room < item.row_bytes and pieces or len(pieces) == MAX_PIECES:
+            if (room < item.row_bytes and pieces) or len(pieces) == MAX_PIECES:
                 yield _reply(pieces, rows)
                 pieces, rows, room = [], [], CHUNK_BYTES
             count = min(item.num_rows - first, max(1, room // max(1, item.row_bytes)))

@@ -59,8 +59,8 @@ class Shard:
             if table is not None:
                 if (table.spec, table.init, sorted(table.parts)) != (spec, init, sorted(parts)):
                     raise ValueError(
-                        f"table {spec.name!r} exists with {table.spec} and {table.init}, not {spec} and {init}: drop it "
-                        "first, or choose another name"
+                        f"table {spec.name!r} exists with {table.spec} and {table.init}, not {spec} and {init}: drop "
+                        "it first, or choose another name"
                     )
                 return table
             table = Table(spec, self._make_state)
@@ -96,7 +96,7 @@ class Shard:
     def drop(self, name: str) -> bool:
         """Forgets a table that was created, and its states; False where there was none."""
         with self._lock:
-            table = self._find(name)
+            table = self.find(name)
             if table is None:
                 return False
             if table.init is None:
@@ -118,7 +118,7 @@ class Shard:
 
     def table(self, name: str) -> Table:
         """The table of that name; ValueError where there is none."""
-        table = self._find(name)
+        table = self.find(name)
         if table is None:
             raise ValueError(f"table {name!r} does not exist: it was dropped, or never created")
         return table
@@ -215,7 +215,7 @@ class Shard:
             raise ValueError(f"table {table.spec.name!r} cannot be told apart from {known.spec.name!r}: rename one")
         return table
 
-    def _find(self, name: str) -> Table | None:
+    def find(self, name: str) -> Table | None:
         return next((t for t in list(self._tables.values()) if t.spec.name == name), None)
 
     def _by_number(self, number: int) -> Table:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ _MAX_NAME = 512
 
 @dataclass(frozen=True)
 class TableSpec:
-    """Part p has the rows [bounds[p], bounds[p + 1]). A `mutable` table is trained or written while it is read: its rows
-    are pulled when they are needed, never ahead."""
+    """Part p has the rows [bounds[p], bounds[p + 1]). A `mutable` table is trained or written while it is read: its
+    rows are pulled when they are needed, never ahead."""
 
     name: str
     row_shape: tuple[int, ...]
@@ -41,7 +42,7 @@ class TableSpec:
         if any(not isinstance(size, int) or size < 0 for size in self.row_shape) or len(self.row_shape) > 7:
             raise ValueError(f"row_shape of table {self.name!r} must be at most 7 sizes >= 0, got {self.row_shape}")
         bounds = self.bounds
-        if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in zip(bounds, bounds[1:])):
+        if len(bounds) < 2 or bounds[0] != 0 or any(a > b for a, b in pairwise(bounds)):
             raise ValueError(f"bounds of table {self.name!r} must start at 0 and never decrease, got {bounds}")
 
     @property
@@ -77,7 +78,7 @@ class TableSpec:
     @cached_property
     def narrow(self) -> bool:
         """Row numbers inside a part fit in 32 bits."""
-        return max(b - a for a, b in zip(self.bounds, self.bounds[1:])) < 1 << 31
+        return max(b - a for a, b in pairwise(self.bounds)) < 1 << 31
 
     def like(self, name: str, dtype: torch.dtype) -> TableSpec:
         """A table beside this one: other values for the same rows."""

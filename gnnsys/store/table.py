@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.store.optimize import STATES, check_optimizer, make_step
-from gnnsys.store.rows import PartRows
 from gnnsys.store.rounds import Contribution, Rounds
+from gnnsys.store.rows import PartRows
 from gnnsys.store.spec import TableSpec
 
 
