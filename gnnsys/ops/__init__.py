@@ -10,6 +10,7 @@ from gnnsys.ops.parse import parse_table
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.stitch import Piece, name_neighbors, stitch
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgraph
 
@@ -21,6 +22,7 @@ __all__ = [
     "Neighbors",
     "NodeRun",
     "PairTable",
+    "Piece",
     "bfs_order",
     "bucket_ids",
     "class_features",
@@ -34,6 +36,7 @@ __all__ = [
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
+    "name_neighbors",
     "parse_table",
     "planted_edges",
     "planted_labels",
@@ -43,6 +46,7 @@ __all__ = [
     "scatter_rows",
     "sddmm",
     "spmm",
+    "stitch",
     "stream_cluster",
     "stream_cut",
     "stream_key",
