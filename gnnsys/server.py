@@ -7,6 +7,7 @@ input, answers with one line (its endpoints, or an error), and lives until that 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server
+from gnnsys.graph.manifest import MANIFEST
 from gnnsys.partition import Parts, open_parts
 from gnnsys.sampling.select import PartMasks
 from gnnsys.sampling.service import GraphService
@@ -38,10 +40,9 @@ class GraphServer:
         bind: Sequence[str] = ("tcp://127.0.0.1:*",),
         keys: Keys | None = None,
         threads: int = 2,
-        world_size: int = 1,
     ) -> None:
         self.stopped = threading.Event()
-        self.shard = Shard(machine, world_size=world_size)
+        self.shard = Shard(machine)
         self._graph: dict[Kind, Handler] = {}
         self._opened: dict[str, Any] | None = None
         self._opening = threading.Lock()
@@ -59,12 +60,12 @@ class GraphServer:
         """Opens and checks `own_parts` of a directory and serves them from now on. The same again is nothing."""
         wanted = {"path": str(Path(path).resolve()), "parts": sorted(own_parts)}
         with self._opening:
-            if self._opened is not None and self._opened != wanted:
+            if self._opened is not None and not wanted.items() <= self._opened.items():
                 raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
             parts = open_parts(path, verify=verify)
             if self._opened is None:
                 self._serve(parts, wanted["parts"])
-                self._opened = wanted
+                self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
             return parts
 
     def close(self) -> None:
@@ -95,7 +96,7 @@ class GraphServer:
         counters = self.server.counters()
         quiet = (Kind.STATUS.name, Kind.PING.name)
         served = sum(of["messages_in"] for kind, of in counters["kinds"].items() if kind not in quiet)
-        opened = self._opened or {"path": None, "parts": []}
+        opened = self._opened or {"path": None, "parts": [], "digest": None}
         return Reply(options={"pid": os.getpid(), "served": served, "queue": counters["queue"], **opened})
 
     def _stop(self, request: Request) -> Reply:
@@ -129,13 +130,7 @@ def main() -> int:
 
 def _make(orders: Mapping[str, Any]) -> GraphServer:
     keys = None if orders["keys"] is None else Keys.from_json(orders["keys"])
-    return GraphServer(
-        int(orders["machine"]),
-        bind=orders["bind"],
-        keys=keys,
-        threads=int(orders["threads"]),
-        world_size=int(orders["world_size"]),
-    )
+    return GraphServer(int(orders["machine"]), bind=orders["bind"], keys=keys, threads=int(orders["threads"]))
 
 
 def _answer(pipe: Any, value: dict[str, Any]) -> None:

@@ -37,7 +37,6 @@ class ServerProcess:
         bind: Sequence[str],
         keys: dict[str, str] | None,
         threads: int,
-        world_size: int,
     ) -> ServerProcess:
         package = str(Path(gnnsys.__file__).resolve().parents[1])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -53,7 +52,6 @@ class ServerProcess:
             "bind": list(bind),
             "keys": keys,
             "threads": threads,
-            "world_size": world_size,
             "parent": os.getpid(),
             "parent_death": threading.current_thread() is threading.main_thread(),  # the kernel means the thread
         }
