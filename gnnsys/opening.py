@@ -27,7 +27,7 @@ def open_alone(path: str | os.PathLike[str], *, verify: bool) -> DistGraph:
     for part in range(parts.num_parts):
         parts.part(part)
     machine_of_part = [0] * parts.num_parts
-    store = Store(machine_of_part=machine_of_part, machine=0, client=None, local=Shard(0), rank=0, world_size=1)
+    store = Store(machine_of_part=machine_of_part, machine=0, client=None, local=Shard(0))
     graph = DistGraph(parts, store, None, 0, machine_of_part)
     graph.placement = Placement(0, (0,), tuple(machine_of_part))
     return graph
@@ -73,6 +73,7 @@ def _map(
         local=None,
         rank=group.rank,
         world_size=group.world_size,
+        timeout=group.timeout,
     )
     graph = DistGraph(parts, store, client, group.machine, machine_of_part)
     graph.placement = Placement(group.rank, tuple(group.machine_of_rank), tuple(machine_of_part))
@@ -80,7 +81,7 @@ def _map(
 
 
 def survey(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What this machine has at `path`: a digest of the manifest, the parts whose folders are there; or what is wrong."""
+    """What this machine has at `path`: a digest of the manifest and the parts with a folder there; or what is wrong."""
     folder = Path(path)
     try:
         if not folder.is_dir():
@@ -132,6 +133,7 @@ def open_served(
             local=None,
             rank=group.rank,
             world_size=group.world_size,
+            timeout=timeout,
         )
         graph = DistGraph(parts, store, client, -1, machine_of_part)
     except BaseException:

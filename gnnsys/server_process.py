@@ -19,47 +19,39 @@ from pathlib import Path
 from typing import Any
 
 import gnnsys
+from gnnsys.comm import Keys
 
 _END_SECONDS = 10.0
 
 
 class ServerProcess:
-    """`begin` returns at once, `endpoints` waits for the child to listen, `close` ends it. Keys go through the pipe."""
+    """The constructor and `order` return at once, `endpoints` waits for the child to listen, `close` ends it."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @classmethod
-    def begin(
-        cls,
-        machine: int,
-        *,
-        bind: Sequence[str],
-        keys: dict[str, str] | None,
-        threads: int,
-    ) -> ServerProcess:
+    def __init__(self) -> None:
         package = str(Path(gnnsys.__file__).resolve().parents[1])
         path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "gnnsys.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
+
+    def order(self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int) -> None:
+        """What to serve and where. Keys go through the pipe, where no other process sees them."""
         orders = {
             "machine": machine,
             "bind": list(bind),
-            "keys": keys,
+            "keys": None if keys is None else keys.to_json(),
             "threads": threads,
             "parent": os.getpid(),
             "parent_death": threading.current_thread() is threading.main_thread(),  # the kernel means the thread
         }
-        assert process.stdin is not None
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once; `endpoints` tells
-            process.stdin.write(json.dumps(orders).encode() + b"\n")
-            process.stdin.flush()
-        return cls(process)
+            self._process.stdin.write(json.dumps(orders).encode() + b"\n")
+            self._process.stdin.flush()
 
     @property
     def pid(self) -> int:

@@ -63,10 +63,10 @@ def init(
     group.timeout = timeout
     session = Session(group, timeout)
     try:
-        if group.world_size > 1:
-            session._start_server(server_threads)
+        session._begin_server()
         if process_group:
             session._make_process_group(backend)
+        session._order_server(server_threads)
     except BaseException:
         session.close(wait=False)
         raise
@@ -234,22 +234,25 @@ class Session:
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
-    def _start_server(self, threads: int) -> None:
+    def _begin_server(self) -> None:
+        """Early: while it imports torch, the ranks meet and make their process group."""
+        if self.world_size > 1 and self.group.is_leader:
+            self._server = ServerProcess()
+
+    def _order_server(self, threads: int) -> None:
         group = self.group
+        if group.world_size == 1:
+            return
         keys = Keys.generate() if group.rank == 0 and group.num_machines > 1 else None
         told = group.share("key", keys.to_json() if keys else None)
         keys = None if told is None else Keys.from_json(told)
         address = self._settle_address()
         problem, endpoints = None, None
-        if group.is_leader:
+        if self._server is not None:
             try:
-                assert address is not None
-                secret = None if keys is None else keys.to_json()
-                self._server = ServerProcess.begin(
-                    group.machine, bind=[endpoint(address)], keys=secret, threads=threads
-                )
+                self._server.order(group.machine, bind=[endpoint(str(address))], keys=keys, threads=threads)
                 endpoints = self._server.endpoints(_START_SECONDS)[0]
-            except (RuntimeError, OSError, ValueError) as error:
+            except (RuntimeError, OSError) as error:
                 problem = f"machine {group.machine}: {error}"
         group.agree("server", problem, timeout=_START_SECONDS + self.timeout)
         served = group.gather("endpoints", [group.machine, endpoints])
