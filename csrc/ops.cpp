@@ -18,6 +18,14 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? exclude, Tensor? tree, Tensor? rng_ids) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
 
+  // Hops over several parts: cpu/stitch.cpp
+  m.def(
+      "name_neighbors(Tensor indptr, Tensor neighbors, Tensor positions, int first, int num_core, Tensor halo, "
+      "int first_edge, Tensor? order, bool wide_ids, bool wide_edges) -> (Tensor counts, Tensor ids, Tensor edges)");
+  m.def(
+      "stitch(Tensor order, Tensor[] counts, Tensor[] ids, Tensor[] edges, int[] segments, bool wide) "
+      "-> (Tensor indptr, Tensor ids, Tensor edges)");
+
   // Relabelling: cpu/relabel.cpp
   m.def("id_table_init(Tensor(a!) table, int log2_slots, bool wide) -> ()");
   m.def("relabel_seeds(Tensor(a!) table, Tensor ids) -> ()");
@@ -131,4 +139,16 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "even_out(Tensor indptr, Tensor indices, Tensor part, int num_parts, Tensor weights, Tensor limits, "
       "float tolerance, float slack, int key) -> (Tensor part, Tensor loads, Tensor stats)");
+
+  // Tables: cpu/store/
+  m.def(
+      "move_rows(Tensor src, Tensor? index, Tensor? order, Tensor(a!) out, Tensor? columns, Tensor? versions) -> bool");
+  m.def("update_rows(Tensor(a!) dst, Tensor(b!)? versions, Tensor index, Tensor src, bool add) -> ()");
+  m.def("fill_uniform(Tensor(a!) rows, int first, float low, float high, int key) -> ()");
+  m.def(
+      "sparse_adam_step(Tensor(a!) rows, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor[] versions, Tensor[] ids, "
+      "Tensor[] grads, float ranks, float step_size, float beta1, float beta2, float eps) -> int");
+  m.def(
+      "sparse_adagrad_step(Tensor(a!) rows, Tensor(b!) sum, Tensor[] versions, Tensor[] ids, Tensor[] grads, "
+      "float ranks, float step_size, float eps) -> int");
 }

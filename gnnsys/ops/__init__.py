@@ -10,6 +10,15 @@ from gnnsys.ops.parse import parse_table
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.stitch import Piece, name_neighbors, stitch
+from gnnsys.ops.store import (
+    fill_uniform,
+    move_rows,
+    num_versions,
+    sparse_adagrad_step,
+    sparse_adam_step,
+    update_rows,
+)
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgraph
 
@@ -21,6 +30,7 @@ __all__ = [
     "Neighbors",
     "NodeRun",
     "PairTable",
+    "Piece",
     "bfs_order",
     "bucket_ids",
     "class_features",
@@ -29,11 +39,15 @@ __all__ = [
     "degrees",
     "drop_pages",
     "edge_softmax",
+    "fill_uniform",
     "find_edges",
     "gat_aggregate",
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
+    "move_rows",
+    "name_neighbors",
+    "num_versions",
     "parse_table",
     "planted_edges",
     "planted_labels",
@@ -42,9 +56,13 @@ __all__ = [
     "sample_neighbors",
     "scatter_rows",
     "sddmm",
+    "sparse_adagrad_step",
+    "sparse_adam_step",
     "spmm",
+    "stitch",
     "stream_cluster",
     "stream_cut",
     "stream_key",
     "stream_refine",
+    "update_rows",
 ]

@@ -1,0 +1,108 @@
+// Rows that are read while another process writes them: one counter per 64 rows, odd while one of them is written.
+//
+// A reader copies a row and takes it if the counter was even and is unchanged; a writer makes the counter odd, writes
+// and makes it even again. So a row is never seen half written, readers never write to shared memory, and a reader
+// waits only while a row of its own block is being written. A writer that died leaves an odd counter behind: waiting
+// ends after kPatience and the caller is told.
+#pragma once
+
+#include "common/check.h"
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <thread>
+
+namespace gnnsys {
+
+class Versions {
+ public:
+  static constexpr int64_t kShift = 6;
+  static constexpr int64_t num_blocks(int64_t num_rows) { return ((num_rows - 1) >> kShift) + 1; }
+
+  Versions() = default;
+  explicit Versions(uint32_t* words) : words_(words) {}
+
+  static Versions of(const std::optional<Tensor>& words) {
+    return words.has_value() ? Versions(mutable_data<uint32_t>(*words)) : Versions();
+  }
+
+  explicit operator bool() const { return words_ != nullptr; }
+
+  // Copies until the copy is whole; false when that took too long.
+  template <typename Copy>
+  bool read(int64_t row, const Copy& copy) const {
+    const uint32_t* const word = words_ + (row >> kShift);
+    for (int64_t tries = 0; !gave_up(tries); ++tries) {
+      const uint32_t before = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+      if ((before & 1) == 0) {
+        copy();
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n(word, __ATOMIC_RELAXED) == before) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  // Several threads may write rows of one block: the odd counter keeps them apart. They all live in one process, and
+  // none of them waits for anything while it holds one.
+  void begin_write(int64_t row) const {
+    if (words_ == nullptr) {
+      return;
+    }
+    uint32_t* const word = words_ + (row >> kShift);
+    for (int64_t tries = 0;; ++tries) {
+      uint32_t before = __atomic_load_n(word, __ATOMIC_RELAXED);
+      if ((before & 1) == 0 && __atomic_compare_exchange_n(word, &before, before + 1, /*weak=*/true, __ATOMIC_ACQUIRE,
+                                                           __ATOMIC_RELAXED)) {
+        break;
+      }
+      pause(tries);
+    }
+    __atomic_thread_fence(__ATOMIC_RELEASE);  // the counter is seen odd before any byte of the row changes
+  }
+
+  void end_write(int64_t row) const {
+    if (words_ != nullptr) {
+      __atomic_fetch_add(words_ + (row >> kShift), 1, __ATOMIC_RELEASE);
+    }
+  }
+
+ private:
+  static constexpr int64_t kSpins = 128;
+  static constexpr std::chrono::seconds kPatience{10};
+
+  static void pause(int64_t tries) {
+    if (tries >= kSpins) {
+      std::this_thread::yield();
+    }
+  }
+
+  static bool gave_up(int64_t tries) {
+    if (tries < kSpins) {
+      return false;
+    }
+    thread_local std::chrono::steady_clock::time_point began;
+    const auto now = std::chrono::steady_clock::now();
+    if (tries == kSpins) {
+      began = now;
+    }
+    pause(tries);
+    return now - began > kPatience;
+  }
+
+  uint32_t* words_ = nullptr;
+};
+
+inline void check_versions(const std::optional<Tensor>& versions, int64_t num_rows) {
+  if (versions.has_value()) {
+    check_vector(*versions, "versions");
+    check_dtype(*versions, ScalarType::Int, "versions");
+    CHECK_ARG(versions->numel() >= Versions::num_blocks(num_rows), "versions must have one entry per 64 rows, got ",
+              versions->numel(), " for ", num_rows, " rows");
+  }
+}
+
+}  // namespace gnnsys

@@ -1,0 +1,333 @@
+"""The asking end: requests from any thread, many in flight, one thread that owns the sockets.
+
+Every request ends by its deadline: with its reply, with what its handler raised, or with an error that names the peer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import zmq
+from torch import Tensor
+
+from gnnsys.comm import wire
+from gnnsys.comm.counters import Tally
+from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, PeerLost, WireError
+from gnnsys.comm.keys import Keys
+from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
+from gnnsys.comm.link import Channel, Link, ids_array, make_name, states_of
+from gnnsys.comm.pending import Pending
+from gnnsys.comm.server import UNKNOWN
+from gnnsys.comm.sockets import WakeUp, receive_frames, send_frames
+from gnnsys.comm.wire import Limits
+
+_log = logging.getLogger(__name__)
+
+_DRAIN = 256  # messages read from one socket before the others get their turn
+_CLOSE_SECONDS = 5.0
+_LINGER_MS = 500
+
+
+class Client:
+    """Asks the servers at `peers` (machine -> endpoint) for things.
+
+    `sender` and `incarnation` say who asks. `lost_after` is how long a peer may be silent before it counts as dead,
+    `resend_after` how long a request may be before the peer is asked whether it ever arrived.
+
+    >>> with Client({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
+    ...     client.request(0, Kind.PULL, [ids]).result().arrays
+    """
+
+    def __init__(
+        self,
+        peers: Mapping[int, str],
+        *,
+        sender: int,
+        incarnation: int,
+        keys: Keys | None = None,
+        timeout: float = 60.0,
+        limits: Limits | None = None,
+        resend_after: float = 5.0,
+        ping_interval: float = 2.0,
+        lost_after: float = 30.0,
+        name: str = "client",
+    ) -> None:
+        for what, value in (("timeout", timeout), ("resend_after", resend_after), ("ping_interval", ping_interval)):
+            if not value > 0:
+                raise ValueError(f"{what} is {value}; it must be a positive number of seconds")
+        if lost_after <= ping_interval:
+            raise ValueError(f"lost_after ({lost_after}) must be longer than ping_interval ({ping_interval})")
+        uid = make_name()
+        self._links = {peer: Link(peer, endpoint, uid) for peer, endpoint in peers.items()}
+        self._sender = sender
+        self._incarnation = incarnation
+        self._keys = keys
+        self._timeout = timeout
+        self._limits = limits or Limits()
+        self._resend_after = resend_after
+        self._ping_interval = ping_interval
+        self._lost_after = lost_after
+        self._name = name
+        self._ids = itertools.count(1)
+        self._inbox: deque[Pending] = deque()
+        self._wake_up = WakeUp()
+        self._tally = Tally()
+        self._pid = os.getpid()
+        self._stop = False
+        self._ended: CommError | None = None
+        self._next_check = 0.0  # when the next deadline may be due
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._poller.register(self._wake_up.fileno(), zmq.POLLIN)
+        self._channel_of: dict[Any, tuple[Link, Channel]] = {}  # by socket
+        self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
+        self._thread.start()
+
+    @property
+    def peers(self) -> dict[int, str]:
+        return {peer: link.endpoint for peer, link in self._links.items()}
+
+    def request(
+        self,
+        peer: int,
+        kind: int,
+        arrays: Sequence[Tensor] = (),
+        options: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        priority: int = 0,
+        sequence: int = 0,
+        batch: int = -1,
+        layer: int = -1,
+        path: int = 0,
+    ) -> Pending:
+        """Sends a request and returns at once. Large arrays are not copied: leave them alone until the reply came."""
+        if os.getpid() != self._pid:
+            raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
+        if peer not in self._links:
+            raise ValueError(f"no peer {peer}; this client knows {sorted(self._links)}")
+        timeout = self._timeout if timeout is None else timeout
+        if not timeout > 0:
+            raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
+        request_id = next(self._ids)
+        header = wire.make_header(
+            kind, request_id, timeout_us=int(timeout * 1e6), priority=priority, sender=self._sender,
+            incarnation=self._incarnation, sequence=sequence, batch=batch, layer=layer, path=path,
+        )  # fmt: skip
+        frames = wire.encode(header, arrays, options, self._limits)
+        pending = Pending(
+            peer, kind, request_id, traffic_class(kind), frames, timeout, self._limits, self._describe_timeout
+        )
+        self._inbox.append(pending)
+        if self._ended is not None:
+            self._refuse_inbox()
+        else:
+            self._wake_up.wake()
+        return pending
+
+    def counters(self) -> dict[str, Any]:
+        """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""
+        return self._tally.to_json() | {
+            "outstanding": sum(link.num_outstanding() for link in self._links.values()) + len(self._inbox)
+        }
+
+    def close(self) -> None:
+        """Fails what is outstanding and ends the thread, within seconds; again, or in a forked child, it is nothing."""
+        if os.getpid() != self._pid or self._stop:
+            return
+        self._stop = True
+        self._wake_up.wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The thread that owns the sockets
+
+    def _main(self) -> None:
+        error: CommError = Closed("the client was closed while the request was outstanding")
+        try:
+            self._loop()
+        except BaseException as cause:
+            error = Closed(f"the client's thread ended: {type(cause).__name__}: {cause}")
+            _log.exception("%s: the thread that owns the sockets has ended", self._name)
+        finally:
+            self._ended = error
+            self._refuse_inbox()
+            for link in self._links.values():
+                self._fail_all(link, lambda pending: Closed(str(error)))
+                link.close(_LINGER_MS)
+            self._wake_up.close()
+            self._context.term()
+
+    def _loop(self) -> None:
+        wake_up, tick = self._wake_up, min(self._ping_interval, self._resend_after) / 2
+        next_tick = 0.0
+        while not self._stop:
+            wake_up.sleeping = True
+            wait = None
+            if self._inbox or self._stop:
+                wait = 0.0
+            elif self._next_check:
+                wait = max(0.0, min(next_tick, self._next_check) - time.monotonic())
+            ready = self._poller.poll(None if wait is None else int(wait * 1000 + 1))
+            wake_up.sleeping = False
+            now = time.monotonic()
+            for socket, _ in ready:
+                if socket in self._channel_of:
+                    self._receive_all(*self._channel_of[socket], now)
+                else:
+                    wake_up.clear()
+            self._send_inbox(now)
+            if self._next_check and now >= min(next_tick, self._next_check):
+                self._check(now)
+                next_tick = now + tick
+
+    def _send_inbox(self, now: float) -> None:
+        inbox = self._inbox
+        while inbox:
+            pending = inbox.popleft()
+            link = self._links[pending.peer]
+            channel = link.channels[pending.traffic_class]
+            try:
+                self._open(link, channel)
+            except ValueError as error:
+                pending.fail(CommError(str(error)))
+                continue
+            if not link.num_outstanding():
+                link.waiting_since = now
+            channel.outstanding[pending.request_id] = pending
+            pending.last_sign = now
+            if not self._next_check or pending.deadline < self._next_check:
+                self._next_check = pending.deadline
+            self._transmit(link, channel, pending.kind, pending.frames)
+
+    def _open(self, link: Link, channel: Channel) -> None:
+        if channel.socket is None:
+            socket = link.open(channel.traffic_class, self._context, self._keys, self._limits)
+            self._channel_of[socket] = (link, channel)
+            self._poller.register(socket, zmq.POLLIN)
+
+    def _transmit(self, link: Link, channel: Channel, kind: int, frames: list[wire.Buffer]) -> None:
+        send_frames(channel.socket, frames)
+        self._tally.sent(link.peer, kind, wire.num_bytes(frames))
+
+    def _receive_all(self, link: Link, channel: Channel, now: float) -> None:
+        link.last_heard = now
+        for _ in range(_DRAIN):
+            frames = receive_frames(channel.socket, 2 + self._limits.max_arrays)
+            if frames is None:
+                return
+            self._accept(link, channel, frames[0].bytes, frames[1:], now)
+
+    def _accept(self, link: Link, channel: Channel, front: bytes, frames: list[zmq.Frame], now: float) -> None:
+        try:
+            header = wire.read_header(front, self._limits)
+            if not header.flags & wire.REPLY:
+                raise WireError("flags", "a request where a reply was expected")
+        except WireError as error:
+            self._tally.note(f"malformed: {error.reason}")
+            return
+        self._tally.received(link.peer, header.kind, len(front) + wire.num_bytes(frames))
+        pending = channel.outstanding.get(header.request_id)
+        if pending is not None:
+            if pending.deliver(header, front, frames, now):
+                del channel.outstanding[header.request_id]
+        elif header.kind == Kind.PING and header.request_id == channel.ping_id:
+            self._take_ping(link, channel, wire.read_message(header, front, frames, self._limits), now)
+        else:
+            self._tally.note("late")  # its time had passed, or it was answered twice
+
+    def _take_ping(self, link: Link, channel: Channel, answer: wire.Message, now: float) -> None:
+        asked, channel.asked, channel.ping_id = channel.asked, [], 0
+        for request_id, state in zip(asked, states_of(answer, len(asked))):
+            pending = channel.outstanding.get(request_id)
+            if pending is None:
+                continue
+            pending.last_sign = now
+            if state == UNKNOWN:
+                pending.resent += 1
+                self._tally.note("resent")
+                pending.frames[0] = wire.with_timeout(pending.frames[0], max(1, int((pending.deadline - now) * 1e6)))
+                self._transmit(link, channel, pending.kind, pending.frames)
+
+    def _check(self, now: float) -> None:
+        """Fails what is overdue, asks silent peers how they are, and finds when to look again."""
+        self._next_check = 0.0
+        for link in self._links.values():
+            for channel in link.channels.values():
+                for pending in [each for each in channel.outstanding.values() if each.deadline <= now]:
+                    del channel.outstanding[pending.request_id]
+                    pending.fail(DeadlineExceeded(self._describe_timeout(pending)))
+            if not link.num_outstanding():
+                continue
+            silent_for = link.silent_for(now)
+            if silent_for >= self._lost_after:
+                self._tally.note("lost")
+                self._fail_all(link, lambda pending: self._lost(link, pending, silent_for))  # noqa: B023
+                continue
+            self._ask(link, now)
+            earliest = min(
+                pending.deadline for channel in link.channels.values() for pending in channel.outstanding.values()
+            )
+            self._next_check = min(self._next_check or earliest, earliest)
+
+    def _ask(self, link: Link, now: float) -> None:
+        for channel in link.channels.values():
+            silent = channel.silent(now - self._resend_after)
+            due = silent or (channel.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
+            wait = self._resend_after if silent else self._ping_interval
+            if not due or (channel.ping_id and now - channel.ping_at < wait):
+                continue
+            self._open(link, channel)
+            channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
+            header = wire.make_header(
+                Kind.PING, channel.ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+                incarnation=self._incarnation,
+            )  # fmt: skip
+            self._transmit(link, channel, Kind.PING, wire.encode(header, ids_array(silent), None, self._limits))
+
+    # Ends of requests
+
+    def _fail_all(self, link: Link, error_of: Any) -> None:
+        for channel in link.channels.values():
+            for pending in list(channel.outstanding.values()):
+                pending.fail(error_of(pending))
+            channel.outstanding.clear()
+            channel.ping_id = 0
+
+    def _refuse_inbox(self) -> None:
+        while self._inbox:
+            try:
+                self._inbox.popleft().fail(Closed("the client is closed"))
+            except IndexError:
+                return
+
+    def _lost(self, link: Link, pending: Pending, silent_for: float) -> PeerLost:
+        text = (
+            f"machine {link.peer} at {link.endpoint} was not heard of for {silent_for:.1f} s while rank {self._sender} "
+            f"waited for {kind_name(pending.kind)}: it has ended, is stopped, cannot be reached from here, or has "
+            "another key; look at its log, or raise lost_after if it may pause that long"
+        )
+        return PeerLost(text, peer=link.peer, silent_for=silent_for)
+
+    def _describe_timeout(self, pending: Pending) -> str:
+        link = self._links[pending.peer]
+        now = time.monotonic()
+        heard = f"last heard of {now - link.last_heard:.1f} s ago" if link.last_heard else "never heard of"
+        return (
+            f"rank {self._sender} waited {pending.timeout:.1f} s for machine {link.peer} at {link.endpoint} to answer "
+            f"{kind_name(pending.kind)} (request {pending.request_id}, sent {1 + pending.resent} times); "
+            f"it was {heard}. If it lives and is slow, raise timeout; otherwise look at its log"
+        )

@@ -1,0 +1,77 @@
+"""The job's key: one CURVE pair that every process of the job has. Who does not have it is refused before any message.
+
+Both ends use the same pair: a client proves that it owns the secret key of the one public key that servers admit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import zmq
+from zmq.utils import z85
+
+_ZAP = "inproc://zeromq.zap.01"  # where libzmq asks, in the context of the socket (RFC 27)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A CURVE key pair in libzmq's own notation (40 characters of Z85 each). Its text never shows the secret key."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("public", "secret"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or len(value) != 40 or not value.isascii():
+                raise ValueError(f"the {name} key must be 40 characters of Z85; make a pair with Keys.generate()")
+
+    @classmethod
+    def generate(cls) -> Keys:
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+    def to_json(self) -> dict[str, str]:
+        return {"public": self.public, "secret": self.secret}
+
+    @classmethod
+    def from_json(cls, value: dict[str, str]) -> Keys:
+        if not isinstance(value, dict) or set(value) != {"public", "secret"}:
+            raise ValueError('keys are an object with "public" and "secret"')
+        return cls(value["public"], value["secret"])
+
+    def protect_client(self, socket: zmq.Socket) -> None:
+        """Before `connect`: speak to a server of this job only."""
+        socket.curve_publickey = self.public.encode()
+        socket.curve_secretkey = self.secret.encode()
+        socket.curve_serverkey = self.public.encode()
+
+    def protect_server(self, socket: zmq.Socket) -> None:
+        """Before `bind`: answer only who owns this pair. The context needs a `Gate`."""
+        socket.curve_server = True
+        socket.curve_publickey = self.public.encode()
+        socket.curve_secretkey = self.secret.encode()
+        socket.zap_domain = b"gnnsys"
+
+
+class Gate:
+    """Answers libzmq's question whether a client may connect: only with the job's public key."""
+
+    def __init__(self, context: zmq.Context, keys: Keys) -> None:
+        self._admitted = z85.decode(keys.public)
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ZAP)
+        self.refused = 0
+
+    def answer(self) -> None:
+        """Answers one question that has arrived."""
+        question = self.socket.recv_multipart()
+        version, request_id, mechanism = question[0], question[1], question[5]
+        admitted = mechanism == b"CURVE" and question[6:] == [self._admitted]
+        self.refused += not admitted
+        code, text = (b"200", b"OK") if admitted else (b"400", b"not a key of this job")
+        self.socket.send_multipart([version, request_id, code, text, b"", b""])
+
+    def close(self) -> None:
+        self.socket.close(linger=0)

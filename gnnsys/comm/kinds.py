@@ -1,0 +1,63 @@
+"""What a message asks for: one list for all rooms, because the number is on the wire.
+
+Numbers are grouped by the room that serves them and never change their meaning; a new one is appended to its group.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What a request asks for; its reply carries the same kind."""
+
+    PING = 1
+    STATUS = 2
+    STOP = 3
+    OPEN = 4
+
+    PULL = 16
+    PUSH = 17
+    CREATE = 18
+    DROP = 19
+    SAVE = 20
+    STEP = 21
+    DESCRIBE = 22
+
+    PREPARE = 32
+    SAMPLE = 33
+    FIND_EDGES = 34
+    EDGE_ENDS = 35
+    SELECT = 36
+    INDUCED = 37
+
+
+CONTROL = "control"
+BULK = "bulk"
+
+_CONTROL_KINDS = frozenset(
+    (
+        Kind.PING,
+        Kind.STATUS,
+        Kind.STOP,
+        Kind.OPEN,
+        Kind.CREATE,
+        Kind.DROP,
+        Kind.SAVE,
+        Kind.DESCRIBE,
+        Kind.PREPARE,
+    )
+)
+
+
+def traffic_class(kind: int) -> str:
+    """The connection a kind travels on: heartbeats and orders never wait behind rows."""
+    return CONTROL if kind in _CONTROL_KINDS else BULK
+
+
+def kind_name(kind: int) -> str:
+    """For messages to people and for counters: `PULL`, or the bare number where it is nobody's."""
+    try:
+        return Kind(kind).name
+    except ValueError:
+        return str(kind)

@@ -1,0 +1,92 @@
+"""A client's connections to one peer, and what it knows of the peer's life.
+
+One DEALER per traffic class. The peer is asked how it is only while something is outstanding; anything it sends counts
+as a sign of life. A request that was silent for long is asked for on its own connection, behind itself: an answer that
+does not know it proves that it was lost, and only then is it sent again.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import Any
+
+import torch
+import zmq
+
+from gnnsys.comm import wire
+from gnnsys.comm.keys import Keys
+from gnnsys.comm.kinds import BULK, CONTROL
+from gnnsys.comm.pending import Pending
+from gnnsys.comm.sockets import connect, make_socket
+from gnnsys.comm.wire import Limits
+
+CLASSES = (CONTROL, BULK)
+
+
+class Channel:
+    """One connection: its socket, the requests outstanding on it, and the question about them that is under way."""
+
+    def __init__(self, traffic_class: str) -> None:
+        self.traffic_class = traffic_class
+        self.socket: Any = None  # made on first use
+        self.outstanding: dict[int, Pending] = {}
+        self.ping_id = 0  # 0: none is under way
+        self.ping_at = 0.0
+        self.asked: list[int] = []
+
+    def silent(self, since: float) -> list[int]:
+        """Requests of which nothing was heard since then."""
+        return [pending.request_id for pending in self.outstanding.values() if pending.last_sign < since]
+
+
+class Link:
+    """One peer: where it is, the channels to it, when it was last heard of."""
+
+    def __init__(self, peer: int, endpoint: str, name: bytes) -> None:
+        self.peer = peer
+        self.endpoint = endpoint
+        self.last_heard = 0.0  # never
+        self.waiting_since = 0.0  # when requests began to be outstanding
+        self.channels = {each: Channel(each) for each in CLASSES}
+        self._name = name
+
+    def open(self, traffic_class: str, context: zmq.Context, keys: Keys | None, limits: Limits) -> Any:
+        """Makes the socket of a channel, on first use."""
+        socket = make_socket(context, zmq.DEALER, limits.max_frame_bytes)
+        socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
+        try:
+            connect(socket, self.endpoint, keys)
+        except ValueError:
+            socket.close()
+            raise
+        self.channels[traffic_class].socket = socket
+        return socket
+
+    def num_outstanding(self) -> int:
+        return sum(len(channel.outstanding) for channel in self.channels.values())
+
+    def silent_for(self, now: float) -> float:
+        """Seconds without a sign of life while one was due."""
+        return now - max(self.last_heard, self.waiting_since)
+
+    def close(self, linger_ms: int) -> None:
+        for channel in self.channels.values():
+            if channel.socket is not None:
+                channel.socket.close(linger=linger_ms)
+
+
+def make_name() -> bytes:
+    """What a client is called by servers: unlike any other's, and the same after a reconnect."""
+    return b"g" + os.urandom(8)  # a first byte of zero is libzmq's own
+
+
+def ids_array(request_ids: list[int]) -> list[torch.Tensor]:
+    return [torch.tensor(request_ids, dtype=torch.int64)] if request_ids else []
+
+
+def states_of(message: wire.Message, num_asked: int) -> list[int]:
+    """The peer's answer to a ping, one state per request asked for; none where it is not such an answer."""
+    if len(message.arrays) != 1 or message.arrays[0].dtype != torch.uint8 or message.arrays[0].numel() != num_asked:
+        return []
+    return list(message.arrays[0].reshape(-1).tolist())

@@ -1,0 +1,151 @@
+"""A request on its way: what the caller waits on.
+
+The thread that owns the sockets puts frames in; the thread that waits makes arrays of them, and does what comes next
+with them (a scatter, say), so that one slow reader never holds up the others.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import zmq
+
+from gnnsys.comm import wire
+from gnnsys.comm.errors import CommError, DeadlineExceeded, RemoteError, RemoteValueError
+from gnnsys.comm.kinds import kind_name
+from gnnsys.comm.wire import Buffer, Header, Limits, Message
+
+_GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: for when that thread is gone
+
+Arrival = tuple[Header, bytes, list[zmq.Frame]]
+
+
+class Pending:
+    """The reply to one request, now or later. `result` for one message, `chunks` for a reply in several."""
+
+    __slots__ = (
+        "_arrivals", "_complete", "_describe", "_error", "_limits", "_lock", "_messages", "_pid", "_seen", "_total",
+        "deadline", "frames", "kind", "last_sign", "peer", "request_id", "resent", "timeout", "traffic_class",
+    )  # fmt: skip
+
+    def __init__(
+        self, peer: int, kind: int, request_id: int, traffic_class: str, frames: list[Buffer], timeout: float,
+        limits: Limits, describe: Callable[[Pending], str],
+    ) -> None:  # fmt: skip
+        self.peer = peer
+        self.kind = kind
+        self.request_id = request_id
+        self.traffic_class = traffic_class
+        self.frames = frames  # kept for sending them again, until the reply is complete
+        self.timeout = timeout
+        self.deadline = time.monotonic() + timeout
+        self.last_sign = 0.0
+        self.resent = 0
+        self._limits = limits
+        self._describe = describe
+        self._arrivals: SimpleQueue[Arrival | CommError | None] = SimpleQueue()  # None: that was all
+        self._complete = False
+        self._seen: set[int] | None = None
+        self._total = 0
+        self._lock = threading.Lock()
+        self._messages: list[Message] = []
+        self._error: CommError | None = None
+        self._pid = os.getpid()
+
+    def done(self) -> bool:
+        """Whether the whole reply, or an error, has arrived."""
+        return self._complete
+
+    def result(self, timeout: float | None = None) -> Message:
+        """The reply. Waits until the request's deadline, or for `timeout` seconds if that is sooner (TimeoutError)."""
+        limit = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            try:
+                for message in self._receive(limit):
+                    self._messages.append(message)
+            except CommError as error:
+                self._error = error
+                raise
+            if len(self._messages) != 1:
+                raise ValueError(
+                    f"the reply to {kind_name(self.kind)} came in {len(self._messages)} chunks: read it with chunks()"
+                )
+            return self._messages[0]
+
+    def chunks(self) -> Iterator[Message]:
+        """The messages of a reply in the order of arrival, each as soon as it is there; once, by one thread."""
+        return self._receive(None)
+
+    # The thread that owns the sockets
+
+    def deliver(self, header: Header, front: bytes, frames: list[zmq.Frame], now: float) -> bool:
+        """Takes one message of the reply; True where it was the last one missing. A repeated chunk is dropped."""
+        self.last_sign = now
+        if header.status != wire.OK or (header.num_chunks == 1 and header.chunk == 0 and self._seen is None):
+            self._arrivals.put((header, front, frames))
+            return self._finish()
+        if self._seen is None:
+            self._seen = set()
+        self._total = max(self._total, header.num_chunks)
+        ended = header.flags & wire.END
+        if not ended and header.chunk not in self._seen:
+            self._seen.add(header.chunk)
+            self._arrivals.put((header, front, frames))
+        if ended or self._total:
+            return len(self._seen) >= self._total and self._finish()
+        return False
+
+    def fail(self, error: CommError) -> None:
+        self._arrivals.put(error)
+        self._finish()
+
+    def _finish(self) -> bool:
+        self._complete = True
+        self._arrivals.put(None)
+        self.frames = []
+        return True
+
+    # The thread that waits
+
+    def _receive(self, limit: float | None) -> Iterator[Message]:
+        while True:
+            arrival = self._take(limit)
+            if arrival is None:
+                return
+            if isinstance(arrival, CommError):
+                raise arrival
+            header, front, frames = arrival
+            if header.status != wire.OK:
+                raise self._remote_error(wire.read_message(header, front, frames, self._limits))
+            yield wire.read_message(header, front, frames, self._limits)
+
+    def _take(self, limit: float | None) -> Any:
+        if os.getpid() != self._pid:
+            raise CommError("this request was made before a fork; only the process that made it receives the reply")
+        if self._complete and self._arrivals.empty():
+            return None
+        end = self.deadline + _GRACE_SECONDS
+        try:
+            return self._arrivals.get(timeout=max(0.0, (end if limit is None else min(end, limit)) - time.monotonic()))
+        except Empty:
+            if limit is not None and limit < end:
+                raise TimeoutError(f"{kind_name(self.kind)} to machine {self.peer} is still outstanding") from None
+            raise DeadlineExceeded(self._describe(self)) from None
+
+    def _remote_error(self, message: Message) -> CommError:
+        remote_type = str(message.options.get("type", "Error"))
+        remote_text = str(message.options.get("text", ""))
+        kind = kind_name(self.kind)
+        if message.status == wire.EXPIRED:
+            return DeadlineExceeded(f"{self._describe(self)} (machine {self.peer} says: {remote_text})")
+        is_value = remote_type == "ValueError" or message.options.get("is_value_error") is True
+        error = RemoteValueError if is_value else RemoteError
+        text = f"{kind} on machine {self.peer} raised {remote_type}: {remote_text}"
+        return error(text, peer=self.peer, kind=kind, remote_type=remote_type, remote_text=remote_text)

@@ -1,0 +1,84 @@
+"""What a handler is given and what it returns: no socket in it, so that a room's service can be tested by a call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Union
+
+from torch import Tensor
+
+from gnnsys.comm.wire import Header, Message, make_header
+
+
+class Request:
+    """One request; `arrays` are views of what was received and are never written into."""
+
+    __slots__ = ("arrays", "deadline", "header", "message", "options")
+
+    def __init__(self, message: Message, deadline: float) -> None:
+        self.message = message
+        self.header: Header = message.header
+        self.arrays: list[Tensor] = message.arrays
+        self.options: dict[str, Any] = message.options
+        self.deadline = deadline  # time.monotonic()
+
+    @classmethod
+    def local(
+        cls, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, *, timeout: float = 60.0,
+        sender: int = 0, incarnation: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1,
+    ) -> Request:  # fmt: skip
+        """A request that came over no network: how a process alone, and a test, calls a handler."""
+        header = make_header(
+            kind, 0, timeout_us=int(timeout * 1e6), sender=sender, incarnation=incarnation, sequence=sequence,
+            batch=batch, layer=layer,
+        )  # fmt: skip
+        return cls(Message(header, list(arrays), options or {}), time.monotonic() + timeout)
+
+    @property
+    def kind(self) -> int:
+        return self.header.kind
+
+    @property
+    def sender(self) -> int:
+        return self.header.sender
+
+    @property
+    def incarnation(self) -> int:
+        return self.header.incarnation
+
+    @property
+    def sequence(self) -> int:
+        return self.header.sequence
+
+    @property
+    def batch(self) -> int:
+        return self.header.batch
+
+    @property
+    def layer(self) -> int:
+        return self.header.layer
+
+    def remaining(self) -> float:
+        """Seconds to the request's deadline; not below zero."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a handler answers, or one chunk of it.
+
+    Large arrays are sent without a copy: they must not change afterwards. `last=True` on the final chunk of an iterator
+    spares the message that otherwise tells the end.
+    """
+
+    arrays: Sequence[Tensor] = ()
+    options: dict[str, Any] | None = None
+    last: bool = False
+
+
+Answer = Union[Reply, Iterator[Reply], "Future[Reply]"]
+Handler = Callable[[Request], Answer]
+Handlers = Mapping[int, Handler]

@@ -1,0 +1,315 @@
+"""The answering end: a ROUTER that one thread owns, and worker threads that run handlers in priority order.
+
+A request is done once: one that comes again while it waits, is in work, or was answered shortly is recognised by its
+connection and request id. Large replies are the exception: they are not kept, and made again when they were lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import zmq
+
+from gnnsys.comm import wire
+from gnnsys.comm.counters import Tally
+from gnnsys.comm.errors import WireError
+from gnnsys.comm.job import Job
+from gnnsys.comm.keys import Gate, Keys
+from gnnsys.comm.kinds import Kind, kind_name
+from gnnsys.comm.request import Handlers
+from gnnsys.comm.sockets import WakeUp, bind, is_loopback, make_socket, receive_frames, send_frames
+from gnnsys.comm.wire import Buffer, Header, Limits
+from gnnsys.comm.work import Workers
+
+_log = logging.getLogger(__name__)
+
+_DRAIN = 256  # messages that are read before replies are sent again
+_SWEEP_SECONDS = 1.0
+_KEPT_REPLIES = 4096
+_KEPT_BYTES = 4096  # a larger reply is made again rather than kept
+_CLOSE_SECONDS = 5.0
+_LINGER_MS = 1000
+
+KNOWN = 1  # in a ping's answer: the request waits, is in work, or its reply is under way
+UNKNOWN = 0  # it never came, or its reply was lost: send it again
+
+
+class Server:
+    """Serves `handlers` at the endpoints it is bound to.
+
+    With `keys` only clients of the job are admitted; without, it binds to the loopback interface only.
+
+    >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
+    ...     print(server.endpoints)
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        *,
+        bind: Sequence[str] = ("tcp://127.0.0.1:*",),
+        keys: Keys | None = None,
+        threads: int = 2,
+        native_threads: int = 1,
+        limits: Limits | None = None,
+        name: str = "server",
+    ) -> None:
+        if Kind.PING in handlers:
+            raise ValueError("PING is answered by the server itself: leave it out of the handlers")
+        open_to_all = [endpoint for endpoint in bind if not is_loopback(endpoint)]
+        if open_to_all and keys is None:
+            raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
+        if threads < 1 or native_threads < 1:
+            raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
+        self.closing = False
+        self._handlers = dict(handlers)
+        self._bind = tuple(bind)
+        self._keys = keys
+        self._limits = limits or Limits()
+        self._name = name
+        self._endpoints: list[str] = []
+        self._context = zmq.Context()
+        self._gate: Gate | None = None
+        self._router: Any = None
+        self._wake_up = WakeUp()
+        self._outbox: deque[tuple[Job, list[Buffer], bool]] = deque()
+        self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
+        self._kept: OrderedDict[tuple[bytes, int], list[Buffer]] = OrderedDict()  # small replies, for when one was lost
+        self._tally = Tally()
+        self._service_us: dict[int, int] = {}
+        self._workers = Workers(threads, native_threads, self._run, f"{name}-work")
+        self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
+        self._stop = False
+        self._closed = threading.Lock()
+
+    def start(self) -> Server:
+        """Binds, here, so that a bad endpoint raises here; then serves in the background."""
+        if self._router is not None:
+            raise ValueError("the server was started before")
+        if self._keys is not None:
+            self._gate = Gate(self._context, self._keys)
+        router = self._router = make_socket(self._context, zmq.ROUTER, self._limits.max_frame_bytes)
+        router.router_handover = True  # a client that reconnects takes its name along
+        router.router_mandatory = True
+        if self._keys is not None:
+            self._keys.protect_server(router)
+        try:
+            self._endpoints = [bind(router, endpoint) for endpoint in self._bind]
+        except ValueError:
+            self.close()
+            raise
+        self._workers.start()
+        self._thread.start()
+        return self
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where it serves, with real ports, in the order of `bind`."""
+        return list(self._endpoints)
+
+    def counters(self) -> dict[str, Any]:
+        """Messages and bytes by sender and by kind, events by reason, time in handlers, and what waits now."""
+        return self._tally.to_json() | {
+            "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.copy().items())},
+            "queue": len(self._workers),
+            "unanswered": len(self._jobs),
+            "refused_keys": 0 if self._gate is None else self._gate.refused,
+        }
+
+    def close(self) -> None:
+        """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
+        if not self._closed.acquire(blocking=False):
+            return
+        self.closing = True
+        if not self._workers.close(_CLOSE_SECONDS):
+            _log.warning("%s: a handler is still running %.0f s after close()", self._name, _CLOSE_SECONDS)
+        self._stop = True
+        self._wake_up.wake()
+        if self._thread.ident is None:
+            self._close_sockets()
+        elif self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_SECONDS)
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What jobs and workers call, from any thread
+
+    def send(self, job: Job, frames: list[Buffer], is_last: bool) -> None:
+        self._outbox.append((job, frames, is_last))
+        self._wake_up.wake()
+
+    def note(self, event: str) -> None:
+        self._tally.note(event)
+
+    def _run(self, job: Job) -> None:
+        job.run(self._handlers, self._limits)
+
+    # The thread that owns the sockets
+
+    def _main(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_up.fileno(), zmq.POLLIN)
+        if self._gate is not None:
+            poller.register(self._gate.socket, zmq.POLLIN)
+        next_sweep = 0.0
+        try:
+            while not self._stop:
+                self._wake_up.sleeping = True
+                waits = not (self._outbox or self._stop)
+                timeout = None if not self._jobs else int(1000 * _SWEEP_SECONDS)
+                ready = dict(poller.poll(timeout if waits else 0))
+                self._wake_up.sleeping = False
+                if self._wake_up.fileno() in ready:
+                    self._wake_up.clear()
+                if self._gate is not None and self._gate.socket in ready:
+                    self._gate.answer()
+                self._send_all()
+                if self._router in ready:
+                    self._receive_all()
+                now = time.monotonic()
+                if now > next_sweep:
+                    next_sweep = now + _SWEEP_SECONDS
+                    self._expire(now)
+        except BaseException:
+            _log.exception("%s: the thread that serves has ended", self._name)
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self.closing = True
+        for job in list(self._jobs.values()):
+            job.refuse(wire.FAILED, "Closed", "the server was closed before it answered", event="closed")
+        self._send_all()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        if self._router is not None:
+            self._router.close(linger=_LINGER_MS)
+        self._wake_up.close()
+        self._context.term()
+
+    def _send_all(self) -> None:
+        outbox = self._outbox
+        while outbox:
+            job, frames, is_last = outbox.popleft()
+            if self._jobs.get(job.key) is not job:
+                self.note("late")  # its time passed meanwhile, and it was answered with that
+                continue
+            self._send(job.identity, job.header, frames)
+            if is_last:
+                del self._jobs[job.key]
+                self._finish(job, frames)
+
+    def _finish(self, job: Job, frames: list[Buffer]) -> None:
+        kind = job.header.kind
+        self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
+        if job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
+            self._kept[job.key] = frames
+            if len(self._kept) > _KEPT_REPLIES:
+                self._kept.popitem(last=False)
+
+    def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> None:
+        try:
+            self._router.send(identity, zmq.SNDMORE)
+        except zmq.ZMQError:
+            self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
+            return
+        send_frames(self._router, frames)
+        self._tally.sent(header.sender, header.kind, wire.num_bytes(frames))
+
+    def _receive_all(self) -> None:
+        for _ in range(_DRAIN):
+            frames = receive_frames(self._router, 3 + self._limits.max_arrays)
+            if frames is None:
+                return
+            self._accept(frames[0].bytes, frames[1:])
+
+    def _accept(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+        now = time.monotonic()
+        front = frames[0].bytes if frames else b""
+        try:
+            header = wire.read_header(front, self._limits)
+            if header.flags & wire.REPLY:
+                raise WireError("flags", "a reply where a request was expected")
+        except WireError as error:
+            self._refuse(identity, front, error)
+            return
+        self._tally.received(header.sender, header.kind, wire.num_bytes(frames))
+        if header.kind == Kind.PING:
+            self._answer_ping(identity, header, front, frames[1:])
+            return
+        job = Job(self, identity, header, front, frames[1:], now)
+        if job.key in self._jobs:
+            self.note("repeated")
+        elif job.key in self._kept:
+            self.note("repeated")
+            self._send(identity, header, self._kept[job.key])
+        elif self._may_enter(job):
+            self._workers.put(header.priority, job)
+
+    def _may_enter(self, job: Job) -> bool:
+        self._jobs[job.key] = job
+        kind = job.header.kind
+        if kind not in self._handlers:
+            served = ", ".join(kind_name(each) for each in sorted(self._handlers))
+            job.refuse(
+                wire.UNKNOWN_KIND, "ValueError", f"kind {kind} is not served here; {served} are", event="unknown kind"
+            )
+        elif len(self._workers) >= self._limits.max_queue:
+            job.refuse(wire.BUSY, "Busy", f"{self._limits.max_queue} requests wait already", event="busy")
+        else:
+            return True
+        return False
+
+    def _refuse(self, identity: bytes, front: bytes, error: WireError) -> None:
+        """Counts a message that cannot be read; tells its sender where enough of it can."""
+        self.note(f"malformed: {error.reason}")
+        prefix = wire.read_prefix(front)
+        if prefix is None or prefix.flags & wire.REPLY:
+            return
+        status = wire.OTHER_VERSION if error.reason == "version" else wire.MALFORMED
+        header = wire.reply_header(prefix, status=status)
+        frames = wire.encode(header, (), {"type": "WireError", "text": str(error)}, self._limits)
+        self._send(identity, header, frames)
+
+    def _answer_ping(self, identity: bytes, header: Header, front: bytes, frames: list[zmq.Frame]) -> None:
+        """Says of each request id in the ping whether it is known; sends small replies again that were lost.
+
+        The ping came behind the requests it asks about, on their connection: what is unknown now was lost.
+        """
+        try:
+            arrays = wire.read_message(header, front, frames, self._limits).arrays
+            if any(array.dtype != torch.int64 or array.ndim != 1 for array in arrays) or len(arrays) > 1:
+                raise WireError("ping", "a ping carries at most one array of request ids")
+        except WireError as error:
+            self._refuse(identity, front, error)
+            return
+        states = []
+        for request_id in arrays[0].tolist() if arrays else ():
+            key = (identity, request_id)
+            if key in self._kept:
+                self._send(identity, header, self._kept[key])
+            states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
+        answer = wire.reply_header(header)
+        answered = [torch.tensor(states, dtype=torch.uint8)] if arrays else []
+        self._send(identity, header, wire.encode(answer, answered, None, self._limits))
+
+    def _expire(self, now: float) -> None:
+        """Answers what nobody answered in its time: a future that never came, a queue that never moved."""
+        for job in [job for job in self._jobs.values() if now > job.deadline + _SWEEP_SECONDS]:
+            job.expire("it was not answered in its time")
+        self._send_all()

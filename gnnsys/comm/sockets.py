@@ -1,0 +1,138 @@
+"""How our ZeroMQ sockets are set up, and the wake-up of the one thread that owns them.
+
+A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
+take a large message on a slow link for silence. Send queues have no count limit: what a process may have in flight is
+bounded by its outstanding requests, and ROUTER sockets would drop what is beyond the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+from typing import Any
+
+import numpy as np
+import zmq
+from zmq.backend import Socket as Raw  # without the Python layer's options, which cost as much as the call
+
+from gnnsys.comm.keys import Keys
+from gnnsys.comm.wire import Buffer
+
+_SILENCE_MS = 30_000
+
+
+def host_of(endpoint: str) -> str:
+    """The host of a `tcp://host:port` endpoint, without the brackets of IPv6."""
+    return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only processes of this machine can reach what is bound here."""
+    if not endpoint.startswith("tcp://"):
+        return True  # ipc and inproc
+    try:
+        return ipaddress.ip_address(host_of(endpoint).partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def make_socket(context: zmq.Context, kind: int, max_frame_bytes: int) -> Any:
+    """A DEALER or ROUTER with our options, neither bound nor connected."""
+    socket: Any = context.socket(kind)
+    socket.linger = 0
+    socket.sndhwm = 0
+    socket.maxmsgsize = max_frame_bytes
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = 10
+    socket.tcp_keepalive_intvl = 5
+    socket.tcp_keepalive_cnt = 4
+    socket.setsockopt(zmq.TCP_MAXRT, _SILENCE_MS)
+    socket.reconnect_ivl = 100
+    socket.reconnect_ivl_max = 2000
+    return socket
+
+
+def bind(socket: Any, endpoint: str) -> str:
+    """Binds and returns the endpoint with its real port; the error names the endpoint."""
+    socket.ipv6 = _wants_ipv6(endpoint)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ValueError(
+            f"cannot serve at {endpoint!r}: {error}. Write tcp://ADDRESS:* with an address of this machine, "
+            "IPv6 in brackets; the port is chosen"
+        ) from None
+    return str(socket.last_endpoint.decode().rstrip("\0"))
+
+
+def connect(socket: Any, endpoint: str, keys: Keys | None) -> None:
+    """Connects in the background: a peer that is not there yet is found when it comes."""
+    socket.ipv6 = _wants_ipv6(endpoint)
+    if keys is not None:
+        keys.protect_client(socket)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        raise ValueError(f"cannot connect to {endpoint!r}: {error}") from None
+
+
+def send_frames(socket: Any, frames: list[Buffer]) -> None:
+    """Sends one message; arrays without a copy."""
+    last = len(frames) - 1
+    for number, frame in enumerate(frames):
+        flags = zmq.SNDMORE if number < last else 0
+        if isinstance(frame, np.ndarray):
+            socket.send(frame, flags, copy=False)
+        else:
+            Raw.send(socket, frame, flags)
+
+
+def receive_frames(socket: Any, max_frames: int) -> list[zmq.Frame] | None:
+    """One message that has arrived, or None; of one with more frames than allowed, one more than allowed."""
+    try:
+        frame: Any = Raw.recv(socket, zmq.NOBLOCK, copy=False)
+    except zmq.Again:
+        return None
+    frames = [frame]
+    while frame.more:
+        frame = Raw.recv(socket, 0, copy=False)
+        if len(frames) <= max_frames:
+            frames.append(frame)
+    return frames
+
+
+def _wants_ipv6(endpoint: str) -> bool:
+    """Everything but a written-out IPv4 address: with IPv6 on, libzmq looks names up there first."""
+    try:
+        return ipaddress.ip_address(host_of(endpoint).partition("%")[0]).version == 6
+    except ValueError:
+        return endpoint.startswith("tcp://")
+
+
+class WakeUp:
+    """Ends the owner's poll from any thread; costs a system call only while the owner sleeps."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self.sleeping = False
+
+    def fileno(self) -> int:
+        return self._read
+
+    def wake(self) -> None:
+        """Call after the work has been put where the owner looks for it."""
+        if self.sleeping:
+            self.sleeping = False
+            with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+                os.write(self._write, b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
