@@ -77,8 +77,7 @@ class Lab:
             raise ValueError(f"hosts must be from 1 to 200, got {hosts}")
         if family not in (4, 6):
             raise ValueError(f"family must be 4 or 6, got {family}")
-        if cpu is not None and cpu * period < 0.001:
-            raise ValueError(f"cpu must be at least {0.001 / period:g} cores for a period of {period:g} s, got {cpu}")
+        _check_cpu(cpu, period)
         if rate is not None:
             parse_rate(rate)
         self.id = secrets.token_hex(3)
@@ -220,6 +219,12 @@ class Lab:
         if host is None and into and out:
             self.rate = rate
 
+    def set_cpu(self, cpu: float | None) -> None:
+        """Another quota for every host, None for no limit: a benchmark may start its programs without one."""
+        _check_cpu(cpu, self._spec["period"])
+        for place in self._places:
+            place.set_cpu(cpu, self._spec["period"])
+
     def cut(self, host: int) -> None:
         """Pulls the host's cable: packets both ways are lost from now on."""
         self._network.set_link(self._check(host), up=False)
@@ -301,6 +306,11 @@ class Lab:
         if host not in self.hosts:
             raise ValueError(f"host must be from 1 to {len(self.hosts)}, got {host}")
         return host
+
+
+def _check_cpu(cpu: float | None, period: float) -> None:
+    if cpu is not None and cpu * period < 0.001:
+        raise ValueError(f"cpu must be at least {0.001 / period:g} cores for a period of {period:g} s, got {cpu}")
 
 
 def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True) -> list[Result]:
