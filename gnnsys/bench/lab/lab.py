@@ -313,10 +313,12 @@ def _check_cpu(cpu: float | None, period: float) -> None:
         raise ValueError(f"cpu must be at least {0.001 / period:g} cores for a period of {period:g} s, got {cpu}")
 
 
-def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True) -> list[Result]:
+def wait_all(
+    commands: Sequence[Command], timeout: float, *, check: bool = True, grace: float = GRACE_SECONDS
+) -> list[Result]:
     """Results of commands that belong together, in their order; whatever happens none of them is left running.
 
-    One deadline for all. When one fails the others have `GRACE_SECONDS`, then they are killed too.
+    One deadline for all. When one fails the others have `grace` seconds to notice, then they are killed too.
     """
     end = time.monotonic() + timeout
     try:
@@ -325,7 +327,7 @@ def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True)
             for command in [c for c in waiting if c.done()]:
                 waiting.remove(command)
                 if not command.wait(0).ok:
-                    end = min(end, time.monotonic() + GRACE_SECONDS)
+                    end = min(end, time.monotonic() + grace)
             time.sleep(0.02)
         results = [command.wait(0) for command in commands]
     finally:
@@ -333,5 +335,5 @@ def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True)
             command.kill()
     failed = [result.describe() for result in results if not result.ok]
     if check and failed:
-        raise RuntimeError(f"{len(failed)} of {len(results)} hosts failed\n" + "\n".join(failed))
+        raise RuntimeError(f"{len(failed)} of {len(results)} commands failed\n" + "\n".join(failed))
     return results
