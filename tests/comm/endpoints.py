@@ -25,7 +25,7 @@ def joined(handlers: Mapping[int, Handler], *, client: Any = None, **server: Any
 
 
 class Proxy:
-    """Forwards TCP connections to an endpoint; can swallow what the server answers, and cut all connections."""
+    """Forwards TCP connections to an endpoint; can swallow what one side says, and cut all connections."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -35,7 +35,7 @@ class Proxy:
         self._pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}  # the other end, and whether it is the server
         self._wake, self._woken = socket.socketpair()
         self._cut = self._closed = False
-        self.swallow = False  # what comes from the server is lost from now on
+        self.swallow = ""  # what is lost from now on: "replies" or "requests"
         self.swallowed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -61,7 +61,7 @@ class Proxy:
                 elif each in self._pairs:
                     self._forward(each)
             if self._cut or self._closed:
-                self._cut = self.swallow = False
+                self._cut, self.swallow = False, ""
                 for each in list(self._pairs):
                     each.close()
                 self._pairs.clear()
@@ -83,7 +83,7 @@ class Proxy:
             for each in (source, target):
                 self._pairs.pop(each, None)
                 each.close()
-        elif from_server and self.swallow:
+        elif self.swallow == ("replies" if from_server else "requests"):
             self.swallowed.set()
         else:
             target.sendall(data)
