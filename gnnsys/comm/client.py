@@ -175,6 +175,7 @@ class Client:
             if channel.socket is None:
                 socket = link.open(channel.traffic_class, self._context, self._keys, self._limits, self._wake_up)
                 self._channels.append((link, channel, socket))
+                self._wake_up.wake()  # to poll this one too
             return channel.socket
 
     # The thread that reads

@@ -117,12 +117,13 @@ class Server:
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by sender and by kind, events by reason, time in handlers, and what waits now."""
-        return self._tally.to_json() | {
-            "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.copy().items())},
-            "queue": len(self._workers),
-            "unanswered": len(self._jobs),
-            "refused_keys": 0 if self._gate is None else self._gate.refused,
-        }
+        with self._lock:  # a reply is counted before anybody who has it can ask
+            return self._tally.to_json() | {
+                "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.items())},
+                "queue": len(self._workers),
+                "unanswered": len(self._jobs),
+                "refused_keys": 0 if self._gate is None else self._gate.refused,
+            }
 
     def close(self) -> None:
         """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
