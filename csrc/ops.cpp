@@ -18,6 +18,14 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? exclude, Tensor? tree, Tensor? rng_ids) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
 
+  // Hops over several parts: cpu/stitch.cpp
+  m.def(
+      "name_neighbors(Tensor indptr, Tensor neighbors, Tensor positions, int first, int num_core, Tensor halo, "
+      "int first_edge, Tensor? order, bool wide_ids, bool wide_edges) -> (Tensor counts, Tensor ids, Tensor edges)");
+  m.def(
+      "stitch(Tensor order, Tensor[] counts, Tensor[] ids, Tensor[] edges, int[] segments, bool wide) "
+      "-> (Tensor indptr, Tensor ids, Tensor edges)");
+
   // Relabelling: cpu/relabel.cpp
   m.def("id_table_init(Tensor(a!) table, int log2_slots, bool wide) -> ()");
   m.def("relabel_seeds(Tensor(a!) table, Tensor ids) -> ()");

@@ -96,12 +96,12 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
   CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
   CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
-  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
-  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   if (rng_ids) {
     check_ids(*rng_ids, "rng_ids");
-    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() && rng_ids->numel() == seeds.numel(),
-              "rng_ids must be like seeds, one original id per seed");
+    CHECK_ARG(rng_ids->numel() == seeds.numel(), "rng_ids must be one original id per seed, ", seeds.numel(), ", got ",
+              rng_ids->numel());
+    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() || rng_ids->scalar_type() == ScalarType::Long,
+              "rng_ids must have the dtype of seeds, or be int64");
   }
   return dispatch_ids(indices, [&](auto id) -> Result {
     using id_t = decltype(id);
@@ -115,7 +115,11 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     q.fanout = fanout;
     q.replace = replace;
     q.key = static_cast<uint64_t>(key);
-    q.rng_ids = rng_ids ? const_data<id_t>(*rng_ids) : nullptr;
+    if (rng_ids && rng_ids->scalar_type() == seeds.scalar_type()) {
+      q.rng_ids = const_data<id_t>(*rng_ids);
+    } else if (rng_ids) {
+      q.wide_rng_ids = const_data<int64_t>(*rng_ids);
+    }
     q.tree = optional_int64(tree, q.num_seeds, "tree");
     q.timed = time.has_value();
     q.time = optional_int64(time, node_time ? -1 : indices.numel(), "time");

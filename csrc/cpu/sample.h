@@ -26,6 +26,7 @@ struct Request {
   bool replace;
   uint64_t key;
   const id_t* rng_ids;    // original ids of the seeds; the seeds themselves when null
+  const int64_t* wide_rng_ids;  // the same where they need 64 bits and local ids do not
   const int64_t* tree;    // null: tree 0
   bool timed;
   const int64_t* time;    // per position, or per node id when node_time
@@ -38,7 +39,7 @@ struct Request {
   int64_t num_exclude;
 
   Stream stream(int64_t i) const {
-    const uint64_t node = static_cast<uint64_t>(rng_ids ? rng_ids[i] : seeds[i]);
+    const uint64_t node = static_cast<uint64_t>(wide_rng_ids ? wide_rng_ids[i] : rng_ids ? rng_ids[i] : seeds[i]);
     return {key, node, tree ? static_cast<uint32_t>(tree[i]) : 0u};
   }
 

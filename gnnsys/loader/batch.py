@@ -156,7 +156,7 @@ class Batch:
             {t: through(s) for t, s in self.edges.items()},
             is_homogeneous=self.is_homogeneous,
             input_type=self.input_type,
-            blocks=[_apply_to_block(block, function) for block in self.blocks],
+            blocks=[apply_to_block(block, function) for block in self.blocks],
         )
         out.extra.update(through(self.extra))
         return out
@@ -186,7 +186,9 @@ class Batch:
         return "\n".join(["Batch(", *lines, ")"])
 
 
-def _apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:
+def apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:
+    """The same block with `function` applied to every tensor."""
+
     def through(csc: CSC) -> CSC:
         edge_ids = None if csc.edge_ids is None else function(csc.edge_ids)
         return CSC(function(csc.indptr), function(csc.indices), csc.num_src, edge_ids)

@@ -1,37 +1,59 @@
-"""The copy stage: a batch goes to the device on a stream of its own while the previous one is being used."""
+"""The copy stage: a batch goes to the device on a stream of its own while the previous one is being used.
+
+What is copied is structure and rows apart, before they are made a Batch, so that compacting can be the device's work;
+or a Batch, where a transform of the user's ran on the host. Both have `apply`.
+"""
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
+from torch import Tensor
 
-from gnnsys.loader.batch import Batch
-from gnnsys.pipeline import Stage
-
-
-def copy_stages(device: torch.device, threads: int) -> list[Stage]:
-    """Starts the copy, one batch ahead, and makes the consumer's stream wait for it when the batch is handed out."""
-    copy = _Copy(device)
-    return [Stage("copy", copy.begin, threads, depth=1), Stage("arrive", copy.arrive, threads=0)]
+from gnnsys.loader.join import Sampled
 
 
-class _Copy:
+class Copied(NamedTuple):
+    """Something whose tensors are on the device once `event` has happened."""
+
+    item: Any  # Sampled or Batch
+    event: torch.Event
+
+
+class Copy:
+    """`begin` starts the copy; `arrive` makes the consumer's stream wait for it when the batch is handed out."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device=device)
 
-    def begin(self, batch: Batch) -> tuple[Batch, torch.Event]:
-        # What was not gathered into pinned memory (structure) is pinned here: only then is a copy asynchronous.
-        pinned = batch.apply(lambda t: t if t.is_pinned() or not t.is_cpu else t.pin_memory())
-        with self._stream:
-            moved = pinned.to(self._device, non_blocking=True)
-        return moved, self._stream.record_event()
+    def begin(self, item: Any) -> Copied:
+        num_bytes = 0
 
-    def arrive(self, item: tuple[Batch, torch.Event]) -> Batch:
-        batch, copied = item
+        def pin(tensor: Tensor) -> Tensor:
+            """What was not gathered into pinned memory (structure): only then is a copy asynchronous."""
+            nonlocal num_bytes
+            num_bytes += tensor.nbytes
+            return tensor if tensor.is_pinned() or not tensor.is_cpu else tensor.pin_memory()
+
+        pinned = item.apply(pin)
+        with self._stream:
+            moved = pinned.apply(lambda t: t.to(self._device, non_blocking=True))
+        if isinstance(item, Sampled) and item.trace is not None:
+            item.trace.bytes["device"] = num_bytes
+        return Copied(moved, self._stream.record_event())
+
+    def arrive(self, copied: Copied) -> Any:
         stream = torch.accelerator.current_stream(self._device)
-        stream.wait_event(copied)
-        batch.record_stream(stream)
-        return batch
+        stream.wait_event(copied.event)
+
+        def record(tensor: Tensor) -> Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        copied.item.apply(record)
+        return copied.item
 
 
 def resolve(device: torch.device | str | None) -> torch.device | None:

@@ -1,27 +1,62 @@
-"""The gather stage: joins the structure of a batch with the graph's rows."""
+"""What flows between the stages of a loader, and the compact stage that makes a Batch of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.loader.batch import Batch, Store
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.loader.batch import Batch, Store, apply_to_block
+from gnnsys.loader.schedule import Ticket
+from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import Sample
 
 
+class Inputs(NamedTuple):
+    """What goes from the schedule to the sample stage: which of the loader's inputs make up the batch."""
+
+    ticket: Ticket
+    chosen: Tensor  # int64, positions in what the loader was given
+    trace: BatchTrace
+
+
 @dataclass
 class Sampled:
-    """What goes from the sample stage to the gather stage."""
+    """A batch from the sample stage on: structure, then rows as well, on the host and then on the device."""
 
     sample: Sample
     input_type: NodeType | EdgeType
     values: dict[NodeType | EdgeType, dict[str, Any]] = field(default_factory=dict)  # about the seeds, by type
+    rows: dict[NodeType | EdgeType, dict[str, Tensor]] = field(default_factory=dict)  # what was fetched, by type
+    position: int = -1  # counted across epochs
+    trace: BatchTrace | None = None
+    pending: Any = None  # what the fetch stage has begun
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> Sampled:
+        """The same with `function` applied to every tensor."""
+
+        def through(values: dict[Any, Any]) -> dict[Any, Any]:
+            return {k: function(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+        sample = self.sample
+        moved = replace(
+            sample,
+            node=through(sample.node),
+            row=through(sample.row),
+            col=through(sample.col),
+            edge=through(sample.edge),
+            tree=None if sample.tree is None else through(sample.tree),
+            blocks=[apply_to_block(block, function) for block in sample.blocks],
+        )
+        values = {t: through(named) for t, named in self.values.items()}
+        rows = {t: through(named) for t, named in self.rows.items()}
+        return replace(self, sample=moved, values=values, rows=rows)
 
 
 class Rows:
@@ -31,28 +66,27 @@ class Rows:
         self._pool = pool
         self._pin = pin
 
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Uninitialised memory to gather into."""
+        if self._pin:  # torch keeps pinned memory for reuse by itself
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return self._pool.empty(shape, dtype)
+
     def __call__(self, source: Tensor, index: Tensor) -> Tensor:
         if source.requires_grad or not source.is_cpu or not source.is_contiguous():
             return source.index_select(0, index.to(source.device))
-        shape = (index.numel(), *source.shape[1:])
-        if self._pin:  # torch keeps pinned memory for reuse by itself
-            out = torch.empty(shape, dtype=source.dtype, pin_memory=True)
-        else:
-            out = self._pool.empty(shape, source.dtype)
-        return gather_rows(source, index, out)
+        return gather_rows(source, index, self.empty((index.numel(), *source.shape[1:]), source.dtype))
 
 
-class Join:
-    """Sampled -> Batch: every array of the graph's node and edge data, of the sampled nodes and edges."""
+class Compact:
+    """Sampled -> Batch, on the device the sample is on."""
 
-    def __init__(self, graph: Graph, rows: Rows) -> None:
+    def __init__(self, graph: Any) -> None:
         self._graph = graph
-        self._rows = rows
 
     def __call__(self, sampled: Sampled) -> Batch:
-        sample = sampled.sample
-        nodes = {t: self._node_store(t, sample) for t in self._graph.node_types}
-        edges = {t: self._edge_store(t, sample) for t in self._graph.edge_types}
+        nodes = {t: _node_store(t, sampled) for t in self._graph.node_types}
+        edges = {t: _edge_store(t, sampled) for t in self._graph.edge_types}
         for key, values in sampled.values.items():
             store = edges.setdefault(key, Store()) if isinstance(key, tuple) else nodes[key]
             store.update({name: value for name, value in values.items() if value is not None})
@@ -61,27 +95,29 @@ class Join:
             edges,
             is_homogeneous=self._graph.is_homogeneous,
             input_type=sampled.input_type,
-            blocks=sample.blocks,
+            blocks=sampled.sample.blocks,
         )
 
-    def _node_store(self, node_type: NodeType, sample: Sample) -> Store:
-        ids = sample.node[node_type]
-        store = Store({name: self._rows(rows, ids) for name, rows in self._graph.node_data[node_type].items()})
-        store["n_id"] = ids
-        if node_type in sample.num_sampled_nodes:
-            store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
-        if sample.tree is not None:
-            store["batch"] = sample.tree[node_type]
-        return store
 
-    def _edge_store(self, edge_type: EdgeType, sample: Sample) -> Store:
-        store = Store()
-        if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
-            ids = sample.edge.get(edge_type)
-            store["edge_index"] = torch.stack([sample.row[edge_type], sample.col[edge_type]])
-            if ids is not None:
-                store.update({name: self._rows(rows, ids) for name, rows in self._graph.edge_data[edge_type].items()})
-                store["e_id"] = ids
-        if edge_type in sample.num_sampled_edges:
-            store["num_sampled_edges"] = sample.num_sampled_edges[edge_type]
-        return store
+def _node_store(node_type: NodeType, sampled: Sampled) -> Store:
+    sample = sampled.sample
+    store = Store(sampled.rows.get(node_type, {}))
+    store["n_id"] = sample.node[node_type]
+    if node_type in sample.num_sampled_nodes:
+        store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
+    if sample.tree is not None:
+        store["batch"] = sample.tree[node_type]
+    return store
+
+
+def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
+    sample = sampled.sample
+    store = Store()
+    if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
+        store["edge_index"] = torch.stack([sample.row[edge_type], sample.col[edge_type]])
+        if edge_type in sample.edge:
+            store.update(sampled.rows.get(edge_type, {}))
+            store["e_id"] = sample.edge[edge_type]
+    if edge_type in sample.num_sampled_edges:
+        store["num_sampled_edges"] = sample.num_sampled_edges[edge_type]
+    return store

@@ -2,70 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from gnnsys.graph import Graph
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.device import copy_stages, resolve
-from gnnsys.loader.join import Join, Rows, Sampled
+from gnnsys.loader.device import Copy, resolve
+from gnnsys.loader.fetch import Fetch, Names
+from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
+from gnnsys.loader.layout import Layout
+from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pipeline import Pipeline, Stage, StageCounters
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
+_REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
 
 
 class Loader:
     """Iterates over an epoch's batches, loaded ahead by `num_threads` threads, `prefetch` of them waiting.
 
-    With `num_threads=0` everything happens in `next`. With `across_epochs` the pipeline runs on into the next epoch
-    while this one ends; without it nothing is loaded between epochs (choose that if rows of the graph change then).
-    Subclasses give the sample stage: a callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
+    With `num_threads=0` everything happens in `next`; None is one thread, or three where sampling waits for other
+    machines. With `across_epochs` the pipeline runs on into the next epoch while this one ends; without it nothing is
+    loaded between epochs (choose that if rows of the graph change then). `fetch` names the arrays that batches have,
+    for all types or by type: all by default, but for tables that train, which are read in the forward pass. They
+    travel as `wire_dtype` if one is given. `stages` are the user's own, each with the stage it comes `after`:
+    "schedule" (gets `Inputs`), "sample" or "fetch" (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid
+    out. Subclasses give the sample stage: a callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
     """
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Any,
         schedule: Schedule,
         sample: Callable[[Ticket, torch.Tensor], Sampled],
         *,
         transform: Callable[[Batch], Batch] | None,
-        num_threads: int,
+        num_threads: int | None,
         prefetch: int,
         device: torch.device | str | None,
         across_epochs: bool,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
+        stages: Sequence[Stage] = (),
+        pipeline: PipelineOptions | None = None,
     ) -> None:
-        if num_threads < 0 or prefetch < 1:
-            raise ValueError(f"num_threads must be >= 0 and prefetch >= 1, got {num_threads} and {prefetch}")
+        options = PipelineOptions() if pipeline is None else pipeline
         target = resolve(device)
         self.graph = graph
         self._schedule = schedule
-        self._sample = sample
-        self._transform = transform
-        num_arrays = sum(len(rows) for rows in (*graph.node_data.values(), *graph.edge_data.values()))
-        pool = BufferPool(max_free=(prefetch + num_threads + 1) * num_arrays)  # what waits, is made, and is used
-        self._join = Join(graph, Rows(pool, pin=target is not None))
-        self._device = target
         self._across_epochs = across_epochs
-        self._stages = self._make_stages(num_threads, prefetch)
+        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
+        waits = self._fetch.waits() or getattr(graph, "is_remote", False)
+        if num_threads is None:
+            num_threads = _REMOTE_THREADS if waits else 1
+        layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options)
+        num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
+        pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
+        self._fetch.prepare(Rows(pool, pin=target is not None), layout.num_in_flight if waits and options.share else 0)
+        self._trace = Trace(options.trace)
+        self._observer = self._trace.add_time if options.trace else None
+        self._stages = layout.arrange(
+            self._make_stages(sample, target), transform, stages, None if target is None else Copy(target)
+        )
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
         self._is_resuming = False
         self._iteration = 0
 
-    def _make_stages(self, num_threads: int, prefetch: int) -> list[Stage]:
+    def _make_stages(self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any) -> list[Stage]:
         # These must not refer to the loader: threads hold the stages, and would keep it alive.
-        schedule, sample, join = self._schedule, self._sample, self._join
-        stages = [Stage("sample", lambda ticket: sample(ticket, schedule.inputs(ticket)), threads=0)]
-        stages.append(Stage("gather", join, threads=0 if self._transform else num_threads, depth=prefetch))
-        if self._transform is not None:
-            stages.append(Stage("transform", self._transform, threads=num_threads, depth=prefetch))
-        if self._device is not None:
-            stages += copy_stages(self._device, threads=min(1, num_threads))
-        return stages
+        schedule, trace, fetch = self._schedule, self._trace, self._fetch
+
+        def choose(ticket: Ticket) -> Inputs:
+            chosen = schedule.inputs(ticket)
+            record = BatchTrace(*ticket, device=str(device or "cpu"), num_seeds=chosen.numel())
+            trace.start(schedule.position(ticket), record)
+            return Inputs(ticket, chosen, record)
+
+        def sample_inputs(inputs: Inputs) -> Sampled:
+            sampled = sample(inputs.ticket, inputs.chosen)
+            sampled.position = schedule.position(inputs.ticket)
+            sampled.trace = inputs.trace
+            describe(sampled, inputs.trace)
+            return sampled
+
+        return [
+            Stage("schedule", choose, threads=0),
+            Stage("sample", sample_inputs, threads=0),
+            Stage("fetch", fetch.finish, threads=0, begin=fetch.begin, counts=fetch.counts),
+            Stage("compact", Compact(self.graph), threads=0),
+        ]
 
     # -- epochs ------------------------------------------------------------------------------------------------------
 
@@ -103,8 +133,10 @@ class Loader:
 
     def _pipeline_at(self, position: int) -> Pipeline:
         if self._pipeline is None or self._pipeline.is_closed:
-            self._pipeline = Pipeline(self._source, self._stages, position=position)
+            self._fetch.forget()
+            self._pipeline = Pipeline(self._source, self._stages, position=position, observer=self._observer)
         elif self._pipeline.position != position:
+            self._fetch.forget()
             self._pipeline.seek(position)
         return self._pipeline
 
@@ -120,9 +152,10 @@ class Loader:
         chosen = torch.as_tensor(index, dtype=torch.int64)
         if chosen.dim() != 1 or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self._num_inputs):
             raise ValueError(f"index must be one-dimensional with values in [0, {self._num_inputs}), got {index}")
-        batch = self._join(self._sample(_CALL, chosen))
-        batch = batch if self._transform is None else self._transform(batch)
-        return batch if self._device is None else batch.to(self._device)
+        item: Any = Inputs(_CALL, chosen, BatchTrace(*_CALL, num_seeds=chosen.numel()))
+        for stage in self._stages[1:]:
+            item = stage.run(item if stage.begin is None else stage.begin(item))
+        return item
 
     @property
     def _num_inputs(self) -> int:
@@ -138,8 +171,8 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` go on where `state` was taken: with the rest of that epoch."""
         for name, ours in self._schedule.state().items():
-            if state[name] != ours:
-                raise ValueError(f"this state is of a loader with {name}={state[name]}, here it is {ours}")
+            if state.get(name) != ours:
+                raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._position = int(state["epoch"]) * len(self) + int(state["batch"])
         self._is_resuming = True
         self._iteration += 1
@@ -147,13 +180,29 @@ class Loader:
     # -- counters and end --------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, StageCounters]:
-        """Batches and seconds per stage since the pipeline was started; empty before."""
+        """Batches, seconds, bytes and waiting batches per stage since the pipeline was started; empty before.
+
+        What `fetch` counts itself (bytes and rows, by where they came from) is counted since the loader was made.
+        """
         return {} if self._pipeline is None else self._pipeline.counters()
+
+    def trace(self) -> list[BatchTrace]:
+        """Records of the last batches (`PipelineOptions.trace` of them), those in flight included."""
+        return self._trace.records()
 
     def close(self) -> None:
         """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit."""
         if self._pipeline is not None:
             self._pipeline.close()
+        self._fetch.forget()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._num_inputs:,} inputs, {len(self)} batches per epoch)"
+
+
+def describe(sampled: Sampled, record: BatchTrace) -> None:
+    """Nodes and edges per hop, into the batch's record; in all where a sample does not say what was found when."""
+    sample = sampled.sample
+    record.nodes = {t: sample.num_sampled_nodes.get(t, [ids.numel()]) for t, ids in sample.node.items()}
+    edges = {t: [row.numel()] for t, row in sample.row.items()} | sample.num_sampled_edges
+    record.edges = {"|".join(t): counts for t, counts in edges.items()}

@@ -8,25 +8,32 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import NODE, EdgeType, Graph, NodeType, as_ids
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.loader import Loader
-from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.schedule import Schedule, Share, Ticket
+from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
-from gnnsys.sampling import NeighborSampler, SampleKey
+from gnnsys.pipeline import Stage
+from gnnsys.sampling import NeighborSampler, Sample, SampleKey
 
-Ids: TypeAlias = Tensor | list[int] | range
-InputNodes: TypeAlias = Ids | NodeType | tuple[NodeType, Ids | None] | None
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+Sampler: TypeAlias = Callable[[Any, dict[NodeType, Tensor], SampleKey], Sample]
+"""A user's own sampler: `sampler(graph, seeds, key)`, from several threads at once; random by `key` alone."""
 
 
 class NeighborLoader(Loader):
     """Batches of `batch_size` seed nodes, each with `num_neighbors[h]` neighbours of every node at hop h.
 
-    `input_nodes`: ids, a bool mask, a list or a range; in a heterogeneous graph a node type or (node type, ids). None:
-    all nodes. `num_neighbors`: one number per hop (-1: all), or a list per edge type. `input_time` is the seeds' time
-    under temporal sampling (default: their own `time_attr`). Everything random is a function of (seed, epoch, batch).
+    `graph` is in memory, or what `gnnsys.open` returns. `input_nodes`: ids, a bool mask or the name of one, a list or a
+    range; in a heterogeneous graph a node type or (node type, any of these); None: all nodes. Or this rank's share, as
+    `gnnsys.split` returns it: then every rank has the same number of batches, of sizes that differ by at most one.
+    `num_neighbors`: one number per hop (-1: all), or a list per edge type. `input_time` is the seeds' time under
+    temporal sampling (default: their own `time_attr`). `sampler` is the user's own, instead of all options of ours.
+    Everything random is a function of (seed, epoch, batch). Further options: see `Loader`.
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -35,8 +42,8 @@ class NeighborLoader(Loader):
 
     def __init__(
         self,
-        graph: Graph,
-        num_neighbors: NumNeighbors,
+        graph: Graph | Any,
+        num_neighbors: NumNeighbors | None = None,
         *,
         input_nodes: InputNodes = None,
         input_time: Tensor | None = None,
@@ -51,28 +58,44 @@ class NeighborLoader(Loader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         expand: str = "new",
+        sampler: Sampler | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
-        num_threads: int = 1,
+        stages: Sequence[Stage] = (),
+        num_threads: int | None = None,
         prefetch: int = 2,
+        pipeline: PipelineOptions | None = None,
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
         node_type, nodes = resolve_nodes(graph, input_nodes)
-        schedule = Schedule(nodes.numel(), batch_size, shuffle, drop_last, seed)
-        disjoint = disjoint or time_attr is not None
-        sampler = make_sampler(
-            graph,
-            num_neighbors,
-            subgraph_type,
-            replace=replace,
-            disjoint=disjoint,
-            weight=weight_attr,
-            time=time_attr,
-            temporal_strategy=temporal_strategy,
-            expand=expand,
-        )
-        times = check_input_time(graph, node_type, nodes, input_time, time_attr)
-        sample = _SampleNodes(graph, sampler, subgraph_type, node_type, nodes, times, input_time is not None, seed)
+        largest = input_nodes.largest if isinstance(input_nodes, Share) else None
+        schedule = Schedule(len(nodes), batch_size, shuffle, drop_last, seed, largest)
+        sample: Callable[[Ticket, Tensor], Sampled]
+        if sampler is None:
+            if num_neighbors is None:
+                raise ValueError(
+                    "num_neighbors must be given, a fanout per hop, unless you bring your own sampler"
+                )
+            ours = make_sampler(
+                graph,
+                num_neighbors,
+                subgraph_type,
+                replace=replace,
+                disjoint=disjoint or time_attr is not None,
+                weight=weight_attr,
+                time=time_attr,
+                temporal_strategy=temporal_strategy,
+                expand=expand,
+            )
+            check_input_time(graph, node_type, len(nodes), input_time, time_attr)
+            sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
+        else:
+            ours_alone = (num_neighbors, input_time, time_attr, weight_attr, replace or None, disjoint or None)
+            if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
+                raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
+            sample = _SampleWith(graph, sampler, node_type, nodes, seed)
         super().__init__(
             graph,
             schedule,
@@ -82,6 +105,10 @@ class NeighborLoader(Loader):
             prefetch=prefetch,
             device=device,
             across_epochs=across_epochs,
+            fetch=fetch,
+            wire_dtype=wire_dtype,
+            stages=stages,
+            pipeline=pipeline,
         )
 
 
@@ -90,13 +117,13 @@ class _SampleNodes:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Any,
         sampler: NeighborSampler,
         subgraph_type: str,
         node_type: NodeType,
-        nodes: Tensor,
-        times: Tensor | None,
-        shows_time: bool,
+        nodes: Any,
+        input_time: Tensor | None,
+        time_attr: str | None,
         seed: int,
     ) -> None:
         self._graph = graph
@@ -104,42 +131,53 @@ class _SampleNodes:
         self._subgraph_type = subgraph_type
         self._node_type = node_type
         self._nodes = nodes
-        self._times = times
-        self._shows_time = shows_time
+        self._input_time = input_time
+        self._time_attr = time_attr
         self._seed = seed
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
-        times = None if self._times is None else self._times[chosen]
+        nodes = self._nodes[chosen]
+        times = self._times(chosen, nodes)
         sample = self._sampler.sample(
-            {self._node_type: self._nodes[chosen]},
+            {self._node_type: nodes},
             key=SampleKey(self._seed, ticket.epoch, ticket.batch),
             seed_time=None if times is None else {self._node_type: times},
         )
-        values: dict[str, Any] = {"input_id": chosen, "batch_size": chosen.numel()}
-        if self._shows_time:
+        values = _about_seeds(chosen)
+        if self._input_time is not None:
             values["seed_time"] = times
         sample = shape_subgraph(sample, self._graph, self._subgraph_type)
         return Sampled(sample, self._node_type, {self._node_type: values})
 
+    def _times(self, chosen: Tensor, nodes: Tensor) -> Tensor | None:
+        """The seeds' times: as given, or their own."""
+        if self._time_attr is None:
+            return None
+        if self._input_time is not None:
+            return self._input_time[chosen]
+        return self._graph.node_data[self._node_type][self._time_attr][nodes]
 
-def resolve_nodes(graph: Graph, input_nodes: InputNodes) -> tuple[NodeType, Tensor]:
-    """The node type and ids (int64) that a user's `input_nodes` stands for; ValueError where there is none."""
-    node_type: NodeType = NODE
-    ids: Ids | None
-    if isinstance(input_nodes, str):
-        node_type, ids = input_nodes, None
-    elif isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
-        node_type, ids = input_nodes
-    else:
-        ids = input_nodes  # type: ignore[assignment]
-        if len(graph.node_types) != 1:
-            raise ValueError(f"input_nodes must name a node type, as a name or (name, ids), one of {graph.node_types}")
-        node_type = graph.node_types[0]
-    num_nodes = graph.num_nodes(node_type)
-    nodes = torch.arange(num_nodes) if ids is None else as_ids(ids, num_nodes, "input_nodes").long()
-    if nodes.numel() == 0:
-        raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
-    return node_type, nodes
+
+class _SampleWith:
+    """The sample stage around a user's own sampler."""
+
+    def __init__(self, graph: Any, sampler: Sampler, node_type: NodeType, nodes: Any, seed: int) -> None:
+        self._graph = graph
+        self._sampler = sampler
+        self._node_type = node_type
+        self._nodes = nodes
+        self._seed = seed
+
+    def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
+        key = SampleKey(self._seed, ticket.epoch, ticket.batch)
+        sample = self._sampler(self._graph, {self._node_type: self._nodes[chosen]}, key)
+        if not isinstance(sample, Sample):
+            raise ValueError(f"a sampler must return a gnnsys.sampling.Sample, got {type(sample).__name__}")
+        return Sampled(sample, self._node_type, {self._node_type: _about_seeds(chosen)})
+
+
+def _about_seeds(chosen: Tensor) -> dict[str, Any]:
+    return {"input_id": chosen, "batch_size": chosen.numel()}
 
 
 def make_sampler(
@@ -157,21 +195,17 @@ def make_sampler(
 
 
 def check_input_time(
-    graph: Graph, node_type: NodeType, nodes: Tensor, input_time: Tensor | None, time_attr: str | None
-) -> Tensor | None:
-    """The seeds' times: as given, or their own where the time attribute is a node's."""
+    graph: Any, node_type: NodeType, num_seeds: int, input_time: Tensor | None, time_attr: str | None
+) -> None:
+    """ValueError unless the seeds' times are given, one each, or are their own where the attribute is a node's."""
     check_times("input_time", input_time)
     if input_time is not None:
         if time_attr is None:
             raise ValueError("input_time was given without time_attr: name the attribute that holds times")
-        if input_time.shape != nodes.shape:
-            raise ValueError(f"input_time must have one entry per seed, {nodes.numel()}, got {tuple(input_time.shape)}")
-        return input_time
-    if time_attr is None:
-        return None
-    if time_attr not in graph.node_data[node_type]:
+        if input_time.shape != (num_seeds,):
+            raise ValueError(f"input_time must have one entry per seed, {num_seeds}, got {tuple(input_time.shape)}")
+    elif time_attr is not None and time_attr not in graph.node_data[node_type]:
         raise ValueError(f"input_time must be given: nodes of type {node_type!r} have no {time_attr!r} of their own")
-    return graph.node_data[node_type][time_attr][nodes]
 
 
 def check_times(name: str, times: Tensor | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,15 @@ class Ticket(NamedTuple):
     batch: int
 
 
+@runtime_checkable
+class Share(Protocol):
+    """A rank's share of the seeds, such as `gnnsys.split` returns: `ids` has a length and is indexed by a tensor."""
+
+    ids: Any
+    type: Any  # node or edge type
+    largest: int  # the size of the largest share that any rank has
+
+
 def generator(*key: int) -> torch.Generator:
     """A CPU generator whose stream is a function of `key` alone."""
     return torch.Generator().manual_seed(stream_key(*key) & 0xFFFFFFFF)
@@ -33,23 +42,33 @@ def generator(*key: int) -> torch.Generator:
 
 @dataclass
 class Schedule:
-    """Cuts `num_inputs` inputs into batches, in another order every epoch if `shuffle`."""
+    """Cuts `num_inputs` inputs into batches, in another order every epoch if `shuffle`.
+
+    With `largest` the inputs are one of several shares, none of them larger: every share is cut into as many batches
+    as the largest needs, ceil(largest / batch_size), of sizes that differ by at most one. Nothing is dropped or
+    repeated; a share that is smaller than the number of batches has empty ones. With `drop_last` there are
+    largest // batch_size batches in every share, and what does not fit into them is left out.
+    """
 
     num_inputs: int
     batch_size: int
     shuffle: bool
     drop_last: bool
     seed: int
+    largest: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        if self.largest is not None and self.largest < self.num_inputs:
+            raise ValueError(f"the largest share has {self.largest} seeds, but this one {self.num_inputs}")
         self._orders: dict[int, Tensor] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Batches per epoch."""
-        return self.num_inputs // self.batch_size if self.drop_last else -(-self.num_inputs // self.batch_size)
+        inputs = self.num_inputs if self.largest is None else self.largest
+        return inputs // self.batch_size if self.drop_last else -(-inputs // self.batch_size)
 
     def tickets(self, position: int, end: int | None = None) -> Iterator[Ticket]:
         """From `position` on, without end unless one is given."""
@@ -57,15 +76,24 @@ class Schedule:
             yield Ticket(*divmod(position, len(self)))
             position += 1
 
+    def position(self, ticket: Ticket) -> int:
+        return ticket.epoch * len(self) + ticket.batch
+
     def inputs(self, ticket: Ticket) -> Tensor:
         """Which of the inputs make up this batch, int64."""
-        begin = ticket.batch * self.batch_size
-        end = min(begin + self.batch_size, self.num_inputs)
+        begin, end = self._range(ticket.batch)
         return self._order(ticket.epoch)[begin:end] if self.shuffle else torch.arange(begin, end)
+
+    def _range(self, batch: int) -> tuple[int, int]:
+        if self.largest is None:
+            begin = batch * self.batch_size
+            return begin, min(begin + self.batch_size, self.num_inputs)
+        used = min(self.num_inputs, len(self) * self.batch_size)
+        return batch * used // len(self), (batch + 1) * used // len(self)
 
     def state(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same batch."""
-        names = ("num_inputs", "batch_size", "shuffle", "drop_last", "seed")
+        names = ("num_inputs", "batch_size", "shuffle", "drop_last", "seed", "largest")
         return {name: getattr(self, name) for name in names}
 
     def _order(self, epoch: int) -> Tensor:

@@ -10,6 +10,7 @@ from gnnsys.ops.parse import parse_table
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.stitch import Piece, name_neighbors, stitch
 from gnnsys.ops.store import (
     fill_uniform,
     move_rows,
@@ -29,6 +30,7 @@ __all__ = [
     "Neighbors",
     "NodeRun",
     "PairTable",
+    "Piece",
     "bfs_order",
     "bucket_ids",
     "class_features",
@@ -44,6 +46,7 @@ __all__ = [
     "in_subgraph",
     "induced_subgraph",
     "move_rows",
+    "name_neighbors",
     "num_versions",
     "parse_table",
     "planted_edges",
@@ -56,6 +59,7 @@ __all__ = [
     "sparse_adagrad_step",
     "sparse_adam_step",
     "spmm",
+    "stitch",
     "stream_cluster",
     "stream_cut",
     "stream_key",

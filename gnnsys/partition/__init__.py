@@ -23,6 +23,7 @@ from gnnsys.partition.memory import (
 from gnnsys.partition.part import Part
 from gnnsys.partition.partition import Partitioned, partition_graph
 from gnnsys.partition.parts import Parts, open_parts
+from gnnsys.partition.placement import Placement, place_parts
 from gnnsys.partition.plot import write_plot
 from gnnsys.partition.remote import Remote, expected_remote
 from gnnsys.partition.streaming import StreamedParts, stream_assignment
@@ -42,6 +43,7 @@ __all__ = [
     "PartitionBook",
     "Partitioned",
     "Parts",
+    "Placement",
     "Remote",
     "StreamedParts",
     "VerifyReport",
@@ -56,6 +58,7 @@ __all__ = [
     "open_parts",
     "parse_size",
     "partition_graph",
+    "place_parts",
     "plan_memory",
     "refine_communication",
     "stream_assignment",

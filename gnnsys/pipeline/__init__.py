@@ -2,5 +2,6 @@
 
 from gnnsys.pipeline.pipeline import Pipeline, Source
 from gnnsys.pipeline.stage import Stage, StageCounters
+from gnnsys.pipeline.workers import Observer
 
-__all__ = ["Pipeline", "Source", "Stage", "StageCounters"]
+__all__ = ["Observer", "Pipeline", "Source", "Stage", "StageCounters"]

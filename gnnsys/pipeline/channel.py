@@ -24,6 +24,7 @@ class Channel:
         self._depth = depth
         self._items: dict[int, Any] = {}
         self._next = 0  # the number of the item that is taken next
+        self._num_taken = self._sum_waiting = self.most_waiting = 0
         self._closed = False
         # Re-entrant: a garbage collection inside the lock may run a finalizer that closes this very channel.
         lock = threading.RLock()
@@ -52,6 +53,9 @@ class Channel:
             if self._closed:
                 raise Closed
             index = self._next
+            self._num_taken += 1
+            self._sum_waiting += len(self._items)
+            self.most_waiting = max(self.most_waiting, len(self._items))
             item = self._items.pop(index)
             self._next += 1
             if self._next in self._items:
@@ -68,3 +72,8 @@ class Channel:
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def mean_waiting(self) -> float:
+        """How many there were, on average, each time one was taken."""
+        return self._sum_waiting / max(1, self._num_taken)

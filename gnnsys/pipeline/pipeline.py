@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from gnnsys.pipeline.channel import Closed
 from gnnsys.pipeline.stage import Failure, Stage, StageCounters
-from gnnsys.pipeline.workers import Workers, run_stages
+from gnnsys.pipeline.workers import Observer, Parcel, Run, Workers, total
 
 Source: TypeAlias = Callable[[int], Iterable[Any]]
 """`source(position)` gives the batches from number `position` on, always the same: a schedule, possibly endless."""
@@ -32,7 +32,13 @@ class Pipeline:
     """
 
     def __init__(
-        self, source: Source, stages: Sequence[Stage], *, position: int = 0, timeout: float | None = None
+        self,
+        source: Source,
+        stages: Sequence[Stage],
+        *,
+        position: int = 0,
+        timeout: float | None = None,
+        observer: Observer | None = None,
     ) -> None:
         names = [stage.name for stage in stages]
         if len(set(names)) != len(names):
@@ -40,14 +46,14 @@ class Pipeline:
         self._source = source
         self._timeout = timeout
         self._position = position
-        self._batches: Iterator[Any] | None = iter(source(position))
+        self._batches: Iterator[Parcel] | None = _parcels(source, position)
         self._fed = self._taken = 0  # numbers of batches put in and taken out since the threads were started
         self._delivered = 0
         self._waited = 0.0
-        groups, self._inline = _group(stages)
-        self._inline_counters = [StageCounters() for _ in self._inline]
+        groups, inline = _group(stages)
+        self._inline = Run(inline, None, bool(groups), observer)
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
-        self._workers = Workers(groups) if groups else None
+        self._workers = Workers(groups, inline[0] if inline else None, observer) if groups else None
         self.is_closed = False
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)
@@ -61,17 +67,17 @@ class Pipeline:
     def __next__(self) -> Any:
         if self.is_closed:
             raise RuntimeError("this pipeline was closed, or ended by an error: make a new one")
-        item = self._next_from_source() if self._workers is None else self._next_from_threads(self._workers)
-        if not isinstance(item, Failure):
-            item = run_stages(self._inline, item, self._inline_counters)
-        if isinstance(item, Failure):
+        parcel = self._next_from_source() if self._workers is None else self._next_from_threads(self._workers)
+        if not isinstance(parcel.item, Failure):
+            parcel = self._inline(parcel)
+        if isinstance(parcel.item, Failure):
             self.close()
-            item.raise_for(self._position)
+            parcel.item.raise_for(self._position)
         self._position += 1
         self._delivered += 1
-        return item
+        return parcel.item
 
-    def _next_from_source(self) -> Any:
+    def _next_from_source(self) -> Parcel:
         if self._batches is None:
             raise StopIteration
         try:
@@ -80,12 +86,12 @@ class Pipeline:
             self._batches = None
             raise
 
-    def _next_from_threads(self, workers: Workers) -> Any:
+    def _next_from_threads(self, workers: Workers) -> Parcel:
         self._feed()
         began = time.perf_counter()
         while self._taken < self._fed:
             try:
-                index, item = workers.channels[-1].take(self._timeout)
+                index, parcel = workers.channels[-1].take(self._timeout)
             except TimeoutError:
                 message = f"batch {self._position} was not ready within timeout={self._timeout} s; {workers.backlog()}"
                 raise RuntimeError(message) from None
@@ -98,20 +104,20 @@ class Pipeline:
             self._feed()
             if index >= workers.first_live:
                 self._waited += time.perf_counter() - began
-                return item
+                return parcel
         raise StopIteration
 
     def _feed(self) -> None:
         assert self._workers is not None
         while self._batches is not None and self._fed - self._taken < self._window:
             try:
-                item = next(self._batches)
+                parcel = next(self._batches)
             except StopIteration:
                 self._batches = None
                 return
             except Exception as error:  # surfaces after the batches before it
-                item, self._batches = Failure("source", error), None
-            self._workers.channels[0].put(self._fed, item)
+                parcel, self._batches = Parcel(-1, Failure("source", error)), None
+            self._workers.channels[0].put(self._fed, parcel)
             self._fed += 1
 
     # -- position and state ------------------------------------------------------------------------------------------
@@ -128,7 +134,7 @@ class Pipeline:
         if source is not None:
             self._source = source
         self._position = position
-        self._batches = iter(self._source(position))
+        self._batches = _parcels(self._source, position)
         if self._workers is not None:
             self._workers.first_live = self._fed
             self._feed()
@@ -143,10 +149,10 @@ class Pipeline:
 
     def counters(self) -> dict[str, StageCounters]:
         """Per stage, in order, then `consumer`: what it got and how long it had to wait for it."""
-        out: dict[str, StageCounters] = {}
+        behind = [] if self._workers is None else self._workers.counters
+        out = total([*behind, *self._inline.counters])
         if self._workers is not None:
-            out.update(self._workers.counters())
-        out.update({stage.name: counter for stage, counter in zip(self._inline, self._inline_counters)})
+            self._workers.add_waiting(out)
         out["consumer"] = StageCounters(batches=self._delivered, starved=self._waited)
         return out
 
@@ -161,6 +167,10 @@ class Pipeline:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _parcels(source: Source, position: int) -> Iterator[Parcel]:
+    return (Parcel(number, item) for number, item in enumerate(source(position), start=position))
 
 
 def _group(stages: Sequence[Stage]) -> tuple[list[list[Stage]], list[Stage]]:

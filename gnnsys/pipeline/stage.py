@@ -5,8 +5,8 @@ Stages know nothing of each other; what runs before, after and beside them is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,6 +18,11 @@ class Stage:
     thread, or the consumer behind the last stage). `depth`: how many finished batches may wait behind it; 0 is the
     same as no threads. `native_threads`: what `torch.set_num_threads` is told in each thread. `setup(worker)` is
     called once in each thread, with its number, before the first batch.
+
+    `begin(batch) -> batch` is called before `run`, by the thread that brings the batch: a stage that waits for others
+    (a network) asks there and waits in `run`, so that all batches on their way to it have asked already. `counts()`
+    are totals of the stage's own, such as bytes, shown with its counters. `after` names the stage it follows, for
+    those who add stages to a loader.
     """
 
     name: str
@@ -26,6 +31,9 @@ class Stage:
     depth: int = 2
     native_threads: int = 1
     setup: Callable[[int], None] | None = None
+    begin: Callable[[Any], Any] | None = None
+    counts: Callable[[], Mapping[str, int]] | None = None
+    after: str | None = None
 
     def __post_init__(self) -> None:
         if self.threads < 0 or self.depth < 0:
@@ -42,17 +50,22 @@ class Stage:
 
 @dataclass
 class StageCounters:
-    """Where a stage's time went, summed over its threads (seconds), and how many batches wait behind it now."""
+    """Where a stage's time went, summed over its threads (seconds), and how many batches wait behind it."""
 
     batches: int = 0
     busy: float = 0.0  # inside run
+    begun: float = 0.0  # inside begin, in the thread that brought the batch
     starved: float = 0.0  # waiting for a batch to work on
     blocked: float = 0.0  # waiting for room behind it
-    waiting: int = 0
+    waiting: int = 0  # finished batches behind it, now
+    waiting_most: int = 0  # ... at most
+    waiting_mean: float = 0.0  # ... on average, as each batch was taken
+    counts: dict[str, int] = field(default_factory=dict)  # the stage's own
 
     def add(self, other: StageCounters) -> None:
         self.batches += other.batches
         self.busy += other.busy
+        self.begun += other.begun
         self.starved += other.starved
         self.blocked += other.blocked
 

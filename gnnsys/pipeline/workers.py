@@ -10,8 +10,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -20,37 +20,99 @@ from gnnsys.pipeline.stage import Failure, Stage, StageCounters
 
 _JOIN_SECONDS = 10.0
 
+Observer: TypeAlias = Callable[[int, str, float, float], None]
+"""`observer(position, stage, began, ended)`: told of every piece of work on a batch, in the thread that did it."""
 
-def run_stages(stages: Sequence[Stage], item: Any, counters: Sequence[StageCounters]) -> Any:
-    """Runs one batch through stages that share a thread; returns the batch, or the Failure of the first that raised."""
-    for stage, counter in zip(stages, counters):
+
+class Parcel(NamedTuple):
+    """A batch on its way, or the Failure of one, with its number in the source."""
+
+    position: int
+    item: Any
+
+
+class Run:
+    """Stages that share a thread, as that thread runs them; `then` is the stage that the batch is brought to next.
+
+    The first stage's `begin` has been called already if another thread brought the batch (`is_begun`).
+    """
+
+    def __init__(self, stages: Sequence[Stage], then: Stage | None, is_begun: bool, observer: Observer | None) -> None:
+        self.counters = [(stage, StageCounters()) for stage in stages]
+        self._stages = tuple(self.counters)
+        self._observer = observer
+        self._is_begun = is_begun
+        self._then: tuple[Stage, StageCounters] | None = None
+        if then is not None and then.begin is not None:
+            self._then = then, StageCounters()
+            self.counters.append(self._then)
+
+    def __call__(self, parcel: Parcel) -> Parcel:
+        """The batch as the stages leave it, or the Failure of the first that raised."""
+        position, item = parcel
+        for number, (stage, counter) in enumerate(self._stages):
+            if stage.begin is not None and not (number == 0 and self._is_begun):
+                item = self._begin(stage, counter, position, item)
+            if isinstance(item, Failure):
+                return Parcel(position, item)
+            began = time.perf_counter()
+            try:
+                item = stage.run(item)
+            except BaseException as error:
+                return Parcel(position, Failure(stage.name, error))
+            counter.batches += 1
+            counter.busy += self._spent(position, stage, began)
+        if self._then is not None:
+            item = self._begin(*self._then, position, item)
+        return Parcel(position, item)
+
+    def _begin(self, stage: Stage, counter: StageCounters, position: int, item: Any) -> Any:
+        assert stage.begin is not None
         began = time.perf_counter()
         try:
-            item = stage.run(item)
+            item = stage.begin(item)
         except BaseException as error:
             return Failure(stage.name, error)
-        counter.batches += 1
-        counter.busy += time.perf_counter() - began
-    return item
+        counter.begun += self._spent(position, stage, began)
+        return item
+
+    def _spent(self, position: int, stage: Stage, began: float) -> float:
+        ended = time.perf_counter()
+        if self._observer is not None:
+            self._observer(position, stage.name, began, ended)
+        return ended - began
+
+
+def total(counters: Sequence[tuple[Stage, StageCounters]]) -> dict[str, StageCounters]:
+    """Counters by stage, summed over threads."""
+    out: dict[str, StageCounters] = {}
+    for stage, counter in counters:
+        if stage.name not in out:
+            out[stage.name] = StageCounters(counts={} if stage.counts is None else dict(stage.counts()))
+        out[stage.name].add(counter)
+    return out
 
 
 class Workers:
     """One group of threads per stage that has threads; inline stages before it are run by its threads."""
 
-    def __init__(self, groups: Sequence[Sequence[Stage]]) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[Stage]], then: Stage | None = None, observer: Observer | None = None
+    ) -> None:
         self.first_live = 0  # batches with a smaller number were abandoned: passed on without work
         self.channels = [Channel(None), *(Channel(group[-1].depth) for group in groups)]
         self._groups = groups
         self._pid = os.getpid()
-        self._counters: list[tuple[Stage, StageCounters]] = []
         self._threads: list[threading.Thread] = []
+        self._runs: list[Run] = []
         started = threading.Semaphore(0)
         for number, group in enumerate(groups):
+            following = groups[number + 1][0] if number + 1 < len(groups) else then
             for worker in range(group[-1].threads):
-                counters = [StageCounters() for _ in group]
-                self._counters += zip(group, counters)
+                run = Run(group, following, number > 0, observer)
+                self._runs.append(run)
                 name = f"gnnsys-{group[-1].name}-{worker}"
-                args = (group, number, worker, counters, started)
+                args = (group[-1], run, number, worker, started)
                 self._threads.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
         native_threads = torch.get_num_threads()
         for thread in self._threads:
@@ -61,32 +123,25 @@ class Workers:
         # the stages asked before they set theirs, and what held here is put back for threads to come.
         torch.set_num_threads(native_threads)
 
-    def _work(
-        self,
-        stages: Sequence[Stage],
-        number: int,
-        worker: int,
-        counters: Sequence[StageCounters],
-        started: threading.Semaphore,
-    ) -> None:
-        stage, counter = stages[-1], counters[-1]
+    def _work(self, stage: Stage, run: Run, number: int, worker: int, started: threading.Semaphore) -> None:
+        counter = next(counter for of, counter in run.counters if of is stage)
         inbound, outbound = self.channels[number], self.channels[number + 1]
         broken = self._set_up(stage, worker)
         started.release()
-        item: Any = None
+        parcel: Any = None
         try:
             while True:
                 began = time.perf_counter()
-                index, item = inbound.take()
+                index, parcel = inbound.take()
                 counter.starved += time.perf_counter() - began
                 if index < self.first_live:
-                    item = None
-                elif not isinstance(item, Failure):
-                    item = broken or run_stages(stages, item, counters)
+                    parcel = Parcel(-1, None)
+                elif not isinstance(parcel.item, Failure):
+                    parcel = run(parcel) if broken is None else Parcel(parcel.position, broken)
                 began = time.perf_counter()
-                outbound.put(index, item)
+                outbound.put(index, parcel)
                 counter.blocked += time.perf_counter() - began
-                item = None  # a batch must not live on because its thread waits for the next one
+                parcel = None  # a batch must not live on because its thread waits for the next one
         except Closed:
             return
 
@@ -100,13 +155,17 @@ class Workers:
             return Failure(stage.name, error)
         return None
 
-    def counters(self) -> dict[str, StageCounters]:
-        out: dict[str, StageCounters] = {}
-        for stage, counter in self._counters:
-            out.setdefault(stage.name, StageCounters()).add(counter)
+    @property
+    def counters(self) -> list[tuple[Stage, StageCounters]]:
+        return [counter for run in self._runs for counter in run.counters]
+
+    def add_waiting(self, counters: dict[str, StageCounters]) -> None:
+        """How many finished batches wait behind each stage that has threads."""
         for group, channel in zip(self._groups, self.channels[1:]):
-            out[group[-1].name].waiting = len(channel)
-        return out
+            counter = counters[group[-1].name]
+            counter.waiting = len(channel)
+            counter.waiting_most = channel.most_waiting
+            counter.waiting_mean = channel.mean_waiting
 
     def backlog(self) -> str:
         """Who holds what up, for the message of a timeout: the first stage with nothing behind it."""

@@ -1,6 +1,6 @@
-"""Neighbour sampling on a graph in memory: hop by hop, typed or not, uniform, weighted or in time.
+"""Neighbour sampling on a graph, in memory or in parts: hop by hop, typed or not, uniform, weighted or in time.
 
-A node's draw is keyed by (seed, epoch, batch, hop, edge type, tree, node id) and nothing else. `expand="new"` is PyG's
+A node's draw is keyed by (seed, epoch, batch, hop, edge type, tree, original node id) and nothing else. `expand="new"` is PyG's
 rule (a hop expands the nodes that the hop before it discovered), `expand="frontier"` is DGL's (a hop expands every node
 seen so far, one block per hop); under both, the same (hop, node) gets the same neighbours.
 """
@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.ops import CSC, IdTable, Neighbors, sample_neighbors, stream_key
+from gnnsys.graph import EdgeType, NodeType, edge_type_key
+from gnnsys.ops import CSC, IdTable, Neighbors, stream_key
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods
 from gnnsys.sampling.sample import Block, Sample
-from gnnsys.sampling.sources import EdgeSource, Fanouts, check_fanouts, edge_sources
+from gnnsys.sampling.sources import Fanouts, check_fanouts
 
 
 class SampleKey(NamedTuple):
@@ -31,7 +33,7 @@ class SampleKey(NamedTuple):
 
 
 class NeighborSampler:
-    """Samples batches from an in-memory graph. Safe to call from several threads at once.
+    """Samples batches from a `Graph` or a `DistGraph`, bit-equal. Safe to call from several threads at once.
 
     `num_neighbors` is a fanout per hop (-1: all), for all edge types or per edge type. `weight` and `time` name rows of
     the graph; sampling in time makes the trees of different seeds disjoint, as each has a time of its own.
@@ -39,7 +41,7 @@ class NeighborSampler:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: AnyGraph,
         num_neighbors: Fanouts,
         *,
         replace: bool = False,
@@ -63,15 +65,19 @@ class NeighborSampler:
         self.expand = expand
         if self.disjoint and expand == "frontier":
             raise ValueError("expand='frontier' shares nodes between seeds: use expand='new' with disjoint or time")
-        fanouts = check_fanouts(graph, num_neighbors)
-        self.num_hops = len(next(iter(fanouts.values()), ()))
-        self._sources = edge_sources(graph, fanouts, weight, time)
-        self._id_dtypes = _id_dtypes(graph)
+        self._fanouts = check_fanouts(graph, num_neighbors)
+        self._type_keys = {t: edge_type_key(t) for t in self._fanouts}
+        self.num_hops = len(next(iter(self._fanouts.values()), ()))
+        self._neighborhoods = neighborhoods(graph, weight=weight, time=time)
         self._free_tables: deque[dict[NodeType, IdTable]] = deque()
 
     def csc(self, edge_type: EdgeType) -> CSC:
-        """What is sampled from, and what `exclude` names positions of: the graph's CSC, but in order of time if any."""
-        return self._sources[edge_type].csc
+        """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
+        return self._neighborhoods.csc(edge_type)
+
+    def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
+        """All edges src[i] -> dst[i] (parallel ones included), ascending, each once: what `exclude` takes."""
+        return self._neighborhoods.find_edges(edge_type, src, dst)
 
     def sample(
         self,
@@ -85,7 +91,7 @@ class NeighborSampler:
         """The sampled structure around `seeds`, given per node type.
 
         `seed_time` is the time of each seed (node times name it themselves when it is left out); `tree` says which
-        tree each seed starts, by default one each; `exclude` are positions, in `csc(edge_type)`, that are never taken.
+        tree each seed starts, by default one each; `exclude` are edges, as `find_edges` names them, never to be taken.
         """
         for node_type in seeds:
             self.graph.num_nodes(node_type)  # ValueError when it does not exist
@@ -117,7 +123,7 @@ class _Walk:
     ) -> None:
         graph = sampler.graph
         self.sampler = sampler
-        self.sources = sampler._sources
+        self.neighborhoods = sampler._neighborhoods
         self.tables = tables
         self.nodes: dict[NodeType, list[Tensor]] = {t: [] for t in graph.node_types}
         self.num_nodes: dict[NodeType, list[int]] = {t: [] for t in graph.node_types}
@@ -135,7 +141,7 @@ class _Walk:
 
     def _add(self, node_type: NodeType, ids: Tensor) -> None:
         """Ids are kept as the graph keeps them, so that a hop need not convert what the last one found."""
-        self.nodes[node_type].append(ids.to(self.sampler._id_dtypes[node_type]))
+        self.nodes[node_type].append(ids.to(self.neighborhoods.id_dtypes[node_type]))
 
     def step(self, hop: int, key: SampleKey, exclude: Mapping[EdgeType, Tensor]) -> None:
         before = {t: sum(n) for t, n in self.num_nodes.items()}
@@ -145,9 +151,13 @@ class _Walk:
         frontier = {t: self._frontier(t, first[t], before[t]) for t in before}
         num_chunks = {t: len(n) for t, n in self.nodes.items()}
         structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor]] = {}
-        for edge_type, source in self.sources.items():
-            neighbors = self._neighbors(source, hop, key, frontier[edge_type[2]], edge_type, exclude.get(edge_type))
-            local = self._discover(edge_type, neighbors, first[edge_type[2]])
+        requests = self._requests(hop, key, frontier, exclude)
+        found = self.neighborhoods.sample(
+            requests, replace=self.sampler.replace, last=self.sampler.last, batch=key.batch, hop=hop
+        )
+        for request, neighbors in zip(requests, found):
+            edge_type = request.edge_type
+            local = self._discover(request, neighbors)
             structure[edge_type] = (neighbors.indptr, local, neighbors.positions)
             self.num_edges[edge_type].append(local.numel())
         for t in before:
@@ -169,32 +179,27 @@ class _Walk:
             left -= chunk.numel()
         return torch.cat(chunks[::-1]) if chunks else self.nodes[node_type][0][:0]
 
-    def _neighbors(
-        self,
-        source: EdgeSource,
-        hop: int,
-        key: SampleKey,
-        frontier: Tensor,
-        edge_type: EdgeType,
-        exclude: Tensor | None,
-        **more: Any,
-    ) -> Neighbors:
-        return sample_neighbors(
-            source.csc,
-            frontier.to(source.csc.indices.dtype),
-            source.fanouts[hop],
-            key=stream_key(key.seed, key.epoch, key.batch, hop, source.key),
-            replace=self.sampler.replace,
-            weight=source.weight,
-            exclude=exclude,
-            **more,
-        )
+    def _requests(
+        self, hop: int, key: SampleKey, frontier: dict[NodeType, Tensor], exclude: Mapping[EdgeType, Tensor]
+    ) -> list[HopRequest]:
+        """What this hop asks for: every edge type's in-edges of the frontier."""
+        return [
+            HopRequest(
+                edge_type,
+                frontier[edge_type[2]],
+                fanouts[hop],
+                stream_key(key.seed, key.epoch, key.batch, hop, self.sampler._type_keys[edge_type]),
+                exclude.get(edge_type),
+            )
+            for edge_type, fanouts in self.sampler._fanouts.items()
+        ]
 
-    def _discover(self, edge_type: EdgeType, neighbors: Neighbors, first_dst: int) -> Tensor:
+    def _discover(self, request: HopRequest, neighbors: Neighbors) -> Tensor:
         """Local ids of the sampled neighbours; new ones are added to their node type."""
-        local, fresh = self.tables[edge_type[0]].insert(neighbors.ids)
+        src_type = request.edge_type[0]
+        local, fresh = self.tables[src_type].insert(neighbors.ids)
         if fresh.numel():
-            self._add(edge_type[0], fresh)
+            self._add(src_type, fresh)
         return local
 
     def _add_block(
@@ -202,7 +207,7 @@ class _Walk:
     ) -> None:
         num_src = {t: sum(n) for t, n in self.num_nodes.items()}
         csc = {
-            t: CSC(indptr, local, num_src[t[0]], partial(_edge_ids, self.sources[t].csc, positions))
+            t: CSC(indptr, local, num_src[t[0]], partial(self.neighborhoods.edge_ids, t, positions))
             for t, (indptr, local, positions) in structure.items()
         }
         self.blocks.insert(0, Block(csc, num_src, num_dst))
@@ -214,7 +219,7 @@ class _Walk:
             rows, cols, positions = ([h[i] for h in hops] or [empty] for i in range(3))
             row[edge_type] = torch.cat(rows)
             col[edge_type] = torch.cat(cols)
-            edge[edge_type] = _edge_ids(self.sources[edge_type].csc, torch.cat(positions))
+            edge[edge_type] = self.neighborhoods.edge_ids(edge_type, torch.cat(positions))
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
         node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
@@ -266,24 +271,20 @@ class _DisjointWalk(_Walk):
         self._add(node_type, ids)
         self.trees[node_type].append(tree)
 
-    def _neighbors(self, source, hop, key, frontier, edge_type, exclude, **more):  # type: ignore[no-untyped-def]
-        tree = self._frontier_trees(edge_type[2], frontier.numel())
-        more["tree"] = tree
-        if source.time is not None:
-            assert self._tree_time is not None
-            more |= {"time": source.time, "seed_time": self._tree_time[tree]}
-            more |= {"node_time": source.node_time, "time_sorted": source.time_sorted, "last": self.sampler.last}
-        return super()._neighbors(source, hop, key, frontier, edge_type, exclude, **more)
+    def _requests(
+        self, hop: int, key: SampleKey, frontier: dict[NodeType, Tensor], exclude: Mapping[EdgeType, Tensor]
+    ) -> list[HopRequest]:
+        tree = {t: torch.cat(self.trees[t])[-ids.numel() :] if ids.numel() else ids.long() for t, ids in frontier.items()}
+        time = dict.fromkeys(tree) if self._tree_time is None else {t: self._tree_time[of] for t, of in tree.items()}
+        return [
+            replace(request, tree=tree[request.edge_type[2]], seed_time=time[request.edge_type[2]])
+            for request in super()._requests(hop, key, frontier, exclude)
+        ]
 
-    def _frontier_trees(self, node_type: NodeType, size: int) -> Tensor:
-        """Trees of the frontier. Taken while a hop runs, so chunks that this hop added must be left out."""
-        end = sum(self.num_nodes[node_type])
-        return torch.cat(self.trees[node_type])[end - size : end]
-
-    def _discover(self, edge_type: EdgeType, neighbors: Neighbors, first_dst: int) -> Tensor:
-        src_type = edge_type[0]
-        frontier_trees = self._frontier_trees(edge_type[2], neighbors.indptr.numel() - 1)
-        tree = torch.repeat_interleave(frontier_trees, neighbors.indptr.diff(), output_size=neighbors.ids.numel())
+    def _discover(self, request: HopRequest, neighbors: Neighbors) -> Tensor:
+        src_type = request.edge_type[0]
+        assert request.tree is not None
+        tree = torch.repeat_interleave(request.tree, neighbors.indptr.diff(), output_size=neighbors.ids.numel())
         num_nodes = self.sampler.graph.num_nodes(src_type)
         local, fresh = self.tables[src_type].insert(tree * num_nodes + neighbors.ids)
         if fresh.numel():
@@ -297,23 +298,10 @@ class _DisjointWalk(_Walk):
         return sample
 
 
-def _id_dtypes(graph: Graph) -> dict[NodeType, torch.dtype]:
-    """The dtype in which ids of each node type are kept while sampling: int32 unless some edge type stores int64."""
-    dtypes = dict.fromkeys(graph.node_types, torch.int32)
-    for edge_type in graph.edge_types:
-        if graph.csc(edge_type).indices.dtype == torch.int64:
-            dtypes[edge_type[0]] = dtypes[edge_type[2]] = torch.int64
-    return dtypes
-
-
 def _columns(indptr: Tensor, first: int, num_edges: int) -> Tensor:
     """The destination's local id of each sampled edge."""
     dst = torch.arange(first, first + indptr.numel() - 1)
     return torch.repeat_interleave(dst, indptr.diff(), output_size=num_edges)
-
-
-def _edge_ids(csc: CSC, positions: Tensor) -> Tensor:
-    return positions if csc.edge_ids is None else csc.edge_ids.index_select(0, positions).to(torch.int64)
 
 
 def _seed_trees(seeds: Mapping[NodeType, Tensor], tree: Mapping[NodeType, Tensor] | None) -> dict[NodeType, Tensor]:

@@ -1,16 +1,16 @@
-"""What a sampler needs of each edge type: structure, fanouts, and weights or times by position."""
+"""What sampling needs of each edge type of a graph in memory: structure, and weights or times by position."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, check_weight, edge_type_key
-from gnnsys.ops import CSC
+from gnnsys.graph import EdgeType, Graph, NodeType, check_weight
+from gnnsys.ops import CSC, gather_rows
 
 MAX_FANOUT = 1 << 28  # what the kernel's 32-bit arithmetic on draws leaves room for
 Fanouts: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
@@ -21,15 +21,22 @@ class EdgeSource:
     """What sampling one edge type needs; rows by CSC position, except node times."""
 
     csc: CSC
-    fanouts: tuple[int, ...]
-    key: int
     weight: Tensor | None = None
     time: Tensor | None = None
     node_time: bool = False
     time_sorted: bool = False
 
 
-def check_fanouts(graph: Graph, num_neighbors: Fanouts) -> dict[EdgeType, tuple[int, ...]]:
+class Typed(Protocol):
+    """What has edge types: a graph in memory, or a parted one."""
+
+    @property
+    def edge_types(self) -> list[EdgeType]: ...
+
+    def num_edges(self, edge_type: EdgeType | None = None) -> int: ...
+
+
+def check_fanouts(graph: Typed, num_neighbors: Fanouts) -> dict[EdgeType, tuple[int, ...]]:
     """A fanout per hop for every edge type of the graph; ValueError says what is wrong with the user's."""
     if isinstance(num_neighbors, int):
         raise ValueError(
@@ -37,7 +44,7 @@ def check_fanouts(graph: Graph, num_neighbors: Fanouts) -> dict[EdgeType, tuple[
         )
     if isinstance(num_neighbors, Mapping):
         for edge_type in num_neighbors:
-            graph.csc(edge_type)
+            graph.num_edges(edge_type)  # ValueError where there is no such type
         missing = [t for t in graph.edge_types if t not in num_neighbors]
         if missing:
             raise ValueError(f"num_neighbors must cover all edge types, missing {missing} (use [0, ...] to skip one)")
@@ -56,54 +63,78 @@ def check_fanouts(graph: Graph, num_neighbors: Fanouts) -> dict[EdgeType, tuple[
     return {t: tuple(int(f) for f in values) for t, values in fanouts.items()}
 
 
-def edge_sources(
-    graph: Graph, fanouts: Mapping[EdgeType, tuple[int, ...]], weight: str | None, time: str | None
-) -> dict[EdgeType, EdgeSource]:
-    """The sources of a graph. A time that some node type has is a node time, else it is looked for on edges."""
-    on_nodes = time is not None and any(time in rows for rows in graph.node_data.values())
+def edge_sources(graph: Graph, weight: str | None, time: str | None) -> dict[EdgeType, EdgeSource]:
+    """The sources of a graph, with the weights and times that `rows_to_draw_by` names."""
+    by = rows_to_draw_by(graph.node_data, graph.edge_data, weight, time)
     sources = {}
-    for edge_type, values in fanouts.items():
-        source = EdgeSource(graph.csc(edge_type), values, edge_type_key(edge_type))
+    for edge_type in graph.edge_types:
+        source = EdgeSource(graph.csc(edge_type))
         rows = graph.edge_data[edge_type]
-        node_rows = graph.node_data[edge_type[0]]
-        if weight is not None and weight in rows:
-            source = replace(source, weight=_by_position(source.csc, _check_weight(weight, rows[weight])))
-        if time is not None and on_nodes and time in node_rows:
-            source = _with_node_time(source, _check_time(time, node_rows[time]))
-        elif time is not None and not on_nodes and time in rows:
-            source = _with_edge_time(source, _check_time(time, rows[time]))
+        if by[edge_type] == "weight":
+            source = replace(source, weight=_by_position(source.csc, weight_rows(str(weight), rows[str(weight)])))
+        elif by[edge_type] == "node time":
+            source = with_node_time(source, time_rows(str(time), graph.node_data[edge_type[0]][str(time)]))
+        elif by[edge_type] == "edge time":
+            of_position = _by_position(source.csc, time_rows(str(time), rows[str(time)]))
+            source = with_edge_time(source, of_position)
         sources[edge_type] = source
-    for name, argument in ((weight, "weight"), (time, "time")):
-        found = any(getattr(s, argument) is not None for s in sources.values())
-        if name is not None and not found and graph.edge_types:
-            raise ValueError(f"{argument}: no edge or node type has rows named {name!r}")
     return sources
+
+
+def rows_to_draw_by(
+    node_data: Mapping[NodeType, Mapping[str, object]],
+    edge_data: Mapping[EdgeType, Mapping[str, object]],
+    weight: str | None,
+    time: str | None,
+) -> dict[EdgeType, str]:
+    """Per edge type 'weight', 'node time', 'edge time' or '' (uniform).
+
+    A time that some node type has is a node time, else it is looked for on edges. ValueError where no type has it.
+    """
+    on_nodes = time is not None and any(time in rows for rows in node_data.values())
+    found: dict[EdgeType, str] = {}
+    for edge_type, rows in edge_data.items():
+        found[edge_type] = ""
+        if weight is not None and weight in rows:
+            found[edge_type] = "weight"
+        elif time is not None and on_nodes and time in node_data[edge_type[0]]:
+            found[edge_type] = "node time"
+        elif time is not None and not on_nodes and time in rows:
+            found[edge_type] = "edge time"
+    for name, argument in ((weight, "weight"), (time, "time")):
+        if name is not None and edge_data and not any(by.endswith(argument) for by in found.values()):
+            raise ValueError(f"{argument}: no edge or node type has rows named {name!r}")
+    return found
 
 
 def _by_position(csc: CSC, rows: Tensor) -> Tensor:
     return rows.contiguous() if csc.edge_ids is None else rows.index_select(0, csc.edge_ids)
 
 
-def _check_weight(name: str, rows: Tensor) -> Tensor:
+def weight_rows(name: str, rows: Tensor) -> Tensor:
+    """Weights as they are drawn by, float32 or float64 [num_edges]; ValueError where they cannot be."""
     rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
     check_weight(rows, f"weight {name!r}")
     return rows if rows.dtype == torch.float64 else rows.float()
 
 
-def _check_time(name: str, rows: Tensor) -> Tensor:
+def time_rows(name: str, rows: Tensor) -> Tensor:
+    """Times as they are compared, int64; ValueError where they cannot be."""
     rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
     if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
         raise ValueError(f"time {name!r} must hold integers, such as seconds, got {list(rows.shape)} {rows.dtype}")
     return rows.to(torch.int64).contiguous()
 
 
-def _with_node_time(source: EdgeSource, time: Tensor) -> EdgeSource:
-    csc, _ = _sort_by_time(source.csc, time[source.csc.indices.to(torch.int64)])
+def with_node_time(source: EdgeSource, time: Tensor) -> EdgeSource:
+    """The source seen in the order of its sources' times, `time` by source node."""
+    csc, _ = _sort_by_time(source.csc, gather_rows(time, source.csc.indices))
     return replace(source, csc=csc, time=time, node_time=True, time_sorted=True)
 
 
-def _with_edge_time(source: EdgeSource, time: Tensor) -> EdgeSource:
-    csc, of_position = _sort_by_time(source.csc, _by_position(source.csc, time))
+def with_edge_time(source: EdgeSource, time: Tensor) -> EdgeSource:
+    """The source seen in the order of its edges' times, `time` by position."""
+    csc, of_position = _sort_by_time(source.csc, time)
     return replace(source, csc=csc, time=of_position, time_sorted=True)
 
 

@@ -1,0 +1,252 @@
+// A hop over several parts: what a part sampled in local ids put into global ids, and the answers of all parts put
+// together in the order of the seeds. Nothing is sorted: where a seed's neighbours go follows from its place alone.
+#include "common/check.h"
+#include "common/id_range.h"
+#include "common/parallel.h"
+#include "common/tensors.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace gnnsys {
+namespace {
+
+constexpr int64_t kSeedGrain = 1 << 12;
+constexpr int64_t kEdgeGrain = 1 << 14;
+
+// What a part's local ids stand for: core nodes follow `first`, halo nodes are listed.
+template <typename halo_t>
+struct LocalNames {
+  int64_t first;
+  int64_t num_core;
+  const halo_t* halo;
+
+  int64_t operator()(int64_t local) const { return local < num_core ? local + first : halo[local - num_core]; }
+};
+
+template <typename id_t>
+Tensor differences(const Tensor& indptr) {
+  const int64_t size = indptr.numel() - 1;
+  Tensor out = empty_cpu({size}, id_type<id_t>());
+  const auto* from = const_data<int64_t>(indptr);
+  auto* const to = mutable_data<id_t>(out);
+  for (int64_t i = 0; i < size; ++i) {
+    to[i] = static_cast<id_t>(from[i + 1] - from[i]);
+  }
+  return out;
+}
+
+// Work and bytes: one read of what was sampled, one random read of the halo per remote neighbour, one write.
+std::tuple<Tensor, Tensor, Tensor> name_neighbors(const Tensor& indptr, const Tensor& neighbors,
+                                                  const Tensor& positions, int64_t first, int64_t num_core,
+                                                  const Tensor& halo, int64_t first_edge, std::optional<Tensor> order,
+                                                  bool wide_ids, bool wide_edges) {
+  check_csc(indptr, neighbors);
+  check_dtype(neighbors, ScalarType::Int, "neighbors");
+  check_vector(positions, "positions");
+  check_dtype(positions, ScalarType::Long, "positions");
+  check_ids(halo, "halo");
+  CHECK_ARG(positions.numel() == neighbors.numel(), "positions must be as many as neighbors, ", neighbors.numel(),
+            ", got ", positions.numel());
+  CHECK_ARG(neighbors.numel() <= std::numeric_limits<int32_t>::max(),
+            "a hop must take fewer than 2^31 edges of a part at once: use smaller batches");
+  CHECK_ARG(first >= 0 && num_core >= 0 && first_edge >= 0, "first, num_core and first_edge must not be negative");
+  check_id_range(neighbors, num_core + halo.numel(), "neighbors");
+  if (order) {
+    check_ids(*order, "order");
+    check_id_range(positions, order->numel(), "positions");
+  }
+  const int64_t size = neighbors.numel();
+  Tensor ids = empty_cpu({size}, wide_ids ? ScalarType::Long : ScalarType::Int);
+  Tensor edges = empty_cpu({size}, wide_edges ? ScalarType::Long : ScalarType::Int);
+  const auto* local = const_data<int32_t>(neighbors);
+  const auto* position = const_data<int64_t>(positions);
+  dispatch_ids(halo, [&](auto halo_id) {
+    const LocalNames<decltype(halo_id)> name{first, num_core, const_data<decltype(halo_id)>(halo)};
+    dispatch_ids(ids, [&](auto id) {
+      using id_t = decltype(id);
+      auto* const out = mutable_data<id_t>(ids);
+      parallel_for(size, kEdgeGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t e = begin; e < end; ++e) {
+          out[e] = static_cast<id_t>(name(local[e]));
+        }
+      });
+    });
+  });
+  dispatch_ids(edges, [&](auto edge) {
+    using edge_t = decltype(edge);
+    auto* const out = mutable_data<edge_t>(edges);
+    const auto fill = [&](const auto& place) {
+      parallel_for(size, kEdgeGrain, [&](int64_t begin, int64_t end) {
+        for (int64_t e = begin; e < end; ++e) {
+          out[e] = static_cast<edge_t>(first_edge + place(position[e]));
+        }
+      });
+    };
+    if (!order) {
+      fill([](int64_t p) { return p; });
+      return;
+    }
+    dispatch_ids(*order, [&](auto stored) {
+      const auto* place = const_data<decltype(stored)>(*order);
+      fill([place](int64_t p) { return static_cast<int64_t>(place[p]); });
+    });
+  });
+  return {differences<int32_t>(indptr), ids, edges};
+}
+
+// One answer: counts of its seeds, then their neighbours and edges, one after the other.
+struct Piece {
+  const Tensor& counts;
+  const Tensor& ids;
+  const Tensor& edges;
+
+  void check(ScalarType id_dtype) const {
+    check_vector(counts, "counts");
+    check_dtype(counts, ScalarType::Int, "counts");
+    check_ids(ids, "ids");
+    check_dtype(ids, id_dtype, "ids");
+    check_ids(edges, "edges");
+    const auto* count = const_data<int32_t>(counts);
+    int64_t total = 0;
+    for (int64_t i = 0; i < counts.numel(); ++i) {
+      CHECK_ARG(count[i] >= 0, "counts must not be negative, got ", count[i]);
+      total += count[i];
+    }
+    CHECK_ARG(total == ids.numel() && total == edges.numel(), "counts add up to ", total, ", but there are ",
+              ids.numel(), " ids and ", edges.numel(), " edges");
+  }
+};
+
+// Some of the grouped seeds, in order, are answered by the next of a piece's entries.
+struct Segment {
+  int64_t piece;
+  int64_t first;
+  int64_t size;
+};
+
+std::vector<Segment> read_segments(const std::vector<int64_t>& flat, const std::vector<Tensor>& counts,
+                                   int64_t num_seeds) {
+  CHECK_ARG(flat.size() % 3 == 0, "segments must be triples (piece, first, size)");
+  std::vector<Segment> segments;
+  std::vector<int64_t> used(counts.size(), 0);
+  std::vector<bool> covered(static_cast<size_t>(num_seeds), false);
+  int64_t total = 0;
+  for (size_t s = 0; s < flat.size(); s += 3) {
+    const Segment segment{flat[s], flat[s + 1], flat[s + 2]};
+    CHECK_ARG(segment.piece >= 0 && segment.piece < static_cast<int64_t>(counts.size()),
+              "segments must name a piece of [0, ", counts.size(), "), got ", segment.piece);
+    CHECK_ARG(segment.first >= 0 && segment.size >= 0 && segment.first <= num_seeds - segment.size,
+              "segments must lie in [0, ", num_seeds, ")");
+    for (int64_t j = segment.first; j < segment.first + segment.size; ++j) {
+      CHECK_ARG(!covered[static_cast<size_t>(j)], "segments must not overlap, they do at seed ", j);
+      covered[static_cast<size_t>(j)] = true;
+    }
+    used[static_cast<size_t>(segment.piece)] += segment.size;
+    total += segment.size;
+    segments.push_back(segment);
+  }
+  CHECK_ARG(total == num_seeds, "segments must cover ", num_seeds, " seeds, they cover ", total);
+  for (size_t k = 0; k < counts.size(); ++k) {
+    CHECK_ARG(used[k] == counts[k].numel(), "piece ", k, " answers ", counts[k].numel(), " seeds, ", used[k],
+              " are asked of it");
+  }
+  return segments;
+}
+
+// Where a grouped seed's neighbours are read and written.
+struct Move {
+  int64_t piece;
+  int64_t from;
+  int64_t to;
+  int64_t size;
+};
+
+std::vector<Move> plan_moves(const std::vector<Segment>& segments, const std::vector<Tensor>& counts,
+                             const int64_t* order, int64_t num_seeds, int64_t* indptr) {
+  std::vector<Move> moves(static_cast<size_t>(num_seeds));
+  std::vector<int64_t> seed_at(counts.size(), 0);
+  std::vector<int64_t> edge_at(counts.size(), 0);
+  for (const Segment& segment : segments) {
+    const auto k = static_cast<size_t>(segment.piece);
+    const auto* count = const_data<int32_t>(counts[k]);
+    for (int64_t j = segment.first; j < segment.first + segment.size; ++j) {
+      const int64_t size = count[seed_at[k]++];
+      moves[static_cast<size_t>(j)] = {segment.piece, edge_at[k], 0, size};
+      edge_at[k] += size;
+      indptr[order[j] + 1] = size;
+    }
+  }
+  indptr[0] = 0;
+  for (int64_t i = 0; i < num_seeds; ++i) {
+    indptr[i + 1] += indptr[i];
+  }
+  for (int64_t j = 0; j < num_seeds; ++j) {
+    moves[static_cast<size_t>(j)].to = indptr[order[j]];
+  }
+  return moves;
+}
+
+// ValueError unless order is a permutation.
+void check_order(const Tensor& order) {
+  check_vector(order, "order");
+  check_dtype(order, ScalarType::Long, "order");
+  check_id_range(order, order.numel(), "order");
+  std::vector<bool> seen(static_cast<size_t>(order.numel()), false);
+  const auto* place = const_data<int64_t>(order);
+  for (int64_t j = 0; j < order.numel(); ++j) {
+    CHECK_ARG(!seen[static_cast<size_t>(place[j])], "order must name every seed once, it names ", place[j], " twice");
+    seen[static_cast<size_t>(place[j])] = true;
+  }
+}
+
+// Work and bytes: two passes over the seeds, then every neighbour and edge read and written once.
+std::tuple<Tensor, Tensor, Tensor> stitch(const Tensor& order, std::vector<Tensor> counts, std::vector<Tensor> ids,
+                                          std::vector<Tensor> edges, std::vector<int64_t> segments, bool wide) {
+  check_order(order);
+  CHECK_ARG(counts.size() == ids.size() && counts.size() == edges.size(), "counts, ids and edges must be equally many");
+  const ScalarType id_dtype = wide ? ScalarType::Long : ScalarType::Int;
+  for (size_t k = 0; k < counts.size(); ++k) {
+    Piece{counts[k], ids[k], edges[k]}.check(id_dtype);
+  }
+  const int64_t num_seeds = order.numel();
+  const std::vector<Segment> parts = read_segments(segments, counts, num_seeds);
+  Tensor indptr = empty_cpu({num_seeds + 1}, ScalarType::Long);
+  const std::vector<Move> moves =
+      plan_moves(parts, counts, const_data<int64_t>(order), num_seeds, mutable_data<int64_t>(indptr));
+  const int64_t total = const_data<int64_t>(indptr)[num_seeds];
+  Tensor out_ids = empty_cpu({total}, id_dtype);
+  Tensor out_edges = empty_cpu({total}, ScalarType::Long);
+  auto* const edge = mutable_data<int64_t>(out_edges);
+  dispatch_ids(out_ids, [&](auto id) {
+    using id_t = decltype(id);
+    auto* const neighbor = mutable_data<id_t>(out_ids);
+    parallel_for(num_seeds, kSeedGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; ++j) {
+        const Move& move = moves[static_cast<size_t>(j)];
+        const auto k = static_cast<size_t>(move.piece);
+        std::copy_n(const_data<id_t>(ids[k]) + move.from, move.size, neighbor + move.to);
+        if (edges[k].scalar_type() == ScalarType::Int) {
+          std::copy_n(const_data<int32_t>(edges[k]) + move.from, move.size, edge + move.to);
+        } else {
+          std::copy_n(const_data<int64_t>(edges[k]) + move.from, move.size, edge + move.to);
+        }
+      }
+    });
+  });
+  return {indptr, out_ids, out_edges};
+}
+
+}  // namespace
+}  // namespace gnnsys
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
+  m.impl("name_neighbors", TORCH_BOX(&gnnsys::name_neighbors));
+  m.impl("stitch", TORCH_BOX(&gnnsys::stitch));
+}

@@ -1,0 +1,253 @@
+"""The fetch stage: the rows of the nodes and edges that were sampled, wherever they are.
+
+Rows in memory are gathered. Rows of distributed tables are asked for in one request per machine for the whole batch,
+as soon as it is sampled (`begin`), and waited for in the batch's turn (`finish`); so are those of a user's own source.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.loader.inflight import Flight, Leg, Pending, Window
+from gnnsys.loader.join import Rows, Sampled
+from gnnsys.ops import scatter_rows
+from gnnsys.ops.buffers import BufferPool
+
+AnyType: TypeAlias = NodeType | EdgeType
+Names: TypeAlias = Sequence[str] | Mapping[AnyType, Sequence[str]]
+
+
+class Fetch:
+    """Fetches the arrays of a graph's node and edge data by the ids of a sample.
+
+    `names` chooses arrays, for all types or by type; None means all but those that train (`mutable` is True): these
+    are read in the forward pass, because a row that is fetched ahead may be an old one when it is used. `wire_dtype`
+    is how floats travel between machines.
+    """
+
+    def __init__(self, graph: Any, *, names: Names | None, wire_dtype: torch.dtype | None) -> None:
+        check_names(graph, names)
+        self._graph = graph
+        self._names = names
+        self._wire_dtype = wire_dtype
+        self._rows = Rows(BufferPool(max_free=0))
+        self._window: Window | None = None
+        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        self._lock = threading.Lock()
+
+    def prepare(self, rows: Rows, num_in_flight: int) -> None:
+        """What to gather into, and how many batches in flight share rows: 0 for none."""
+        self._rows = rows
+        self._window = Window(num_in_flight) if num_in_flight > 0 else None
+
+    @property
+    def num_arrays(self) -> int:
+        """How many arrays a batch has, over all types."""
+        return sum(len(list(self._sources(t))) for t in (*self._graph.node_types, *self._graph.edge_types))
+
+    def begin(self, sampled: Sampled) -> Sampled:
+        """Sends the requests for everything that is not in this process's memory."""
+        order = _Order(sampled)
+        for key, ids in _ids_by_type(sampled):
+            for name, source in self._sources(key):
+                if isinstance(source, Tensor):
+                    order.in_memory.append((key, name, source, ids))
+                else:
+                    order.add(key, name, source, ids, self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype))
+        sampled.pending = order
+        with order.flight.lock:
+            try:
+                if self._window is not None and order.shared:
+                    self._window.enter(order.flight, order.shared)
+                order.flight.pending += order.send(self._wire_dtype)
+            except BaseException as error:
+                order.flight.fail(error)
+                raise
+        return sampled
+
+    def finish(self, sampled: Sampled) -> Sampled:
+        """Gathers what is in memory, while the rest arrives; then waits for the rest."""
+        order: _Order = sampled.pending
+        sampled.pending = None
+        rows: dict[AnyType, dict[str, Tensor]] = {}
+        for key, name, source, ids in order.in_memory:
+            rows.setdefault(key, {})[name] = self._rows(source, ids)
+        order.flight.complete()
+        for key, name, out in order.arriving:
+            rows.setdefault(key, {})[name] = out
+        sampled.rows = {
+            key: {name: rows[key][name] for name, _ in self._sources(key) if name in rows[key]} for key in rows
+        }
+        moved = order.counts()
+        moved["bytes_local"] += sum(out.nbytes for key, name, *_ in order.in_memory for out in [rows[key][name]])
+        if sampled.trace is not None:
+            sampled.trace.bytes.update({flow: moved[f"bytes_{flow}"] for flow in ("local", "remote", "shared")})
+        with self._lock:
+            self._counts.update(moved)
+        return sampled
+
+    def __call__(self, sampled: Sampled) -> Sampled:
+        return self.finish(self.begin(sampled))
+
+    def counts(self) -> dict[str, int]:
+        """Bytes from memory, from others, and from other batches in flight; remote rows asked for and shared."""
+        with self._lock:
+            return dict(self._counts)
+
+    def forget(self) -> None:
+        """Nothing that is under way now is shared with batches to come."""
+        if self._window is not None:
+            self._window.forget()
+
+    def waits(self) -> bool:
+        """Whether some array is not in this process's memory, so that fetching it means waiting."""
+        types = (*self._graph.node_types, *self._graph.edge_types)
+        return any(
+            not isinstance(s, Tensor) and getattr(s, "is_remote", True) for t in types for _, s in self._sources(t)
+        )
+
+    def _sources(self, key: AnyType) -> Iterator[tuple[str, Any]]:
+        """Names and sources of a type's arrays that are wanted, in the graph's order."""
+        data = self._graph.edge_data[key] if isinstance(key, tuple) else self._graph.node_data[key]
+        names = self._names.get(key, ()) if isinstance(self._names, Mapping) else self._names
+        for name, source in data.items():
+            if name in names if names is not None else getattr(source, "mutable", None) is not True:
+                yield name, source
+
+
+class _Group(NamedTuple):
+    """What is asked for together: tables of one type in stores, or one source of another kind."""
+
+    key: AnyType
+    name: str | None
+    is_fixed: bool  # rows never change
+
+
+_COUNTS = ("bytes_local", "bytes_remote", "bytes_shared", "rows_asked", "rows_shared")
+
+
+class _Order:
+    """What one batch needs: arrays in memory, and tables to ask for, those with the same ids and owners together."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        self.batch = sampled.position
+        self.flight = Flight()
+        self.in_memory: list[tuple[AnyType, str, Tensor, Tensor]] = []
+        self.arriving: list[tuple[AnyType, str, Tensor]] = []
+        self.legs: dict[_Group, Leg] = {}
+        self._tables: dict[_Group, list[Any]] = {}  # sources, as outs of the leg
+        self._pulls: list[Any] = []
+
+    def add(self, key: AnyType, name: str, source: Any, ids: Tensor, out: Tensor) -> None:
+        """A table that is not plain memory; only rows that never change are shared between batches."""
+        group = _Group(key, None if is_table(source) else name, getattr(source, "mutable", None) is False)
+        if group not in self.legs:
+            remote = source.remote_positions(ids) if is_table(source) else torch.arange(ids.numel())
+            self.legs[group] = Leg(group, ids, remote, [], source.shape[0])
+            self._tables[group] = []
+        self.legs[group].outs.append(out)
+        self._tables[group].append(source)
+        self.arriving.append((key, name, out))
+
+    @property
+    def shared(self) -> list[Leg]:
+        """Legs whose rows other batches may have asked for."""
+        return [leg for group, leg in self.legs.items() if group.is_fixed and leg.remote.numel()]
+
+    def send(self, wire_dtype: torch.dtype | None) -> list[Pending]:
+        """Asks for all rows that the legs ask for: one pull per store, one read per source of another kind."""
+        pulls: dict[int, tuple[Any, list[Any]]] = {}
+        pending: list[Pending] = []
+        for group, leg in self.legs.items():
+            ids = leg.ids if leg.asked is None else leg.ids[leg.asked]
+            for source, out in zip(self._tables[group], leg.outs):
+                if is_table(source):
+                    pulls.setdefault(id(source.store), (source.store, []))[1].append(
+                        make_pull(source, ids, out, leg.asked, wire_dtype)
+                    )
+                elif leg.asked is None:
+                    pending.append(source.begin_read(ids, out))
+                else:
+                    rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype)
+                    pending.append(_Scattered(source.begin_read(ids, rows), rows, out, leg.asked))
+        self._pulls = [store.pull(wanted, batch=self.batch) for store, wanted in pulls.values()]
+        return [*self._pulls, *pending]
+
+    def counts(self) -> Counter[str]:
+        """What was moved, once it is all there."""
+        counts: Counter[str] = Counter()
+        for group, leg in self.legs.items():
+            for source, out in zip(self._tables[group], leg.outs):
+                row_bytes = prod(out.shape[1:]) * out.element_size()
+                num_asked = leg.remote.numel() - leg.num_shared
+                counts["rows_asked"] += num_asked
+                counts["rows_shared"] += leg.num_shared
+                counts["bytes_shared"] += leg.num_shared * row_bytes
+                counts["bytes_local"] += (leg.ids.numel() - leg.remote.numel()) * row_bytes
+                if not is_table(source):
+                    counts["bytes_remote"] += num_asked * row_bytes
+        counts["bytes_remote"] += sum(pull.bytes_remote for pull in self._pulls)
+        return counts
+
+
+class _Scattered(NamedTuple):
+    """A read of some of a batch's rows from a source that fills whole buffers."""
+
+    pending: Any
+    rows: Tensor
+    out: Tensor
+    at: Tensor
+
+    def result(self) -> None:
+        self.pending.result()
+        scatter_rows(self.out, self.at, self.rows)
+
+
+def is_table(source: Any) -> bool:
+    """Whether rows come from a store, that fetches several tables in one round trip."""
+    return hasattr(source, "store") and hasattr(source, "name")
+
+
+def make_pull(source: Any, ids: Tensor, out: Tensor, at: Tensor | None, wire_dtype: torch.dtype | None) -> Any:
+    from gnnsys.store import Pull
+
+    narrows = wire_dtype is not None and out.is_floating_point() and wire_dtype.itemsize < out.element_size()
+    return Pull(source.name, ids, out=out, at=at, wire_dtype=wire_dtype if narrows else None)
+
+
+def _ids_by_type(sampled: Sampled) -> Iterator[tuple[AnyType, Tensor]]:
+    """Ids whose rows are wanted; with expand="frontier" edges are in the blocks, and have none."""
+    sample = sampled.sample
+    yield from sample.node.items()
+    for edge_type, ids in sample.edge.items():
+        if edge_type in sample.row:
+            yield edge_type, ids
+
+
+def check_names(graph: Any, names: Names | None) -> None:
+    """ValueError unless every name that is to be fetched is an array of the graph."""
+    if names is None:
+        return
+    if isinstance(names, str):
+        raise ValueError(f"fetch must be a list of names, got {names!r}: write [{names!r}]")
+    data = {**graph.node_data, **graph.edge_data}
+    if isinstance(names, Mapping):
+        for key, chosen in names.items():
+            if key not in data:
+                raise ValueError(f"fetch: there is no node or edge type {key!r}, only {list(data)}")
+            for name in chosen:
+                if name not in data[key]:
+                    raise ValueError(f"fetch: {key!r} has no array {name!r}, only {list(data[key])}")
+        return
+    for name in names:
+        if not any(name in arrays for arrays in data.values()):
+            known = sorted({known for arrays in data.values() for known in arrays})
+            raise ValueError(f"fetch: no node or edge type has an array {name!r}, only {known}")

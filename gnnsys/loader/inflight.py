@@ -1,0 +1,206 @@
+"""Batches in flight share their rows: what one has asked for, the next copies from it instead of asking again.
+
+A flight is one batch whose rows are on their way. Whoever completes it (the fetch stage in the batch's turn, or a
+flight that waits for its rows) hands its rows on to all that registered for them and then leaves the window, before
+anybody else sees the batch: a user may change a batch in place, the rows that others got are those that arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops import IdTable, gather_rows, scatter_rows
+
+_POSITION = 0xFFFFFFFF  # a place is a flight's number, shifted by 32, and a position in its rows
+_SLACK = 1 << 16
+
+
+class Pending(Protocol):
+    """Rows that were asked for; `result` waits until they are where they belong."""
+
+    def result(self) -> object: ...
+
+
+@dataclass
+class Leg:
+    """Rows of one kind that a batch needs: tables that have the same ids and the same owners."""
+
+    key: Hashable
+    ids: Tensor  # [num_rows]
+    remote: Tensor  # int64, positions in ids of rows that must be asked for
+    outs: list[Tensor]  # one per table, [num_rows, ...]
+    id_bound: int
+    asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
+    num_shared: int = 0  # rows that come from other batches, or a second time in this one
+
+
+class _Move(NamedTuple):
+    """dst[to] = src[rows], for each pair of tables."""
+
+    src: list[Tensor]
+    rows: Tensor
+    dst: list[Tensor]
+    to: Tensor
+
+    def __call__(self) -> None:
+        for src, dst in zip(self.src, self.dst):
+            scatter_rows(dst, self.to, gather_rows(src, self.rows))
+
+
+class Flight:
+    """One batch on its way. `lock` is held by whoever sends its requests, and by whoever completes it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.number = -1
+        self.legs: dict[Hashable, Leg] = {}
+        self.pending: list[Pending] = []
+        self.donors: list[Flight] = []  # flights that bring rows of this one; all of them entered before it
+        self.repeats: list[_Move] = []  # rows that this flight needs more than once
+        self.moves: list[_Move] = []  # rows for others
+        self._window: Window | None = None
+        self._is_done = False
+        self._error: BaseException | None = None
+
+    def complete(self) -> None:
+        """Returns when every row is in place and has been handed on. Idempotent; raises what went wrong each time."""
+        with self.lock:
+            if not self._is_done:
+                try:
+                    self._complete()
+                except BaseException as error:
+                    self.fail(error)
+                self._is_done = True
+                self.legs, self.pending, self.donors, self.repeats, self.moves = {}, [], [], [], []
+        if self._error is not None:
+            raise self._error
+
+    def _complete(self) -> None:
+        for pending in self.pending:
+            pending.result()
+        for donor in self.donors:
+            donor.complete()
+        for move in self.repeats:
+            move()
+        self._leave()
+        for move in self.moves:
+            move()
+
+    def fail(self, error: BaseException) -> None:
+        """Its rows will not come: those that wait for them get the same error, new ones are not offered them."""
+        self._error, self._is_done = error, True
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._window is not None:
+            self._window.leave(self)
+
+
+class Window:
+    """The flights that others may take rows from: the last `size` that are not complete."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._flights: dict[int, Flight] = {}  # by number, oldest first
+        self._places: dict[Hashable, _Places] = {}
+        self._next = 0
+
+    def enter(self, flight: Flight, legs: Sequence[Leg]) -> None:
+        """Decides which rows of the legs the flight asks for; the others are copied when their donors are complete.
+
+        The caller holds the flight's lock until what it asks for is in `flight.pending`.
+        """
+        with self._lock:
+            flight.number, self._next = self._next, self._next + 1
+            flight._window = self
+            for leg in legs:
+                if leg.remote.numel():
+                    self._plan(flight, leg)
+                flight.legs[leg.key] = leg
+            self._flights[flight.number] = flight
+            while len(self._flights) > self._size:  # abandoned ones are never completed
+                del self._flights[next(iter(self._flights))]
+
+    def leave(self, flight: Flight) -> None:
+        """After this nobody registers with the flight any more."""
+        with self._lock:
+            self._flights.pop(flight.number, None)
+
+    def forget(self) -> None:
+        """No later flight takes rows from those that are under way now."""
+        with self._lock:
+            self._flights.clear()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def _plan(self, flight: Flight, leg: Leg) -> None:
+        places = self._places.get(leg.key)
+        if places is None:
+            places = self._places[leg.key] = _Places(leg.id_bound)
+        ids = leg.ids if leg.remote.numel() == leg.ids.numel() else leg.ids[leg.remote]
+        live = torch.tensor(list(self._flights), dtype=torch.int64)
+        if places.is_crowded(ids.numel()):
+            places.clear()
+            for other in self._flights.values():
+                if leg.key in other.legs:
+                    theirs = other.legs[leg.key]
+                    places.put(theirs.ids[theirs.remote], other.number, theirs.remote, live)
+        found, now = places.put(ids, flight.number, leg.remote, live)
+        shared = found >= 0
+        repeated = ~shared & (now & _POSITION != leg.remote)
+        leg.num_shared = int(shared.sum()) + int(repeated.sum())
+        if leg.num_shared == 0:
+            return
+        ask = torch.ones(leg.ids.numel(), dtype=torch.bool)
+        ask[leg.remote[shared | repeated]] = False
+        leg.asked = ask.nonzero().view(-1)
+        for number in torch.unique(found[shared] >> 32).tolist():
+            donor = self._flights[number]
+            rows = (found >> 32 == number).nonzero().view(-1)
+            source = donor.legs[leg.key].outs
+            donor.moves.append(_Move(source, found[rows] & _POSITION, leg.outs, leg.remote[rows]))
+            flight.donors.append(donor)
+        if bool(repeated.any()):
+            rows = repeated.nonzero().view(-1)
+            flight.repeats.append(_Move(leg.outs, now[rows] & _POSITION, leg.outs, leg.remote[rows]))
+
+
+class _Places:
+    """Where the rows of ids are: the last flight that has them, and the position there."""
+
+    def __init__(self, id_bound: int) -> None:
+        self._table = IdTable(id_bound)
+        self._place = torch.empty(0, dtype=torch.int64)  # by local id of the table
+        self._num_ids = 0
+
+    def is_crowded(self, num_ids: int) -> bool:
+        """Whether most of what is known must be about flights that are gone."""
+        return self._num_ids > 8 * num_ids + _SLACK
+
+    def clear(self) -> None:
+        self._table.clear()
+        self._num_ids = 0
+
+    def put(self, ids: Tensor, number: int, positions: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+        """Notes that flight `number` has these ids; returns where each was before, and where it is now.
+
+        Before: -1 where no flight of `live` had it. Now: one of the positions where several are of the same id.
+        """
+        local, fresh = self._table.insert(ids)
+        first, self._num_ids = self._num_ids, self._num_ids + fresh.numel()
+        if self._num_ids > self._place.numel():
+            grown = torch.empty(2 * self._num_ids, dtype=torch.int64)
+            grown[:first] = self._place[:first]
+            self._place = grown
+        self._place[first : self._num_ids] = -1
+        before = self._place[local]
+        self._place[local] = (number << 32) + positions
+        return before.masked_fill(~torch.isin(before >> 32, live), -1), self._place[local]

@@ -1,0 +1,100 @@
+"""Which stages a loader has, in which order, and which of them have threads.
+
+In memory, sampling and fetching are both work for a core: the same threads do all of it for a batch. Where rows come
+over a network, sampling threads send a batch's requests as soon as it is sampled and go on with the next; another
+thread waits for the rows. A user's stages go where they say, with the threads that they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gnnsys.loader.device import Copy
+from gnnsys.loader.options import PipelineOptions
+from gnnsys.pipeline import Stage
+
+PLACES = ("schedule", "sample", "fetch", "compact")  # where a user's stage may follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The sizes everything follows from: `waits` tells whether sampling or fetching waits for other machines."""
+
+    num_threads: int
+    prefetch: int
+    waits: bool
+    options: PipelineOptions
+
+    def __post_init__(self) -> None:
+        if self.num_threads < 0 or self.prefetch < 1:
+            raise ValueError(f"num_threads must be >= 0 and prefetch >= 1, got {self.num_threads} and {self.prefetch}")
+
+    @property
+    def sample_depth(self) -> int:
+        """Sampled batches whose rows are on their way, besides those in the hands of a thread."""
+        return self.options.depths.get("sample", 2 if self.waits else 0)
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many batches there may be between having been sampled and having their rows."""
+        threads = self.options.threads
+        sampling = threads.get("sample", self.num_threads)
+        return sampling + self.sample_depth + threads.get("fetch", min(1, self.num_threads)) + 1
+
+    def arrange(
+        self,
+        ours: Sequence[Stage],
+        transform: Callable[[Any], Any] | None,
+        user_stages: Sequence[Stage],
+        copy: Copy | None,
+    ) -> list[Stage]:
+        """`ours` are schedule, sample, fetch and compact. A user's function on batches runs on the host, so compact
+        comes before copy if there is one, and behind it otherwise."""
+        check_user_stages(user_stages)
+        extra = [*user_stages]
+        if transform is not None:
+            extra.append(Stage("transform", transform, threads=0, after="compact"))
+        stages: list[Stage] = []
+        for stage in ours:
+            stages += [stage, *(e for e in extra if e.after == stage.name)]
+        behind: list[Stage] = []
+        if copy is not None and stages[-1].name == "compact":
+            behind = [stages.pop()]
+        stages = self._with_threads(stages, {stage.name for stage in user_stages})
+        if copy is not None:
+            threads, depth = self._sizes("copy", min(1, self.num_threads), 1)
+            stages += [Stage("copy", copy.begin, threads, depth), Stage("arrive", copy.arrive, threads=0)]
+        return stages + behind
+
+    def _with_threads(self, stages: Sequence[Stage], user_names: set[str]) -> list[Stage]:
+        if self.num_threads == 0:
+            return [replace(stage, threads=0) for stage in stages]
+        out: list[Stage] = []
+        for number, stage in enumerate(stages):
+            if stage.name in user_names:
+                out.append(stage)
+                continue
+            is_last = number == len(stages) - 1
+            before_user = not is_last and stages[number + 1].name in user_names and not stages[number + 1].is_inline
+            threads, depth = 0, self.prefetch
+            if self.waits and stage.name == "sample":
+                threads, depth = self.num_threads, self.sample_depth
+            elif is_last or before_user:
+                is_sampled = any(s.name == "sample" and not s.is_inline for s in out)
+                threads = 1 if self.waits and is_sampled else self.num_threads
+            threads, depth = self._sizes(stage.name, threads, depth)
+            out.append(replace(stage, threads=threads, depth=depth))
+        return out
+
+    def _sizes(self, name: str, threads: int, depth: int) -> tuple[int, int]:
+        return self.options.threads.get(name, threads), self.options.depths.get(name, depth)
+
+
+def check_user_stages(stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        if stage.after not in PLACES:
+            raise ValueError(f"stage {stage.name!r}: after must be one of {', '.join(PLACES)}, got {stage.after!r}")
+        if stage.name in (*PLACES, "copy", "arrive", "transform"):
+            raise ValueError(f"a stage of your own needs a name of its own, {stage.name!r} is one of ours")

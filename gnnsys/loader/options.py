@@ -1,0 +1,37 @@
+"""How a loader's pipeline is laid out: threads and depth of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+STAGES = ("schedule", "sample", "fetch", "copy", "compact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """Threads and depths by stage name; what is left out follows from `num_threads` and `prefetch` of the loader.
+
+    `threads`: 0 lets the thread of the stage behind run a stage as well. `depths`: how many finished batches may wait
+    behind a stage that has threads; behind `sample` they wait with their rows already asked for, so its depth is how
+    many batches are on the network besides those that are being sampled. `share`: rows that a batch in flight has asked
+    for are copied from it instead of asked for again. `trace`: of how many batches the record is kept.
+
+    >>> PipelineOptions(threads={"sample": 4}, depths={"sample": 3})
+    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, trace=256)
+    """
+
+    threads: Mapping[str, int] = field(default_factory=dict)
+    depths: Mapping[str, int] = field(default_factory=dict)
+    share: bool = True
+    trace: int = 256
+
+    def __post_init__(self) -> None:
+        for option in fields(self)[:2]:
+            for stage, value in getattr(self, option.name).items():
+                if stage not in STAGES:
+                    raise ValueError(f"{option.name}: there is no stage {stage!r}, only {', '.join(STAGES)}")
+                if value < 0:
+                    raise ValueError(f"{option.name}: {stage} must be >= 0, got {value}")
+        if self.trace < 0:
+            raise ValueError(f"trace must be >= 0, got {self.trace}")

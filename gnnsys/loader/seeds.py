@@ -1,0 +1,69 @@
+"""What a user may write for `input_nodes`, and which seeds that means."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import NodeType, as_ids
+from gnnsys.loader.schedule import Share
+
+Ids: TypeAlias = Tensor | list[int] | range
+InputNodes: TypeAlias = Share | Ids | str | tuple[NodeType, Ids | str | None] | None
+
+_PIECE = 1 << 20  # rows of a mask that are read together
+
+
+def resolve_nodes(graph: Any, input_nodes: InputNodes) -> tuple[NodeType, Any]:
+    """The node type and the ids that `input_nodes` stands for; ValueError where there are none.
+
+    Ids are an int64 tensor, or of a share whatever it holds: something with a length that a tensor indexes.
+    """
+    if isinstance(input_nodes, Share):
+        return _from_share(graph, input_nodes)
+    node_type, chosen = _split_type(graph, input_nodes)
+    num_nodes = graph.num_nodes(node_type)
+    if isinstance(chosen, str):
+        chosen = read_mask(graph, node_type, chosen)
+    nodes = torch.arange(num_nodes) if chosen is None else as_ids(chosen, num_nodes, "input_nodes").long()
+    if nodes.numel() == 0:
+        raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
+    return node_type, nodes
+
+
+def read_mask(graph: Any, node_type: NodeType, name: str) -> Tensor:
+    """The mask `name` (or `name`_mask) of a node type, bool [num_nodes]; it may be spread over machines."""
+    arrays = graph.node_data[node_type]
+    found = next((n for n in (name, f"{name}_mask") if n in arrays and arrays[n].dtype == torch.bool), None)
+    if found is None:
+        masks = [n for n in arrays if arrays[n].dtype == torch.bool]
+        raise ValueError(f"input_nodes: nodes of type {node_type!r} have no mask {name!r}, only {masks}")
+    rows = arrays[found]
+    if isinstance(rows, Tensor):
+        return rows
+    num_nodes = graph.num_nodes(node_type)
+    ends = range(0, num_nodes, _PIECE)
+    pieces = [rows[torch.arange(first, min(first + _PIECE, num_nodes))] for first in ends]
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool)
+
+
+def _split_type(graph: Any, input_nodes: Any) -> tuple[NodeType, Any]:
+    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        return input_nodes
+    if isinstance(input_nodes, str) and (input_nodes in graph.node_types or len(graph.node_types) != 1):
+        return input_nodes, None
+    if len(graph.node_types) != 1:
+        raise ValueError(f"input_nodes must name a node type, as a name or (name, ids), one of {graph.node_types}")
+    return graph.node_types[0], input_nodes
+
+
+def _from_share(graph: Any, share: Share) -> tuple[NodeType, Any]:
+    if share.type not in graph.node_types:
+        raise ValueError(f"input_nodes are seeds of {share.type!r}, the graph's node types are {graph.node_types}")
+    if share.largest == 0:
+        raise ValueError(f"input_nodes is empty on every rank: no seeds of node type {share.type!r}")
+    if isinstance(share.ids, Tensor):
+        return share.type, as_ids(share.ids, graph.num_nodes(share.type), "input_nodes").long()
+    return share.type, share.ids

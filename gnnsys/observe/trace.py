@@ -1,0 +1,64 @@
+"""One record per batch: nodes and edges per hop, bytes per flow, start and end of each stage, device.
+
+Stages write into the record of the batch they work on, from any thread; the last `size` records are kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class BatchTrace:
+    """What is known of one batch; times are seconds of `time.perf_counter` in this process."""
+
+    epoch: int
+    batch: int
+    device: str = "cpu"
+    num_seeds: int = 0
+    nodes: dict[str, list[int]] = field(default_factory=dict)  # per node type, per hop, entry 0 the seeds
+    edges: dict[str, list[int]] = field(default_factory=dict)  # per edge type, "src|relation|dst", per hop
+    bytes: dict[str, int] = field(default_factory=dict)  # per flow: local, remote, shared, device
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and end
+
+    def add_time(self, stage: str, began: float, ended: float) -> None:
+        """A stage may work on a batch more than once: from the first start to the last end."""
+        first, last = self.stages.get(stage, (began, ended))
+        self.stages[stage] = min(first, began), max(last, ended)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+class Trace:
+    """The records of the last `size` batches, by position (batches counted across epochs)."""
+
+    def __init__(self, size: int) -> None:
+        if size < 0:
+            raise ValueError(f"a trace keeps size >= 0 batches, got {size}")
+        self._size = size
+        self._records: OrderedDict[int, BatchTrace] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def start(self, position: int, record: BatchTrace) -> None:
+        """`record` is that of the batch at `position` from now on, also where that batch was loaded before."""
+        with self._lock:
+            self._records.pop(position, None)
+            self._records[position] = record
+            while len(self._records) > self._size:
+                self._records.popitem(last=False)
+
+    def add_time(self, position: int, stage: str, began: float, ended: float) -> None:
+        with self._lock:
+            record = self._records.get(position)
+            if record is not None:
+                record.add_time(stage, began, ended)
+
+    def records(self) -> list[BatchTrace]:
+        """By position; of batches still in flight as far as they are known."""
+        with self._lock:
+            return [self._records[position] for position in sorted(self._records)]

@@ -1,0 +1,80 @@
+"""Hops over several parts: typed faces of `name_neighbors` and `stitch` (cpu/stitch.cpp)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+from gnnsys.ops.sampling import Neighbors
+
+
+class Piece(NamedTuple):
+    """In-edges chosen for some seeds, one after the other, in global ids: what a part answers."""
+
+    counts: Tensor  # int32 [num_seeds]
+    ids: Tensor  # int32 or int64 [num_edges], the neighbours
+    edges: Tensor  # int32 or int64 [num_edges]
+
+
+def name_neighbors(
+    neighbors: Neighbors,
+    *,
+    first: int,
+    num_core: int,
+    halo: Tensor,
+    first_edge: int,
+    order: Tensor | None,
+    wide_ids: bool,
+    wide_edges: bool,
+) -> Piece:
+    """What was sampled from a part's CSC (int32 local ids), in global ids.
+
+    Local id i < num_core is node `first + i`, the others are listed in `halo`; the edge at position p is
+    `first_edge + order[p]`, or `first_edge + p`. Ids and edges are int32 unless wide.
+    """
+    return Piece(
+        *native.name_neighbors(
+            neighbors.indptr, neighbors.ids, neighbors.positions, first, num_core, halo, first_edge, order,
+            wide_ids, wide_edges,
+        )
+    )  # fmt: skip
+
+
+def stitch(
+    order: Tensor, pieces: Sequence[Piece], segments: Sequence[tuple[int, int, int]], *, wide: bool
+) -> Neighbors:
+    """The answers for grouped seeds, in the order of the seeds: grouped seed j is seed `order[j]`.
+
+    A segment (piece, first, size) says that grouped seeds first .. first + size are the next of that piece's. Ids are
+    int32 unless `wide`, edges int64. Work: the seeds twice, every neighbour once; nothing is sorted.
+
+    >>> one = Piece(*(torch.tensor(values, dtype=torch.int32) for values in ([2], [7, 8], [0, 1])))
+    >>> two = Piece(*(torch.tensor(values, dtype=torch.int32) for values in ([1], [9], [5])))
+    >>> stitch(torch.tensor([1, 0]), [one, two], [(0, 0, 1), (1, 1, 1)], wide=True).ids
+    tensor([9, 7, 8])
+    """
+    flat = [number for segment in segments for number in segment]
+    dtype = torch.int64 if wide else torch.int32
+    return Neighbors(
+        *native.stitch(
+            order, [p.counts for p in pieces], [p.ids.to(dtype) for p in pieces], [p.edges for p in pieces], flat, wide
+        )
+    )
+
+
+@torch.library.register_fake("gnnsys::name_neighbors")
+def _(indptr, neighbors, positions, first, num_core, halo, first_edge, order, wide_ids, wide_edges):
+    ids = neighbors.new_empty(neighbors.shape[0], dtype=torch.int64 if wide_ids else torch.int32)
+    edges = neighbors.new_empty(neighbors.shape[0], dtype=torch.int64 if wide_edges else torch.int32)
+    return neighbors.new_empty(indptr.shape[0] - 1), ids, edges
+
+
+@torch.library.register_fake("gnnsys::stitch")
+def _(order, counts, ids, edges, segments, wide):
+    size = sum(piece.shape[0] for piece in ids)
+    out = order.new_empty(size, dtype=torch.int64 if wide else torch.int32)
+    return order.new_empty(order.shape[0] + 1), out, order.new_empty(size)

@@ -1,0 +1,184 @@
+"""A hop's request to one machine and its answer, as objects and as the arrays of a SAMPLE message.
+
+One message has the seeds of all edge types of the hop: seeds that several edge types share travel once, in int32 local
+ids, grouped by part. Numbers travel in one int64 array, `head`; the hot path has no JSON. Whatever does not add up is a
+ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops import Piece
+
+_FORMAT = 1
+_REPLACE, _LAST = 1, 2
+_TREE, _TIME = 1, 2
+MASK_VERSION = 0  # no masks yet: every request is answered from the graph as it is
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Seeds of one node type, grouped by part: part i of the request has the next `counts[i]`."""
+
+    counts: list[int]
+    seeds: Tensor  # int32 local ids
+    tree: Tensor | None  # int64, one per seed
+    seed_time: Tensor | None  # int64, one per seed
+
+    def of_part(self, index: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        begin = sum(self.counts[:index])
+        end = begin + self.counts[index]
+        tree, time = (None if rows is None else rows[begin:end] for rows in (self.tree, self.seed_time))
+        return self.seeds[begin:end], tree, time
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What is drawn of one edge type: from `slot`'s seeds, by `key`, but for the excluded positions of each part."""
+
+    edge_type: int  # its place in the schema
+    slot: int
+    fanout: int
+    key: int
+    exclude: list[Tensor | None]  # int64 ascending, per part of the request
+
+
+@dataclass(frozen=True)
+class PartsRequest:
+    """What one machine is asked in one hop. `requester` is a part of the asker (-1: none), for masks to come."""
+
+    view: int
+    parts: list[int]
+    slots: list[Slot]
+    draws: list[Draw]
+    replace: bool = False
+    last: bool = False
+    requester: int = -1
+    mask_version: int = MASK_VERSION
+
+    def to_arrays(self) -> list[Tensor]:
+        flags = _REPLACE * self.replace + _LAST * self.last
+        head = [_FORMAT, self.view, self.requester, self.mask_version, flags, len(self.parts), *self.parts]
+        arrays: list[Tensor] = []
+        head.append(len(self.slots))
+        for slot in self.slots:
+            head += [_TREE * (slot.tree is not None) + _TIME * (slot.seed_time is not None), *slot.counts]
+            arrays += [rows for rows in (slot.seeds, slot.tree, slot.seed_time) if rows is not None]
+        head.append(len(self.draws))
+        for draw in self.draws:
+            sizes = [0 if positions is None else positions.numel() for positions in draw.exclude]
+            head += [draw.edge_type, draw.slot, draw.fanout, draw.key, *sizes]
+            arrays += [positions for positions in draw.exclude if positions is not None and positions.numel()]
+        return [torch.tensor(head, dtype=torch.int64), *arrays]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[Tensor]) -> PartsRequest:
+        """Reads what `to_arrays` wrote."""
+        rest = _Arrays(arrays)
+        head = _Numbers(rest.take("head", torch.int64))
+        version, view, requester, mask_version, flags = head.take(5)
+        if version != _FORMAT:
+            raise ValueError(f"a hop's request must have format {_FORMAT}, got {version}")
+        if mask_version != MASK_VERSION:
+            raise ValueError(f"mask version {mask_version} is not known here, only {MASK_VERSION}")
+        parts = head.take(head.count())
+        slots = [_read_slot(head, rest, len(parts)) for _ in range(head.count())]
+        draws = [_read_draw(head, rest, len(parts), len(slots)) for _ in range(head.count())]
+        head.finish()
+        rest.finish()
+        return cls(view, parts, slots, draws, bool(flags & _REPLACE), bool(flags & _LAST), requester, mask_version)
+
+
+class Answer(NamedTuple):
+    """In-edges of `size` seeds of a draw, from seed `first` of the draw's part `part` (a place in the request) on."""
+
+    draw: int
+    part: int
+    first: int
+    size: int
+    piece: Piece
+
+
+def answers_to_arrays(answers: Sequence[Answer]) -> list[Tensor]:
+    head = [number for answer in answers for number in answer[:4]]
+    return [torch.tensor(head, dtype=torch.int64), *(rows for answer in answers for rows in answer.piece)]
+
+
+def answers_from_arrays(arrays: Sequence[Tensor]) -> Iterator[Answer]:
+    rest = _Arrays(arrays)
+    head = rest.take("head", torch.int64)
+    if head.numel() % 4:
+        raise ValueError(f"a hop's answer must have four numbers per piece, got {head.numel()} in all")
+    for draw, part, first, size in head.view(-1, 4).tolist():
+        counts = rest.take("counts", torch.int32, size)
+        yield Answer(draw, part, first, size, Piece(counts, rest.take("ids"), rest.take("edges")))
+    rest.finish()
+
+
+class _Numbers:
+    """Reads a head from front to back."""
+
+    def __init__(self, head: Tensor) -> None:
+        self._numbers, self._at = head.tolist(), 0
+
+    def take(self, count: int) -> list[int]:
+        if count > len(self._numbers) - self._at:
+            raise ValueError("a hop's request ends before it says everything")
+        self._at += count
+        return self._numbers[self._at - count : self._at]
+
+    def count(self) -> int:
+        count = self.take(1)[0]
+        if not 0 <= count <= len(self._numbers):
+            raise ValueError(f"a hop's request says that it has {count} entries")
+        return count
+
+    def finish(self) -> None:
+        if self._at != len(self._numbers):
+            raise ValueError("a hop's request says more than can be read")
+
+
+class _Arrays:
+    """Hands out a message's arrays one after the other."""
+
+    def __init__(self, arrays: Sequence[Tensor]) -> None:
+        self._left = iter(arrays)
+
+    def take(self, name: str, dtype: torch.dtype | None = None, size: int | None = None) -> Tensor:
+        rows = next(self._left, None)
+        if rows is None or rows.dim() != 1:
+            raise ValueError(f"a message about a hop must have {name} as a vector")
+        if dtype is not None and rows.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {rows.dtype}")
+        if size is not None and rows.numel() != size:
+            raise ValueError(f"{name} must have {size} entries, got {rows.numel()}")
+        return rows
+
+    def finish(self) -> None:
+        if next(self._left, None) is not None:
+            raise ValueError("a message about a hop has an array too many")
+
+
+def _read_slot(head: _Numbers, arrays: _Arrays, num_parts: int) -> Slot:
+    flags, *counts = head.take(1 + num_parts)
+    if any(count < 0 for count in counts):
+        raise ValueError(f"numbers of seeds must not be negative, got {counts}")
+    size = sum(counts)
+    seeds = arrays.take("seeds", torch.int32, size)
+    tree = arrays.take("tree", torch.int64, size) if flags & _TREE else None
+    seed_time = arrays.take("seed_time", torch.int64, size) if flags & _TIME else None
+    return Slot(counts, seeds, tree, seed_time)
+
+
+def _read_draw(head: _Numbers, arrays: _Arrays, num_parts: int, num_slots: int) -> Draw:
+    edge_type, slot, fanout, key, *sizes = head.take(4 + num_parts)
+    if not 0 <= slot < num_slots:
+        raise ValueError(f"a draw must name one of {num_slots} slots, got {slot}")
+    exclude = [arrays.take("exclude", torch.int64, size) if size else None for size in sizes]
+    return Draw(edge_type, slot, fanout, key, exclude)

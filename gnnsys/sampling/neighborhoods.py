@@ -1,0 +1,113 @@
+"""What a sampler asks of a graph: the neighbours of many seeds, for all edge types of a hop at once.
+
+A graph in memory answers from its CSCs, a parted one (`DistGraph`) from its own parts and over the network. Both draw
+by the same keys, so whoever asks gets the same neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.ops import CSC, Neighbors, find_edges, sample_neighbors
+from gnnsys.sampling.sources import edge_sources
+
+if TYPE_CHECKING:
+    from gnnsys.sampling.dist_graph import DistGraph
+
+AnyGraph: TypeAlias = "Graph | DistGraph"
+
+
+@dataclass(frozen=True)
+class HopRequest:
+    """One edge type's part of a hop: up to `fanout` in-edges of each seed, drawn by `key`.
+
+    `exclude` is what `Neighborhoods.find_edges` returned; `tree` and `seed_time` have an entry per seed. A seed's time
+    counts only where the edge type has times.
+    """
+
+    edge_type: EdgeType
+    seeds: Tensor
+    fanout: int
+    key: int
+    exclude: Tensor | None = None
+    tree: Tensor | None = None
+    seed_time: Tensor | None = None
+
+
+class Neighborhoods(Protocol):
+    """In-edges of a graph, seen with the weights or the times that were asked for."""
+
+    @property
+    def id_dtypes(self) -> Mapping[NodeType, torch.dtype]:
+        """The dtype of neighbours' ids of each node type."""
+
+    def sample(
+        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+    ) -> list[Neighbors]:
+        """An answer per request, seeds in their order. `batch` and `hop` say whose traffic this is."""
+
+    def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
+        """The graph's edge ids of sampled `positions`, int64."""
+
+    def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
+        """All edges src[i] -> dst[i], ascending, each once: what a request excludes."""
+
+    def csc(self, edge_type: EdgeType) -> CSC:
+        """What is sampled from, in memory; ValueError where no process has it."""
+
+
+def neighborhoods(graph: AnyGraph, *, weight: str | None = None, time: str | None = None) -> Neighborhoods:
+    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`."""
+    if isinstance(graph, Graph):
+        return GraphNeighborhoods(graph, weight=weight, time=time)
+    return graph.neighborhoods(weight=weight, time=time)
+
+
+class GraphNeighborhoods:
+    """Of a graph in memory."""
+
+    def __init__(self, graph: Graph, *, weight: str | None = None, time: str | None = None) -> None:
+        self._sources = edge_sources(graph, weight, time)
+        self.id_dtypes = dict.fromkeys(graph.node_types, torch.int32)
+        for edge_type, source in self._sources.items():
+            if source.csc.indices.dtype == torch.int64:
+                self.id_dtypes[edge_type[0]] = self.id_dtypes[edge_type[2]] = torch.int64
+
+    def sample(
+        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+    ) -> list[Neighbors]:
+        return [self._sample(request, replace, last) for request in requests]
+
+    def _sample(self, request: HopRequest, replace: bool, last: bool) -> Neighbors:
+        source = self._sources[request.edge_type]
+        timed: dict[str, Any] = {}
+        if source.time is not None and request.seed_time is not None:
+            timed = {"time": source.time, "seed_time": request.seed_time, "last": last}
+            timed |= {"node_time": source.node_time, "time_sorted": source.time_sorted}
+        return sample_neighbors(
+            source.csc,
+            request.seeds.to(source.csc.indices.dtype),
+            request.fanout,
+            key=request.key,
+            replace=replace,
+            weight=source.weight,
+            exclude=request.exclude,
+            tree=request.tree,
+            **timed,
+        )
+
+    def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
+        edge_ids = self._sources[edge_type].csc.edge_ids
+        return positions if edge_ids is None else edge_ids.index_select(0, positions).to(torch.int64)
+
+    def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
+        return find_edges(self.csc(edge_type), src, dst)
+
+    def csc(self, edge_type: EdgeType) -> CSC:
+        return self._sources[edge_type].csc

@@ -1,0 +1,146 @@
+"""One part as it is sampled from: its core columns, with the weights or in the order of the times that were asked for.
+
+Structure stays where it is mapped. Uniform and weighted sampling need nothing beside it; sampling in time keeps a copy
+of the indices in order of time where the files have another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.ops import CSC, Piece, gather_rows, name_neighbors, sample_neighbors
+from gnnsys.ops._library import native
+from gnnsys.partition import Part, Parts
+from gnnsys.partition.relabel import id_dtype
+from gnnsys.sampling.sources import EdgeSource, rows_to_draw_by, time_rows, weight_rows, with_edge_time, with_node_time
+
+
+class ViewSpec(NamedTuple):
+    """How in-edges are drawn: by weight, up to a time, or (neither) uniformly."""
+
+    weight: str | None = None
+    time: str | None = None
+
+    @property
+    def key(self) -> int:
+        """A number that stands for it in a message: FNV-1a of the names, 63 bits; 0 for uniform."""
+        if self == UNIFORM:
+            return 0
+        value = 0xCBF29CE484222325
+        for byte in f"{self.weight!r}\x1f{self.time!r}".encode():
+            value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+        return value & 0x7FFFFFFFFFFFFFFF or 1
+
+
+UNIFORM = ViewSpec()
+
+
+def draws_by(parts: Parts, spec: ViewSpec) -> dict[EdgeType, str]:
+    """What each edge type is drawn by (see `rows_to_draw_by`); ValueError where no type has such rows."""
+    return rows_to_draw_by(parts.schema.node_data, parts.schema.edge_data, spec.weight, spec.time)
+
+
+def halo_sources(part: Part, node_type: NodeType) -> Tensor:
+    """Global ids of the halo nodes that have edges into the core: the first hop of the halo."""
+    hops = part.hops(node_type)
+    return part.halo(node_type)[: hops[1] - hops[0]]
+
+
+class PartView:
+    """The in-edges of one part's core nodes. Seeds are local ids; what comes out is in global ids."""
+
+    def __init__(self, part: Part, parts: Parts, spec: ViewSpec, halo_time: Mapping[NodeType, Tensor]) -> None:
+        self.part = part
+        self._sources: dict[EdgeType, EdgeSource] = {}
+        self._order: dict[EdgeType, Tensor | None] = {}
+        self._wide = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.node_types}
+        self._wide_edges = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.edge_types}
+        for edge_type, by in draws_by(parts, spec).items():
+            source = EdgeSource(core_csc(part, edge_type))
+            rows = part.edge_data[edge_type]
+            if by == "weight":
+                weights = rows[str(spec.weight)][: source.csc.num_edges]
+                source = EdgeSource(source.csc, weight=weight_rows(str(spec.weight), weights))
+            elif by == "edge time":
+                source = with_edge_time(source, time_rows(str(spec.time), rows[str(spec.time)][: source.csc.num_edges]))
+            elif by == "node time":
+                own = time_rows(str(spec.time), part.node_data[edge_type[0]][str(spec.time)])
+                source = with_node_time(source, torch.cat([own, halo_time[edge_type[0]]]))
+            order = source.csc.edge_ids
+            self._order[edge_type] = None if order is None else order.to(id_dtype(order.numel()))
+            self._sources[edge_type] = source
+
+    def sample(
+        self,
+        edge_type: EdgeType,
+        seeds: Tensor,
+        fanout: int,
+        *,
+        key: int,
+        replace: bool,
+        last: bool,
+        exclude: Tensor | None,
+        tree: Tensor | None,
+        seed_time: Tensor | None,
+    ) -> Piece:
+        """Up to `fanout` in-edges of each seed, drawn by its original id. `exclude`: positions of this view."""
+        source, part = self._sources[edge_type], self.part
+        src, _, dst = edge_type
+        timed: dict[str, Any] = {}
+        if source.time is not None and seed_time is not None:
+            timed = {"time": source.time, "seed_time": seed_time, "last": last}
+            timed |= {"node_time": source.node_time, "time_sorted": source.time_sorted}
+        neighbors = sample_neighbors(
+            source.csc,
+            seeds,
+            fanout,
+            key=key,
+            replace=replace,
+            weight=source.weight,
+            exclude=exclude,
+            tree=tree,
+            rng_ids=gather_rows(part.original_ids(dst), seeds),
+            **timed,
+        )
+        own = part.book.part_range(part.index, src)
+        return name_neighbors(
+            neighbors,
+            first=own.start,
+            num_core=len(own),
+            halo=part.halo(src),
+            first_edge=part.book.part_range(part.index, edge_type).start,
+            order=self._order[edge_type],
+            wide_ids=self._wide[src],
+            wide_edges=self._wide_edges[edge_type],
+        )
+
+    def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
+        """Positions of all edges from global ids `src[i]` to local ids `dst[i]`, ascending, each once, int64."""
+        source = self._sources[edge_type]
+        local = local_sources(self.part, edge_type[0], src)
+        known = (local >= 0).nonzero().view(-1)
+        csc = source.csc
+        return native.find_edges(csc.indptr, csc.indices, local[known].int(), dst[known].int())
+
+
+def core_csc(part: Part, edge_type: EdgeType) -> CSC:
+    """In-edges of the core nodes alone, as views."""
+    csc, num_core = part.csc(edge_type), part.num_core(edge_type[2])
+    if csc.num_dst == num_core:
+        return csc
+    return CSC(csc.indptr[: num_core + 1], csc.indices[: int(csc.indptr[num_core])], csc.num_src)
+
+
+def local_sources(part: Part, node_type: NodeType, ids: Tensor) -> Tensor:
+    """Local ids of global ids that the core's edges may come from, int64; -1 for ids that the part does not know."""
+    own, halo, ids = part.book.part_range(part.index, node_type), halo_sources(part, node_type), ids.long()
+    local = torch.where((ids >= own.start) & (ids < own.stop), ids - own.start, -1)
+    if halo.numel():
+        place = torch.searchsorted(halo, ids.to(halo.dtype)).clamp_(max=halo.numel() - 1)
+        local = torch.where(halo[place].long() == ids, place + len(own), local)
+    return local

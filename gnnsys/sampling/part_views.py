@@ -1,0 +1,98 @@
+"""The parts that a process can read by itself, ready to be sampled from: what a graph server and a trainer share.
+
+Views (`ViewSpec`) are prepared once per process; the uniform one is there from the start. Sampling by the times of
+nodes needs the times of halo nodes, which other parts own: `wanted` says which, `prepare` takes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.partition import Parts
+from gnnsys.sampling.hop import Answer, Draw, PartsRequest
+from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources
+
+_SEEDS_PER_PIECE = 1 << 14
+_SEEDS_PER_PIECE_OF_ALL = 1 << 11  # with fanout -1 a seed may have any number of neighbours
+
+Wanted = dict[tuple[int, NodeType], Tensor]
+
+
+class PartViews:
+    """Views of `own_parts`. Safe to use from several threads at once."""
+
+    def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
+        self.parts, self.own_parts = parts, list(own_parts)
+        self._lock = threading.Lock()
+        self._views: dict[int, dict[int, PartView]] = {}
+        self.prepare(UNIFORM, {})
+
+    def has(self, spec: ViewSpec) -> bool:
+        return spec.key in self._views
+
+    def wanted(self, spec: ViewSpec) -> Wanted:
+        """Global ids of the halo nodes whose time a view needs, by (part, node type)."""
+        by = draws_by(self.parts, spec)
+        types = {edge_type[0] for edge_type, rows in by.items() if rows == "node time"}
+        return {(p, t): halo_sources(self.parts.part(p), t) for p in self.own_parts for t in sorted(types)}
+
+    def prepare(self, spec: ViewSpec, halo_time: Mapping[tuple[int, NodeType], Tensor]) -> None:
+        """Makes a view, unless it is there. `halo_time`: the times of what `wanted` names, int64."""
+        with self._lock:
+            if self.has(spec):
+                return
+            for where, ids in self.wanted(spec).items():
+                given = halo_time.get(where)
+                if given is None or given.shape != ids.shape or given.dtype != torch.int64:
+                    raise ValueError(f"part {where[0]} needs the time of {ids.numel()} halo nodes of type {where[1]!r}")
+            self._views[spec.key] = {
+                p: PartView(
+                    self.parts.part(p), self.parts, spec, {t: rows for (part, t), rows in halo_time.items() if part == p}
+                )
+                for p in self.own_parts
+            }
+
+    def view(self, key: int, part: int) -> PartView:
+        views = self._views.get(key)
+        if views is None:
+            raise ValueError(f"view {key} was not prepared here: prepare it first")
+        if part not in views:
+            raise ValueError(f"part {part} is not here, only {self.own_parts}")
+        return views[part]
+
+    def edge_type(self, index: int) -> EdgeType:
+        edge_types = self.parts.schema.edge_types
+        if not 0 <= index < len(edge_types):
+            raise ValueError(f"edge type must be in [0, {len(edge_types)}), got {index}")
+        return edge_types[index]
+
+    def sample(self, request: PartsRequest) -> Iterator[Answer]:
+        """Answers a hop piece by piece: a piece is of one draw and one part."""
+        for number, draw in enumerate(request.draws):
+            for place in range(len(request.parts)):
+                if request.slots[draw.slot].counts[place]:
+                    yield from self._sample(request, number, draw, place)
+
+    def _sample(self, request: PartsRequest, number: int, draw: Draw, place: int) -> Iterator[Answer]:
+        view, edge_type = self.view(request.view, request.parts[place]), self.edge_type(draw.edge_type)
+        seeds, tree, seed_time = request.slots[draw.slot].of_part(place)
+        step = _SEEDS_PER_PIECE if draw.fanout >= 0 else _SEEDS_PER_PIECE_OF_ALL
+        for first in range(0, seeds.numel(), step):
+            chosen = slice(first, min(first + step, seeds.numel()))
+            piece = view.sample(
+                edge_type,
+                seeds[chosen],
+                draw.fanout,
+                key=draw.key,
+                replace=request.replace,
+                last=request.last,
+                exclude=draw.exclude[place],
+                tree=None if tree is None else tree[chosen],
+                seed_time=None if seed_time is None else seed_time[chosen],
+            )
+            yield Answer(number, place, first, chosen.stop - first, piece)

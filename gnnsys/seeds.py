@@ -1,0 +1,321 @@
+"""split: every rank's share of the seeds, local first, shares equal to one, nothing left out and nothing twice.
+
+The chosen ids in ascending order are cut into world_size contiguous ranges; a range goes to the machine that owns most
+of it (DistDGLv2, 5.6.1), and on a machine the ranges go to its ranks in order, as its subparts do. No rank reads more
+of a mask than its own parts: counts and the ids of other parts are asked where they live.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnnsys.comm import Kind, Pending
+from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
+from gnnsys.partition import Placement
+from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
+
+if TYPE_CHECKING:
+    from gnnsys.sampling import DistGraph
+
+What: TypeAlias = "str | Tensor | Sequence[int] | None"
+_ALIASES = {"val": ("val", "valid"), "valid": ("valid", "val")}
+
+
+class IdRange:
+    """Consecutive ids that nobody has written down: what all edges of a billion are, until a batch is picked.
+
+    >>> ids = IdRange(10, 15)
+    >>> len(ids), ids[torch.tensor([0, 4])], ids[1:3]
+    (5, tensor([10, 14]), tensor([11, 12]))
+    """
+
+    dtype = torch.int64
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, max(first, end)
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def numel(self) -> int:
+        return len(self)
+
+    def __getitem__(self, index: int | slice | Tensor) -> Tensor:
+        if isinstance(index, Tensor):
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < len(self):
+                raise IndexError(f"positions must be in [0, {len(self)}), got {int(index.min())} to {int(index.max())}")
+            return index.long() + self.first
+        picked = range(self.first, self.end)[index]
+        return torch.tensor(picked) if isinstance(picked, int) else torch.arange(picked.start, picked.stop, picked.step)
+
+    def to_tensor(self) -> Tensor:
+        """All of them, int64."""
+        return torch.arange(self.first, self.end)
+
+    def __repr__(self) -> str:
+        return f"IdRange({self.first}, {self.end})"
+
+
+@dataclass(eq=False)
+class Seeds:
+    """One rank's share. `largest` is the largest share of any rank: steps derived from it are equal on all of them."""
+
+    ids: Tensor | IdRange
+    type: NodeType | EdgeType
+    largest: int
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"Seeds({len(self)} of {self.total} {self.type!r}, largest share {self.largest})"
+
+
+def split(
+    graph: Graph | DistGraph,
+    what: What = "train",
+    *,
+    type: NodeType | EdgeType | None = None,
+    column: int | None = None,
+    placement: Placement | None = None,
+) -> Seeds:
+    """This rank's share of `what`; every rank calls it with the same arguments.
+
+    `what`: "train", "val" or "test" (the mask `train_mask`, or `train`), the name of any mask, a mask with a row for
+    every node or edge, ids, or None for all. `type` is a node type, or an edge type for edges; it may be left away
+    where one node type has the mask. `column` picks one of several masks kept in one array. Ids are the graph's own:
+    global ids of opened parts. All edges, or all nodes, are a range that is never written out.
+
+    >>> seeds = gnnsys.split(graph, "train")
+    >>> loader = gnnsys.NeighborLoader(graph, [15, 10], input_nodes=seeds, batch_size=1024)
+    """
+    type = _resolve_type(graph, what, type)
+    placement = placement or _placement_of(graph)
+    if isinstance(graph, Graph):
+        trainers, offsets = 1, [0, graph.num_nodes(type) if isinstance(type, str) else graph.num_edges(type)]
+    else:
+        trainers, offsets = graph.book.trainers_per_part, _subpart_offsets(graph, type)
+    chosen = _choose(graph, what, type, column, offsets)
+    shares = assign_shares(chosen.counts(), placement, trainers)
+    mine = shares[placement.rank]
+    total = sum(map(len, shares))
+    return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), total)
+
+
+def assign_shares(counts: Sequence[int], placement: Placement, trainers_per_part: int) -> list[range]:
+    """Which of the chosen ids, counted in ascending order, each rank gets. `counts[s]`: chosen ids of subpart s.
+
+    Ranges are given out by falling overlap with the machine's parts, while the machine has ranks left.
+
+    >>> assign_shares([4, 6], Placement(0, (1, 0), (0, 1)), 1)
+    [range(5, 10), range(0, 5)]
+    """
+    world_size, total = placement.world_size, sum(counts)
+    cuts = [total * i // world_size for i in range(world_size + 1)]
+    ends = [0, *accumulate(counts)]
+    wishes = []
+    for i in range(world_size):
+        overlap: dict[int, int] = {}
+        for s in range(bisect_right(ends, cuts[i]) - 1, bisect_left(ends, cuts[i + 1])):
+            common = min(ends[s + 1], cuts[i + 1]) - max(ends[s], cuts[i])
+            if common > 0 and placement.machine_of_part:
+                machine = placement.machine_of_part[s // trainers_per_part]
+                overlap[machine] = overlap.get(machine, 0) + common
+        wishes += [(-common, i, machine) for machine, common in overlap.items()]
+    free: dict[int, list[int]] = {}
+    for rank, machine in enumerate(placement.machine_of_rank):
+        free.setdefault(machine, []).append(rank)
+    given: dict[int, list[int]] = {machine: [] for machine in free}
+    left = set(range(world_size))
+    for _, i, machine in sorted(wishes):
+        if i in left and machine in free and len(given[machine]) < len(free[machine]):
+            given[machine].append(i)
+            left.discard(i)
+    rest = sorted(left, reverse=True)
+    shares = [range(0)] * world_size
+    for machine, ranks in sorted(free.items()):
+        while len(given[machine]) < len(ranks):
+            given[machine].append(rest.pop())
+        for rank, i in zip(ranks, sorted(given[machine])):
+            shares[rank] = range(cuts[i], cuts[i + 1])
+    return shares
+
+
+# -- what may be chosen ------------------------------------------------------------------------------------------------
+
+
+class _Chosen(Protocol):
+    def counts(self) -> Sequence[int]:
+        """How many are chosen in each subpart."""
+
+    def ids(self, first: int, end: int) -> Tensor | IdRange:
+        """The first-th to the (end - 1)-th chosen id."""
+
+
+@dataclass
+class _All:
+    offsets: Sequence[int]
+
+    def counts(self) -> Sequence[int]:
+        return [end - first for first, end in pairwise(self.offsets)]
+
+    def ids(self, first: int, end: int) -> IdRange:
+        return IdRange(first, end)
+
+
+@dataclass
+class _Listed:
+    sorted_ids: Tensor
+    offsets: Sequence[int]
+
+    def counts(self) -> Sequence[int]:
+        at = torch.searchsorted(self.sorted_ids, torch.tensor(self.offsets))
+        return at.diff().tolist()
+
+    def ids(self, first: int, end: int) -> Tensor:
+        return self.sorted_ids[first:end].clone()
+
+
+@dataclass
+class _Masked:
+    mask: Tensor
+    offsets: Sequence[int]
+
+    def counts(self) -> Sequence[int]:
+        return count_true(self.mask, self.offsets)
+
+    def ids(self, first: int, end: int) -> Tensor:
+        return select_true(self.mask, first, end)
+
+
+class _InParts:
+    """A mask that lies in the parts: own parts are read here, the others asked for."""
+
+    def __init__(self, graph: DistGraph, mask: Mask) -> None:
+        self._graph, self._mask = graph, mask
+        self._here = PartMasks(graph.parts, graph.parts_here)
+        self._counts: list[int] = []
+
+    def counts(self) -> Sequence[int]:
+        graph = self._graph
+        away: dict[int, list[int]] = {}
+        for part, machine in enumerate(graph.machine_of_part):
+            if part not in graph.parts_here:
+                away.setdefault(machine, []).append(part)
+        asked = {machine: self._ask(machine, {"count": parts}) for machine, parts in away.items()}
+        by_part = {part: self._here.counts(self._mask, part) for part in graph.parts_here}
+        for machine, pending in asked.items():
+            rows = pending.result().arrays[0].view(len(away[machine]), -1).tolist()
+            by_part.update(zip(away[machine], rows))
+        self._counts = [count for part in range(len(graph.machine_of_part)) for count in by_part[part]]
+        return self._counts
+
+    def ids(self, first: int, end: int) -> Tensor:
+        graph = self._graph
+        ends = [0, *accumulate(self._counts)][:: graph.book.trainers_per_part]
+        pieces: list[Tensor | Pending] = []
+        for part, (begin, stop) in enumerate(pairwise(ends)):
+            low, high = max(first, begin) - begin, min(end, stop) - begin
+            if low >= high:
+                continue
+            if part in graph.parts_here:
+                pieces.append(self._here.ids(self._mask, part, low, high))
+            else:
+                pieces.append(self._ask(graph.machine_of_part[part], {"ids": [part, low, high]}))
+        found = [piece if isinstance(piece, Tensor) else piece.result().arrays[0] for piece in pieces]
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+    def _ask(self, machine: int, wish: dict[str, Any]) -> Pending:
+        assert self._graph.client is not None  # alone, every part is here
+        return self._graph.client.request(machine, Kind.SELECT, (), self._mask.to_json() | wish)
+
+
+def _choose(
+    graph: Graph | DistGraph, what: What, type: NodeType | EdgeType, column: int | None, offsets: Sequence[int]
+) -> _Chosen:
+    if what is None:
+        return _All(offsets)
+    if isinstance(what, str):
+        name = _mask_name(graph, what, type)
+        rows = _data_of(graph, type)[name]
+        label = f"{name!r} of {type!r}"
+        if isinstance(rows, Tensor):
+            return _Masked(mask_column(rows, column, label), offsets)
+        if not isinstance(graph, Graph) and _is_stored(graph, type, name, rows):
+            return _InParts(graph, Mask(type, name, column))
+        return _Masked(mask_column(_read_all(rows), column, label), offsets)
+    if isinstance(what, Tensor) and what.dtype in (torch.bool, torch.uint8):
+        mask = mask_column(what, column, "the mask")
+        if mask.numel() != offsets[-1]:
+            raise ValueError(f"the mask must have a row for each of {offsets[-1]} {type!r}, got {mask.numel()}")
+        return _Masked(mask.cpu(), offsets)
+    ids = as_ids(torch.as_tensor(what), offsets[-1], "ids")
+    return _Listed(ids.cpu().long().sort().values, offsets)
+
+
+def _is_stored(graph: DistGraph, type: NodeType | EdgeType, name: str, rows: Any) -> bool:
+    """Whether `rows` are what the parts hold under this name, not something that was put in its place."""
+    schema = graph.parts.schema
+    stored = schema.node_data[type] if isinstance(type, str) else schema.edge_data[type]
+    return name in stored and not getattr(rows, "mutable", False) and hasattr(rows, "store")
+
+
+def _read_all(source: Any) -> Tensor:
+    """A mask from a source of rows: read once, in blocks."""
+    num_rows, block = int(source.shape[0]), 1 << 20
+    reads = [source.read(torch.arange(at, min(at + block, num_rows))) for at in range(0, num_rows, block)]
+    return torch.cat(reads) if reads else torch.empty(0, dtype=torch.bool)
+
+
+def _mask_name(graph: Graph | DistGraph, what: str, type: NodeType | EdgeType) -> str:
+    data = _data_of(graph, type)
+    for word in _ALIASES.get(what, (what,)):
+        for name in (f"{word}_mask", word):
+            if name in data:
+                return name
+    raise ValueError(f"{type!r} has neither {what + '_mask'!r} nor {what!r}: it has {sorted(data)}")
+
+
+def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeType | None) -> NodeType | EdgeType:
+    known = [*graph.node_types, *graph.edge_types]
+    if type is not None:
+        if type not in known:
+            raise ValueError(f"type must be one of {known}, got {type!r}")
+        return type
+    if len(graph.node_types) == 1:
+        return graph.node_types[0]
+    if isinstance(what, str):
+        words = [name for word in _ALIASES.get(what, (what,)) for name in (f"{word}_mask", word)]
+        having = [t for t in graph.node_types if any(name in graph.node_data[t] for name in words)]
+        if len(having) == 1:
+            return having[0]
+        raise ValueError(f"type must be given: {having or 'no node type'} has {what!r}; node types {graph.node_types}")
+    raise ValueError(f"type must be given, one of {known}")
+
+
+def _data_of(graph: Graph | DistGraph, type: NodeType | EdgeType) -> Any:
+    return graph.node_data[type] if isinstance(type, str) else graph.edge_data[type]
+
+
+def _subpart_offsets(graph: DistGraph, type: NodeType | EdgeType) -> list[int]:
+    book = graph.book
+    return [0, *(book.subpart_range(s, type).stop for s in range(book.num_subparts))]
+
+
+def _placement_of(graph: Graph | DistGraph) -> Placement:
+    """Where this rank stands: as the graph was opened, else as torch.distributed says, else alone."""
+    placement = getattr(graph, "placement", None)
+    if placement is not None:
+        return placement
+    if dist.is_available() and dist.is_initialized():
+        return Placement(dist.get_rank(), (0,) * dist.get_world_size(), ())
+    return Placement(0, (0,), ())
