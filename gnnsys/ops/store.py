@@ -31,7 +31,7 @@ def move_rows(
 ) -> Tensor:
     """`out[order[j]] = src[index[j]]`, cast to out's dtype between floating dtypes; returns `out`.
 
-    Without `index` the rows of `src` are taken in turn, without `order` they fill `out` in turn. `order` must name a row
+    Without `index` the rows of `src` are taken in turn, without `order` they fill `out` in turn. `order` names a row
     at most once. `columns` (int64) are taken of the flattened row, and rows of `out` then have as many.
 
     >>> move_rows(torch.tensor([[1, 2], [3, 4]]), torch.zeros(3, 2, dtype=torch.long), index=torch.tensor([1]),

@@ -1,0 +1,133 @@
+"""The client's side of a pull: one message per machine for all of them, own rows meanwhile, arrivals put in place.
+
+Received rows go from the message straight to their place in the caller's buffer: one copy. Everything that writes into
+a buffer happens in `begin` and in `result`, in the caller's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Kind, RemoteValueError
+from gnnsys.ops import move_rows
+from gnnsys.store.peers import Answer, Peers, Received
+from gnnsys.store.places import Policy, Run
+from gnnsys.store.spec import TableSpec
+from gnnsys.store.wire import NONE, WIRE_DTYPES, ArrayList
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """Rows of one table: those of `ids` (global, int64 or int32), into `out` where one is given.
+
+    `columns` (int64) takes some values of the flattened row. `wire_dtype` is what rows of other machines travel as:
+    half the bytes with bfloat16 or float16, and rounded to it. The row of ids[j] goes to out[j], or to out[at[j]].
+    """
+
+    table: str
+    ids: Tensor
+    out: Tensor | None = None
+    columns: Tensor | None = None
+    wire_dtype: torch.dtype | None = None
+    at: Tensor | None = None
+
+
+class Target:
+    """Where the rows of one pull go."""
+
+    def __init__(self, pull: Pull, spec: TableSpec, out: Tensor) -> None:
+        self.spec, self.out, self.columns, self._at = spec, out, pull.columns, pull.at
+        self.wire_dtype = None if pull.wire_dtype in (None, spec.dtype) else pull.wire_dtype
+
+    def order(self, run: Run) -> Tensor | None:
+        if self._at is None:
+            return run.order
+        return self._at if run.order is None else self._at[run.order]
+
+
+@dataclass
+class _Message:
+    """What one machine is asked, and where each item of its reply goes."""
+
+    arrays: ArrayList = field(default_factory=ArrayList)
+    plan: list[tuple[int, ...]] = field(default_factory=list)
+    items: list[tuple[Target, Tensor | None, int]] = field(default_factory=list)
+
+    def add(self, target: Target, run: Run) -> None:
+        columns = self.arrays.add(target.columns)
+        dtype = NONE if target.wire_dtype is None else WIRE_DTYPES.index(target.wire_dtype)
+        self.plan.append((target.spec.number, run.part, self.arrays.add(run.local), columns, dtype))
+        self.items.append((target, target.order(run), run.local.numel()))
+
+
+class PendingPull:
+    """A pull under way; `result()` once, by one thread."""
+
+    def __init__(self, outs: list[Tensor], answers: list[tuple[Answer, _Message]]) -> None:
+        self._outs, self._answers = outs, answers
+        self.bytes_remote = 0  # of rows that came from other processes; complete after result()
+
+    def done(self) -> bool:
+        """Whether everything has arrived; `result` then does not wait."""
+        return all(answer.done() for answer, _ in self._answers)
+
+    def result(self) -> list[Tensor]:
+        """The rows of every pull, when they have come."""
+        for answer, message in self._answers:
+            missing = [count for _, _, count in message.items]
+            try:
+                for chunk in answer.chunks():
+                    self._place(chunk, message, missing)
+            except RemoteValueError as error:
+                raise named(error, [target.spec for target, _, _ in message.items]) from error
+            if any(missing):
+                raise RuntimeError(f"a shard left {sum(missing)} rows of a pull away")
+        self._answers = []
+        return self._outs
+
+    def _place(self, chunk: Received, message: _Message, missing: list[int]) -> None:
+        pieces, *arrays = chunk.arrays
+        for (item, first, count), rows in zip(pieces.tolist(), arrays):
+            target, order, _ = message.items[item]
+            if order is None:
+                move_rows(rows, target.out[first : first + count])
+            else:
+                move_rows(rows, target.out, order=order[first : first + count])
+            missing[item] -= count
+            self.bytes_remote += rows.nbytes
+
+
+def begin(
+    wanted: Sequence[tuple[Target, Sequence[Run]]], peers: Peers, policy: Policy, *, priority: int, batch: int,
+    layer: int, timeout: float | None,
+) -> PendingPull:  # fmt: skip
+    """Asks every machine for what it alone has, then gathers what is at hand."""
+    messages: dict[int, _Message] = {}
+    at_hand = []
+    for target, runs in wanted:
+        for run in runs:
+            place = policy(run)
+            if place.rows is None:
+                messages.setdefault(place.machine, _Message()).add(target, run)
+            else:
+                at_hand.append((target, run, place.rows))
+    answers: list[tuple[Answer, _Message]] = []
+    for machine, message in messages.items():
+        arrays = message.arrays.with_plan(message.plan, 5)
+        answer = peers.ask(machine, Kind.PULL, arrays, timeout=timeout, priority=priority, batch=batch, layer=layer)
+        answers.append((answer, message))
+    for target, run, rows in at_hand:
+        rows.read(run.local, target.out, target.order(run), target.columns)
+    return PendingPull([target.out for target, _ in wanted], answers)
+
+
+def named(error: Exception, specs: Sequence[TableSpec]) -> ValueError:
+    """The error of a shard, with the names of tables where it has their numbers."""
+    text = str(error)
+    for spec in specs:
+        text = text.replace(f"table number {spec.number}", f"table {spec.name!r}")
+    return ValueError(text)

@@ -1,0 +1,76 @@
+"""The client's side of a push: rows grouped by the part that has them, in messages of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import RemoteError, RemoteValueError
+from gnnsys.ops import move_rows
+from gnnsys.store.peers import Answer
+from gnnsys.store.places import Run
+from gnnsys.store.pull import named
+from gnnsys.store.spec import TableSpec
+from gnnsys.store.wire import PUSH_MODES, ArrayList
+
+_MESSAGE_BYTES = 16 << 20
+
+
+class PendingPush:
+    """A push under way."""
+
+    def __init__(self, spec: TableSpec, answers: list[Answer]) -> None:
+        self._spec, self._answers = spec, answers
+
+    def done(self) -> bool:
+        """Whether every shard has answered."""
+        return all(answer.done() for answer in self._answers)
+
+    def result(self) -> None:
+        """Returns when the push was applied; raises what a shard said against it."""
+        for answer in self._answers:
+            try:
+                answer.result()
+            except RemoteValueError as error:
+                raise named(error, [self._spec]) from error
+            except RemoteError as error:
+                if error.remote_type == "TimeoutError":
+                    raise TimeoutError(error.remote_text) from error
+                raise
+
+
+def push_messages(spec: TableSpec, runs: Sequence[Run], rows: Tensor, mode: str) -> Iterator[tuple[int, list[Tensor]]]:
+    """The part each message is for, and its arrays. Rows are copied: the caller may change its own at once."""
+    per_message = max(1, _MESSAGE_BYTES // max(1, spec.row_size * rows.element_size()))
+    for run in runs:
+        for first in range(0, run.local.numel(), per_message):
+            ids = run.local[first : first + per_message]
+            arrays = ArrayList()
+            item = (spec.number, run.part, arrays.add(ids), arrays.add(_rows_of(run, rows, first, ids.numel())))
+            yield run.part, arrays.with_plan([(*item, PUSH_MODES.index(mode))], 5)
+
+
+def step_messages(
+    spec: TableSpec, runs: Sequence[Run], grads: Tensor, machine_of_part: Sequence[int]
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """One message for every machine that has rows of the table, with gradients or without."""
+    of_part = {run.part: run for run in runs}
+    grads = grads.to(torch.float32)
+    for machine in sorted(set(machine_of_part)):
+        arrays, plan = ArrayList(), []
+        for part in (p for p, owner in enumerate(machine_of_part) if owner == machine and p in of_part):
+            run = of_part[part]
+            ids = arrays.add(run.local)
+            plan.append((part, ids, arrays.add(_rows_of(run, grads, 0, run.local.numel()))))
+        if any(spec.part_shape(part)[0] for part, owner in enumerate(machine_of_part) if owner == machine):
+            yield machine, arrays.with_plan(plan, 3)
+
+
+def _rows_of(run: Run, rows: Tensor, first: int, count: int) -> Tensor:
+    """A copy of some of a run's rows, in order."""
+    if run.order is None:
+        return rows[first : first + count].clone(memory_format=torch.contiguous_format)
+    out = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype)
+    return move_rows(rows.contiguous(), out, index=run.order[first : first + count])

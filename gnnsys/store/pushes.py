@@ -1,0 +1,104 @@
+"""Each push is applied once, in the order its sender made them, however often its message comes.
+
+A sender numbers what it pushes to a machine, 0, 1, 2, ..., in the low half of the message's sequence number; the high
+half tells apart the streams of one process (it may have opened several graphs). A push that comes before its
+predecessors waits for them; one that comes again gets the answer of the first time. What is remembered is a window per
+sender, not its history.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from gnnsys.comm import Reply, Request
+
+_WINDOW = 4096  # answers that are remembered, and pushes that may wait, per sender
+_SENDERS = 4096
+_STREAM_SHIFT = 32
+
+Apply = Callable[[], "Future[Reply] | Reply"]
+
+
+class Numbering:
+    """The sequence numbers of one stream of pushes, from the side that makes them: one count per machine."""
+
+    def __init__(self) -> None:
+        self._stream = secrets.randbits(63 - _STREAM_SHIFT)
+        self._next: dict[int, int] = {}
+
+    def next(self, machine: int) -> int:
+        number = self._next.get(machine, 0)
+        self._next[machine] = number + 1
+        return (self._stream << _STREAM_SHIFT) | number
+
+
+class Pushes:
+    """The pushes of all senders; a sender that was restarted (another incarnation) begins anew."""
+
+    def __init__(self, window: int = _WINDOW, max_senders: int = _SENDERS) -> None:
+        self._window, self._max_senders = window, max_senders
+        self._senders: OrderedDict[tuple[int, int, int], _Sender] = OrderedDict()  # least recently heard of first
+        self._lock = threading.Lock()
+
+    def submit(self, request: Request, apply: Apply) -> Future[Reply]:
+        """Applies `apply` in its turn, in this call or in a later one of the same sender."""
+        stream, number = divmod(request.sequence, 1 << _STREAM_SHIFT)
+        key = (request.sender, request.incarnation, stream)
+        with self._lock:
+            sender = self._senders.get(key)
+            if sender is None:
+                sender = self._senders[key] = _Sender(self._window)
+                if len(self._senders) > self._max_senders:
+                    self._senders.popitem(last=False)
+            self._senders.move_to_end(key)
+        return sender.submit(number, apply)
+
+
+class _Sender:
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._next = 0
+        self._waiting: dict[int, Apply] = {}
+        self._answers: OrderedDict[int, Future[Reply]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def submit(self, sequence: int, apply: Apply) -> Future[Reply]:
+        with self._lock:
+            known = self._answers.get(sequence)
+            if known is not None:
+                return known
+            if sequence < self._next:
+                raise ValueError(f"push {sequence} was applied too long ago to say more: the next one is {self._next}")
+            if sequence >= self._next + self._window:
+                raise ValueError(f"push {sequence} is too far ahead of {self._next}, which has not come yet")
+            answer = self._answers[sequence] = Future()
+            self._waiting[sequence] = apply
+            while self._next in self._waiting:
+                self._run(self._answers[self._next], self._waiting.pop(self._next))
+                self._next += 1
+            while len(self._answers) > 2 * self._window:
+                self._answers.popitem(last=False)
+            return answer
+
+    def _run(self, answer: Future[Reply], apply: Apply) -> None:
+        try:
+            done = apply()
+        except Exception as error:  # the sender's: it gets it as its answer, and the next push has its turn
+            answer.set_exception(error)
+            return
+        if isinstance(done, Reply):
+            answer.set_result(done)
+        else:
+            done.add_done_callback(lambda future: _pass_on(future, answer))
+
+
+def _pass_on(done: Future[Reply], answer: Future[Reply]) -> None:
+    error = done.exception()
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())

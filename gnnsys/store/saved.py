@@ -1,0 +1,76 @@
+"""Tables on disk: one directory per part and table, `.npy` arrays and a JSON manifest, whole or not there.
+
+Every machine writes the parts it serves, so the directories of one save may lie on different machines. They carry one
+name of the save, by which parts of different saves are told apart when they are read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from gnnsys.graph.arrays import ArrayReader, ArrayWriter
+from gnnsys.graph.manifest import MANIFEST, read_manifest, staged, write_manifest
+from gnnsys.store.spec import TableSpec
+
+FORMAT, VERSION, WHAT = "gnnsys-table", 1, "a saved table"
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPart:
+    """The rows of a part as they were saved, and the optimizer's state with them."""
+
+    spec: TableSpec
+    part: int
+    save: str  # the same for all parts that were saved together
+    steps: int
+    rows: Tensor
+    states: Mapping[str, Tensor]
+
+
+def part_folder(folder: str, name: str, part: int) -> Path:
+    """Where a part of a table is: a readable name, and a hash, because names of tables need not be names of files."""
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.")[:60]
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return Path(folder) / f"{readable}-{digest}" / f"part{part:05d}"
+
+
+def save_part(saved: SavedPart, folder: str, overwrite: bool) -> None:
+    """Writes one part; what is there stays until the new one is complete."""
+    target = part_folder(folder, saved.spec.name, saved.part)
+    with staged(target, overwrite=overwrite, format=FORMAT, what=WHAT) as staging:
+        writer = ArrayWriter(staging)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            "spec": saved.spec.to_json(),
+            "part": saved.part,
+            "save": saved.save,
+            "steps": saved.steps,
+            "rows": writer.add(saved.rows),
+            "states": {name: writer.add(rows) for name, rows in saved.states.items()},
+            "files": writer.files,
+        }
+        write_manifest(staging, manifest)
+
+
+def load_part(folder: str, name: str, part: int) -> SavedPart:
+    """Opens a part that was saved, memory-mapped, its checksums compared; ValueError, naming the file, otherwise."""
+    path = part_folder(folder, name, part)
+    manifest = read_manifest(path, format=FORMAT, version=VERSION, what=WHAT)
+    try:
+        spec = TableSpec.from_json(manifest["spec"])
+        reader = ArrayReader(path, manifest["files"], verify=True)
+        if (spec.name, manifest["part"]) != (name, part):
+            raise ValueError(f"it holds part {manifest['part']} of {spec.name!r}")
+        shape = spec.part_shape(part)
+        rows = reader.array(manifest["rows"], spec.dtype, shape)
+        states = {state: reader.array(file, None, shape) for state, file in manifest["states"].items()}
+        return SavedPart(spec, part, str(manifest["save"]), int(manifest["steps"]), rows, states)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path / MANIFEST} is malformed: {error!r}") from error

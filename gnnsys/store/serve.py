@@ -1,0 +1,73 @@
+"""The shard's side of a pull: rows gathered natively into pooled memory, sent in chunks while the next are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Reply
+from gnnsys.ops import BufferPool
+from gnnsys.store.rows import PartRows
+from gnnsys.store.table import Table
+from gnnsys.store.wire import CHUNK_BYTES, MAX_PIECES, NONE, WIRE_DTYPES, named_array, read_plan
+
+
+class _Item:
+    """One pull of one part: which rows, which columns, as which dtype."""
+
+    def __init__(self, rows: PartRows, ids: Tensor, columns: Tensor | None, dtype: torch.dtype) -> None:
+        self._rows, self._ids, self._columns, self._dtype = rows, ids, columns, dtype
+        self._row_shape = rows.spec.row_shape if columns is None else (columns.numel(),)
+        self.row_bytes = torch.Size(self._row_shape).numel() * dtype.itemsize
+        self.num_rows = ids.numel()
+
+    def gather(self, first: int, count: int, buffers: BufferPool) -> Tensor:
+        out = buffers.empty((count, *self._row_shape), self._dtype)
+        self._rows.read(self._ids[first : first + count], out, columns=self._columns)
+        return out
+
+
+def pull_chunks(arrays: Sequence[Tensor], find: Callable[[int], Table], buffers: BufferPool) -> Iterator[Reply]:
+    """The rows a message asks for, piece by piece. What is wrong with the message is found before the first one."""
+    items = [_read_item(item, arrays, find) for item in read_plan(arrays, 5)]
+    return _chunks(items, buffers)
+
+
+def _chunks(items: Sequence[_Item], buffers: BufferPool) -> Iterator[Reply]:
+    pieces: list[tuple[int, int, int]] = []
+    rows: list[Tensor] = []
+    room = CHUNK_BYTES
+    for number, item in enumerate(items):
+        first = 0
+        while first < item.num_rows:
+            if (room < item.row_bytes and pieces) or len(pieces) == MAX_PIECES:
+                yield _reply(pieces, rows)
+                pieces, rows, room = [], [], CHUNK_BYTES
+            count = min(item.num_rows - first, max(1, room // max(1, item.row_bytes)))
+            pieces.append((number, first, count))
+            rows.append(item.gather(first, count, buffers))
+            room -= count * item.row_bytes
+            first += count
+    yield _reply(pieces, rows, last=True)
+
+
+def _reply(pieces: Sequence[tuple[int, int, int]], rows: Sequence[Tensor], *, last: bool = False) -> Reply:
+    table = torch.tensor(pieces, dtype=torch.int64) if pieces else torch.empty(0, 3, dtype=torch.int64)
+    return Reply([table, *rows], last=last)
+
+
+def _read_item(item: Sequence[int], arrays: Sequence[Tensor], find: Callable[[int], Table]) -> _Item:
+    number, part, ids_at, columns_at, dtype_at = item
+    rows = find(number).part(part)
+    if rows.dropped:
+        raise ValueError(f"table {rows.spec.name!r} was dropped")
+    ids = named_array(arrays, ids_at)
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"malformed request: row numbers must be one-dimensional int32 or int64, got {ids.dtype}")
+    columns = None if columns_at == NONE else named_array(arrays, columns_at)
+    if not NONE <= dtype_at < len(WIRE_DTYPES):
+        raise ValueError(f"malformed request: unknown dtype {dtype_at}")
+    dtype = rows.spec.dtype if dtype_at == NONE else WIRE_DTYPES[dtype_at]
+    return _Item(rows, ids, columns, dtype)

@@ -1,0 +1,372 @@
+"""Store: every table of a job, read and written by global row number from any process.
+
+Rows that this process can reach by itself are read directly; others come from the shard that has them. All changes go
+through the owner's shard, which applies them once and in order, so that a process reads what it wrote.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Client, Kind, RemoteValueError
+from gnnsys.ops import BufferPool
+from gnnsys.store.memory import SharedRows
+from gnnsys.store.peers import Answer, Peers
+from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
+from gnnsys.store.pull import PendingPull, Pull, Target, begin, named
+from gnnsys.store.push import PendingPush, push_messages, step_messages
+from gnnsys.store.pushes import Numbering
+from gnnsys.store.rows import PartRows
+from gnnsys.store.shard import Shard
+from gnnsys.store.spec import TableSpec, even_bounds
+from gnnsys.store.tensor import DistTensor
+from gnnsys.store.wire import PUSH_MODES, WIRE_DTYPES
+
+_FREE_BUFFERS = 16
+_OUTSTANDING = 64  # pushes to one table that may be under way
+
+
+class Store:
+    """`machine_of_part[p]` serves part p; this process is rank `rank` on `machine`.
+
+    Alone, `local` is the shard itself; with others, `client` reaches the machines' servers. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        machine_of_part: Sequence[int],
+        machine: int = 0,
+        client: Client | None = None,
+        local: Shard | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        timeout: float = 60.0,
+        policy: Policy = nearest,
+    ) -> None:
+        if client is None and local is None:
+            raise ValueError("a store needs a client, to reach shards, or a local shard")
+        self.machine_of_part = tuple(machine_of_part)
+        self.machine, self.rank, self.world_size = machine, rank, world_size
+        self._machines = sorted(set(self.machine_of_part))
+        self._local = local
+        self._peers = Peers(client, local, rank, secrets.randbits(62), timeout)
+        self._policy = policy
+        self._specs: dict[str, TableSpec] = {}
+        self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
+        self._places: dict[str, list[tuple[Place, ...]]] = {}
+        self._numbering = Numbering()
+        self._outstanding: dict[str, list[PendingPush]] = {}
+        self._lock = threading.RLock()
+        self._buffers = BufferPool(_FREE_BUFFERS)
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.machine_of_part)
+
+    # Tables
+
+    def register(self, spec: TableSpec) -> None:
+        """Makes a table known by which this process may have no rows; again with the same spec is nothing."""
+        if spec.num_parts != self.num_parts:
+            raise ValueError(f"table {spec.name!r} has {spec.num_parts} parts, the store has {self.num_parts}")
+        with self._lock:
+            known = self._specs.setdefault(spec.name, spec)
+        if known != spec:
+            raise ValueError(f"table {spec.name!r} exists and is another one: {known}, not {spec}")
+
+    def add_local(self, spec: TableSpec, part: int, rows: Tensor) -> None:
+        """Rows that this process reads by itself: a map of the part's files, say. They never change."""
+        self.register(spec)
+        with self._lock:
+            self._rows.setdefault(spec.name, {})[part] = PartRows(spec, part, rows)
+            self._places.pop(spec.name, None)
+
+    def create(
+        self,
+        name: str,
+        num_rows: int | None = None,
+        row_shape: Sequence[int] = (),
+        dtype: torch.dtype = torch.float32,
+        *,
+        bounds: Sequence[int] | None = None,
+        init: str | float | tuple[str, float, float, int] = "zeros",
+        mutable: bool = True,
+    ) -> DistTensor:
+        """Makes a table on every machine. Any rank may call it, all may: again with the same arguments is nothing.
+
+        Rows are cut evenly, or at `bounds` (num_parts + 1 entries: a book's, so that rows lie where their nodes do).
+        `init` is "zeros", a number, or ("uniform", low, high, seed), whose draws depend on the row's number alone: the
+        same on any number of parts. With mutable=False rows are promised not to change once they are read.
+        """
+        if (num_rows is None) == (bounds is None):
+            raise ValueError("pass either num_rows or bounds")
+        cut = even_bounds(num_rows, self.num_parts) if num_rows is not None else tuple(int(b) for b in bounds or ())
+        spec = TableSpec(name, tuple(row_shape), dtype, cut, mutable)
+        if spec.num_parts != self.num_parts:
+            raise ValueError(f"bounds must have {self.num_parts + 1} entries, one more than parts, got {len(cut)}")
+        options = {"spec": {**spec.to_json(), "bounds": None}, "init": _init_json(init, spec)}
+        self._ask_all(Kind.CREATE, [spec.bounds_tensor], options, with_parts=True)
+        self._forget(name)
+        self.register(spec)
+        return DistTensor(self, name)
+
+    def load(self, name: str, folder: str) -> DistTensor:
+        """Makes a table, or fills one that exists, from what `save` wrote, the optimizer's state included."""
+        received = self._ask_all(Kind.CREATE, (), {"name": name, "load": str(folder)}, with_parts=True)
+        if len({(r.options or {})["save"] for r in received}) != 1:
+            raise ValueError(f"{folder!r} holds parts of table {name!r} from different saves on different machines")
+        self._forget(name)
+        self.register(_spec_of(received[0].options or {}, received[0].arrays))
+        return DistTensor(self, name)
+
+    def save(self, name: str, folder: str, *, overwrite: bool = False) -> None:
+        """Writes a table, each part on the machine that serves it. One rank calls this, while none pushes."""
+        self._wait_for_pushes(name)
+        options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
+        self._ask_all(Kind.SAVE, (), options)
+
+    def drop(self, name: str) -> None:
+        """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
+        self._wait_for_pushes(name)
+        received = self._ask_all(Kind.DROP, (), {"name": name})
+        self._forget(name)
+        if not any((r.options or {}).get("dropped") for r in received):
+            raise ValueError(f"table {name!r} does not exist: it was dropped, or never created")
+
+    def tensor(self, name: str) -> DistTensor:
+        """A table as a tensor; ValueError where there is none of that name."""
+        self.spec(name)
+        return DistTensor(self, name)
+
+    def spec(self, name: str) -> TableSpec:
+        """What a table is; asked of a shard where it was made by another rank."""
+        spec = self._specs.get(name)
+        if spec is None:
+            answer = self._answer(self._peers.ask(self._machines[0], Kind.DESCRIBE, (), {"name": name}))
+            self.register(_spec_of(answer.options or {}, answer.arrays))
+            spec = self._specs[name]
+        return spec
+
+    # Reading
+
+    def places(self, name: str) -> list[tuple[Place, ...]]:
+        """For every part of a table, where its rows may be had, nearest first."""
+        places = self._places.get(name)
+        if places is None:
+            spec = self.spec(name)
+            at_hand = self._at_hand(spec)
+            places = [self._candidates(part, at_hand.get(part)) for part in range(spec.num_parts)]
+            with self._lock:
+                self._places[name] = places
+        return places
+
+    def locate(self, name: str, ids: Tensor) -> list[Run]:
+        """The ids grouped by part, with the places their rows may be had from."""
+        return locate(ids, self.spec(name), self._live_places(name))
+
+    def pull(
+        self, pulls: Sequence[Pull], *, priority: int = 0, batch: int = -1, layer: int = -1,
+        timeout: float | None = None,
+    ) -> PendingPull:  # fmt: skip
+        """Starts reading rows: one message per machine for all `pulls`, own rows meanwhile; `.result()` has them.
+
+        Pulls with the same `ids` object, of tables that are cut alike, are looked up and sent once.
+        """
+        found: dict[tuple[int, tuple[int, ...]], list[Run]] = {}
+        wanted = []
+        for pull in pulls:
+            self._wait_for_pushes(pull.table)
+            places = self._live_places(pull.table)
+            spec = self.spec(pull.table)
+            _check_ids(pull.ids, spec)
+            key = (id(pull.ids), spec.bounds)
+            runs = found.get(key)
+            if runs is None:
+                ids = pull.ids.detach().cpu().contiguous()
+                runs = found[key] = locate(ids, spec, places)
+            wanted.append((Target(pull, spec, self._out(pull, spec)), [_at(run, places[run.part]) for run in runs]))
+        try:
+            return begin(
+                wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout
+            )
+        except ValueError as error:
+            raise named(error, [target.spec for target, _ in wanted]) from error
+
+    # Writing
+
+    def push(self, name: str, ids: Tensor, rows: Tensor, mode: str = "write") -> PendingPush:
+        """Writes rows, or adds to them (mode="add"), in order; `.result()` when it is done.
+
+        Applied exactly once, after everything this process pushed before. Where an id is named twice the last row wins.
+        """
+        if mode not in PUSH_MODES:
+            raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
+        spec = self.spec(name)
+        ids, rows = _checked_rows(spec, ids, rows)
+        runs = self.locate(name, ids)
+        answers = []
+        for part, arrays in push_messages(spec, runs, rows, mode):
+            answers.append(self._send(self.machine_of_part[part], Kind.PUSH, arrays))
+        return self._note(name, PendingPush(spec, answers))
+
+    def step(
+        self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None
+    ) -> PendingPush:
+        """Brings this rank's gradients to a step of an optimizer; `.result()` when the step was applied.
+
+        Every rank calls this once per step, perhaps with no ids. A row's gradients are summed in rank order and divided
+        by the number of ranks. `optimizer` is what `SparseAdam` and `SparseAdagrad` describe themselves as.
+        """
+        spec = self.spec(name)
+        ids, grads = _checked_rows(spec, ids, grads)
+        runs = self.locate(name, ids)
+        options = {"name": name, "world_size": self.world_size, "optimizer": dict(optimizer)}
+        messages = step_messages(spec, runs, grads, self.machine_of_part)
+        answers = [self._send(machine, Kind.STEP, arrays, options, timeout) for machine, arrays in messages]
+        return self._note(name, PendingPush(spec, answers))
+
+    def flush(self) -> None:
+        """Waits until everything this process pushed was applied."""
+        for name in list(self._outstanding):
+            self._wait_for_pushes(name)
+
+    # Inside
+
+    def _send(
+        self,
+        machine: int,
+        kind: Kind,
+        arrays: Sequence[Tensor],
+        options: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Answer:
+        with self._lock:  # numbers go out in the order they are given
+            sequence = self._numbering.next(machine)
+            return self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout)
+
+    def _note(self, name: str, push: PendingPush) -> PendingPush:
+        with self._lock:
+            under_way = [p for p in self._outstanding.get(name, []) if not p.done()]
+            self._outstanding[name] = [*under_way, push]
+        if len(under_way) >= _OUTSTANDING:
+            under_way[0].result()
+        return push
+
+    def _wait_for_pushes(self, name: str) -> None:
+        if self._outstanding:
+            with self._lock:
+                under_way = self._outstanding.pop(name, [])
+            for push in under_way:
+                push.result()
+
+    def _ask_all(
+        self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, with_parts: bool = False
+    ) -> list[Any]:
+        answers = []
+        for machine in self._machines:
+            parts = [part for part, owner in enumerate(self.machine_of_part) if owner == machine]
+            extra = {"parts": parts} if with_parts else {}
+            answers.append(self._peers.ask(machine, kind, arrays, options | extra))
+        return [self._answer(answer) for answer in answers]
+
+    @staticmethod
+    def _answer(answer: Answer) -> Any:
+        try:
+            return answer.result()
+        except RemoteValueError as error:
+            raise ValueError(str(error)) from error
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            for known in [n for n in self._specs if n == name or n.startswith(f"{name}/")]:
+                for table in (self._specs, self._rows, self._places):
+                    table.pop(known, None)  # type: ignore[attr-defined]
+
+    def _live_places(self, name: str) -> list[tuple[Place, ...]]:
+        """Places of a table; looked up anew where the owner has dropped what they lead to."""
+        places = self.places(name)
+        if any(p[0].rows is not None and p[0].rows.dropped for p in places):
+            self._forget(name)
+            places = self.places(name)
+        return places
+
+    def _candidates(self, part: int, rows: PartRows | None) -> tuple[Place, ...]:
+        machine = self.machine_of_part[part]
+        near = () if rows is None else (Place(rows.kind, self.machine, rows),)
+        return (*near, shard_place(machine)) if self._peers.reaches(machine) or not near else near
+
+    def _at_hand(self, spec: TableSpec) -> dict[int, PartRows]:
+        """What this process reads by itself: its own shard's rows, files it mapped, shared memory of its machine."""
+        if self._local is not None and self._peers.holds(self.machine):
+            table = self._local.find(spec.name)
+            if table is not None:
+                return {**table.parts, **self._rows.get(spec.name, {})}
+        found = dict(self._rows.get(spec.name, {}))
+        mine = [part for part, machine in enumerate(self.machine_of_part) if machine == self.machine]
+        if found or not mine or not self._peers.reaches(self.machine):
+            return found
+        described = self._answer(self._peers.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
+        for part, address in described.options["shared"].items():
+            shared = SharedRows.open(address, spec.part_shape(int(part)), spec.dtype)
+            if shared is not None:
+                found[int(part)] = PartRows(spec, int(part), shared.rows, shared)
+        return found
+
+    def _out(self, pull: Pull, spec: TableSpec) -> Tensor:
+        row_shape = spec.row_shape if pull.columns is None else (pull.columns.numel(),)
+        if pull.wire_dtype is not None and pull.wire_dtype not in WIRE_DTYPES:
+            raise ValueError(f"wire_dtype must be one of {list(WIRE_DTYPES)}, got {pull.wire_dtype}")
+        if pull.wire_dtype is not None and spec.dtype not in WIRE_DTYPES:
+            raise ValueError(f"table {spec.name!r} is {spec.dtype}: only floating rows travel as {pull.wire_dtype}")
+        if pull.at is not None and (pull.out is None or pull.at.shape != pull.ids.shape):
+            raise ValueError("at must name one row of out per id")
+        if pull.out is None:
+            return self._buffers.empty((pull.ids.numel(), *row_shape), spec.dtype)
+        if tuple(pull.out.shape[1:]) != row_shape or (pull.at is None and pull.out.shape[0] != pull.ids.numel()):
+            raise ValueError(
+                f"out must be {[pull.ids.numel(), *row_shape]} for table {spec.name!r}, got {list(pull.out.shape)}"
+            )
+        return pull.out
+
+
+def _at(run: Run, places: Sequence[Place]) -> Run:
+    return run if run.places is places else Run(run.part, run.order, run.local, places)
+
+
+def _check_ids(ids: Tensor, spec: TableSpec) -> None:
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"ids of table {spec.name!r} must be int32 or int64 [n], got {ids.dtype} {list(ids.shape)}")
+
+
+def _checked_rows(spec: TableSpec, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    _check_ids(ids, spec)
+    if tuple(rows.shape) != (ids.numel(), *spec.row_shape):
+        raise ValueError(
+            f"rows for table {spec.name!r} must be {[ids.numel(), *spec.row_shape]}, got {list(rows.shape)}"
+        )
+    if rows.dtype != spec.dtype and not (rows.dtype in WIRE_DTYPES and spec.dtype in WIRE_DTYPES):
+        raise ValueError(f"rows for table {spec.name!r} must be {spec.dtype}, got {rows.dtype}")
+    return ids.detach().cpu().contiguous(), rows.detach().cpu()
+
+
+def _init_json(init: str | float | tuple[str, float, float, int], spec: TableSpec) -> dict[str, Any]:
+    if init == "zeros":
+        return {"kind": "zeros"}
+    if isinstance(init, (int, float)) and not isinstance(init, bool):
+        return {"kind": "constant", "value": float(init)}
+    if isinstance(init, tuple) and len(init) == 4 and init[0] == "uniform":
+        if not spec.dtype.is_floating_point:
+            raise ValueError(f"uniform values are floating, table {spec.name!r} is {spec.dtype}")
+        return {"kind": "uniform", "low": float(init[1]), "high": float(init[2]), "seed": int(init[3])}
+    raise ValueError(f'init must be "zeros", a number or ("uniform", low, high, seed), got {init!r}')
+
+
+def _spec_of(options: Mapping[str, Any], arrays: Sequence[Tensor]) -> TableSpec:
+    return TableSpec.from_json(options["spec"], arrays[0].tolist())

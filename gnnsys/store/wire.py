@@ -1,0 +1,58 @@
+"""How pulls and pushes are written into messages: one small int64 plan, then the arrays it names by position.
+
+No JSON on these paths. A table is its number, a dtype its place in WIRE_DTYPES; -1 is "none".
+
+    PULL   plan [items, 5]: table, part, array of row numbers, array of columns, dtype
+           reply, in chunks: pieces [k, 3]: item, first row, number of rows; then k arrays of rows
+    PUSH   plan [items, 5]: table, part, array of row numbers, array of rows, mode
+    STEP   plan [items, 3]: part, array of row numbers, array of gradients; options: table, world_size, optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+WIRE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+PUSH_MODES = ("write", "add")
+NONE = -1
+CHUNK_BYTES = 2 << 20  # what travels best: large enough to be cheap, small enough to overlap
+MAX_PIECES = 256
+
+
+class ArrayList:
+    """The arrays of one message; an array that is added twice travels once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[Tensor] = []
+        self._places: dict[int, int] = {}
+
+    def add(self, array: Tensor | None) -> int:
+        """Where `array` stands behind the plan; `NONE` for none."""
+        if array is None:
+            return NONE
+        place = self._places.get(id(array))
+        if place is None:
+            place = self._places[id(array)] = len(self.arrays) + 1
+            self.arrays.append(array)
+        return place
+
+    def with_plan(self, rows: Sequence[Sequence[int]], width: int) -> list[Tensor]:
+        plan = torch.tensor(rows, dtype=torch.int64) if rows else torch.empty(0, width, dtype=torch.int64)
+        return [plan, *self.arrays]
+
+
+def read_plan(arrays: Sequence[Tensor], width: int) -> list[list[int]]:
+    """The plan of a message; ValueError unless it is one and names only arrays that came along."""
+    if not arrays or arrays[0].dtype != torch.int64 or arrays[0].dim() != 2 or arrays[0].shape[1] != width:
+        raise ValueError(f"malformed request: its first array must be int64 [items, {width}]")
+    return arrays[0].tolist()
+
+
+def named_array(arrays: Sequence[Tensor], place: int) -> Tensor:
+    """The array a plan names."""
+    if not 1 <= place < len(arrays):
+        raise ValueError(f"malformed request: it names array {place} of {len(arrays)}")
+    return arrays[place]
