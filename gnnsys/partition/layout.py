@@ -27,6 +27,11 @@ def part_folder(part: int) -> str:
     return f"part-{part:04d}"
 
 
+def original_bounds(num_nodes: int, num_parts: int) -> list[int]:
+    """Which original ids' global ids each part stores: equal ranges, part p has [bounds[p], bounds[p + 1])."""
+    return [num_nodes * part // num_parts for part in range(num_parts + 1)]
+
+
 @dataclass(frozen=True)
 class ArraySpec:
     """What a row of a named array is."""

@@ -18,7 +18,7 @@ from gnnsys.graph import EdgeType, NodeType
 from gnnsys.graph.arrays import ArrayReader
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.ops import CSC, gather_rows
-from gnnsys.partition.layout import ArraySpec, Malformed, part_folder
+from gnnsys.partition.layout import ArraySpec, Malformed, original_bounds, part_folder
 from gnnsys.partition.pieces import ramps
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Part:
         self._hops: dict[NodeType, list[int]] = {}
         self._halo: dict[NodeType, Tensor] = {}
         self._original: dict[NodeType, Tensor] = {}
+        self._global_of_original: dict[NodeType, Tensor | None] = {}
         self._csc: dict[EdgeType, CSC] = {}
         self._edge_ids: dict[EdgeType, Tensor | None] = {}
         self._edge_starts: dict[EdgeType, Tensor | None] = {}
@@ -74,6 +75,16 @@ class Part:
     def original_ids(self, node_type: NodeType | None = None) -> Tensor:
         """Original ids of the columns, as stored: what a sampler takes as `rng_ids`."""
         return self._original[self._node_type(node_type)]
+
+    def global_of_original(self, node_type: NodeType | None = None) -> Tensor:
+        """Global ids of this part's share of all original ids (`original_bounds`), as stored."""
+        ids = self._global_of_original[self._node_type(node_type)]
+        if ids is None:
+            raise ValueError(
+                f"{self._manifest}: these parts were written without the global ids of original ids, which negative "
+                "sampling and look-ups by original id need: partition the graph again"
+            )
+        return ids
 
     def csc(self, edge_type: EdgeType | None = None) -> CSC:
         """In-edges in local ids; positions are rows of `edge_data`."""
@@ -147,7 +158,18 @@ class Part:
         original = self._original[node_type] = self._array(entry["original_ids"], [hops[-2]])
         with _Naming(self._reader, entry["original_ids"]):
             _check_range(original, num_nodes, "original ids")
+        self._global_of_original[node_type] = self._open_global_ids(entry.get("global_ids"), num_nodes)
         self.node_data[node_type] = self._rows(entry["data"], arrays, len(own))
+
+    def _open_global_ids(self, name: str | None, num_nodes: int) -> Tensor | None:
+        """Parts that were written before these were stored have none."""
+        if name is None:
+            return None
+        bounds = original_bounds(num_nodes, self.book.num_parts)
+        ids = self._array(name, [bounds[self.index + 1] - bounds[self.index]])
+        with _Naming(self._reader, name):
+            _check_range(ids, num_nodes, "global ids")
+        return ids
 
     def _open_edges(
         self, edge_type: EdgeType, entry: Mapping[str, Any], has_edge_ids: bool, arrays: Mapping[str, ArraySpec]

@@ -75,6 +75,11 @@ class Parts:
     def trainers_per_part(self) -> int:
         return self.book.trainers_per_part
 
+    @property
+    def has_global_ids(self) -> bool:
+        """Whether the global ids of original ids are stored, as they are since there are loaders of links on parts."""
+        return all(nodes.get("global_ids") is not None for entry in self._entries for nodes in entry["nodes"])
+
     def part(self, index: int) -> Part:
         """Part `index`, opened and checked the first time it is asked for."""
         if not 0 <= index < self.num_parts:
@@ -97,13 +102,14 @@ class Parts:
     def stored_bytes(self, index: int | None = None) -> dict[str, int]:
         """Bytes on disk by what they hold (indptr, indices, halo, original_ids, edge_ids, node_data, edge_data).
 
-        Of one part, or of all; from the manifest alone.
+        Of one part, or of all; from the manifest alone. `original_ids` are both ways between original and global ids.
         """
         total = dict.fromkeys(("indptr", "indices", "halo", "original_ids", "edge_ids", "node_data", "edge_data"), 0)
         for entry in self._entries if index is None else [self._entries[index]]:
             for nodes in entry["nodes"]:
                 for role in ("halo", "original_ids"):
                     total[role] += self._size(nodes[role])
+                total["original_ids"] += self._size(nodes.get("global_ids"))
                 total["node_data"] += sum(map(self._size, nodes["data"].values()))
             for edges in entry["edges"]:
                 for role in ("indptr", "indices", "edge_ids"):

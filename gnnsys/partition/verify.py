@@ -18,9 +18,11 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.graph.manifest import MANIFEST
+from gnnsys.ops import gather_rows
 from gnnsys.ops.parts import add_fingerprints, empty_bits, fingerprint_edges, mark_ids
 from gnnsys.partition.compare import compare_copies, compare_with_source
 from gnnsys.partition.fingerprint import edge_rows, node_rows
+from gnnsys.partition.layout import original_bounds
 from gnnsys.partition.merge import core_ids, original_by_global, original_by_local
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts import Parts, open_parts
@@ -98,6 +100,7 @@ def _problems(parts: Parts, meter: Meter) -> Iterator[str]:
     yield from _sizes(parts)
     for node_type in parts.schema.node_types:
         yield from _found(_permutation(parts, node_type), "all parts")
+        yield from _found(_inverse(parts, node_type), "all parts")
     sums = _Sums(parts)
     for index in range(parts.num_parts):
         yield from _found(_problems_of(parts, parts.part(index), sums), f"part {index}")
@@ -149,6 +152,18 @@ def _permutation(parts: Parts, node_type: NodeType) -> Iterator[str]:
         missing[original_by_global(parts, node_type).long()] = False
         lost = missing.nonzero().view(-1)
         yield f"{lost.numel()} nodes of type {node_type!r} are missing, the first is {int(lost[0])}"
+
+
+def _inverse(parts: Parts, node_type: NodeType) -> Iterator[str]:
+    """The stored global id of every original id leads back to it."""
+    if not parts.has_global_ids:
+        return
+    original = original_by_global(parts, node_type)
+    bounds = original_bounds(original.numel(), parts.num_parts)
+    for index in range(parts.num_parts):
+        back = gather_rows(original, parts.part(index).global_of_original(node_type))
+        if not torch.equal(back.long(), torch.arange(bounds[index], bounds[index + 1])):
+            yield f"part {index}: global ids of original ids of type {node_type!r} are of other nodes"
 
 
 def _halo(parts: Parts, part: Part, node_type: NodeType) -> Iterator[str]:

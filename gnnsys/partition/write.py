@@ -24,7 +24,7 @@ from gnnsys.ops.parts import Halo, collect_halo, empty_bits, local_columns, mark
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import fingerprint_graph
-from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, part_folder
+from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, original_bounds, part_folder
 from gnnsys.partition.pieces import Meter, Progress, column_pieces, row_pieces, take
 from gnnsys.partition.relabel import Relabelling, first_edges, id_dtype, relabel
 
@@ -140,6 +140,7 @@ class _PartWriter:
             "num_halo": [hop.ids.numel() for hop in halo],
             "halo": arrays.add(torch.cat([hop.ids for hop in halo])),
             "original_ids": arrays.add(self._columns[node_type]),
+            "global_ids": arrays.add(self._global_of_original(node_type)),
             "data": {},
         }
         for name, rows in self._graph.node_data[node_type].items():
@@ -148,6 +149,12 @@ class _PartWriter:
                     self._append(stream, take(rows, core[first:end]))
             entry["data"][name] = stream.name
         return entry
+
+    def _global_of_original(self, node_type: NodeType) -> Tensor:
+        """Global ids of this part's share of all original ids: shares are equal, whoever owns the nodes."""
+        global_ids = self._labels.global_ids[node_type]
+        bounds = original_bounds(global_ids.numel(), self._labels.book.num_parts)
+        return global_ids[bounds[self._part] : bounds[self._part + 1]]
 
     def _write_edges(self, edge_type: EdgeType, arrays: ArrayWriter) -> dict[str, Any]:
         csc, columns = self._graph.csc(edge_type), self._columns[edge_type[2]]

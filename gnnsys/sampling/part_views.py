@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
@@ -46,7 +47,8 @@ class PartViews:
             if self.has(spec):
                 return
             for where, ids in self.wanted(spec).items():
-                if where not in halo_time or halo_time[where].numel() != ids.numel():
+                given = halo_time.get(where)
+                if given is None or given.shape != ids.shape or given.dtype != torch.int64:
                     raise ValueError(f"part {where[0]} needs the time of {ids.numel()} halo nodes of type {where[1]!r}")
             self._views[spec.key] = {
                 p: PartView(

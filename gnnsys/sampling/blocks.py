@@ -1,0 +1,170 @@
+"""For samplers that a user writes: neighbours of any nodes of any graph, and blocks made of them (DistDGLv2, Fig. 8).
+
+The same calls serve a graph in memory and one in parts on many machines. What comes out for a node depends on the key,
+the hop and the node alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, overload
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType, edge_type_key
+from gnnsys.ops import CSC, compact, stream_key
+from gnnsys.sampling.neighbor import SampleKey
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods
+from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.sources import MAX_FANOUT
+
+Fanout: TypeAlias = int | Mapping[EdgeType, int]
+
+
+@dataclass(frozen=True)
+class InEdges:
+    """In-edges chosen for `nodes`, node after node: those of nodes[i] are indptr[i] .. indptr[i + 1]."""
+
+    edge_type: EdgeType
+    nodes: Tensor  # int64
+    indptr: Tensor  # int64 [num_nodes + 1]
+    ids: Tensor  # int64, where the edges come from
+    edge_ids: Tensor  # int64
+
+    def edges(self) -> tuple[Tensor, Tensor]:
+        """Source and destination of each, int64."""
+        return self.ids, torch.repeat_interleave(self.nodes, self.indptr.diff(), output_size=self.ids.numel())
+
+
+@overload
+def sample_neighbors(
+    graph: AnyGraph,
+    nodes: Tensor,
+    fanout: int,
+    *,
+    key: SampleKey = ...,
+    hop: int = ...,
+    edge_type: EdgeType | None = ...,
+    replace: bool = ...,
+    weight: str | None = ...,
+) -> InEdges: ...
+
+
+@overload
+def sample_neighbors(
+    graph: AnyGraph,
+    nodes: Mapping[NodeType, Tensor],
+    fanout: Fanout,
+    *,
+    key: SampleKey = ...,
+    hop: int = ...,
+    edge_type: None = ...,
+    replace: bool = ...,
+    weight: str | None = ...,
+) -> dict[EdgeType, InEdges]: ...
+
+
+def sample_neighbors(
+    graph: AnyGraph,
+    nodes: Tensor | Mapping[NodeType, Tensor],
+    fanout: Fanout,
+    *,
+    key: SampleKey = SampleKey(),  # noqa: B008  # a tuple
+    hop: int = 0,
+    edge_type: EdgeType | None = None,
+    replace: bool = False,
+    weight: str | None = None,
+) -> InEdges | dict[EdgeType, InEdges]:
+    """Up to `fanout` in-edges (-1: all) of each node, of one edge type, or of all where nodes are given by type.
+
+    `hop` tells the hops of a batch from each other: a hop of its own draws on its own. In-edges are drawn uniformly, or
+    by the edges' `weight`. `NeighborSampler` draws the same for the same (key, hop, node).
+
+    >>> found = sample_neighbors(graph, seeds, 10, key=SampleKey(seed=1))
+    >>> block, nodes = to_block(found)
+    """
+    if isinstance(nodes, Mapping):
+        wanted = {t: nodes[t[2]] for t in graph.edge_types if t[2] in nodes}
+    else:
+        if edge_type is None and len(graph.edge_types) != 1:
+            raise ValueError(f"edge_type must be named, one of {graph.edge_types}, or nodes given by node type")
+        edge_type = graph.edge_types[0] if edge_type is None else edge_type
+        graph.num_edges(edge_type)  # ValueError where there is no such type
+        wanted = {edge_type: nodes}
+    for t, ids in wanted.items():
+        _check_nodes(ids, graph.num_nodes(t[2]), t[2])
+    hoods = neighborhoods(graph, weight=weight)
+    as_stored = {t: wanted[t].to(hoods.id_dtypes[t[2]]) for t in wanted}
+    requests = [
+        HopRequest(t, as_stored[t], _fanout_of(fanout, t), stream_key(*key, hop, edge_type_key(t))) for t in wanted
+    ]
+    found = hoods.sample(requests, replace=replace, batch=key.batch, hop=hop)
+    out = {
+        t: InEdges(t, wanted[t].long(), chosen.indptr, chosen.ids.long(), hoods.edge_ids(t, chosen.positions))
+        for t, chosen in zip(wanted, found)
+    }
+    return out if isinstance(nodes, Mapping) else next(iter(out.values()))
+
+
+def to_block(
+    found: InEdges | Mapping[EdgeType, InEdges], seeds: Mapping[NodeType, Tensor] | None = None
+) -> tuple[Block, dict[NodeType, Tensor]]:
+    """The block that leads from the neighbours to the nodes they were found for, and its source nodes per type.
+
+    The block's sources are its destinations, then the other neighbours in first-seen order. `seeds` are the
+    destinations of each node type; they may be left away where every type that has some was asked about.
+    """
+    edges = {found.edge_type: found} if isinstance(found, InEdges) else dict(found)
+    given = {t: ids.long() for t, ids in (seeds or {}).items()}
+    for (_, _, dst), chosen in edges.items():
+        if not torch.equal(given.setdefault(dst, chosen.nodes), chosen.nodes):
+            raise ValueError(f"all in-edges of type {dst!r} must be of the same nodes, the seeds, in the same order")
+    types = list(dict.fromkeys([*given, *(t[0] for t in edges)]))
+    none = torch.empty(0, dtype=torch.int64)
+    nodes, local = compact(
+        [given.get(t, none).contiguous() for t in types],
+        [chosen.ids.contiguous() for chosen in edges.values()],
+        [types.index(t[0]) for t in edges],
+    )
+    source = dict(zip(types, nodes))
+    num_src = {t: ids.numel() for t, ids in source.items()}
+    csc = {
+        t: CSC(chosen.indptr, places, num_src[t[0]], chosen.edge_ids)
+        for (t, chosen), places in zip(edges.items(), local)
+    }
+    return Block(csc, num_src, {t: given.get(t, none).numel() for t in types}), source
+
+
+def sample_from_blocks(
+    graph: AnyGraph, blocks: Sequence[Block], nodes: Mapping[NodeType, Tensor], seeds: Mapping[NodeType, Tensor]
+) -> Sample:
+    """What a loader takes of a user's sampler: blocks, outermost first, and the outermost one's source nodes."""
+    none = torch.empty(0, dtype=torch.int64)
+    num_nodes: dict[NodeType, list[int]] = {}
+    num_edges: dict[EdgeType, list[int]] = {}
+    for t in graph.node_types:
+        sizes = [seeds.get(t, none).numel(), *(block.num_src.get(t, 0) for block in reversed(blocks))]
+        num_nodes[t] = [sizes[0], *(b - a for a, b in zip(sizes, sizes[1:]))]
+        if num_nodes[t] and min(num_nodes[t]) < 0:
+            raise ValueError(f"blocks must grow from the seeds outwards, of type {t!r} they have {sizes} nodes")
+    for edge_type in graph.edge_types:
+        found = [block.csc.get(edge_type) for block in reversed(blocks)]
+        num_edges[edge_type] = [0 if csc is None else csc.num_edges for csc in found]
+    node = {t: nodes.get(t, none).long() for t in graph.node_types}
+    return Sample(node, {}, {}, {}, num_nodes, num_edges, blocks=list(blocks))
+
+
+def _fanout_of(fanout: Fanout, edge_type: EdgeType) -> int:
+    value = fanout.get(edge_type, 0) if isinstance(fanout, Mapping) else fanout
+    if int(value) != value or not -1 <= value < MAX_FANOUT:
+        raise ValueError(f"fanout must be -1 (all) or a whole number >= 0, got {value} for {edge_type}")
+    return int(value)
+
+
+def _check_nodes(ids: Tensor, num_nodes: int, node_type: NodeType) -> None:
+    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"nodes of type {node_type!r} must be a vector of ids, got {list(ids.shape)} {ids.dtype}")
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+        raise ValueError(f"nodes of type {node_type!r} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")

@@ -1,0 +1,216 @@
+"""DistGraph: a graph in parts, on this machine and others, with the face of a graph in memory.
+
+Ids are global ids; `original_ids` and `global_ids` lead to the user's own and back. Rows are tables of the store,
+structure is mapped where it lies and asked for where it does not: no process holds the whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Kind
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.ops import CSC
+from gnnsys.partition import PartitionBook, Parts
+from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
+from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
+from gnnsys.sampling.owners import Owners
+from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
+from gnnsys.sampling.part_views import PartViews
+from gnnsys.sampling.tables import graph_tables, part_rows
+from gnnsys.store.spec import edge_table, node_table
+
+if TYPE_CHECKING:
+    from gnnsys.comm import Client
+    from gnnsys.store import Store
+
+_PREPARE_SECONDS = 600.0  # to sort a part's edges by time
+
+
+class DistGraph:
+    """What `gnnsys.open` returns. `node_data[type][name]` and `edge_data[type][name]` are tables: `rows = table[ids]`.
+
+    Part p is served by machine `machine_of_part[p]`; those of `machine` itself are read from their files, the others
+    through `client`. Without a client every part must be here.
+    """
+
+    def __init__(
+        self, parts: Parts, store: Store, client: Client | None, machine: int, machine_of_part: Sequence[int]
+    ) -> None:
+        self.parts, self.store, self.client, self.machine = parts, store, client, machine
+        self.machine_of_part = list(machine_of_part)
+        self.parts_here = [p for p, owner in enumerate(self.machine_of_part) if owner == machine]
+        if client is None and len(self.parts_here) != parts.num_parts:
+            raise ValueError(f"parts {self.parts_here} of {parts.num_parts} are here: the others need a client")
+        self.placement: Any = None  # where ranks and parts are, set by the session that opened the graph
+        self.info: dict[str, Any] = parts.graph_info
+        self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
+        self._views = PartViews(parts, self.parts_here)
+        self._look_up = Lookups(parts, self._owners, client)
+        self._prepared: dict[ViewSpec, DistNeighborhoods] = {}
+        self._lock = threading.Lock()
+        specs = graph_tables(parts)
+        for spec in specs.values():
+            store.register(spec)
+        for part in self.parts_here:
+            for name, rows in part_rows(parts, part).items():
+                store.add_local(specs[name], part, rows)
+        self.node_data: dict[NodeType, dict[str, Any]] = {
+            t: {name: store.tensor(node_table(t, name)) for name in rows} for t, rows in parts.schema.node_data.items()
+        }
+        self.edge_data: dict[EdgeType, dict[str, Any]] = {
+            t: {name: store.tensor(edge_table(t, name)) for name in rows} for t, rows in parts.schema.edge_data.items()
+        }
+
+    # -- schema ------------------------------------------------------------------------------------------------------
+
+    @property
+    def book(self) -> PartitionBook:
+        return self.parts.book
+
+    @property
+    def node_types(self) -> list[NodeType]:
+        return self.parts.schema.node_types
+
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        return self.parts.schema.edge_types
+
+    @property
+    def is_homogeneous(self) -> bool:
+        return self.node_types == [NODE] and self.edge_types == [EDGE]
+
+    def num_nodes(self, node_type: NodeType | None = None) -> int:
+        return self.book.num_ids(self._node_type(node_type))
+
+    def num_edges(self, edge_type: EdgeType | None = None) -> int:
+        return self.book.num_ids(self._edge_type(edge_type))
+
+    def csc(self, edge_type: EdgeType | None = None) -> CSC:
+        """A graph in memory has this; here no process holds the whole."""
+        self._edge_type(edge_type)
+        raise ValueError(
+            "a graph in parts has no CSC of the whole: use sample_neighbors, edge_ends or in_degrees, a part's own "
+            "graph.parts.part(p).csc(), or graph.parts.merge() where it fits in memory"
+        )
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def set_node_data(self, name: str, rows: Any, node_type: NodeType | None = None) -> None:
+        """Adds or replaces one array of rows for this process: a tensor of all rows by global id, a table, or any
+        source of features."""
+        node_type = self._node_type(node_type)
+        _check_rows(rows, self.num_nodes(node_type), f"node_data[{node_type!r}][{name!r}]", "node")
+        self.node_data[node_type][name] = rows
+
+    def set_edge_data(self, name: str, rows: Any, edge_type: EdgeType | None = None) -> None:
+        """The same for edges, rows by global edge id."""
+        edge_type = self._edge_type(edge_type)
+        _check_rows(rows, self.num_edges(edge_type), f"edge_data[{edge_type!r}][{name!r}]", "edge")
+        self.edge_data[edge_type][name] = rows
+
+    # -- ids ---------------------------------------------------------------------------------------------------------
+
+    def original_ids(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
+        """The user's ids of global ids, int64."""
+        return self.store.tensor(f"global/{self._node_type(node_type)}")[ids].long()
+
+    def global_ids(self, original: Tensor, node_type: NodeType | None = None) -> Tensor:
+        """Global ids of the user's ids, int64."""
+        if not self.parts.has_global_ids:
+            raise ValueError(
+                f"{self.parts.path} was written without the global ids of original ids: partition the graph again"
+            )
+        return self.store.tensor(f"original/{self._node_type(node_type)}")[original].long()
+
+    def original_edge_ids(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> Tensor:
+        """The user's ids of global edge ids, int64; ValueError where the parts were written without them."""
+        return self._look_up(self._edge_type(edge_type), edge_ids, EDGE_IDS)[0]
+
+    def edge_ends(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> tuple[Tensor, Tensor]:
+        """Source and destination of global edge ids, as global ids, int64."""
+        src, dst = self._look_up(self._edge_type(edge_type), edge_ids, ENDS)
+        return src, dst
+
+    def in_degrees(self, nodes: Tensor, edge_type: EdgeType | None = None) -> Tensor:
+        """How many edges of a type lead to each of the nodes, int64."""
+        return self._look_up(self._edge_type(edge_type), nodes, DEGREES)[0]
+
+    # -- neighbours --------------------------------------------------------------------------------------------------
+
+    def sample_neighbors(self, nodes: Any, fanout: Any, **options: Any) -> Any:
+        """See `gnnsys.sampling.sample_neighbors`."""
+        from gnnsys.sampling.blocks import sample_neighbors
+
+        return sample_neighbors(self, nodes, fanout, **options)
+
+    def neighborhoods(self, *, weight: str | None = None, time: str | None = None) -> DistNeighborhoods:
+        """In-edges to be drawn uniformly, by weight, or up to a time, prepared on every machine the first time."""
+        spec = ViewSpec(weight, time)
+        with self._lock:
+            if spec not in self._prepared:
+                if spec != UNIFORM:
+                    self._prepare(spec)
+                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec)
+            return self._prepared[spec]
+
+    def _prepare(self, spec: ViewSpec) -> None:
+        draws_by(self.parts, spec)  # ValueError where no type has such rows, before anybody is asked
+        options = {"weight": spec.weight, "time": spec.time}
+        pending = {}
+        for machine in self._owners.away:
+            assert self.client is not None
+            pending[machine] = self.client.request(machine, Kind.PREPARE, options=options, timeout=_PREPARE_SECONDS)
+        wanted = self._views.wanted(spec)
+        self._views.prepare(spec, {where: self._times(where[1], ids, spec) for where, ids in wanted.items()})
+        given = []
+        for machine, sent in pending.items():
+            reply = sent.result()
+            if not reply.options.get("ready"):
+                assert self.client is not None
+                asked = zip(reply.options["wanted"], reply.arrays)
+                times = [self._times(node_type, ids, spec) for (_, node_type), ids in asked]
+                given.append(
+                    self.client.request(machine, Kind.PREPARE, times, options=options, timeout=_PREPARE_SECONDS)
+                )
+        for sent in given:
+            sent.result()
+
+    def _times(self, node_type: NodeType, ids: Tensor, spec: ViewSpec) -> Tensor:
+        rows = self.store.tensor(node_table(node_type, str(spec.time)))[ids]
+        return rows.reshape(-1).to(torch.int64)
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    def _node_type(self, node_type: NodeType | None) -> NodeType:
+        return _one_of(node_type, self.node_types, "node type")
+
+    def _edge_type(self, edge_type: EdgeType | None) -> EdgeType:
+        return _one_of(edge_type, self.edge_types, "edge type")
+
+    def __repr__(self) -> str:
+        nodes = ", ".join(f"{t}: {self.num_nodes(t):,}" for t in self.node_types)
+        edges = ", ".join(f"{'|'.join(t)}: {self.num_edges(t):,}" for t in self.edge_types)
+        where = f"parts {self.parts_here} of {self.parts.num_parts} here"
+        return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
+
+
+def _one_of(given: Any, known: list[Any], what: str) -> Any:
+    if given is None:
+        if len(known) != 1:
+            raise ValueError(f"the {what} must be named, one of {known}")
+        return known[0]
+    if given not in known:
+        raise ValueError(f"{what} {given!r} does not exist, the graph has {known}")
+    return given
+
+
+def _check_rows(rows: Any, count: int, name: str, what: str) -> None:
+    shape = getattr(rows, "shape", None)
+    if not shape or shape[0] != count:
+        raise ValueError(f"{name} must have a row per {what}, {count}, got {None if shape is None else list(shape)}")

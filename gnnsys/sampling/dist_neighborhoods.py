@@ -1,0 +1,187 @@
+"""In-edges of a parted graph: remote parts are asked first, own parts sampled meanwhile, the answers stitched.
+
+One message per machine and hop has the seeds of all edge types. Ids are global throughout; what an exclusion names is
+the first edge of the part plus a position of the view, so that it needs no look-up where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Kind
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.ops import CSC, Neighbors, Piece, gather_rows, stitch
+from gnnsys.partition.relabel import id_dtype
+from gnnsys.sampling.hop import Answer, Draw, PartsRequest, Slot, answers_from_arrays
+from gnnsys.sampling.neighborhoods import HopRequest
+from gnnsys.sampling.owners import Grouped, Owners
+from gnnsys.sampling.part_view import ViewSpec
+from gnnsys.sampling.part_views import PartViews
+
+if TYPE_CHECKING:
+    from gnnsys.comm import Client
+
+
+class DistNeighborhoods:
+    """Of a parted graph, through a prepared view."""
+
+    def __init__(self, views: PartViews, owners: Owners, client: Client | None, spec: ViewSpec) -> None:
+        self._views, self._owners, self._client, self._spec = views, owners, client, spec
+        schema, book = views.parts.schema, views.parts.book
+        self._edge_types = {t: i for i, t in enumerate(schema.edge_types)}
+        self.id_dtypes: Mapping[NodeType, torch.dtype] = {t: id_dtype(book.num_ids(t)) for t in schema.node_types}
+
+    def sample(
+        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+    ) -> list[Neighbors]:
+        plan = _Plan(requests, self._owners)
+        options = (self._spec.key, self._edge_types, replace, last)
+        pending = []
+        for machine, parts in self._owners.away.items():
+            asked = plan.request(parts, *options)
+            if asked is not None:
+                assert self._client is not None
+                arrays = asked.to_arrays()
+                sent = self._client.request(machine, Kind.SAMPLE, arrays, batch=batch, layer=hop)
+                pending.append((asked.parts, sent))
+        own = plan.request(self._owners.here, *options)
+        if own is not None:
+            plan.take(own.parts, self._views.sample(own))
+        for parts, sent in pending:
+            for message in sent.chunks():
+                plan.take(parts, answers_from_arrays(message.arrays))
+        return [plan.finish(number, self.id_dtypes[r.edge_type[0]]) for number, r in enumerate(requests)]
+
+    def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
+        return positions
+
+    def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
+        src_type, _, dst_type = edge_type
+        num_src = self._owners.book.num_ids(src_type)
+        if src.numel() and not 0 <= int(src.min()) <= int(src.max()) < num_src:
+            raise ValueError(f"src must be in [0, {num_src}), got {int(src.min())} to {int(src.max())}")
+        grouped = self._owners.group(dst.contiguous(), dst_type)
+        src, local = src.long()[grouped.order], grouped.local.long()
+        pending = []
+        for machine, parts in self._owners.away.items():
+            asked = [p for p in parts if grouped.count(p)]
+            if asked:
+                assert self._client is not None
+                head = [self._spec.key, self._edge_types[edge_type]]
+                head += [number for p in asked for number in (p, grouped.count(p))]
+                arrays = [torch.tensor(head), *(_take(rows, grouped, asked) for rows in (src, local))]
+                pending.append((asked, self._client.request(machine, Kind.FIND_EDGES, arrays)))
+        found: dict[int, Tensor] = {}
+        for part in self._owners.here:
+            if grouped.count(part):
+                own = grouped.of_part(part)
+                found[part] = self._views.view(self._spec.key, part).find_edges(edge_type, src[own], local[own])
+        for asked, sent in pending:
+            counts, positions = sent.result().arrays
+            found.update(zip(asked, positions.split(counts.tolist())))
+        first = self._owners.bounds(edge_type).tolist()
+        places = [found[part] + first[part] for part in sorted(found)]
+        return torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
+
+    def csc(self, edge_type: EdgeType) -> CSC:
+        raise ValueError("a parted graph has no CSC of the whole: use find_edges, sample_neighbors or parts of it")
+
+
+def _take(rows: Tensor, grouped: Grouped, parts: Sequence[int]) -> Tensor:
+    """The rows of some parts, a view where the parts are neighbours."""
+    if len(parts) == 1 or grouped.starts[parts[-1] + 1] - grouped.starts[parts[0]] == sum(map(grouped.count, parts)):
+        return rows[grouped.starts[parts[0]] : grouped.starts[parts[-1] + 1]]
+    return torch.cat([rows[grouped.of_part(p)] for p in parts])
+
+
+@dataclass
+class _Seeds:
+    """Seeds that several edge types may share, grouped by part."""
+
+    grouped: Grouped
+    local: Tensor
+    tree: Tensor | None
+    seed_time: Tensor | None
+
+
+@dataclass
+class _Answers:
+    """What has come of one request."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    segments: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class _Plan:
+    """One hop in the making: seeds by part, then the answers to them."""
+
+    def __init__(self, requests: Sequence[HopRequest], owners: Owners) -> None:
+        self._requests, self._owners = requests, owners
+        self._seeds: list[_Seeds] = []
+        self._slot_of: list[int] = []
+        known: dict[tuple[int, ...], int] = {}
+        for request in requests:
+            same = (id(request.seeds), id(request.tree), id(request.seed_time))
+            if same not in known:
+                known[same] = len(self._seeds)
+                self._seeds.append(_group_seeds(request, owners))
+            self._slot_of.append(known[same])
+        self._answers = [_Answers() for _ in requests]
+        self._drawn = [i for i, r in enumerate(requests) if r.fanout != 0 and r.seeds.numel()]
+
+    def request(
+        self, parts: Sequence[int], view: int, edge_types: Mapping[EdgeType, int], replace: bool, last: bool
+    ) -> PartsRequest | None:
+        """What is asked of some parts; None where it is nothing."""
+        used = {self._slot_of[i] for i in self._drawn}
+        parts = [p for p in parts if any(self._seeds[slot].grouped.count(p) for slot in used)]
+        if not parts:
+            return None
+        slots = []
+        for seeds in self._seeds:
+            local, tree, time = (
+                None if rows is None else _take(rows, seeds.grouped, parts)
+                for rows in (seeds.local, seeds.tree, seeds.seed_time)
+            )
+            assert local is not None
+            slots.append(Slot([seeds.grouped.count(p) for p in parts], local, tree, time))
+        draws = [
+            Draw(edge_types[r.edge_type], self._slot_of[i], r.fanout, r.key, self._excluded(r, parts))
+            for i, r in ((i, self._requests[i]) for i in self._drawn)
+        ]
+        return PartsRequest(view, parts, slots, draws, replace, last, requester=next(iter(self._owners.here), -1))
+
+    def _excluded(self, request: HopRequest, parts: Sequence[int]) -> list[Tensor | None]:
+        if request.exclude is None:
+            return [None] * len(parts)
+        bounds = self._owners.bounds(request.edge_type)
+        ends = torch.searchsorted(request.exclude, bounds).tolist()
+        return [request.exclude[ends[p] : ends[p + 1]] - int(bounds[p]) for p in parts]
+
+    def take(self, parts: Sequence[int], answers: Iterable[Answer]) -> None:
+        """Keeps what some of `parts`, those that were asked together, have answered."""
+        for answer in answers:
+            if not (0 <= answer.draw < len(self._drawn) and 0 <= answer.part < len(parts)):
+                raise ValueError(f"an answer is for draw {answer.draw} of part {answer.part}, which was not asked")
+            number = self._drawn[answer.draw]
+            into = self._answers[number]
+            starts = self._seeds[self._slot_of[number]].grouped.starts
+            into.segments.append((len(into.pieces), starts[parts[answer.part]] + answer.first, answer.size))
+            into.pieces.append(answer.piece)
+
+    def finish(self, number: int, dtype: torch.dtype) -> Neighbors:
+        order, answers = self._seeds[self._slot_of[number]].grouped.order, self._answers[number]
+        if number not in self._drawn:
+            return Neighbors(order.new_zeros(order.numel() + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
+        return stitch(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
+
+
+def _group_seeds(request: HopRequest, owners: Owners) -> _Seeds:
+    grouped = owners.group(request.seeds.contiguous(), request.edge_type[2])
+    tree, time = (None if rows is None else gather_rows(rows, grouped.order) for rows in (request.tree, request.seed_time))
+    return _Seeds(grouped, grouped.local.to(torch.int32), tree, time)

@@ -1,0 +1,125 @@
+"""GraphService: the structure of a machine's parts, as handlers of a server. No network in it.
+
+Every message is checked before it is answered; what does not add up is a ValueError, which the server sends back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Handler, Kind, Reply, Request
+from gnnsys.partition import Parts
+from gnnsys.sampling.hop import Answer, PartsRequest, answers_to_arrays
+from gnnsys.sampling.lookups import look_up
+from gnnsys.sampling.part_view import ViewSpec
+from gnnsys.sampling.part_views import PartViews
+
+_CHUNK_BYTES = 1 << 20  # a reply is sent as soon as it has so much
+_CHUNK_PIECES = 128
+
+
+class GraphService:
+    """Answers PREPARE, SAMPLE, FIND_EDGES and EDGE_ENDS for `own_parts`."""
+
+    def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
+        self.views = PartViews(parts, own_parts)
+        self._parts = parts
+
+    def handlers(self) -> dict[Kind, Handler]:
+        return {
+            Kind.PREPARE: self.prepare,
+            Kind.SAMPLE: self.sample,
+            Kind.FIND_EDGES: self.find_edges,
+            Kind.EDGE_ENDS: self.edge_ends,
+        }
+
+    def prepare(self, request: Request) -> Reply:
+        """Asked without arrays: whether a view is there, else the halo nodes whose times it needs; with them: makes it.
+
+        Options: `weight` and `time` (names or None). Reply: `ready`; if not, `wanted` [[part, node type], ...] and as
+        many arrays of global ids, which come back as arrays of times in the same order.
+        """
+        options = request.options
+        weight, time = options.get("weight"), options.get("time")
+        if not all(name is None or isinstance(name, str) for name in (weight, time)):
+            raise ValueError(f"weight and time must be names, got {weight!r} and {time!r}")
+        spec = ViewSpec(weight, time)
+        if self.views.has(spec):
+            return Reply(options={"ready": True})
+        wanted = self.views.wanted(spec)
+        if len(request.arrays) == len(wanted):  # also where nothing is wanted
+            self.views.prepare(spec, dict(zip(wanted, (rows.clone() for rows in request.arrays))))
+            return Reply(options={"ready": True})
+        if request.arrays:
+            raise ValueError(f"the times of {len(wanted)} lists of halo nodes are needed, got {len(request.arrays)}")
+        return Reply([ids.contiguous() for ids in wanted.values()], {"ready": False, "wanted": [*map(list, wanted)]})
+
+    def sample(self, request: Request) -> Reply | Iterator[Reply]:
+        """One hop of one batch: `PartsRequest`, answered in chunks where it is large."""
+        return self._chunks(PartsRequest.from_arrays(request.arrays))
+
+    def _chunks(self, request: PartsRequest) -> Iterator[Reply]:
+        ready: list[Answer] = []
+        size = 0
+        for answer in self.views.sample(request):
+            ready.append(answer)
+            size += sum(rows.nbytes for rows in answer.piece)
+            if size >= _CHUNK_BYTES or len(ready) >= _CHUNK_PIECES:
+                yield Reply(answers_to_arrays(ready), last=True)
+                ready, size = [], 0
+        yield Reply(answers_to_arrays(ready), last=True)
+
+    def find_edges(self, request: Request) -> Reply:
+        """Arrays: head [view, edge type, part, number of pairs, part, number, ...], src (global), dst (local to part).
+
+        Reply: counts per part, then positions, ascending inside each part.
+        """
+        head, src, dst = _arrays(request, 3)
+        view, edge_type, pairs = _pairs_of_parts(head)
+        found = []
+        begin = 0
+        for part, count in pairs:
+            chosen = slice(begin, begin + count)
+            found.append(
+                self.views.view(view, part).find_edges(self.views.edge_type(edge_type), src[chosen], dst[chosen])
+            )
+            begin += count
+        if begin != src.numel() or begin != dst.numel():
+            raise ValueError(f"{begin} pairs are announced, {src.numel()} sources and {dst.numel()} destinations came")
+        counts = torch.tensor([positions.numel() for positions in found], dtype=torch.int64)
+        return Reply([counts, torch.cat(found) if found else counts.new_empty(0)])
+
+    def edge_ends(self, request: Request) -> Reply:
+        """Arrays: head [what, edge type, part, count, ...], and numbers local to each part: see `look_up`."""
+        head, numbers = _arrays(request, 2)
+        what, edge_type, pairs = _pairs_of_parts(head)
+        found: list[list[Tensor]] = []
+        begin = 0
+        for part, count in pairs:
+            self.views.view(0, part)  # ValueError where it is not here
+            chosen = numbers[begin : begin + count]
+            found.append(look_up(self._parts.part(part), self.views.edge_type(edge_type), chosen, what))
+            begin += count
+        if begin != numbers.numel():
+            raise ValueError(f"{begin} numbers are announced, {numbers.numel()} came")
+        return Reply([torch.cat(rows) for rows in zip(*found)])
+
+
+def _arrays(request: Request, count: int) -> list[Tensor]:
+    arrays = list(request.arrays)
+    if len(arrays) != count or any(rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64) for rows in arrays):
+        raise ValueError(f"expected {count} vectors of integers")
+    return arrays
+
+
+def _pairs_of_parts(head: Tensor) -> tuple[int, int, list[tuple[int, int]]]:
+    numbers = head.tolist()
+    if len(numbers) < 2 or len(numbers) % 2:
+        raise ValueError("the head must be two numbers, then a part and a count each")
+    pairs = list(zip(numbers[2::2], numbers[3::2]))
+    if any(count < 0 for _, count in pairs):
+        raise ValueError("counts must not be negative")
+    return numbers[0], numbers[1], pairs
