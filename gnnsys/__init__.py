@@ -11,16 +11,52 @@ if TYPE_CHECKING:
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
     from gnnsys.loader import NegativeSampling as NegativeSampling
     from gnnsys.loader import NeighborLoader as NeighborLoader
+    from gnnsys.sampling import DistGraph as DistGraph
+    from gnnsys.seeds import Seeds as Seeds
+    from gnnsys.seeds import split as split
+    from gnnsys.session import Session as Session
+    from gnnsys.session import init as init
+    from gnnsys.session import open as open
+    from gnnsys.store import DistEmbedding as DistEmbedding
+    from gnnsys.store import DistTensor as DistTensor
+    from gnnsys.store import SparseAdagrad as SparseAdagrad
+    from gnnsys.store import SparseAdam as SparseAdam
 
 _ROOM_OF = {
     "Batch": "loader",
+    "DistEmbedding": "store",
+    "DistGraph": "sampling",
+    "DistTensor": "store",
     "Graph": "graph",
     "LinkNeighborLoader": "loader",
     "NegativeSampling": "loader",
     "NeighborLoader": "loader",
+    "Seeds": "seeds",
+    "Session": "session",
+    "SparseAdagrad": "store",
+    "SparseAdam": "store",
+    "init": "session",
+    "open": "session",
+    "split": "seeds",
 }
 
-__all__ = ["Batch", "Graph", "LinkNeighborLoader", "NegativeSampling", "NeighborLoader"]
+__all__ = [
+    "Batch",
+    "DistEmbedding",
+    "DistGraph",
+    "DistTensor",
+    "Graph",
+    "LinkNeighborLoader",
+    "NegativeSampling",
+    "NeighborLoader",
+    "Seeds",
+    "Session",
+    "SparseAdagrad",
+    "SparseAdam",
+    "init",
+    "open",
+    "split",
+]
 
 
 def __getattr__(name: str) -> Any:

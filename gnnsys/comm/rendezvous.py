@@ -7,6 +7,7 @@ deadline whose error names the ranks that never came. Without torchrun there is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -80,6 +81,7 @@ class Group:
         self.world_size = place.world_size if place else 1
         self.local_rank, self.local_world_size = 0, 1
         self.machine, self.num_machines = 0, 1
+        self.machine_of_rank = [0]
         self.address = place.address if place else "127.0.0.1"
         self.nonce = nonce or secrets.token_hex(16)
         self.timeout = timeout
@@ -92,6 +94,11 @@ class Group:
     def is_leader(self) -> bool:
         """Whether this rank speaks for its machine."""
         return self.local_rank == 0
+
+    @property
+    def incarnation(self) -> int:
+        """A number for this start of the job, the same on every rank."""
+        return int(self.nonce[:12], 16)
 
     @property
     def process_group_store(self) -> dist.Store | None:
@@ -147,18 +154,28 @@ class Group:
             cause = error if isinstance(error, BaseException) else None
             raise ValueError(f"{first} (and {more} other ranks failed otherwise)" if more else first) from cause
 
+    def leave(self) -> None:
+        """Says that this rank needs nobody any more. Others see it in `all_left`."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError, OSError):  # whoever held the store is gone: nobody is left to tell
+                self._store.set(f"{_PREFIX}/{self.nonce}/left/{self.rank}", "")
+
+    def all_left(self, timeout: float = 0.0) -> bool:
+        """Whether every rank has left, waiting up to `timeout` for it; also where the store is gone with its holder."""
+        if self._store is None:
+            return True
+        keys = [f"{_PREFIX}/{self.nonce}/left/{rank}" for rank in range(self.world_size)]
+        try:
+            return _poll(lambda: self._store is None or self._store.check(keys), timeout)
+        except (RuntimeError, OSError):
+            return True
+
     def close(self, timeout: float = 10.0) -> None:
         """Leaves. Whoever holds the store waits a little for the others, which still may read from it. Idempotent."""
-        store, self._store, self._store_of = self._store, None, None
-        if store is None:
-            return
-        try:
-            key = f"{_PREFIX}/{self.nonce}/left"
-            store.set(f"{key}/{self.rank}", "")
-            if self._hosts_store:
-                _poll(lambda: store.check([f"{key}/{rank}" for rank in range(self.world_size)]), timeout)
-        except (RuntimeError, OSError):
-            pass  # whoever held the store is gone, and nothing is left to say
+        self.leave()
+        if self._hosts_store:
+            self.all_left(timeout)
+        self._store = self._store_of = None
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
@@ -291,10 +308,12 @@ def _place_on_machines(group: Group, place: Place) -> None:
     seen = group.gather("machines", [place.told, _host()])
     if all(entry[0] is not None for entry in seen):
         group.local_rank, group.local_world_size, group.machine, group.num_machines = seen[group.rank][0]
+        group.machine_of_rank = [entry[0][2] for entry in seen]
         return
     hosts = [entry[1] for entry in seen]
     order = list(dict.fromkeys(hosts))
-    group.machine, group.num_machines = order.index(hosts[group.rank]), len(order)
+    group.machine_of_rank = [order.index(host) for host in hosts]
+    group.machine, group.num_machines = group.machine_of_rank[group.rank], len(order)
     group.local_rank = hosts[: group.rank].count(hosts[group.rank])
     group.local_world_size = hosts.count(hosts[group.rank])
 

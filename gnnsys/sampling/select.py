@@ -9,16 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnsys.comm import Reply, Request
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.partition import Parts
-
-if TYPE_CHECKING:
-    from gnnsys.comm import Reply, Request
 
 BLOCK = 1 << 20  # rows looked at together: a megabyte of mask
 
@@ -108,8 +106,6 @@ class PartMasks:
 
     def handle(self, request: Request) -> Reply:
         """Answers SELECT: a mask with "count": parts by counts per subpart, with "ids": [part, first, end] by ids."""
-        from gnnsys.comm import Reply
-
         mask, options = Mask.from_json(request.options), request.options
         if "count" in options:
             counts = [self.counts(mask, int(part)) for part in options["count"]]

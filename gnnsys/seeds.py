@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gnnsys.comm import Kind, Pending
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
 from gnnsys.partition import Placement
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
@@ -63,7 +64,7 @@ class IdRange:
         return f"IdRange({self.first}, {self.end})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Seeds:
     """One rank's share. `largest` is the largest share of any rank: steps derived from it are equal on all of them."""
 
@@ -99,10 +100,11 @@ def split(
     """
     type = _resolve_type(graph, what, type)
     placement = placement or _placement_of(graph)
-    book = None if isinstance(graph, Graph) else graph.book
-    offsets = [0, _num_ids(graph, type)] if book is None else _subpart_offsets(graph, type)
+    if isinstance(graph, Graph):
+        trainers, offsets = 1, [0, graph.num_nodes(type) if isinstance(type, str) else graph.num_edges(type)]
+    else:
+        trainers, offsets = graph.book.trainers_per_part, _subpart_offsets(graph, type)
     chosen = _choose(graph, what, type, column, offsets)
-    trainers = 1 if book is None else book.trainers_per_part
     shares = assign_shares(chosen.counts(), placement, trainers)
     mine = shares[placement.rank]
     total = sum(map(len, shares))
@@ -204,17 +206,12 @@ class _InParts:
         self._counts: list[int] = []
 
     def counts(self) -> Sequence[int]:
-        from gnnsys.comm import Kind
-
         graph = self._graph
         away: dict[int, list[int]] = {}
         for part, machine in enumerate(graph.machine_of_part):
             if part not in graph.parts_here:
                 away.setdefault(machine, []).append(part)
-        asked = {
-            machine: graph.client.request(machine, Kind.SELECT, (), self._mask.to_json() | {"count": parts})
-            for machine, parts in away.items()
-        }
+        asked = {machine: self._ask(machine, {"count": parts}) for machine, parts in away.items()}
         by_part = {part: self._here.counts(self._mask, part) for part in graph.parts_here}
         for machine, pending in asked.items():
             rows = pending.result().arrays[0].view(len(away[machine]), -1).tolist()
@@ -223,11 +220,9 @@ class _InParts:
         return self._counts
 
     def ids(self, first: int, end: int) -> Tensor:
-        from gnnsys.comm import Kind
-
-        graph, trainers = self._graph, self._graph.book.trainers_per_part
-        ends = [0, *accumulate(self._counts)][::trainers]
-        pieces: list[Any] = []
+        graph = self._graph
+        ends = [0, *accumulate(self._counts)][:: graph.book.trainers_per_part]
+        pieces: list[Tensor | Pending] = []
         for part, (begin, stop) in enumerate(pairwise(ends)):
             low, high = max(first, begin) - begin, min(end, stop) - begin
             if low >= high:
@@ -235,10 +230,13 @@ class _InParts:
             if part in graph.parts_here:
                 pieces.append(self._here.ids(self._mask, part, low, high))
             else:
-                options = self._mask.to_json() | {"ids": [part, low, high]}
-                pieces.append(graph.client.request(graph.machine_of_part[part], Kind.SELECT, (), options))
+                pieces.append(self._ask(graph.machine_of_part[part], {"ids": [part, low, high]}))
         found = [piece if isinstance(piece, Tensor) else piece.result().arrays[0] for piece in pieces]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+    def _ask(self, machine: int, wish: dict[str, Any]) -> Pending:
+        assert self._graph.client is not None  # alone, every part is here
+        return self._graph.client.request(machine, Kind.SELECT, (), self._mask.to_json() | wish)
 
 
 def _choose(
@@ -306,10 +304,6 @@ def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeTyp
 
 def _data_of(graph: Graph | DistGraph, type: NodeType | EdgeType) -> Any:
     return graph.node_data[type] if isinstance(type, str) else graph.edge_data[type]
-
-
-def _num_ids(graph: Graph | DistGraph, type: NodeType | EdgeType) -> int:
-    return graph.num_nodes(type) if isinstance(type, str) else graph.num_edges(type)
 
 
 def _subpart_offsets(graph: DistGraph, type: NodeType | EdgeType) -> list[int]:

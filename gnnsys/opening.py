@@ -1,0 +1,157 @@
+"""Opening a directory of parts: who has what, who serves what, and one answer for all ranks.
+
+Each machine's first rank looks at its own disk; every rank then decides the same from what all of them saw, so that a
+part missing on one machine is the same error everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnsys.comm import Client, CommError, Keys, Kind
+from gnnsys.comm.rendezvous import Group
+from gnnsys.graph.manifest import MANIFEST
+from gnnsys.partition import Parts, Placement, open_parts, place_parts
+from gnnsys.partition.layout import part_folder
+from gnnsys.sampling import DistGraph
+from gnnsys.store import Shard, Store
+
+
+def open_alone(path: str | os.PathLike[str], *, verify: bool) -> DistGraph:
+    """All parts mapped in this process."""
+    parts = open_parts(path, verify=verify)
+    for part in range(parts.num_parts):
+        parts.part(part)
+    machine_of_part = [0] * parts.num_parts
+    store = Store(machine_of_part=machine_of_part, machine=0, client=None, local=Shard(0))
+    graph = DistGraph(parts, store, None, 0, machine_of_part)
+    graph.placement = Placement(0, (0,), tuple(machine_of_part))
+    return graph
+
+
+def open_in_group(
+    group: Group, client: Client, path: str | os.PathLike[str], *, verify: bool, timeout: float
+) -> DistGraph:
+    """The parts of all machines: those of this one mapped here, the others through their servers."""
+    report = survey(path) if group.is_leader else None
+    reports = group.gather("open", [group.machine, report, str(path)])
+    by_machine = {machine: values for machine, values, _ in reports if values is not None}
+    machine_of_part = plan([by_machine[machine] for machine in range(group.num_machines)], [row[2] for row in reports])
+    here = [part for part, machine in enumerate(machine_of_part) if machine == group.machine]
+    problem = None
+    if group.is_leader:
+        try:
+            options = {"path": str(Path(path).resolve()), "parts": here, "verify": verify}
+            client.request(group.machine, Kind.OPEN, options=options, timeout=timeout).result()
+        except CommError as error:
+            problem = f"machine {group.machine}: {getattr(error, 'remote_text', error)}"
+    group.agree("served", problem, timeout + group.timeout)
+    graph = None
+    try:
+        graph = _map(group, client, path, machine_of_part, here)
+    except (ValueError, OSError) as error:
+        problem = f"rank {group.rank} on machine {group.machine}: {error}"
+    group.agree("mapped", problem, timeout)
+    assert graph is not None
+    return graph
+
+
+def _map(
+    group: Group, client: Client, path: str | os.PathLike[str], machine_of_part: list[int], here: list[int]
+) -> DistGraph:
+    parts = open_parts(path, verify=False)  # the machine's server has read and checked these files
+    for part in here:
+        parts.part(part)
+    store = Store(
+        machine_of_part=machine_of_part,
+        machine=group.machine,
+        client=client,
+        local=None,
+        rank=group.rank,
+        world_size=group.world_size,
+        timeout=group.timeout,
+    )
+    graph = DistGraph(parts, store, client, group.machine, machine_of_part)
+    graph.placement = Placement(group.rank, tuple(group.machine_of_rank), tuple(machine_of_part))
+    return graph
+
+
+def survey(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What this machine has at `path`: a digest of the manifest and the parts with a folder there; or what is wrong."""
+    folder = Path(path)
+    try:
+        if not folder.is_dir():
+            raise ValueError(f"{str(path)!r} is not a directory")
+        parts = open_parts(folder, verify=False)
+        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    except (ValueError, OSError) as error:
+        return {"error": str(error)}
+    have = [part for part in range(parts.num_parts) if (folder / part_folder(part)).is_dir()]
+    return {"digest": digest, "num_parts": parts.num_parts, "folders": have, "path": str(folder.resolve())}
+
+
+def plan(reports: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[int]:
+    """The machine of each part, from what every machine reported; ValueError names the machine and the file."""
+    if len(set(paths)) > 1:
+        rank = next(rank for rank, path in enumerate(paths) if path != paths[0])
+        raise ValueError(f"the ranks open different directories: rank 0 {paths[0]!r}, rank {rank} {paths[rank]!r}")
+    for machine, report in enumerate(reports):
+        if "error" in report:
+            raise ValueError(f"machine {machine}: {report['error']}")
+    for machine, report in enumerate(reports):
+        if report["digest"] != reports[0]["digest"]:
+            raise ValueError(
+                f"machine {machine} has other parts than machine 0: {Path(report['path']) / MANIFEST} differs from "
+                f"{Path(reports[0]['path']) / MANIFEST} there; copy one directory to both"
+            )
+    num_parts = int(reports[0]["num_parts"])
+    missing = [part for part in range(num_parts) if not any(part in report["folders"] for report in reports)]
+    if missing:
+        folder = Path(reports[0]["path"]) / part_folder(missing[0])
+        raise ValueError(f"no machine has part {missing[0]} of {num_parts}: {folder} is missing on all of them")
+    return place_parts(num_parts, [report["folders"] for report in reports])
+
+
+def open_served(
+    group: Group, path: str | os.PathLike[str], servers: Sequence[str], keys: Keys | None, timeout: float
+) -> tuple[DistGraph, Client]:
+    """The parts that servers of `gnnsys serve` have; only the manifest is read here. The caller closes the client."""
+    parts = open_parts(path, verify=False)
+    peers = dict(enumerate(servers))
+    client = Client(peers, sender=group.rank, incarnation=group.incarnation, keys=keys, timeout=timeout, name="served")
+    try:
+        asked = [client.request(server, Kind.STATUS) for server in peers]
+        machine_of_part = _who_serves(parts, servers, [pending.result().options for pending in asked])
+        store = Store(
+            machine_of_part=machine_of_part,
+            machine=-1,
+            client=client,
+            local=None,
+            rank=group.rank,
+            world_size=group.world_size,
+            timeout=timeout,
+        )
+        graph = DistGraph(parts, store, client, -1, machine_of_part)
+    except BaseException:
+        client.close()
+        raise
+    graph.placement = Placement(group.rank, tuple(group.machine_of_rank), tuple(machine_of_part))
+    return graph, client
+
+
+def _who_serves(parts: Parts, servers: Sequence[str], told: Sequence[Mapping[str, Any]]) -> list[int]:
+    digest = hashlib.sha256((parts.path / MANIFEST).read_bytes()).hexdigest()
+    for server, values in zip(servers, told):
+        if values.get("digest") != digest:
+            raise ValueError(
+                f"{server} serves other parts ({values.get('path')!r}) than {parts.path / MANIFEST} describes"
+            )
+    found = [next((i for i, of in enumerate(told) if part in of["parts"]), None) for part in range(parts.num_parts)]
+    missing = [part for part, server in enumerate(found) if server is None]
+    if missing:
+        raise ValueError(f"no server has part {missing[0]} of {parts.num_parts}: {', '.join(servers)} do not serve it")
+    return [server for server in found if server is not None]

@@ -1,0 +1,171 @@
+"""A machine's graph server: rows and structure of the parts it serves, for trainers here and elsewhere.
+
+`python -m gnnsys.server` is what a session starts once per machine. It is told what to do in one line on its standard
+input, answers with one line (its endpoints, or an error), and lives until that input closes, however its parent ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server
+from gnnsys.graph.manifest import MANIFEST
+from gnnsys.partition import Parts, open_parts
+from gnnsys.sampling.select import PartMasks
+from gnnsys.sampling.service import GraphService
+from gnnsys.sampling.tables import graph_tables, part_rows
+from gnnsys.store import Shard
+
+GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.INDUCED)
+_PR_SET_PDEATHSIG = 1
+
+
+class GraphServer:
+    """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened."""
+
+    def __init__(
+        self,
+        machine: int = 0,
+        *,
+        bind: Sequence[str] = ("tcp://127.0.0.1:*",),
+        keys: Keys | None = None,
+        threads: int = 2,
+    ) -> None:
+        self.stopped = threading.Event()
+        self.shard = Shard(machine)
+        self._graph: dict[Kind, Handler] = {}
+        self._opened: dict[str, Any] | None = None
+        self._opening = threading.Lock()
+        handlers: dict[int, Handler] = dict(self.shard.handlers())
+        handlers |= {kind: self._ask_graph for kind in GRAPH_KINDS}
+        handlers |= {Kind.OPEN: self._handle_open, Kind.STATUS: self._status, Kind.STOP: self._stop}
+        self.server = Server(handlers, bind=bind, keys=keys, threads=threads, name=f"machine-{machine}")
+
+    def start(self) -> list[str]:
+        """Begins to serve; the endpoints."""
+        self.server.start()
+        return self.server.endpoints
+
+    def open(self, path: str, own_parts: Sequence[int], *, verify: bool = True) -> Parts:
+        """Opens and checks `own_parts` of a directory and serves them from now on. The same again is nothing."""
+        wanted = {"path": str(Path(path).resolve()), "parts": sorted(own_parts)}
+        with self._opening:
+            if self._opened is not None and not wanted.items() <= self._opened.items():
+                raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
+            parts = open_parts(path, verify=verify)
+            if self._opened is None:
+                self._serve(parts, wanted["parts"])
+                self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
+            return parts
+
+    def close(self) -> None:
+        self.server.close()
+        self.shard.close()
+
+    def _serve(self, parts: Parts, own_parts: Sequence[int]) -> None:
+        tables = graph_tables(parts)
+        rows_of = {part: part_rows(parts, part) for part in own_parts}  # opens every part, and so checks it
+        for part, rows in rows_of.items():
+            for name, values in rows.items():
+                self.shard.add(tables[name], part, values)
+        self._graph = {**GraphService(parts, own_parts).handlers(), Kind.SELECT: PartMasks(parts, own_parts).handle}
+
+    def _ask_graph(self, request: Request) -> Any:
+        handler = self._graph.get(Kind(request.kind))
+        if handler is None:
+            what = "no graph is open here" if not self._graph else f"{Kind(request.kind).name} is not served here"
+            raise ValueError(f"{what}: open one with gnnsys.open(DIR)")
+        return handler(request)
+
+    def _handle_open(self, request: Request) -> Reply:
+        options = request.options
+        self.open(str(options["path"]), [int(part) for part in options["parts"]], verify=bool(options["verify"]))
+        return Reply(options={"parts": options["parts"]})
+
+    def _status(self, request: Request) -> Reply:
+        counters = self.server.counters()
+        quiet = (Kind.STATUS.name, Kind.PING.name)
+        served = sum(of["messages_in"] for kind, of in counters["kinds"].items() if kind not in quiet)
+        opened = self._opened or {"path": None, "parts": [], "digest": None}
+        return Reply(options={"pid": os.getpid(), "served": served, "queue": counters["queue"], **opened})
+
+    def _stop(self, request: Request) -> Reply:
+        self.stopped.set()
+        return Reply()
+
+
+def main() -> int:
+    """The process: reads its orders, serves, ends when its input closes, on STOP, or on SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainers, which still need this server to end well
+    orders = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not orders:
+        return 1  # whoever started this process has gone already
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print goes where errors go: the pipe is for the one answer
+    if orders["parent_death"]:
+        _end_with_parent(int(orders["parent"]))
+    try:
+        graph_server = _make(orders)
+        endpoints = graph_server.start()
+    except Exception as error:  # whatever it is, the session raises it on every rank
+        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        return 1
+    _answer(answers, {"endpoints": endpoints, "pid": os.getpid()})
+    try:
+        _wait_for_end(graph_server.stopped)
+    finally:
+        graph_server.close()
+    return 0
+
+
+def _make(orders: Mapping[str, Any]) -> GraphServer:
+    keys = None if orders["keys"] is None else Keys.from_json(orders["keys"])
+    return GraphServer(int(orders["machine"]), bind=orders["bind"], keys=keys, threads=int(orders["threads"]))
+
+
+def _answer(pipe: Any, value: dict[str, Any]) -> None:
+    with pipe:
+        pipe.write(json.dumps(value) + "\n")
+
+
+def _wait_for_end(stopped: threading.Event) -> None:
+    """Until the input closes, `stopped` is set, or SIGTERM comes."""
+    reader, writer = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(writer, b"x"))
+
+    def forward() -> None:
+        stopped.wait()
+        os.write(writer, b"x")
+
+    threading.Thread(target=forward, name="gnnsys-stop", daemon=True).start()
+    waiting = select.poll()
+    waiting.register(reader, select.POLLIN)
+    waiting.register(0, select.POLLIN | select.POLLHUP)
+    while True:
+        for descriptor, _ in waiting.poll():
+            if descriptor == reader or not os.read(0, 4096):
+                return
+
+
+def _end_with_parent(parent: int) -> None:
+    """A second belt beside the pipe: forked children of a dead trainer may still hold the pipe open."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed: libraries need not take a second to take leave

@@ -1,0 +1,343 @@
+"""A session: what a process has while it takes part in a job. `init` makes one, `close` leaves nothing behind.
+
+Under torchrun the ranks meet, the first rank of each machine starts that machine's graph server, and a process group is
+made where the script has none. Alone there is neither server nor rendezvous, and the same calls work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gnnsys.comm import Client, CommError, Keys, Kind
+from gnnsys.comm.address import Found, endpoint, find_address, settle_address
+from gnnsys.comm.rendezvous import Group, Place, RendezvousError, join
+from gnnsys.opening import open_alone, open_in_group, open_served
+from gnnsys.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from gnnsys.sampling import DistGraph
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 120.0  # for a graph server to import torch on a busy machine
+_OPEN_SECONDS = 3600.0  # to read every file of a part once
+_LOOK_SECONDS = 0.2
+
+
+def init(
+    *,
+    timeout: float = 60.0,
+    join_timeout: float = 300.0,
+    server_threads: int = 2,
+    process_group: bool = True,
+    backend: str | None = None,
+) -> Session:
+    """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
+
+    `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
+    start apart. A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is,
+    or `backend`. The session is closed by `close()`, by `with`, or when the process exits.
+
+    >>> with gnnsys.init() as session:
+    ...     graph = gnnsys.open("parts/")
+    """
+    for name, seconds in (("timeout", timeout), ("join_timeout", join_timeout)):
+        if not seconds > 0:
+            raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
+    if server_threads < 1:
+        raise ValueError(f"server_threads must be at least 1, got {server_threads}")
+    group = join(join_timeout)
+    group.timeout = timeout
+    session = Session(group, timeout)
+    try:
+        session._begin_server()
+        if process_group:
+            session._make_process_group(backend)
+        session._order_server(server_threads)
+    except BaseException:
+        session.close(wait=False)
+        raise
+    _sessions.append(weakref.ref(session))
+    return session
+
+
+def current() -> Session | None:
+    """The session that this process began last and has not closed."""
+    found = [session for session in (ref() for ref in _sessions) if session is not None and not session.is_closed]
+    return found[-1] if found else None
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    session: Session | None = None,
+    verify: bool = True,
+    servers: Sequence[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> DistGraph:
+    """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
+
+    Each machine needs the manifest and the folders of the parts it serves; where all have all, parts are served in
+    equal blocks. With `verify` every file is read once and compared with its checksum. What is wrong on one machine is
+    the same ValueError on every rank. A process that was not launched by torchrun needs no `init` for it.
+
+    `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
+    holds their key; `path` then needs the manifest alone.
+    """
+    session = session or current()
+    if session is None:
+        if Place.from_environment() is not None:
+            raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
+        session = init(process_group=False)
+    return session.open(path, verify=verify, servers=servers, key=key)
+
+
+class Session:
+    """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say where this process is.
+
+    `client` asks the machines' servers; it is None where this process is alone.
+    """
+
+    def __init__(self, group: Group, timeout: float) -> None:
+        self.group = group
+        self.timeout = timeout
+        self.client: Client | None = None
+        self.is_closed = False
+        self._server: ServerProcess | None = None
+        self._made_process_group = False
+        self._graphs: dict[str, DistGraph] = {}
+        self._clients: list[Client] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._at_exit = _close_at_exit(self)
+
+    # -- where this process is ----------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.group.world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self.group.local_rank
+
+    @property
+    def machine(self) -> int:
+        return self.group.machine
+
+    @property
+    def num_machines(self) -> int:
+        return self.group.num_machines
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes: its own GPU, or the CPU where there is none."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Returns when every rank has called it; the error names the ranks that did not."""
+        self._check_open()
+        self.group.barrier("barrier", timeout)
+
+    # -- what it does -------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        timeout: float = _OPEN_SECONDS,
+        servers: Sequence[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+    ) -> DistGraph:
+        """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
+        self._check_open()
+        name = str(Path(path).resolve())
+        if servers is not None:
+            keys = None if key is None else read_key(key)
+            graph, client = open_served(self.group, path, servers, keys, self.timeout)
+            self._clients.append(client)
+            return graph
+        if name in self._graphs:
+            return self._graphs[name]
+        if self.client is None:
+            self._graphs[name] = open_alone(path, verify=verify)
+        elif self._graphs:
+            raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
+        else:
+            self._graphs[name] = open_in_group(self.group, self.client, path, verify=verify, timeout=timeout)
+        return self._graphs[name]
+
+    def status(self) -> list[dict[str, Any]]:
+        """What each machine's server says of itself: process id, parts, requests served, requests that wait."""
+        self._check_open()
+        if self.client is None:
+            return []
+        asked = [self.client.request(machine, Kind.STATUS) for machine in range(self.num_machines)]
+        return [pending.result().options for pending in asked]
+
+    def close(self, wait: bool = True) -> None:
+        """Ends everything that `init` and `open` began. Idempotent.
+
+        A rank that serves others waits until all have closed, for as long as its server is asked for things and
+        `timeout` seconds more; not so after an error (`wait=False`).
+        """
+        with self._lock:
+            if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
+                return
+            self.is_closed = True
+        atexit.unregister(self._at_exit)
+        try:
+            if wait and self._server is not None:
+                self._wait_for_others()
+        finally:
+            for client in [*self._clients, *([self.client] if self.client else [])]:
+                client.close()
+            if self._server is not None:
+                self._server.close()
+            if self._made_process_group and dist.is_initialized():
+                dist.destroy_process_group()
+            self.group.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close(wait=error is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"machine {self.machine} of {self.num_machines}"
+        return f"Session(rank {self.rank} of {self.world_size}, {state})"
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ValueError("this session is closed: begin another with gnnsys.init()")
+
+    # -- beginning and end --------------------------------------------------------------------------------------------
+
+    def _begin_server(self) -> None:
+        """Early: while it imports torch, the ranks meet and make their process group."""
+        if self.world_size > 1 and self.group.is_leader:
+            self._server = ServerProcess()
+
+    def _order_server(self, threads: int) -> None:
+        group = self.group
+        if group.world_size == 1:
+            return
+        keys = Keys.generate() if group.rank == 0 and group.num_machines > 1 else None
+        told = group.share("key", keys.to_json() if keys else None)
+        keys = None if told is None else Keys.from_json(told)
+        address = self._settle_address()
+        problem, endpoints = None, None
+        if self._server is not None:
+            try:
+                self._server.order(group.machine, bind=[endpoint(str(address))], keys=keys, threads=threads)
+                endpoints = self._server.endpoints(_START_SECONDS)[0]
+            except (RuntimeError, OSError) as error:
+                problem = f"machine {group.machine}: {error}"
+        group.agree("server", problem, timeout=_START_SECONDS + self.timeout)
+        served = group.gather("endpoints", [group.machine, endpoints])
+        peers = {machine: found for machine, found in served if found is not None}
+        incarnation = int(group.nonce[:12], 16)
+        self.client = Client(
+            peers,
+            sender=group.rank,
+            incarnation=incarnation,
+            keys=keys,
+            timeout=self.timeout,
+            name=f"rank-{group.rank}",
+        )
+
+    def _settle_address(self) -> str | None:
+        """Where this machine's server listens. Only the leaders look, and all ranks hear what is wrong."""
+        group, problem, found, address = self.group, None, None, None
+        if group.num_machines == 1 and not os.environ.get("GNNSYS_ADDRESS"):
+            return "127.0.0.1"
+        if group.is_leader:
+            try:
+                found = find_address(group.address).to_json()
+            except ValueError as error:
+                problem = f"machine {group.machine}: {error}"
+        group.agree("address", problem)
+        told = group.gather("found", [group.machine, found])
+        by_machine = {machine: Found.from_json(values) for machine, values in told if values is not None}
+        if group.is_leader:
+            try:
+                address = settle_address([by_machine[m] for m in range(group.num_machines)], group.machine)
+            except ValueError as error:
+                problem = str(error)
+        group.agree("settled", problem)
+        return address
+
+    def _make_process_group(self, backend: str | None) -> None:
+        if not dist.is_available() or dist.is_initialized():
+            return
+        if backend is None:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        store = self.group.process_group_store or dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
+        self._made_process_group = True
+
+    def _wait_for_others(self) -> None:
+        """Until all ranks have closed, or nobody has asked this machine's server for anything for `timeout` seconds."""
+        assert self._server is not None and self.client is not None
+        self.group.leave()
+        served, until = -1, time.monotonic() + self.timeout
+        while self._server.is_running and not self.group.all_left(_LOOK_SECONDS):
+            try:
+                now = int(self.client.request(self.machine, Kind.STATUS, timeout=5.0).result().options["served"])
+            except (CommError, RuntimeError):
+                return
+            if now != served:
+                served, until = now, time.monotonic() + self.timeout
+            if time.monotonic() > until:
+                _log.warning(
+                    "rank %d closes while others have not: they asked nothing for %g s", self.rank, self.timeout
+                )
+                return
+
+
+def read_key(path: str | os.PathLike[str]) -> Keys:
+    """The keys in a file that `gnnsys serve --key` made; ValueError, naming it, where it holds none."""
+    import json
+
+    try:
+        return Keys.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a key file: {error}") from error
+
+
+_sessions: list[weakref.ref[Session]] = []  # only for `current`; what a process has is in the sessions themselves
+
+
+def _close_at_exit(session: Session) -> Any:
+    """Closes the session when the process exits, without waiting for others if it exits by an error."""
+    kept = session
+
+    def close() -> None:
+        try:
+            kept.close(wait=not hasattr(sys, "last_value") and not hasattr(sys, "last_exc"))
+        except RendezvousError as error:
+            _log.warning("%s", error)
+
+    atexit.register(close)
+    return close
