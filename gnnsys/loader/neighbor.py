@@ -75,9 +75,7 @@ class NeighborLoader(Loader):
         sample: Callable[[Ticket, Tensor], Sampled]
         if sampler is None:
             if num_neighbors is None:
-                raise ValueError(
-                    "num_neighbors must be given, a fanout per hop, unless you bring your own sampler"
-                )
+                raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
             ours = make_sampler(
                 graph,
                 num_neighbors,
