@@ -189,8 +189,10 @@ def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | N
         return [front + text]
     if len(arrays) > limits.max_arrays:
         raise ValueError(f"{len(arrays)} arrays in a message, at most {limits.max_arrays} are allowed")
-    kinds, dims = bytearray(), list[int]()
-    small, frames = list[bytes](), list[Buffer]()
+    kinds = bytearray()
+    dims: list[int] = []
+    small: list[bytes] = []
+    frames: list[Buffer] = []
     for array in arrays:
         shape = array.shape
         code, buffer = export_array(array)
