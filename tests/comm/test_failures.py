@@ -21,10 +21,8 @@ def through_proxy(handlers, **client):
     with Server(handlers) as server:
         proxy = Proxy(server.endpoints[0])
         try:
-            with Client(
-                {0: proxy.endpoint}, **({"sender": 0, "incarnation": 0, "timeout": DEADLINE} | client)
-            ) as asking:
-                yield server, proxy, asking
+            with Client({0: proxy.endpoint}, sender=0, incarnation=0, timeout=DEADLINE, **client) as asking:
+                yield proxy, asking
         finally:
             proxy.close()
 
