@@ -1,4 +1,4 @@
-"""The asking end: requests from any thread, many in flight, one thread that owns the sockets.
+"""The asking end: requests from any thread, many in flight, one thread that reads the replies.
 
 Every request ends by its deadline: with its reply, with what its handler raised, or with an error that names the peer.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
+import select
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -25,7 +26,7 @@ from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
 from gnnsys.comm.link import Channel, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
-from gnnsys.comm.sockets import WakeUp, receive_frames, send_frames
+from gnnsys.comm.sockets import SharedSocket, WakeUp
 from gnnsys.comm.wire import Limits
 
 _log = logging.getLogger(__name__)
@@ -76,17 +77,15 @@ class Client:
         self._lost_after = lost_after
         self._name = name
         self._ids = itertools.count(1)
-        self._inbox: deque[Pending] = deque()
+        self._channels: list[tuple[Link, Channel, SharedSocket]] = []  # that have a socket
+        self._lock = threading.Lock()  # of making them
         self._wake_up = WakeUp()
         self._tally = Tally()
         self._pid = os.getpid()
         self._stop = False
-        self._ended: CommError | None = None
-        self._next_check = 0.0  # when the next deadline may be due
+        self._wakes_at = math.inf  # when the thread looks at deadlines next, whatever arrives
+        self._next_deadline = math.inf  # not after the first of them
         self._context = zmq.Context()
-        self._poller = zmq.Poller()
-        self._poller.register(self._wake_up.fileno(), zmq.POLLIN)
-        self._channel_of: dict[Any, tuple[Link, Channel]] = {}  # by socket
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._thread.start()
 
@@ -125,18 +124,28 @@ class Client:
         pending = Pending(
             peer, kind, request_id, traffic_class(kind), frames, timeout, self._limits, self._describe_timeout
         )
-        self._inbox.append(pending)
-        if self._ended is not None:
-            self._refuse_inbox()
-        else:
+        link = self._links[peer]
+        channel = link.channels[pending.traffic_class]
+        pending.last_sign = time.monotonic()
+        if not link.num_outstanding():
+            link.waiting_since = pending.last_sign
+        channel.outstanding[request_id] = pending
+        try:
+            self._transmit(link, channel, kind, frames)
+        except zmq.ZMQError:
+            self._fail_all(link, lambda pending: Closed("the client is closed"))
+        except ValueError as error:
+            del channel.outstanding[request_id]
+            pending.fail(CommError(str(error)))
+        if pending.deadline < self._next_deadline:
+            self._next_deadline = pending.deadline
+        if pending.deadline < self._wakes_at:
             self._wake_up.wake()
         return pending
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""
-        return self._tally.to_json() | {
-            "outstanding": sum(link.num_outstanding() for link in self._links.values()) + len(self._inbox)
-        }
+        return self._tally.to_json() | {"outstanding": sum(link.num_outstanding() for link in self._links.values())}
 
     def close(self) -> None:
         """Fails what is outstanding and ends the thread, within seconds; again, or in a forked child, it is nothing."""
@@ -153,83 +162,78 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The thread that owns the sockets
+    def _transmit(self, link: Link, channel: Channel, kind: int, frames: list[wire.Buffer]) -> None:
+        socket = channel.socket or self._open(link, channel)
+        with socket.lock:
+            socket.send(frames)
+            self._tally.sent(link.peer, kind, wire.num_bytes(frames))
+
+    def _open(self, link: Link, channel: Channel) -> SharedSocket:
+        with self._lock:
+            if self._stop:
+                raise zmq.ZMQError(zmq.ENOTSOCK)
+            if channel.socket is None:
+                socket = link.open(channel.traffic_class, self._context, self._keys, self._limits, self._wake_up)
+                self._channels.append((link, channel, socket))
+                self._wake_up.wake()  # to poll this one too
+            return channel.socket
+
+    # The thread that reads
 
     def _main(self) -> None:
-        error: CommError = Closed("the client was closed while the request was outstanding")
+        text = "the client was closed while the request was outstanding"
         try:
             self._loop()
         except BaseException as cause:
-            error = Closed(f"the client's thread ended: {type(cause).__name__}: {cause}")
-            _log.exception("%s: the thread that owns the sockets has ended", self._name)
+            text = f"the client's thread ended: {type(cause).__name__}: {cause}"
+            _log.exception("%s: the thread that reads has ended", self._name)
         finally:
-            self._ended = error
-            self._refuse_inbox()
+            with self._lock:
+                self._stop = True
             for link in self._links.values():
-                self._fail_all(link, lambda pending: Closed(str(error)))
                 link.close(_LINGER_MS)
+                self._fail_all(link, lambda pending: Closed(text))
             self._wake_up.close()
             self._context.term()
 
     def _loop(self) -> None:
         wake_up, tick = self._wake_up, min(self._ping_interval, self._resend_after) / 2
-        next_tick = 0.0
+        poller = select.poll()
+        poller.register(wake_up.fileno(), select.POLLIN)
+        num_polled, next_tick = 0, 0.0
         while not self._stop:
             wake_up.sleeping = True
-            wait = None
-            if self._inbox or self._stop:
-                wait = 0.0
-            elif self._next_check:
-                wait = max(0.0, min(next_tick, self._next_check) - time.monotonic())
-            ready = self._poller.poll(None if wait is None else int(wait * 1000 + 1))
+            wait = self._time_to_sleep(next_tick)
+            while num_polled < len(self._channels):
+                poller.register(self._channels[num_polled][2].fd, select.POLLIN)
+                num_polled += 1
+            if self._stop or any(socket.hot for _, _, socket in self._channels):
+                wait = 0
+            ready = {fd for fd, _ in poller.poll(wait)}
             wake_up.sleeping = False
+            if wake_up.fileno() in ready:
+                wake_up.clear()
             now = time.monotonic()
-            for socket, _ in ready:
-                if socket in self._channel_of:
-                    self._receive_all(*self._channel_of[socket], now)
-                else:
-                    wake_up.clear()
-            self._send_inbox(now)
-            if self._next_check and now >= min(next_tick, self._next_check):
+            for link, channel, socket in self._channels[:num_polled]:
+                if socket.hot or socket.fd in ready:
+                    for frames in socket.receive(_DRAIN, 2 + self._limits.max_arrays):
+                        link.last_heard = now
+                        self._accept(link, channel, frames[0].bytes, frames[1:], now)
+            if now >= self._wakes_at:
                 self._check(now)
                 next_tick = now + tick
 
-    def _send_inbox(self, now: float) -> None:
-        inbox = self._inbox
-        while inbox:
-            pending = inbox.popleft()
-            link = self._links[pending.peer]
-            channel = link.channels[pending.traffic_class]
-            try:
-                self._open(link, channel)
-            except ValueError as error:
-                pending.fail(CommError(str(error)))
-                continue
-            if not link.num_outstanding():
-                link.waiting_since = now
-            channel.outstanding[pending.request_id] = pending
-            pending.last_sign = now
-            if not self._next_check or pending.deadline < self._next_check:
-                self._next_check = pending.deadline
-            self._transmit(link, channel, pending.kind, pending.frames)
+    def _time_to_sleep(self, next_tick: float) -> float | None:
+        """Milliseconds until something has to be looked at; None where only news can end the sleep.
 
-    def _open(self, link: Link, channel: Channel) -> None:
-        if channel.socket is None:
-            socket = link.open(channel.traffic_class, self._context, self._keys, self._limits)
-            self._channel_of[socket] = (link, channel)
-            self._poller.register(socket, zmq.POLLIN)
-
-    def _transmit(self, link: Link, channel: Channel, kind: int, frames: list[wire.Buffer]) -> None:
-        send_frames(channel.socket, frames)
-        self._tally.sent(link.peer, kind, wire.num_bytes(frames))
-
-    def _receive_all(self, link: Link, channel: Channel, now: float) -> None:
-        link.last_heard = now
-        for _ in range(_DRAIN):
-            frames = receive_frames(channel.socket, 2 + self._limits.max_arrays)
-            if frames is None:
-                return
-            self._accept(link, channel, frames[0].bytes, frames[1:], now)
+        First says that nobody looks, then looks once more: a request made meanwhile sees the one or the other sees it.
+        """
+        self._wakes_at = math.inf
+        for _, channel, _ in self._channels:
+            if channel.outstanding:
+                self._wakes_at = min(next_tick, self._next_deadline)
+                return 1000 * max(0.0, self._wakes_at - time.monotonic()) + 1
+        return None
 
     def _accept(self, link: Link, channel: Channel, front: bytes, frames: list[zmq.Frame], now: float) -> None:
         try:
@@ -243,7 +247,7 @@ class Client:
         pending = channel.outstanding.get(header.request_id)
         if pending is not None:
             if pending.deliver(header, front, frames, now):
-                del channel.outstanding[header.request_id]
+                channel.outstanding.pop(header.request_id, None)
         elif header.kind == Kind.PING and header.request_id == channel.ping_id:
             self._take_ping(link, channel, wire.read_message(header, front, frames, self._limits), now)
         else:
@@ -263,25 +267,25 @@ class Client:
                 self._transmit(link, channel, pending.kind, pending.frames)
 
     def _check(self, now: float) -> None:
-        """Fails what is overdue, asks silent peers how they are, and finds when to look again."""
-        self._next_check = 0.0
+        """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
+        self._next_deadline = math.inf
         for link in self._links.values():
+            deadlines = [math.inf]
             for channel in link.channels.values():
-                for pending in [each for each in channel.outstanding.values() if each.deadline <= now]:
-                    del channel.outstanding[pending.request_id]
-                    pending.fail(DeadlineExceeded(self._describe_timeout(pending)))
-            if not link.num_outstanding():
+                for pending in list(channel.outstanding.values()):
+                    if pending.deadline > now:
+                        deadlines.append(pending.deadline)
+                    elif channel.outstanding.pop(pending.request_id, None) is not None:
+                        pending.fail(DeadlineExceeded(self._describe_timeout(pending)))
+            if len(deadlines) == 1:
                 continue
             silent_for = link.silent_for(now)
             if silent_for >= self._lost_after:
                 self._tally.note("lost")
                 self._fail_all(link, lambda pending: self._lost(link, pending, silent_for))  # noqa: B023
-                continue
-            self._ask(link, now)
-            earliest = min(
-                pending.deadline for channel in link.channels.values() for pending in channel.outstanding.values()
-            )
-            self._next_check = min(self._next_check or earliest, earliest)
+            else:
+                self._next_deadline = min(self._next_deadline, *deadlines)
+                self._ask(link, now)
 
     def _ask(self, link: Link, now: float) -> None:
         for channel in link.channels.values():
@@ -290,7 +294,6 @@ class Client:
             wait = self._resend_after if silent else self._ping_interval
             if not due or (channel.ping_id and now - channel.ping_at < wait):
                 continue
-            self._open(link, channel)
             channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
             header = wire.make_header(
                 Kind.PING, channel.ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
@@ -300,19 +303,13 @@ class Client:
 
     # Ends of requests
 
-    def _fail_all(self, link: Link, error_of: Any) -> None:
+    def _fail_all(self, link: Link, error_of: Callable[[Pending], CommError]) -> None:
         for channel in link.channels.values():
-            for pending in list(channel.outstanding.values()):
-                pending.fail(error_of(pending))
-            channel.outstanding.clear()
+            for request_id in list(channel.outstanding):
+                pending = channel.outstanding.pop(request_id, None)
+                if pending is not None:
+                    pending.fail(error_of(pending))
             channel.ping_id = 0
-
-    def _refuse_inbox(self) -> None:
-        while self._inbox:
-            try:
-                self._inbox.popleft().fail(Closed("the client is closed"))
-            except IndexError:
-                return
 
     def _lost(self, link: Link, pending: Pending, silent_for: float) -> PeerLost:
         text = (

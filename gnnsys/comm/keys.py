@@ -5,6 +5,7 @@ Both ends use the same pair: a client proves that it owns the secret key of the 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 import zmq
@@ -64,9 +65,13 @@ class Gate:
         self.socket.bind(_ZAP)
         self.refused = 0
 
-    def answer(self) -> None:
-        """Answers one question that has arrived."""
-        question = self.socket.recv_multipart()
+    def answer_all(self) -> None:
+        """Answers the questions that have arrived."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._answer(self.socket.recv_multipart(zmq.NOBLOCK))
+
+    def _answer(self, question: list[bytes]) -> None:
         version, request_id, mechanism = question[0], question[1], question[5]
         admitted = mechanism == b"CURVE" and question[6:] == [self._admitted]
         self.refused += not admitted

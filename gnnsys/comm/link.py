@@ -18,7 +18,7 @@ from gnnsys.comm import wire
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import BULK, CONTROL
 from gnnsys.comm.pending import Pending
-from gnnsys.comm.sockets import connect, make_socket
+from gnnsys.comm.sockets import SharedSocket, WakeUp, connect, make_socket
 from gnnsys.comm.wire import Limits
 
 CLASSES = (CONTROL, BULK)
@@ -29,7 +29,7 @@ class Channel:
 
     def __init__(self, traffic_class: str) -> None:
         self.traffic_class = traffic_class
-        self.socket: Any = None  # made on first use
+        self.socket: Any = None  # a SharedSocket, made on first use
         self.outstanding: dict[int, Pending] = {}
         self.ping_id = 0  # 0: none is under way
         self.ping_at = 0.0
@@ -37,7 +37,7 @@ class Channel:
 
     def silent(self, since: float) -> list[int]:
         """Requests of which nothing was heard since then."""
-        return [pending.request_id for pending in self.outstanding.values() if pending.last_sign < since]
+        return [pending.request_id for pending in list(self.outstanding.values()) if pending.last_sign < since]
 
 
 class Link:
@@ -51,7 +51,9 @@ class Link:
         self.channels = {each: Channel(each) for each in CLASSES}
         self._name = name
 
-    def open(self, traffic_class: str, context: zmq.Context, keys: Keys | None, limits: Limits) -> Any:
+    def open(
+        self, traffic_class: str, context: zmq.Context, keys: Keys | None, limits: Limits, wake_up: WakeUp
+    ) -> SharedSocket:
         """Makes the socket of a channel, on first use."""
         socket = make_socket(context, zmq.DEALER, limits.max_frame_bytes)
         socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
@@ -60,8 +62,8 @@ class Link:
         except ValueError:
             socket.close()
             raise
-        self.channels[traffic_class].socket = socket
-        return socket
+        shared = self.channels[traffic_class].socket = SharedSocket(socket, wake_up)
+        return shared
 
     def num_outstanding(self) -> int:
         return sum(len(channel.outstanding) for channel in self.channels.values())
@@ -73,7 +75,7 @@ class Link:
     def close(self, linger_ms: int) -> None:
         for channel in self.channels.values():
             if channel.socket is not None:
-                channel.socket.close(linger=linger_ms)
+                channel.socket.close(linger_ms)
 
 
 def make_name() -> bytes:

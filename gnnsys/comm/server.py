@@ -1,4 +1,4 @@
-"""The answering end: a ROUTER that one thread owns, and worker threads that run handlers in priority order.
+"""The answering end: a ROUTER that one thread reads, and worker threads that run handlers in priority order.
 
 A request is done once: one that comes again while it waits, is in work, or was answered shortly is recognised by its
 connection and request id. Large replies are the exception: they are not kept, and made again when they were lost.
@@ -7,9 +7,10 @@ connection and request id. Large replies are the exception: they are not kept, a
 from __future__ import annotations
 
 import logging
+import select
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
 from gnnsys.comm.request import Handlers
-from gnnsys.comm.sockets import WakeUp, bind, is_loopback, make_socket, receive_frames, send_frames
+from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, is_loopback, make_socket
 from gnnsys.comm.wire import Buffer, Header, Limits
 from gnnsys.comm.work import Workers
 
@@ -76,9 +77,9 @@ class Server:
         self._endpoints: list[str] = []
         self._context = zmq.Context()
         self._gate: Gate | None = None
-        self._router: Any = None
+        self._router: SharedSocket | None = None
         self._wake_up = WakeUp()
-        self._outbox: deque[tuple[Job, list[Buffer], bool]] = deque()
+        self._lock = threading.RLock()  # of the next two
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
         self._kept: OrderedDict[tuple[bytes, int], list[Buffer]] = OrderedDict()  # small replies, for when one was lost
         self._tally = Tally()
@@ -94,7 +95,8 @@ class Server:
             raise ValueError("the server was started before")
         if self._keys is not None:
             self._gate = Gate(self._context, self._keys)
-        router = self._router = make_socket(self._context, zmq.ROUTER, self._limits.max_frame_bytes)
+        router = make_socket(self._context, zmq.ROUTER, self._limits.max_frame_bytes)
+        self._router = SharedSocket(router, self._wake_up)
         router.router_handover = True  # a client that reconnects takes its name along
         router.router_mandatory = True
         if self._keys is not None:
@@ -115,12 +117,13 @@ class Server:
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by sender and by kind, events by reason, time in handlers, and what waits now."""
-        return self._tally.to_json() | {
-            "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.copy().items())},
-            "queue": len(self._workers),
-            "unanswered": len(self._jobs),
-            "refused_keys": 0 if self._gate is None else self._gate.refused,
-        }
+        with self._lock:  # a reply is counted before anybody who has it can ask
+            return self._tally.to_json() | {
+                "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.items())},
+                "queue": len(self._workers),
+                "unanswered": len(self._jobs),
+                "refused_keys": 0 if self._gate is None else self._gate.refused,
+            }
 
     def close(self) -> None:
         """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
@@ -145,8 +148,13 @@ class Server:
     # What jobs and workers call, from any thread
 
     def send(self, job: Job, frames: list[Buffer], is_last: bool) -> None:
-        self._outbox.append((job, frames, is_last))
-        self._wake_up.wake()
+        with self._lock:
+            if self._jobs.get(job.key) is not job:
+                self.note("late")  # its time passed meanwhile, and it was answered with that
+                return
+            self._send(job.identity, job.header, frames)
+            if is_last:
+                self._finish(job, frames)
 
     def note(self, event: str) -> None:
         self._tally.note(event)
@@ -154,67 +162,8 @@ class Server:
     def _run(self, job: Job) -> None:
         job.run(self._handlers, self._limits)
 
-    # The thread that owns the sockets
-
-    def _main(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wake_up.fileno(), zmq.POLLIN)
-        if self._gate is not None:
-            poller.register(self._gate.socket, zmq.POLLIN)
-        next_sweep = 0.0
-        try:
-            while not self._stop:
-                self._wake_up.sleeping = True
-                waits = not (self._outbox or self._stop)
-                timeout = None if not self._jobs else int(1000 * _SWEEP_SECONDS)
-                ready = dict(poller.poll(timeout if waits else 0))
-                self._wake_up.sleeping = False
-                if self._wake_up.fileno() in ready:
-                    self._wake_up.clear()
-                if self._gate is not None and self._gate.socket in ready:
-                    self._gate.answer()
-                self._send_all()
-                if self._router in ready:
-                    self._receive_all()
-                now = time.monotonic()
-                if now > next_sweep:
-                    next_sweep = now + _SWEEP_SECONDS
-                    self._expire(now)
-        except BaseException:
-            _log.exception("%s: the thread that serves has ended", self._name)
-            raise
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self.closing = True
-        for job in list(self._jobs.values()):
-            job.refuse(wire.FAILED, "Closed", "the server was closed before it answered", event="closed")
-        self._send_all()
-        self._close_sockets()
-
-    def _close_sockets(self) -> None:
-        if self._gate is not None:
-            self._gate.close()
-        if self._router is not None:
-            self._router.close(linger=_LINGER_MS)
-        self._wake_up.close()
-        self._context.term()
-
-    def _send_all(self) -> None:
-        outbox = self._outbox
-        while outbox:
-            job, frames, is_last = outbox.popleft()
-            if self._jobs.get(job.key) is not job:
-                self.note("late")  # its time passed meanwhile, and it was answered with that
-                continue
-            self._send(job.identity, job.header, frames)
-            if is_last:
-                del self._jobs[job.key]
-                self._finish(job, frames)
-
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
+        del self._jobs[job.key]
         kind = job.header.kind
         self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
         if job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
@@ -223,20 +172,58 @@ class Server:
                 self._kept.popitem(last=False)
 
     def _send(self, identity: bytes, header: Header, frames: list[Buffer]) -> None:
+        assert self._router is not None
         try:
-            self._router.send(identity, zmq.SNDMORE)
+            self._router.send((identity, *frames))
         except zmq.ZMQError:
             self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
-            return
-        send_frames(self._router, frames)
-        self._tally.sent(header.sender, header.kind, wire.num_bytes(frames))
+        else:
+            self._tally.sent(header.sender, header.kind, wire.num_bytes(frames))
 
-    def _receive_all(self) -> None:
-        for _ in range(_DRAIN):
-            frames = receive_frames(self._router, 3 + self._limits.max_arrays)
-            if frames is None:
-                return
-            self._accept(frames[0].bytes, frames[1:])
+    # The thread that reads
+
+    def _main(self) -> None:
+        try:
+            self._loop()
+        except BaseException:
+            _log.exception("%s: the thread that reads has ended", self._name)
+            raise
+        finally:
+            self.closing = True
+            for job in list(self._jobs.values()):
+                job.refuse(wire.FAILED, "Closed", "the server was closed before it answered", event="closed")
+            self._close_sockets()
+
+    def _loop(self) -> None:
+        router, gate, wake_up = self._router, self._gate, self._wake_up
+        assert router is not None
+        poller = select.poll()
+        for fd in (router.fd, wake_up.fileno(), *([] if gate is None else [gate.socket.fd])):
+            poller.register(fd, select.POLLIN)
+        next_sweep = 0.0
+        while not self._stop:
+            wake_up.sleeping = True
+            wait = 0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS if self._jobs else None
+            ready = poller.poll(wait)
+            wake_up.sleeping = False
+            if ready:
+                wake_up.clear()
+            if gate is not None:
+                gate.answer_all()
+            for frames in router.receive(_DRAIN, 3 + self._limits.max_arrays):
+                self._accept(frames[0].bytes, frames[1:])
+            now = time.monotonic()
+            if now > next_sweep:
+                next_sweep = now + _SWEEP_SECONDS
+                self._expire(now)
+
+    def _close_sockets(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        if self._router is not None:
+            self._router.close(_LINGER_MS)
+        self._wake_up.close()
+        self._context.term()
 
     def _accept(self, identity: bytes, frames: list[zmq.Frame]) -> None:
         now = time.monotonic()
@@ -253,16 +240,18 @@ class Server:
             self._answer_ping(identity, header, front, frames[1:])
             return
         job = Job(self, identity, header, front, frames[1:], now)
-        if job.key in self._jobs:
+        with self._lock:
+            is_new = job.key not in self._jobs and job.key not in self._kept
+            if is_new:
+                self._jobs[job.key] = job
+            elif job.key in self._kept:
+                self._send(identity, header, self._kept[job.key])
+        if not is_new:
             self.note("repeated")
-        elif job.key in self._kept:
-            self.note("repeated")
-            self._send(identity, header, self._kept[job.key])
         elif self._may_enter(job):
             self._workers.put(header.priority, job)
 
     def _may_enter(self, job: Job) -> bool:
-        self._jobs[job.key] = job
         kind = job.header.kind
         if kind not in self._handlers:
             served = ", ".join(kind_name(each) for each in sorted(self._handlers))
@@ -298,18 +287,17 @@ class Server:
         except WireError as error:
             self._refuse(identity, front, error)
             return
-        states = []
-        for request_id in arrays[0].tolist() if arrays else ():
-            key = (identity, request_id)
-            if key in self._kept:
-                self._send(identity, header, self._kept[key])
-            states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
-        answer = wire.reply_header(header)
-        answered = [torch.tensor(states, dtype=torch.uint8)] if arrays else []
-        self._send(identity, header, wire.encode(answer, answered, None, self._limits))
+        with self._lock:  # a reply is sent and its job forgotten in one step: what is unknown has been answered or lost
+            states = []
+            for request_id in arrays[0].tolist() if arrays else ():
+                key = (identity, request_id)
+                if key in self._kept:
+                    self._send(identity, header, self._kept[key])
+                states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
+            answered = [torch.tensor(states, dtype=torch.uint8)] if arrays else []
+            self._send(identity, header, wire.encode(wire.reply_header(header), answered, None, self._limits))
 
     def _expire(self, now: float) -> None:
         """Answers what nobody answered in its time: a future that never came, a queue that never moved."""
-        for job in [job for job in self._jobs.values() if now > job.deadline + _SWEEP_SECONDS]:
+        for job in [job for job in list(self._jobs.values()) if now > job.deadline + _SWEEP_SECONDS]:
             job.expire("it was not answered in its time")
-        self._send_all()

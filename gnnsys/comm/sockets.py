@@ -1,5 +1,8 @@
-"""How our ZeroMQ sockets are set up, and the wake-up of the one thread that owns them.
+"""How our ZeroMQ sockets are set up, and how threads share one.
 
+Handing a message to another thread costs more than sending it: so any thread sends, under the socket's lock, and one
+thread reads. That one sleeps on the socket's descriptor, not in the socket, and is woken by hand where a sender was
+told first that something had arrived.
 A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
 take a large message on a slow link for silence. Send queues have no count limit: what a process may have in flight is
 bounded by its outstanding requests, and ROUTER sockets would drop what is beyond the limit.
@@ -10,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import zmq
 from zmq.backend import Socket as Raw  # without the Python layer's options, which cost as much as the call
 
@@ -20,6 +24,7 @@ from gnnsys.comm.keys import Keys
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
+_MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 def host_of(endpoint: str) -> str:
@@ -77,31 +82,6 @@ def connect(socket: Any, endpoint: str, keys: Keys | None) -> None:
         raise ValueError(f"cannot connect to {endpoint!r}: {error}") from None
 
 
-def send_frames(socket: Any, frames: list[Buffer]) -> None:
-    """Sends one message; arrays without a copy."""
-    last = len(frames) - 1
-    for number, frame in enumerate(frames):
-        flags = zmq.SNDMORE if number < last else 0
-        if isinstance(frame, np.ndarray):
-            socket.send(frame, flags, copy=False)
-        else:
-            Raw.send(socket, frame, flags)
-
-
-def receive_frames(socket: Any, max_frames: int) -> list[zmq.Frame] | None:
-    """One message that has arrived, or None; of one with more frames than allowed, one more than allowed."""
-    try:
-        frame: Any = Raw.recv(socket, zmq.NOBLOCK, copy=False)
-    except zmq.Again:
-        return None
-    frames = [frame]
-    while frame.more:
-        frame = Raw.recv(socket, 0, copy=False)
-        if len(frames) <= max_frames:
-            frames.append(frame)
-    return frames
-
-
 def _wants_ipv6(endpoint: str) -> bool:
     """Everything but a written-out IPv4 address: with IPv6 on, libzmq looks names up there first."""
     try:
@@ -136,3 +116,56 @@ class WakeUp:
     def close(self) -> None:
         os.close(self._read)
         os.close(self._write)
+
+
+class SharedSocket:
+    """A socket that any thread sends on and one thread, the owner of `wake_up`, reads."""
+
+    def __init__(self, socket: Any, wake_up: WakeUp) -> None:
+        self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
+        self.hot = True  # something may be there although the descriptor is silent
+        self.lock = threading.RLock()
+        self._socket = socket
+        self._wake_up = wake_up
+        self._closed = False
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Sends one message, large arrays without a copy; ZMQError where the first frame has nowhere to go."""
+        socket, last = self._socket, len(frames) - 1
+        with self.lock:
+            if self._closed:
+                raise zmq.ZMQError(zmq.ENOTSOCK)
+            for number, frame in enumerate(frames):
+                flags = _MORE if number < last else 0
+                if isinstance(frame, bytes):
+                    Raw.send(socket, frame, flags)
+                else:
+                    socket.send(frame, flags, copy=False)
+            # Sending takes libzmq's news too: after that the descriptor is silent about them.
+            if not self.hot and socket.getsockopt(_EVENTS) & _IN:
+                self.hot = True
+                self._wake_up.wake()
+
+    def receive(self, max_messages: int, max_frames: int) -> list[list[zmq.Frame]]:
+        """What has arrived; of a message with too many frames, one more than allowed."""
+        messages: list[list[zmq.Frame]] = []
+        with self.lock:
+            self.hot = True
+            while len(messages) < max_messages:
+                try:
+                    frame: Any = Raw.recv(self._socket, _NOBLOCK, copy=False)
+                except zmq.Again:
+                    self.hot = False
+                    break
+                frames = [frame]
+                while frame.more:
+                    frame = Raw.recv(self._socket, 0, copy=False)
+                    if len(frames) <= max_frames:
+                        frames.append(frame)
+                messages.append(frames)
+        return messages
+
+    def close(self, linger_ms: int) -> None:
+        with self.lock:
+            self._closed = True
+            self._socket.close(linger=linger_ms)

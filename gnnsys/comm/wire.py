@@ -7,6 +7,7 @@ Buffers from `COPY_BELOW` bytes on are sent without a copy: nobody may write int
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import struct
@@ -324,10 +325,12 @@ def _export(array: Tensor) -> tuple[int, Buffer]:
     if not array.is_contiguous():
         array = array.contiguous()
     code, plain = known
+    size = array.nbytes
+    if size < COPY_BELOW:
+        return code, ctypes.string_at(array.data_ptr(), size) if size else b""
     if plain is not None:
         array = array.view(plain)
-    buffer = array.numpy()  # a new object: the memory is in use for as long as it lives
-    return code, buffer.tobytes() if buffer.nbytes < COPY_BELOW else buffer
+    return code, array.numpy()  # a new object: the memory is in use for as long as it lives
 
 
 def _check_sendable(arrays: Sequence[Tensor], limits: Limits) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -10,23 +10,27 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, EdgeType, Graph
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
-from gnnsys.loader.links import Links, LinkSeeder, check_labels, supervision_edges
+from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
-from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
-from gnnsys.sampling import NeighborSampler, SampleKey
+from gnnsys.pipeline import Stage
+from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
 
-InputLinks: TypeAlias = Tensor | EdgeType | tuple[EdgeType, Tensor | None] | None
+InputLinks: TypeAlias = "Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Share | None"
 
 
 class LinkNeighborLoader(Loader):
     """Batches of `batch_size` links, with `num_neighbors[h]` neighbours of every node at hop h around their ends.
 
-    `edge_label_index`: [2, num_links], an edge type, or (edge type, [2, num_links]); None: all edges. With
-    `neg_sampling` negatives are drawn beside them. A batch's own links are kept out of its message passing
+    `edge_label_index`: [2, num_links], an edge type, or (edge type, [2, num_links]); None: all edges; or a rank's share
+    of the edges of a type (`gnnsys.split`). Of a graph in parts, ids are global ids, and where links are edges of it
+    their ends are looked up batch by batch. With `neg_sampling` negatives are drawn beside them. A batch's own links are kept out of its message passing
     (`exclude_supervision`), as are their reverses: in a homogeneous graph the same edges the other way round, in a
     heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`, or its counterpart).
 
@@ -37,7 +41,7 @@ class LinkNeighborLoader(Loader):
 
     def __init__(
         self,
-        graph: Graph,
+        graph: AnyGraph,
         num_neighbors: NumNeighbors,
         *,
         edge_label_index: InputLinks = None,
@@ -57,21 +61,26 @@ class LinkNeighborLoader(Loader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         expand: str = "new",
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
-        num_threads: int = 1,
+        stages: Sequence[Stage] = (),
+        num_threads: int | None = None,
         prefetch: int = 2,
+        pipeline: PipelineOptions | None = None,
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
         if (edge_label_time is None) != (time_attr is None):
             raise ValueError("edge_label_time and time_attr go together: give both, or neither")
         negatives = NegativeSampling.cast(neg_sampling)
-        edge_type, (src, dst) = resolve_links(graph, edge_label_index)
-        links = Links(torch.arange(src.numel()), src, dst, check_labels(negatives, edge_label), edge_label_time)
         check_times("edge_label_time", edge_label_time)
+        edge_type, inputs, num_links, shares = resolve_inputs(
+            graph, edge_label_index, check_labels(negatives, edge_label), edge_label_time
+        )
         for name, values in (("edge_label", edge_label), ("edge_label_time", edge_label_time)):
-            if values is not None and values.shape[0] != src.numel():
-                raise ValueError(f"{name} must have one entry per link, {src.numel()}, got {values.shape[0]}")
+            if values is not None and values.shape[0] != num_links:
+                raise ValueError(f"{name} must have one entry per link, {num_links}, got {values.shape[0]}")
         disjoint = disjoint or time_attr is not None
         sampler = make_sampler(
             graph,
@@ -90,18 +99,22 @@ class LinkNeighborLoader(Loader):
         elif reverse_edge_type is None:
             reverse_edge_type = reverse_of(edge_type, graph)
         else:
-            graph.csc(reverse_edge_type)  # ValueError where there is no such type
+            graph.num_edges(reverse_edge_type)  # ValueError where there is no such type
         exclude = (edge_type, reverse_edge_type) if exclude_supervision else None
-        sample = _SampleLinks(graph, sampler, seeder, subgraph_type, edge_type, links, exclude, seed)
+        sample = _SampleLinks(graph, sampler, seeder, subgraph_type, edge_type, inputs, exclude, seed)
         super().__init__(
             graph,
-            Schedule(src.numel(), batch_size, shuffle, drop_last, seed),
+            Schedule(num_links, batch_size, shuffle, drop_last, seed, **shares),
             sample,
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
             device=device,
             across_epochs=across_epochs,
+            fetch=fetch,
+            wire_dtype=wire_dtype,
+            stages=stages,
+            pipeline=pipeline,
         )
 
 
@@ -110,12 +123,12 @@ class _SampleLinks:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: AnyGraph,
         sampler: NeighborSampler,
         seeder: LinkSeeder,
         subgraph_type: str,
         edge_type: EdgeType,
-        links: Links,
+        inputs: Inputs,
         exclude: tuple[EdgeType, EdgeType | None] | None,
         seed: int,
     ) -> None:
@@ -124,12 +137,12 @@ class _SampleLinks:
         self._seeder = seeder
         self._subgraph_type = subgraph_type
         self._edge_type = edge_type
-        self._links = links
+        self._inputs = inputs
         self._exclude = exclude
         self._seed = seed
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
-        links = self._links.take(chosen)
+        links = self._inputs.take(chosen)
         key = SampleKey(self._seed, ticket.epoch, ticket.batch)
         seeds = self._seeder(links, negative_stream(key))
         exclude = None
@@ -148,26 +161,66 @@ class _SampleLinks:
         return Sampled(sample, self._edge_type, seeds.by_type(self._edge_type, links.input_id))
 
 
-def resolve_links(graph: Graph, edge_label_index: InputLinks) -> tuple[EdgeType, tuple[Tensor, Tensor]]:
-    """The edge type and the ends (int64) of the links that a user's `edge_label_index` stands for."""
-    edge_type: EdgeType
-    index: Tensor | None
-    if edge_label_index is None or isinstance(edge_label_index, Tensor):
+def resolve_inputs(
+    graph: AnyGraph, given: InputLinks, label: Tensor | None, time: Tensor | None
+) -> tuple[EdgeType, Inputs, int, dict[str, int]]:
+    """The edge type, the links, how many there are, and what a schedule must know of other ranks' shares."""
+    if isinstance(given, Share):
+        if given.type not in graph.edge_types:
+            raise ValueError(f"the share is of {given.type!r}, links must be of one of {graph.edge_types}")
+        inputs = EdgeInputs(given.ids, ends_of(graph, given.type), label, time)
+        return given.type, inputs, len(given.ids), {"largest": given.largest}
+    if isinstance(graph, Graph) or (isinstance(given, tuple) and len(given) == 2 and given[1] is not None):
+        edge_type, (src, dst) = resolve_links(graph, given)
+        return edge_type, Links(torch.arange(src.numel()), src, dst, label, time), src.numel(), {}
+    edge_type, index = named_links(graph, given)
+    if index is not None:
+        return resolve_inputs(graph, (edge_type, index), label, time)
+    num_edges = graph.num_edges(edge_type)
+    if num_edges == 0:
+        raise ValueError("edge_label_index is empty: no links to start from")
+    return edge_type, EdgeInputs(_All(), ends_of(graph, edge_type), label, time), num_edges, {}
+
+
+class _All:
+    """All edges of a type: the i-th has id i."""
+
+    def __getitem__(self, chosen: Tensor) -> Tensor:
+        return chosen
+
+
+def ends_of(graph: AnyGraph, edge_type: EdgeType) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """From edge ids to the edges' ends."""
+    if not isinstance(graph, Graph):
+        parted = graph
+        return lambda ids: parted.edge_ends(ids, edge_type)
+    src, dst = edge_index_of(graph, edge_type)
+    return lambda ids: (src[ids], dst[ids])
+
+
+def named_links(graph: AnyGraph, given: Any) -> tuple[EdgeType, Tensor | None]:
+    """The edge type and the links, if any, that a user's `edge_label_index` names."""
+    if given is None or isinstance(given, Tensor):
         if len(graph.edge_types) != 1:
             raise ValueError(f"edge_label_index must name an edge type, one of {graph.edge_types}")
-        edge_type, index = graph.edge_types[0], edge_label_index
-    elif len(edge_label_index) == 3:
-        edge_type, index = edge_label_index, None
-    else:
-        edge_type, index = edge_label_index
-    csc = graph.csc(edge_type)
+        return graph.edge_types[0], given
+    edge_type, index = (given, None) if len(given) == 3 else given
+    graph.num_edges(edge_type)  # ValueError where there is no such type
+    return edge_type, index
+
+
+def resolve_links(graph: AnyGraph, edge_label_index: InputLinks) -> tuple[EdgeType, tuple[Tensor, Tensor]]:
+    """The edge type and the ends (int64) of the links that a user's `edge_label_index` stands for."""
+    edge_type, index = named_links(graph, edge_label_index)
     if index is None:
+        assert isinstance(graph, Graph)
         index = edge_index_of(graph, edge_type)
     if index.dim() != 2 or index.shape[0] != 2 or index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"edge_label_index must be integers of shape [2, num_links], got {tuple(index.shape)}")
     if index.shape[1] == 0:
         raise ValueError("edge_label_index is empty: no links to start from")
-    for end, bound in zip(index, (csc.num_src, csc.num_dst)):
+    for end, node_type in zip(index, (edge_type[0], edge_type[2])):
+        bound = graph.num_nodes(node_type)
         if not 0 <= int(end.min()) <= int(end.max()) < bound:
             raise ValueError(f"edge_label_index must be in [0, {bound}), got {int(end.min())} to {int(end.max())}")
     src, dst = index.long()
@@ -183,12 +236,3 @@ def edge_index_of(graph: Graph, edge_type: EdgeType) -> Tensor:
     out = torch.empty_like(by_position)
     out[:, csc.edge_ids.long()] = by_position
     return out
-
-
-def make_seeder(
-    graph: Graph, edge_type: EdgeType, negatives: NegativeSampling | None, disjoint: bool, time_attr: str | None
-) -> LinkSeeder:
-    src, _, dst = edge_type
-    src_time, dst_time = (graph.node_data[t].get(time_attr) if time_attr else None for t in (src, dst))
-    sizes = graph.num_nodes(src), graph.num_nodes(dst)
-    return LinkSeeder(sizes, edge_type, negatives, disjoint, (src_time, dst_time))

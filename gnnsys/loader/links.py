@@ -6,16 +6,16 @@ disjoint. All randomness comes from the generator that the caller passes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
-from gnnsys.ops import find_edges
-from gnnsys.sampling import NeighborSampler
+from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
 
 
 @dataclass
@@ -31,6 +31,26 @@ class Links:
     def take(self, chosen: Tensor) -> Links:
         label, time = (None if values is None else values[chosen] for values in (self.label, self.time))
         return Links(self.input_id[chosen], self.src[chosen], self.dst[chosen], label, time)
+
+
+class Inputs(Protocol):
+    """Links to choose a batch's from."""
+
+    def take(self, chosen: Tensor) -> Links: ...
+
+
+@dataclass
+class EdgeInputs:
+    """Links that are edges of the graph, known by their ids: their ends are looked up when a batch is made of them."""
+
+    ids: Any  # int64, indexed by a tensor: edge ids, or a range of them that is never written out
+    ends: Callable[[Tensor], tuple[Tensor, Tensor]]
+    label: Tensor | None = None
+    time: Tensor | None = None
+
+    def take(self, chosen: Tensor) -> Links:
+        label, time = (None if values is None else values[chosen] for values in (self.label, self.time))
+        return Links(chosen, *self.ends(self.ids[chosen]), label, time)
 
 
 @dataclass
@@ -63,7 +83,11 @@ class LinkSeeds:
 
 
 class LinkSeeder:
-    """Draws negatives and makes seeds, for links of one edge type."""
+    """Draws negatives and makes seeds, for links of one edge type.
+
+    On a graph in parts (`names`) negatives are drawn among original ids, and unique seeds stand in their order, so that
+    a batch is the one a single process makes; `node_time` and weights of negatives are then by original id too.
+    """
 
     def __init__(
         self,
@@ -72,8 +96,10 @@ class LinkSeeder:
         negatives: NegativeSampling | None,
         disjoint: bool,
         node_time: tuple[Tensor | None, Tensor | None] = (None, None),
+        names: DistGraph | None = None,
     ) -> None:
         self._edge_type = edge_type
+        self._names = names
         self._negatives = negatives
         self._disjoint = disjoint
         if negatives is not None:
@@ -87,9 +113,12 @@ class LinkSeeder:
         num_negatives = 0
         if self._negatives is not None:
             num_negatives = self._negatives.count(num_positives)
+            src_type, _, dst_type = self._edge_type
             if not self._negatives.is_triplet:
-                src = torch.cat([src, self._draw_src.draw(num_negatives, stream, links.time)])
-            dst = torch.cat([dst, self._draw_dst.draw(num_negatives, stream, links.time)])
+                drawn = self._draw_src.draw(num_negatives, stream, links.time)
+                src = torch.cat([src, self._graph_ids(drawn, src_type)])
+            drawn = self._draw_dst.draw(num_negatives, stream, links.time)
+            dst = torch.cat([dst, self._graph_ids(drawn, dst_type)])
         out, src_at, dst_at = self._place(src, dst, links.time, num_positives)
         if self._negatives is not None and self._negatives.is_triplet:
             out.values = _triplets(src_at, dst_at, num_positives)
@@ -107,6 +136,17 @@ class LinkSeeder:
             out.values["edge_label_time"] = _for_each(links.time, src.numel())
         return out
 
+    def _graph_ids(self, drawn: Tensor, node_type: NodeType) -> Tensor:
+        return drawn if self._names is None else self._names.global_ids(drawn, node_type)
+
+    def _unique(self, ids: Tensor, node_type: NodeType) -> tuple[Tensor, Tensor]:
+        """The ids, each once and ascending by original id, and where each of them went."""
+        if self._names is None:
+            seeds, at = torch.unique(ids, return_inverse=True)
+            return seeds, at
+        original, at = torch.unique(self._names.original_ids(ids, node_type), return_inverse=True)
+        return torch.empty_like(original).scatter_(0, at, ids), at
+
     def _place(
         self, src: Tensor, dst: Tensor, time: Tensor | None, num_positives: int
     ) -> tuple[LinkSeeds, Tensor, Tensor]:
@@ -114,9 +154,9 @@ class LinkSeeder:
         src_type, _, dst_type = self._edge_type
         if not self._disjoint:
             if src_type == dst_type:
-                seeds, at = torch.unique(torch.cat([src, dst]), return_inverse=True)
+                seeds, at = self._unique(torch.cat([src, dst]), src_type)
                 return LinkSeeds({src_type: seeds}, None, None, None), at[: src.numel()], at[src.numel() :]
-            (src, src_at), (dst, dst_at) = (torch.unique(end, return_inverse=True) for end in (src, dst))
+            (src, src_at), (dst, dst_at) = self._unique(src, src_type), self._unique(dst, dst_type)
             return LinkSeeds({src_type: src, dst_type: dst}, None, None, None), src_at, dst_at
         src_at, dst_at = torch.arange(src.numel()), torch.arange(dst.numel())
         trees = torch.arange(src.numel() + dst.numel())
@@ -158,11 +198,38 @@ def supervision_edges(
 ) -> dict[EdgeType, Tensor]:
     """Where the links, and their reverses, are among the sampler's edges: what a batch must not see of them."""
     if reverse == edge_type:
-        return {edge_type: find_edges(sampler.csc(edge_type), torch.cat([src, dst]), torch.cat([dst, src]))}
-    found = {edge_type: find_edges(sampler.csc(edge_type), src, dst)}
+        return {edge_type: sampler.find_edges(edge_type, torch.cat([src, dst]), torch.cat([dst, src]))}
+    found = {edge_type: sampler.find_edges(edge_type, src, dst)}
     if reverse is not None:
-        found[reverse] = find_edges(sampler.csc(reverse), dst, src)
+        found[reverse] = sampler.find_edges(reverse, dst, src)
     return found
+
+
+def make_seeder(
+    graph: AnyGraph, edge_type: EdgeType, negatives: NegativeSampling | None, disjoint: bool, time_attr: str | None
+) -> LinkSeeder:
+    """The seeder of a graph's links; negatives of temporal links need the times of all their nodes."""
+    src, _, dst = edge_type
+    sizes = graph.num_nodes(src), graph.num_nodes(dst)
+    times = [graph.node_data[t].get(time_attr) if time_attr else None for t in (src, dst)]
+    if isinstance(graph, Graph):
+        return LinkSeeder(sizes, edge_type, negatives, disjoint, (times[0], times[1]))
+    if negatives is None:
+        return LinkSeeder(sizes, edge_type, None, disjoint, names=graph)
+    src_time, dst_time = (_by_original(graph, t, rows) for t, rows in zip((src, dst), times))
+    negatives = replace(
+        negatives,
+        src_weight=_by_original(graph, src, negatives.src_weight),
+        dst_weight=_by_original(graph, dst, negatives.dst_weight),
+    )
+    return LinkSeeder(sizes, edge_type, negatives, disjoint, (src_time, dst_time), graph)
+
+
+def _by_original(graph: DistGraph, node_type: NodeType, rows: Any) -> Tensor | None:
+    """Rows of all nodes in the order of their original ids."""
+    if rows is None or rows.shape[0] != graph.num_nodes(node_type):  # which whoever draws by them refuses
+        return rows
+    return rows[graph.global_ids(torch.arange(graph.num_nodes(node_type)), node_type)]
 
 
 def check_labels(negatives: NegativeSampling | None, label: Any) -> Any:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph
-from gnnsys.ops import IdTable, sample_neighbors
-from gnnsys.sampling import Sample
+from gnnsys.ops import IdTable
+from gnnsys.sampling import AnyGraph, DistGraph, Sample, neighborhoods
+from gnnsys.sampling.neighborhoods import HopRequest
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
 
-def bidirectional(sample: Sample, graph: Graph) -> Sample:
+def bidirectional(sample: Sample, graph: AnyGraph) -> Sample:
     """Adds the reverse of every sampled edge and merges parallel edges; sorted by destination, then source.
 
     Edge types are their own reverse where they join a type to itself and no `rev_` type exists (PyG's rule); an edge
@@ -36,15 +37,18 @@ def bidirectional(sample: Sample, graph: Graph) -> Sample:
         rows = torch.cat([sample.row[edge_type], sample.col[reverse]])
         cols = torch.cat([sample.col[edge_type], sample.row[reverse]])
         ids = torch.cat([sample.edge[edge_type], sample.edge[reverse]])
-        row[edge_type], col[edge_type], edge[edge_type] = _coalesce(rows, cols, ids, num_src)
+        order = ids
+        if reverse == edge_type and not isinstance(graph, Graph):
+            order = _original_order(sample, edge_type, graph).repeat(2)
+        row[edge_type], col[edge_type], edge[edge_type] = _coalesce(rows, cols, ids, num_src, order)
         if reverse != edge_type:
             num_dst = sample.node[edge_type[2]].numel()
-            row[reverse], col[reverse], _ = _coalesce(cols, rows, ids, num_dst)
+            row[reverse], col[reverse], _ = _coalesce(cols, rows, ids, num_dst, ids)
             del edge[edge_type], edge[reverse]
     return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
 
 
-def induced(sample: Sample, graph: Graph, exclude: Mapping[EdgeType, Tensor] | None = None) -> Sample:
+def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] | None = None) -> Sample:
     """Every edge of the graph between nodes of the sample, but for excluded positions."""
     row, col, edge = {}, {}, {}
     tables = {}
@@ -52,22 +56,20 @@ def induced(sample: Sample, graph: Graph, exclude: Mapping[EdgeType, Tensor] | N
         tables[node_type] = IdTable(graph.num_nodes(node_type), ids.numel())
         tables[node_type].clear()
         tables[node_type].insert_seeds(ids)
-    for edge_type in sample.row:
-        csc = graph.csc(edge_type)
-        nodes = sample.node[edge_type[2]].to(csc.indices.dtype)
-        without = None if exclude is None else exclude.get(edge_type)
-        indptr, ids, positions = sample_neighbors(csc, nodes, -1, key=0, exclude=without)
+    hoods, without = neighborhoods(graph), exclude or {}
+    nodes = {t: ids.to(hoods.id_dtypes[t]) for t, ids in sample.node.items()}
+    requests = [HopRequest(t, nodes[t[2]], -1, key=0, exclude=without.get(t)) for t in sample.row]
+    for edge_type, (indptr, ids, positions) in zip(sample.row, hoods.sample(requests)):
         local = tables[edge_type[0]].lookup(ids.to(sample.node[edge_type[0]].dtype))
         inside = (local >= 0).nonzero().view(-1)
         row[edge_type] = local[inside]
         col[edge_type] = torch.repeat_interleave(indptr.diff())[inside]
-        positions = positions[inside]
-        edge[edge_type] = positions if csc.edge_ids is None else csc.edge_ids[positions].long()
+        edge[edge_type] = hoods.edge_ids(edge_type, positions[inside])
     return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
 
 
 def shape_subgraph(
-    sample: Sample, graph: Graph, subgraph_type: str, exclude: Mapping[EdgeType, Tensor] | None = None
+    sample: Sample, graph: AnyGraph, subgraph_type: str, exclude: Mapping[EdgeType, Tensor] | None = None
 ) -> Sample:
     """The sample as `subgraph_type` wants it."""
     if subgraph_type == "bidirectional":
@@ -75,7 +77,7 @@ def shape_subgraph(
     return induced(sample, graph, exclude) if subgraph_type == "induced" else sample
 
 
-def reverse_of(edge_type: EdgeType, graph: Graph) -> EdgeType | None:
+def reverse_of(edge_type: EdgeType, graph: AnyGraph) -> EdgeType | None:
     """The edge type that holds the reverses of this one's edges, by PyG's naming; None if there is none."""
     src, relation, dst = edge_type
     named = (dst, relation[4:] if relation.startswith("rev_") else f"rev_{relation}", src)
@@ -84,7 +86,23 @@ def reverse_of(edge_type: EdgeType, graph: Graph) -> EdgeType | None:
     return edge_type if src == dst else None
 
 
-def _coalesce(row: Tensor, col: Tensor, edge: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+def _original_order(sample: Sample, edge_type: EdgeType, graph: DistGraph) -> Tensor:
+    """Numbers that order the sampled edges of a graph in parts as their ids do in the whole graph."""
+    edges = sample.edge[edge_type]
+    if graph.parts.has_edge_ids:
+        return graph.original_edge_ids(edges, edge_type)
+    # Without edge ids edges are numbered by position: by destination, and among its in-edges as they are in its part.
+    dst = graph.original_ids(sample.node[edge_type[2]], edge_type[2])[sample.col[edge_type]]
+    order = torch.argsort(edges, stable=True)
+    order = order[torch.argsort(dst[order], stable=True)]
+    new = torch.cat([order.new_zeros(1, dtype=torch.bool), edges[order].diff() != 0])[: order.numel()]
+    return torch.empty_like(edges).scatter_(0, order, new.cumsum(0))
+
+
+def _coalesce(row: Tensor, col: Tensor, edge: Tensor, num_src: int, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each (col, row) once, ascending; of parallel edges the one that comes first in `order`."""
     pairs, which = torch.unique(col * max(1, num_src) + row, return_inverse=True)
-    first = torch.full_like(pairs, torch.iinfo(torch.int64).max).scatter_reduce_(0, which, edge, "amin")
-    return pairs % max(1, num_src), pairs // max(1, num_src), first
+    first = torch.full_like(pairs, torch.iinfo(torch.int64).max).scatter_reduce_(0, which, order, "amin")
+    is_first = order == first[which]
+    chosen = torch.empty_like(pairs).scatter_(0, which[is_first], edge[is_first])
+    return pairs % max(1, num_src), pairs // max(1, num_src), chosen

@@ -70,7 +70,7 @@ class GraphService:
             if size >= _CHUNK_BYTES or len(ready) >= _CHUNK_PIECES:
                 yield Reply(answers_to_arrays(ready))
                 ready, size = [], 0
-        yield Reply(answers_to_arrays(ready))
+        yield Reply(answers_to_arrays(ready), last=True)
 
     def find_edges(self, request: Request) -> Reply:
         """Arrays: head [view, edge type, part, number of pairs, part, number, ...], src (global), dst (local to part).

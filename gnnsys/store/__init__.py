@@ -1,5 +1,7 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
+from gnnsys.store.embedding import DistEmbedding
+from gnnsys.store.optim import SparseAdagrad, SparseAdam
 from gnnsys.store.places import Place, Run
 from gnnsys.store.pull import PendingPull, Pull
 from gnnsys.store.push import PendingPush
@@ -10,6 +12,7 @@ from gnnsys.store.store import Store
 from gnnsys.store.tensor import DistTensor
 
 __all__ = [
+    "DistEmbedding",
     "DistTensor",
     "FeatureSource",
     "PendingPull",
@@ -19,6 +22,8 @@ __all__ = [
     "Pull",
     "Run",
     "Shard",
+    "SparseAdagrad",
+    "SparseAdam",
     "Store",
     "TableSpec",
     "edge_table",

@@ -11,7 +11,7 @@ from gnnsys.comm import RemoteError, RemoteValueError
 from gnnsys.ops import move_rows
 from gnnsys.store.peers import Answer
 from gnnsys.store.places import Run
-from gnnsys.store.pull import named
+from gnnsys.store.pull import Refused
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.wire import PUSH_MODES, ArrayList
 
@@ -21,8 +21,8 @@ _MESSAGE_BYTES = 16 << 20
 class PendingPush:
     """A push under way."""
 
-    def __init__(self, spec: TableSpec, answers: list[Answer]) -> None:
-        self._spec, self._answers = spec, answers
+    def __init__(self, spec: TableSpec, answers: list[Answer], refused: Refused) -> None:
+        self._spec, self._answers, self._refused = spec, answers, refused
 
     def done(self) -> bool:
         """Whether every shard has answered."""
@@ -34,7 +34,7 @@ class PendingPush:
             try:
                 answer.result()
             except RemoteValueError as error:
-                raise named(error, [self._spec]) from error
+                raise self._refused(error, [self._spec]) from error
             except RemoteError as error:
                 if error.remote_type == "TimeoutError":
                     raise TimeoutError(error.remote_text) from error

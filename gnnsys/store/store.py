@@ -19,7 +19,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
-from gnnsys.store.pull import PendingPull, Pull, Target, begin, named
+from gnnsys.store.pull import PendingPull, Pull, Target, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.pushes import Numbering
 from gnnsys.store.rows import PartRows
@@ -194,10 +194,11 @@ class Store:
             wanted.append((Target(pull, spec, self._out(pull, spec)), [_at(run, places[run.part]) for run in runs]))
         try:
             return begin(
-                wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout
-            )
+                wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
+                refused=self._refused,
+            )  # fmt: skip
         except ValueError as error:
-            raise named(error, [target.spec for target, _ in wanted]) from error
+            raise self._refused(error, [target.spec for target, _ in wanted]) from error
 
     # Writing
 
@@ -214,7 +215,7 @@ class Store:
         answers = []
         for part, arrays in push_messages(spec, runs, rows, mode):
             answers.append(self._send(self.machine_of_part[part], Kind.PUSH, arrays))
-        return self._note(name, PendingPush(spec, answers))
+        return self._note(name, PendingPush(spec, answers, self._refused))
 
     def step(
         self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None
@@ -230,7 +231,7 @@ class Store:
         options = {"name": name, "world_size": self.world_size, "optimizer": dict(optimizer)}
         messages = step_messages(spec, runs, grads, self.machine_of_part)
         answers = [self._send(machine, Kind.STEP, arrays, options, timeout) for machine, arrays in messages]
-        return self._note(name, PendingPush(spec, answers))
+        return self._note(name, PendingPush(spec, answers, self._refused))
 
     def flush(self) -> None:
         """Waits until everything this process pushed was applied."""
@@ -282,6 +283,16 @@ class Store:
             return answer.result()
         except RemoteValueError as error:
             raise ValueError(str(error)) from error
+
+    def _refused(self, error: Exception, specs: Sequence[TableSpec]) -> ValueError:
+        """A shard's error, with names where it has numbers; what it does not have is looked up anew next time."""
+        text = str(error)
+        for spec in specs:
+            number = f"table number {spec.number}"
+            if number in text and spec.name not in self._rows:
+                self._forget(spec.name)
+            text = text.replace(number, f"table {spec.name!r}")
+        return ValueError(text)
 
     def _forget(self, name: str) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.bench.lab import Lab, available, groups, state
+from gnnsys.bench.lab import Lab, available, groups, state, wait_all
 from tests.launch.lab_programs import ALL_REDUCE, LISTEN, REACH, SEND, SPIN
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -159,6 +159,13 @@ def test_a_failing_command_is_an_error_that_names_its_host_and_last_words(lab):
         lab.exec(2, "echo so it goes; exit 3")
     result = lab.exec(2, "exit 3", check=False)
     assert (result.host, result.code, result.ok) == (2, 3, False)
+
+
+def test_when_one_host_fails_the_others_do_not_run_on(lab):
+    commands = [lab.start(1, "sleep 1000"), lab.start(2, "exit 3")]
+    results = wait_all(commands, 100.0, check=False, grace=0.1)
+    assert [result.code for result in results] == [None, 3]
+    assert max(result.seconds for result in results) < 20
 
 
 def test_a_command_past_its_deadline_is_killed_with_its_daemons(lab):

@@ -260,3 +260,99 @@ def test_an_interrupt_ends_a_waiting_consumer() -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "KeyboardInterrupt" in err
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_a_stage_begins_a_batch_before_it_runs_it(threads: int) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def begin(x: int) -> int:
+        seen.append(("begin", x))
+        return x
+
+    def run(x: int) -> int:
+        seen.append(("run", x))
+        return x
+
+    stages = [Stage("make", int, threads), Stage("wait", run, threads, begin=begin), Stage("last", int, threads)]
+    pipeline = Pipeline(upto(6), stages)
+    assert list(pipeline) == list(range(6))
+    assert sorted(seen) == sorted((what, x) for what in ("begin", "run") for x in range(6))
+    assert all(seen.index(("begin", x)) < seen.index(("run", x)) for x in range(6))
+    assert pipeline.counters()["wait"].batches == 6
+
+
+def test_later_batches_are_begun_while_an_earlier_one_is_waited_for() -> None:
+    third_begun = threading.Event()
+
+    def begin(x: int) -> int:
+        if x == 2:
+            third_begun.set()
+        return x
+
+    def run(x: int) -> int:
+        assert third_begun.wait(10), "nothing was begun while batch 0 was waited for"
+        return x
+
+    stages = [Stage("make", int, depth=2), Stage("wait", run, begin=begin)]
+    assert list(Pipeline(upto(4), stages)) == list(range(4))
+
+
+def test_a_stage_behind_the_last_threads_is_begun_by_them() -> None:
+    where = []
+    begin = Stage("user", square, threads=0, begin=lambda x: where.append(threading.current_thread()) or x)
+    assert list(Pipeline(upto(3), [Stage("work", int), begin])) == [0, 1, 4]
+    assert threading.current_thread() not in where and len(where) == 3
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_an_error_while_beginning_surfaces_in_its_turn(threads: int) -> None:
+    def begin(x: int) -> int:
+        if x == 2:
+            raise KeyError("no answer")
+        return x
+
+    pipeline = Pipeline(upto(5), [Stage("make", int, threads), Stage("wait", int, threads, begin=begin)])
+    assert [next(pipeline), next(pipeline)] == [0, 1]
+    with pytest.raises(KeyError, match="no answer") as caught:
+        next(pipeline)
+    text = "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
+    assert "stage 'wait'" in text and "batch 2" in text
+
+
+def test_an_observer_hears_of_all_work_on_a_batch_by_its_position() -> None:
+    heard: list[tuple[int, str]] = []
+    ordered = []
+
+    def observe(position: int, stage: str, began: float, ended: float) -> None:
+        heard.append((position, stage))
+        ordered.append(began <= ended)
+
+    stages = [Stage("a", square), Stage("b", square, begin=int), Stage("c", int, threads=0)]
+    pipeline = Pipeline(upto(7), stages, position=3, observer=observe)
+    next(pipeline)
+    pipeline.seek(5)
+    assert len(list(pipeline)) == 2
+    assert {(p, s) for p in (3, 5, 6) for s in "abc"} <= set(heard) <= {(p, s) for p in range(3, 7) for s in "abc"}
+    assert heard.count((6, "b")) >= 2  # begin and run
+    assert all(ordered)
+
+
+def test_counters_tell_how_many_batches_waited_and_what_a_stage_counts_itself() -> None:
+    all_made = threading.Event()
+
+    def make(x: int) -> int:
+        if x == 4:
+            all_made.set()
+        return x
+
+    stage = Stage("make", make, depth=3, counts=lambda: {"bytes": 7})
+    with Pipeline(upto(5), [stage]) as pipeline:
+        assert next(pipeline) == 0
+        assert all_made.wait(10)
+        rest = list(pipeline)
+        counters = pipeline.counters()["make"]
+    assert rest == [1, 2, 3, 4]
+    assert counters.counts == {"bytes": 7}
+    assert 3 <= counters.waiting_most <= 4
+    assert 1 <= counters.waiting_mean <= 3

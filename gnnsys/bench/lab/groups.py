@@ -69,18 +69,22 @@ class Groups:
         """Makes them with their limits; `cpu` in cores, `period` in seconds over which the quota is kept."""
         for path in self.paths:
             path.mkdir(parents=True)
+        if cpu is not None:
+            self.set_cpu(cpu, period)
+        if memory is not None:
+            limit = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
+            (self.memory / limit).write_text(str(memory))
+
+    def set_cpu(self, cpu: float | None, period: float) -> None:
+        """Another quota, None for no limit."""
         microseconds = round(period * 1e6)
+        quota = None if cpu is None else round(cpu * microseconds)
         if self.version == 1:
-            if cpu is not None:
-                (self.cpu / "cpu.cfs_period_us").write_text(str(microseconds))
-                (self.cpu / "cpu.cfs_quota_us").write_text(str(round(cpu * microseconds)))
-            if memory is not None:
-                (self.memory / "memory.limit_in_bytes").write_text(str(memory))
+            (self.cpu / "cpu.cfs_quota_us").write_text("-1")  # a period may be refused beside the quota that was
+            (self.cpu / "cpu.cfs_period_us").write_text(str(microseconds))
+            (self.cpu / "cpu.cfs_quota_us").write_text("-1" if quota is None else str(quota))
         else:
-            if cpu is not None:
-                (self.cpu / "cpu.max").write_text(f"{round(cpu * microseconds)} {microseconds}")
-            if memory is not None:
-                (self.memory / "memory.max").write_text(str(memory))
+            (self.cpu / "cpu.max").write_text(f"{'max' if quota is None else quota} {microseconds}")
 
     def leaf(self, name: str) -> list[Path]:
         """A new leaf in every hierarchy; a process joins by writing 0 to each `cgroup.procs`."""

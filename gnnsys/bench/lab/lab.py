@@ -77,8 +77,7 @@ class Lab:
             raise ValueError(f"hosts must be from 1 to 200, got {hosts}")
         if family not in (4, 6):
             raise ValueError(f"family must be 4 or 6, got {family}")
-        if cpu is not None and cpu * period < 0.001:
-            raise ValueError(f"cpu must be at least {0.001 / period:g} cores for a period of {period:g} s, got {cpu}")
+        _check_cpu(cpu, period)
         if rate is not None:
             parse_rate(rate)
         self.id = secrets.token_hex(3)
@@ -220,6 +219,12 @@ class Lab:
         if host is None and into and out:
             self.rate = rate
 
+    def set_cpu(self, cpu: float | None) -> None:
+        """Another quota for every host, None for no limit: a benchmark may start its programs without one."""
+        _check_cpu(cpu, self._spec["period"])
+        for place in self._places:
+            place.set_cpu(cpu, self._spec["period"])
+
     def cut(self, host: int) -> None:
         """Pulls the host's cable: packets both ways are lost from now on."""
         self._network.set_link(self._check(host), up=False)
@@ -303,10 +308,17 @@ class Lab:
         return host
 
 
-def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True) -> list[Result]:
+def _check_cpu(cpu: float | None, period: float) -> None:
+    if cpu is not None and cpu * period < 0.001:
+        raise ValueError(f"cpu must be at least {0.001 / period:g} cores for a period of {period:g} s, got {cpu}")
+
+
+def wait_all(
+    commands: Sequence[Command], timeout: float, *, check: bool = True, grace: float = GRACE_SECONDS
+) -> list[Result]:
     """Results of commands that belong together, in their order; whatever happens none of them is left running.
 
-    One deadline for all. When one fails the others have `GRACE_SECONDS`, then they are killed too.
+    One deadline for all. When one fails the others have `grace` seconds to notice, then they are killed too.
     """
     end = time.monotonic() + timeout
     try:
@@ -315,7 +327,7 @@ def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True)
             for command in [c for c in waiting if c.done()]:
                 waiting.remove(command)
                 if not command.wait(0).ok:
-                    end = min(end, time.monotonic() + GRACE_SECONDS)
+                    end = min(end, time.monotonic() + grace)
             time.sleep(0.02)
         results = [command.wait(0) for command in commands]
     finally:
@@ -323,5 +335,5 @@ def wait_all(commands: Sequence[Command], timeout: float, *, check: bool = True)
             command.kill()
     failed = [result.describe() for result in results if not result.ok]
     if check and failed:
-        raise RuntimeError(f"{len(failed)} of {len(results)} hosts failed\n" + "\n".join(failed))
+        raise RuntimeError(f"{len(failed)} of {len(results)} commands failed\n" + "\n".join(failed))
     return results

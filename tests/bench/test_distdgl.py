@@ -1,0 +1,37 @@
+"""DistDGL trains on two hosts of the lab, so that there is something to stand beside."""
+
+import math
+import re
+
+import pytest
+
+from gnnsys.bench import peers
+from gnnsys.bench.dist.distdgl import best_samples_per_s, prepare, run_distdgl
+from gnnsys.bench.dist.task import Task
+from gnnsys.bench.lab import Lab, available
+
+REASON = available() or peers.missing("dgl").get("dgl")
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+GRAPH = {"num_nodes": 2000, "num_features": 16, "num_classes": 4, "avg_degree": 8.0, "train": 0.5}
+
+
+def test_distdgl_trains_across_hosts_and_its_samples_are_counted(tmp_path):
+    task = Task(graph=GRAPH, trainers_per_host=1, batch_size=100, fanouts=(4, 3), hidden=8, num_epochs=2, max_steps=4)
+    assert prepare(task, tmp_path)["num_edges"] > 10_000
+    with Lab(hosts=2) as lab:
+        figures = run_distdgl(lab, tmp_path, timeout=120)
+    assert figures["steps"] == 4 and len(figures["epochs"]) == 2
+    for epoch in figures["epochs"]:
+        assert epoch["samples"] == 4 * 100 * 2
+        assert epoch["samples"] < epoch["input_nodes"] < epoch["samples"] * (1 + 4 + 4 * 3)
+        assert epoch["samples_per_s"] == pytest.approx(epoch["samples"] / epoch["seconds"])
+        assert math.isfinite(epoch["loss"])
+    assert figures["epochs"][1]["loss"] < figures["epochs"][0]["loss"]
+    assert best_samples_per_s(figures) == figures["epochs"][1]["samples_per_s"]
+    assert min(figures["bytes_in"].values()) > 100_000  # rows and samples of the other host
+
+
+def test_a_task_for_more_hosts_than_the_lab_has_is_refused(tmp_path):
+    Task(graph=GRAPH, num_hosts=3).save(tmp_path)
+    with Lab(hosts=2) as lab, pytest.raises(ValueError, match=re.escape("the task needs 3 hosts, the lab has 2")):
+        run_distdgl(lab, tmp_path)

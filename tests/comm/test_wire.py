@@ -1,0 +1,137 @@
+"""The wire format alone: what is encoded comes back, and what is broken is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+import zmq
+
+from gnnsys.comm import Limits, Message, WireError, wire
+
+
+def decode(frames, limits=None) -> Message:
+    limits = limits or Limits()
+    front = frames[0]
+    received = [zmq.Frame(frame if isinstance(frame, bytes) else frame.tobytes()) for frame in frames[1:]]
+    return wire.read_message(wire.read_header(front, limits), front, received, limits)
+
+
+def encoded(arrays=(), options=None, **fields):
+    return wire.encode(wire.make_header(16, 9, **fields), arrays, options, Limits())
+
+
+def values(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    size = torch.Size(shape).numel()
+    return torch.arange(size * dtype.itemsize, dtype=torch.int64).to(torch.uint8).view(dtype).reshape(shape)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (2, 0, 7), (1, 2, 3, 2), (40_000,), (300, 300)])
+@pytest.mark.parametrize("dtype", [dtype for dtype in wire.DTYPES if dtype != torch.bool])
+def test_an_array_of_any_dtype_and_shape_comes_back_bit_for_bit(dtype, shape):
+    array = values(dtype, shape)
+    (received,) = decode(encoded([array])).arrays
+    assert received.dtype == dtype and received.shape == array.shape
+    assert torch.equal(received.reshape(-1).view(torch.uint8), array.reshape(-1).view(torch.uint8))
+
+
+def test_booleans_strided_and_differentiable_arrays_come_back():
+    arrays = [torch.tensor([True, False, True]), torch.arange(12).view(3, 4).t(), torch.ones(3, requires_grad=True)]
+    received = decode(encoded(arrays)).arrays
+    assert all(torch.equal(a, b) for a, b in zip(received, arrays))
+
+
+def test_every_field_of_the_header_comes_back():
+    fields = dict(timeout_us=5, priority=-3, sender=7, incarnation=2**63, sequence=11, batch=12, layer=2, path=4)
+    message = decode(encoded([torch.zeros(2)], {"name": "é", "rows": [1, 2]}, **fields))
+    assert {name: getattr(message, name) for name in fields} == fields
+    assert message.kind == 16 and message.request_id == 9 and message.options == {"name": "é", "rows": [1, 2]}
+
+
+def test_received_arrays_are_views_of_their_frames_where_they_are_aligned():
+    frames = encoded([torch.arange(100_000)])
+    front = frames[0]
+    received = [zmq.Frame(b""), zmq.Frame(frames[2], copy=False)]
+    (array,) = wire.read_message(wire.read_header(front, Limits()), front, received, Limits()).arrays
+    assert array.data_ptr() == torch.frombuffer(received[1].buffer, dtype=torch.uint8).data_ptr()
+
+
+def test_small_arrays_are_copied_at_once_and_may_be_changed():
+    array = torch.arange(8)
+    frames = encoded([array])
+    array.zero_()
+    assert decode(frames).arrays[0].tolist() == list(range(8))
+
+
+def header_with(**changed) -> list:
+    """A message of one array int64[4] with a header whose fields or descriptor were changed."""
+    frames = encoded([torch.arange(4)])
+    dtype, dims = changed.pop("dtype", 5), changed.pop("dims", (4,))
+    ndim = changed.pop("ndim", len(dims))
+    fixed = wire.Header._make(wire._HEADER.unpack_from(frames[0]))._replace(**changed)
+    frames[0] = wire._HEADER.pack(*fixed) + struct.pack(f"<BB{len(dims)}q", dtype, ndim, *dims)
+    return frames
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        (header_with(magic=b"HTTP"), "magic"),
+        (header_with(version=2), "version"),
+        (header_with(num_arrays=0xFFFF), "arrays"),
+        (header_with(num_arrays=2), "frames"),
+        (header_with()[:2], "frames"),
+        (header_with(dtype=99), "dtype"),
+        (header_with(dims=(5,)), "shape"),
+        (header_with(dims=(-4,)), "shape"),
+        (header_with(dims=(-2, -2)), "shape"),
+        (header_with(dims=(2**62, 2**62)), "shape"),
+        (header_with(dims=(2**32, 2**32, 4)), "shape"),
+        (header_with(dims=(1,) * 9), "dims"),
+        (header_with(ndim=200), "descriptors"),
+        ([header_with()[0][:-1], *header_with()[1:]], "descriptors"),
+        ([header_with()[0][:30], *header_with()[1:]], "truncated"),
+        ([b""], "truncated"),
+        ([header_with(dims=(0, 2**62, 2**62))[0], b"", b""], "shape"),
+        ([header_with()[0], b"{", header_with()[2]], "options"),
+        ([header_with()[0], b"[1]", header_with()[2]], "options"),
+        ([header_with()[0], b"[" * 60_000, header_with()[2]], "options"),
+        ([header_with()[0], b" " * 70_000, header_with()[2]], "options"),
+    ],
+)
+def test_a_broken_message_is_refused_and_the_reason_named(frames, reason):
+    with pytest.raises(WireError) as raised:
+        decode(frames)
+    assert raised.value.reason == reason
+
+
+def test_the_unbroken_form_of_those_messages_is_accepted():
+    assert decode(header_with()).arrays[0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_truncated_message_never_decodes():
+    front = header_with()[0]
+    for length in range(len(front)):
+        with pytest.raises(WireError):
+            decode([front[:length], b"", header_with()[2]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "match"),
+    [
+        ([torch.zeros(2, dtype=torch.complex64)], None, "complex64"),
+        ([torch.zeros(2, device="meta")], None, "meta"),
+        ([torch.zeros([1] * 9)], None, "9 dimensions"),
+        ([torch.zeros(1)] * 1025, None, "1025 arrays"),
+        ([], {"text": "x" * 70_000}, "as an array"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_where_it_is_asked_for(arrays, options, match):
+    with pytest.raises(ValueError, match=match):
+        encoded(arrays, options)
+
+
+def test_a_field_that_does_not_fit_the_header_is_named():
+    with pytest.raises(ValueError, match="priority=4294967296"):
+        encoded(priority=2**32)

@@ -1,0 +1,175 @@
+"""Flights that share rows: every row is right whoever completes what first, and is asked for once while in flight."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnnsys.loader.inflight import Flight, Leg, Window
+from gnnsys.ops import scatter_rows
+from tests.loader.sources import DEADLINE
+
+NUM_IDS = 500
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[Tensor]:
+    stream = torch.Generator().manual_seed(0)
+    return [torch.rand(NUM_IDS, 5, generator=stream), torch.arange(NUM_IDS)]
+
+
+class Answer:
+    """What a store would do: puts the rows that were asked for in their places, when `gate` opens."""
+
+    def __init__(self, tables: list[Tensor], leg: Leg, gate: threading.Event | None = None) -> None:
+        self._tables, self._leg, self._gate = tables, leg, gate
+
+    def result(self) -> None:
+        assert self._gate is None or self._gate.wait(DEADLINE)
+        asked = torch.arange(self._leg.ids.numel()) if self._leg.asked is None else self._leg.asked
+        for table, out in zip(self._tables, self._leg.outs):
+            scatter_rows(out, asked, table[self._leg.ids[asked]])
+
+
+def launch(
+    window: Window, tables: list[Tensor], ids: Tensor, remote: Tensor | None = None, gate: threading.Event | None = None
+) -> tuple[Flight, Leg]:
+    remote = torch.arange(ids.numel()) if remote is None else remote
+    outs = [torch.full((ids.numel(), *table.shape[1:]), -1, dtype=table.dtype) for table in tables]
+    leg, flight = Leg("x", ids, remote, outs, NUM_IDS), Flight()
+    with flight.lock:
+        window.enter(flight, [leg])
+        flight.pending = [Answer(tables, leg, gate)]
+    return flight, leg
+
+
+def check(tables: list[Tensor], leg: Leg) -> None:
+    assert all(torch.equal(out, table[leg.ids]) for table, out in zip(tables, leg.outs))
+
+
+def asked_ids(leg: Leg) -> Tensor:
+    return leg.ids if leg.asked is None else leg.ids[leg.asked]
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_flights_completed_in_any_order_have_their_rows(tables: list[Tensor], size: int, seed: int) -> None:
+    draw, stream = random.Random(seed), torch.Generator().manual_seed(seed)
+    window = Window(size)
+    waiting: list[tuple[Flight, Leg]] = []
+    num_shared = 0
+    for _ in range(60):
+        ids = torch.randint(NUM_IDS, (draw.randrange(200),), generator=stream)  # repeats included
+        remote = (torch.rand(ids.numel(), generator=stream) < 0.7).nonzero().view(-1)
+        remote = (ids % 10 < 7).nonzero().view(-1) if draw.random() < 0.9 else remote
+        flight, leg = launch(window, tables, ids, remote)
+        local = torch.ones(ids.numel(), dtype=torch.bool).index_fill(0, remote, False).nonzero().view(-1)
+        assert leg.asked is None or bool(torch.isin(local, leg.asked).all())
+        assert asked_ids(leg).numel() + leg.num_shared == ids.numel()
+        num_shared += leg.num_shared
+        waiting.append((flight, leg))
+        while len(waiting) > draw.randrange(1, 7):
+            flight, leg = waiting.pop(draw.randrange(len(waiting)))
+            flight.complete()
+            check(tables, leg)
+            for out in leg.outs:  # as a user may
+                out.fill_(-7)
+    assert num_shared > 0
+    assert len(window) <= size
+
+
+def test_an_id_is_asked_for_once_while_a_batch_that_has_it_is_in_flight(tables: list[Tensor]) -> None:
+    window = Window(4)
+    first, first_leg = launch(window, tables, torch.tensor([3, 1, 3, 4]))
+    second, second_leg = launch(window, tables, torch.tensor([4, 9, 1]))
+    assert sorted(asked_ids(first_leg).tolist()) == [1, 3, 4] and asked_ids(second_leg).tolist() == [9]
+    first.complete()  # 4 and 1 are the second's from now on, and can be had from it
+    third, third_leg = launch(window, tables, torch.tensor([9, 4, 3, 1]))
+    assert asked_ids(third_leg).tolist() == [3]
+    second.complete()
+    third.complete()
+    _, late = launch(window, tables, torch.tensor([9, 4, 3, 1]))
+    assert late.asked is None
+    for leg in (first_leg, second_leg, third_leg):
+        check(tables, leg)
+
+
+def test_a_flight_that_others_wait_for_is_completed_by_whoever_needs_it_first(tables: list[Tensor]) -> None:
+    window, gate = Window(8), threading.Event()
+    flights = [launch(window, tables, torch.arange(k, k + 50), gate=gate) for k in range(6)]
+    with ThreadPoolExecutor(6) as threads:
+        done = [threads.submit(flight.complete) for flight, _ in reversed(flights)]
+        assert not any(d.done() for d in done)
+        gate.set()
+        for d in done:
+            d.result(timeout=DEADLINE)
+    for _, leg in flights:
+        check(tables, leg)
+
+
+def test_a_failed_flight_fails_those_that_wait_for_it_and_no_others(tables: list[Tensor]) -> None:
+    window = Window(8)
+
+    class Lost:
+        def result(self) -> None:
+            raise ConnectionError("gone")
+
+    first, _ = launch(window, tables, torch.arange(10))
+    first.pending = [Lost()]
+    second, _ = launch(window, tables, torch.arange(5, 15))
+    apart, apart_leg = launch(window, tables, torch.arange(100, 110))
+    for flight in (second, first, first):
+        with pytest.raises(ConnectionError, match="gone"):
+            flight.complete()
+    apart.complete()
+    check(tables, apart_leg)
+    fresh, fresh_leg = launch(window, tables, torch.arange(15))
+    assert fresh_leg.asked is None
+    fresh.complete()
+    check(tables, fresh_leg)
+
+
+def test_what_was_forgotten_is_asked_for_again(tables: list[Tensor]) -> None:
+    window = Window(8)
+    launch(window, tables, torch.arange(10))
+    window.forget()
+    _, leg = launch(window, tables, torch.arange(10))
+    assert leg.asked is None
+
+
+def test_flights_that_nobody_completes_are_held_by_the_window_only_while_they_fit(tables: list[Tensor]) -> None:
+    window = Window(3)
+    legs = [launch(window, tables, torch.arange(10 * k, 10 * k + 10))[1] for k in range(20)]
+    assert len(window) == 3
+    flight, leg = launch(window, tables, torch.arange(160, 200))
+    assert leg.num_shared == 30 and all(old.asked is None for old in legs)
+    flight.complete()
+    check(tables, leg)
+
+
+def test_many_ids_over_time_do_not_crowd_the_tables_and_sharing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnsys.loader.inflight._SLACK", 64)
+    rows = [torch.arange(100_000)]
+    window = Window(2)
+    previous: Flight | None = None
+    for k in range(60):
+        leg = Leg(
+            "x", torch.arange(50 * k, 50 * k + 100), torch.arange(100), [torch.empty(100, dtype=torch.int64)], 100_000
+        )
+        flight = Flight()
+        with flight.lock:
+            window.enter(flight, [leg])
+            flight.pending = [Answer(rows, leg)]
+        assert leg.num_shared == (50 if k else 0)
+        if previous is not None:
+            previous.complete()
+        previous = flight
+        assert window._places["x"]._num_ids <= 8 * 100 + 64 + 200
+    assert previous is not None
+    previous.complete()
+    check(rows, leg)

@@ -1,0 +1,131 @@
+"""Small graphs in parts on several machines of one process: real servers and clients, one service and store each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Client, Server
+from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.partition import Assignment, open_parts, write_parts
+from gnnsys.sampling import DistGraph, GraphService, Sample, graph_tables, part_rows
+from gnnsys.store import Shard, Store
+
+WRITES: EdgeType = ("author", "writes", "paper")
+CITES: EdgeType = ("paper", "cites", "paper")
+REV_WRITES: EdgeType = ("paper", "rev_writes", "author")
+AT: EdgeType = ("paper", "at", "venue")
+
+
+def homogeneous(num_nodes: int = 120, num_edges: int = 900, seed: int = 0) -> Graph:
+    """Self loops and parallel edges are likely; the last nodes have no edges. Times fall together often."""
+    g = torch.Generator().manual_seed(seed)
+    edges = torch.randint(0, num_nodes - 5, (2, num_edges), generator=g)
+    node_data = {
+        "x": torch.randn(num_nodes, 4, generator=g),
+        "t": torch.randint(0, 30, (num_nodes,), generator=g),
+    }
+    edge_data = {
+        "w": torch.rand(num_edges, generator=g) * (torch.rand(num_edges, generator=g) < 0.8),
+        "et": torch.randint(0, 30, (num_edges,), generator=g, dtype=torch.int32),
+        "number": torch.arange(num_edges),
+    }
+    return Graph.from_edge_index(edges, num_nodes, node_data, edge_data)
+
+
+def typed(seed: int = 1) -> Graph:
+    """Four edge types, one without edges, and a node type without nodes."""
+    g = torch.Generator().manual_seed(seed)
+
+    def edges(src: int, dst: int, count: int) -> Tensor:
+        return torch.stack([torch.randint(0, n, (count,), generator=g) for n in (src, dst)])
+
+    writes = edges(40, 90, 300)
+    index = {WRITES: writes, CITES: edges(90, 90, 500), REV_WRITES: writes.flip(0), AT: torch.empty(2, 0).long()}
+    node_data = {
+        "paper": {"x": torch.randn(90, 3, generator=g), "t": torch.randint(0, 20, (90,), generator=g)},
+        "author": {"t": torch.randint(0, 20, (40,), generator=g)},
+    }
+    edge_data = {
+        CITES: {"w": torch.rand(500, generator=g), "et": torch.randint(0, 20, (500,), generator=g)},
+        WRITES: {"et": torch.randint(0, 20, (300,), generator=g)},
+    }
+    return Graph.from_edge_indices(index, {"paper": 90, "author": 40, "venue": 0}, node_data, edge_data)
+
+
+def assign(graph: Graph, num_parts: int, *, seed: int = 0, used: Sequence[int] | None = None) -> Assignment:
+    """Nodes at random to the parts of `used`; the other parts are empty."""
+    g = torch.Generator().manual_seed(seed)
+    parts = torch.tensor(list(range(num_parts)) if used is None else list(used), dtype=torch.int32)
+    subpart = {
+        t: parts[torch.randint(0, parts.numel(), (graph.num_nodes(t),), generator=g)] for t in graph.node_types
+    }
+    return Assignment(num_parts, 1, subpart)
+
+
+@contextmanager
+def machines(
+    graph: Graph,
+    folder: Path,
+    num_parts: int,
+    *,
+    machine_of_part: Sequence[int] | None = None,
+    used: Sequence[int] | None = None,
+    halo_hops: int = 1,
+    edge_ids: bool = True,
+) -> Iterator[list[DistGraph]]:
+    """The graph as every machine sees it; by default a machine for each part."""
+    write_parts(graph, assign(graph, num_parts, used=used), folder, halo_hops=halo_hops, edge_ids=edge_ids)
+    owner = list(range(num_parts)) if machine_of_part is None else list(machine_of_part)
+    num_machines = 1 + max(owner)
+    with ExitStack() as stack:
+        endpoints = {}
+        for machine in range(num_machines):
+            parts, shard = open_parts(folder), Shard(machine)
+            own, specs = [p for p, m in enumerate(owner) if m == machine], graph_tables(parts)
+            for p in own:
+                for name, rows in part_rows(parts, p).items():
+                    shard.add(specs[name], p, rows)
+            server = Server({**GraphService(parts, own).handlers(), **shard.handlers()}, name=f"machine {machine}")
+            stack.callback(shard.close)
+            stack.callback(server.close)
+            endpoints[machine] = server.start().endpoints[0]
+        graphs = []
+        for machine in range(num_machines):
+            client = Client(endpoints, sender=machine, incarnation=1)
+            stack.callback(client.close)
+            store = Store(machine_of_part=owner, machine=machine, client=client, rank=machine, world_size=num_machines)
+            graphs.append(DistGraph(open_parts(folder), store, client, machine, owner))
+        yield graphs
+
+
+def to_global(graph: DistGraph, seeds: dict[NodeType, Tensor]) -> dict[NodeType, Tensor]:
+    return {t: graph.global_ids(ids, t) for t, ids in seeds.items()}
+
+
+def assert_same_sample(ours: Sample, theirs: Sample, graph: DistGraph) -> None:
+    """`ours` was taken on parts; in original ids it is `theirs`, entry for entry."""
+    assert list(ours.node) == list(theirs.node)
+    for t in ours.node:
+        assert torch.equal(graph.original_ids(ours.node[t], t), theirs.node[t]), t
+    for name in ("row", "col"):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        assert list(mine) == list(other)
+        assert all(torch.equal(mine[t], other[t]) for t in mine), name
+    assert list(ours.edge) == list(theirs.edge)
+    for t in ours.edge:
+        assert torch.equal(graph.original_edge_ids(ours.edge[t], t), theirs.edge[t]), t
+    assert ours.num_sampled_nodes == theirs.num_sampled_nodes and ours.num_sampled_edges == theirs.num_sampled_edges
+    assert (ours.tree is None) == (theirs.tree is None)
+    if ours.tree is not None and theirs.tree is not None:
+        assert all(torch.equal(ours.tree[t], theirs.tree[t]) for t in ours.tree)
+    assert len(ours.blocks) == len(theirs.blocks)
+    for a, b in zip(ours.blocks, theirs.blocks):
+        assert a.num_src == b.num_src and a.num_dst == b.num_dst and list(a.csc) == list(b.csc)
+        for t in a.csc:
+            assert torch.equal(a.csc[t].indptr, b.csc[t].indptr) and torch.equal(a.csc[t].indices, b.csc[t].indices)
+            assert torch.equal(graph.original_edge_ids(a.csc[t].edge_ids, t), b.csc[t].edge_ids)
