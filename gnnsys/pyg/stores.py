@@ -18,9 +18,9 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
 from gnnsys.loader.fetch import is_table
+from gnnsys.loader.read import read_rows
 from gnnsys.sampling import DistGraph
 from gnnsys.sampling.part_view import core_csc
-from gnnsys.store import Pull
 
 AnyType: TypeAlias = NodeType | EdgeType
 _PIECE = 1 << 20  # edges that are looked up together
@@ -160,24 +160,6 @@ class PartsFeatureStore(FeatureStore):
 
     def __repr__(self) -> str:
         return f"PartsFeatureStore({self.graph})"
-
-
-def read_rows(wanted: Iterable[tuple[Any, Tensor]]) -> list[Tensor]:
-    """The rows of several sources by ids: one pull for all tables of a store, others as they are read."""
-    pulls: dict[int, tuple[Any, list[tuple[int, Pull]]]] = {}
-    rows: dict[int, Any] = {}
-    for number, (source, ids) in enumerate(wanted):
-        if isinstance(source, Tensor):
-            rows[number] = source.index_select(0, ids.to(source.device))
-        elif is_table(source):
-            pulls.setdefault(id(source.store), (source.store, []))[1].append((number, Pull(source.name, ids)))
-        else:
-            out = torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype)
-            rows[number] = source.begin_read(ids, out)
-    under_way = [(store.pull([pull for _, pull in some]), some) for store, some in pulls.values()]
-    for pending, some in under_way:
-        rows.update(zip((number for number, _ in some), pending.result()))
-    return [rows[n] if isinstance(rows[n], Tensor) else rows[n].result() for n in range(len(rows))]
 
 
 def _trains(source: Any) -> bool:
