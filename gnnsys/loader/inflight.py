@@ -145,7 +145,7 @@ class Window:
         places = self._places.get(leg.key)
         if places is None:
             places = self._places[leg.key] = _Places(leg.id_bound)
-        ids = leg.ids if leg.remote.numel() == leg.ids.numel() else leg.ids[leg.remote]
+        ids = leg.ids[leg.remote]  # also where all are remote: `remote` is in the order of their owners
         live = torch.tensor(list(self._flights), dtype=torch.int64)
         if places.is_crowded(ids.numel()):
             places.clear()
