@@ -1,0 +1,1 @@
+"""Training across hosts of the lab, beside DistDGL on the same graph, model, fanouts and batch."""
