@@ -19,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
-    parser.add_argument("--cache", metavar="DIR", type=Path, help="keep generated graphs and parts here, for other runs")
+    parser.add_argument(
+        "--cache", metavar="DIR", type=Path, help="keep generated graphs and parts here, for other runs"
+    )
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
