@@ -1,4 +1,4 @@
-"""A graph in two parts: one mapped here, the other behind a real graph server in a process of its own, over loopback."""
+"""A graph in two parts: one mapped here, the other behind a graph server in a process of its own, over loopback."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ _TIMEOUT_MS = 60_000
 
 
 class BareLink:
-    """`pull(num_bytes, frame_bytes)` asks for so many bytes in frames of that size and takes them, untouched."""
+    """`pull(num_bytes, frame_bytes)` asks for so many bytes in frames of that size and takes them, untouched; with
+    `into` they are also copied there, in the order of arrival."""
 
     def __init__(self, num_bytes: int) -> None:
         self._child = Child("gnnsys.bench.store.serve_bare", str(num_bytes))
@@ -31,9 +32,12 @@ class BareLink:
         self._context.term()
         self._child.close()
 
-    def pull(self, num_bytes: int, frame_bytes: int) -> int:
+    def pull(self, num_bytes: int, frame_bytes: int, into: memoryview | None = None) -> int:
         self._socket.send_multipart([str(num_bytes).encode(), str(frame_bytes).encode()])
         received = 0
         while received < num_bytes:
-            received += len(self._socket.recv(copy=False).buffer)
+            frame = self._socket.recv(copy=False).buffer
+            if into is not None:
+                into[received : received + len(frame)] = frame
+            received += len(frame)
         return received

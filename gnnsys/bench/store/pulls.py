@@ -19,6 +19,7 @@ from gnnsys.store import Pull
 X, Z = f"node/{NODE}/x", f"node/{NODE}/z"
 NUM_ROWS = 100_000
 FRAME_MB = (1, 2, 4, 16)
+COPIED = "bare pyzmq and a copy"
 RPC = "torch.distributed.rpc"
 SMALL = 1000
 
@@ -36,9 +37,11 @@ def remote_pull(work: Workload) -> Iterator[Case]:
         found = {OURS: Side(pulling(machines, ids))}
         for name, size in zip(bare, FRAME_MB):
             found[name] = Side(lambda size=size: link.pull(num_bytes, size << 20))  # type: ignore[misc]
+        into = memoryview(bytearray(num_bytes))
+        found[COPIED] = Side(lambda: link.pull(num_bytes, 2 << 20, into))
         return found | {RPC: Side(lambda: peer.pull(ids))}
 
-    versus = (Versus(bare, 0.6), Versus((RPC,), 3.0))
+    versus = (Versus(bare, 0.6), Versus((COPIED,)), Versus((RPC,), 3.0))
     yield Case(f"pull/remote/{count} rows", rate("GB/s", 1e-9 * num_bytes), sides, versus)
 
 
