@@ -22,15 +22,15 @@ from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
 _GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: for when that thread is gone
 
-Arrival = tuple[Header, bytes, list[zmq.Frame]]
+Arrival = tuple[Header, list[zmq.Frame]]
 
 
 class Pending:
     """The reply to one request, now or later. `result` for one message, `chunks` for a reply in several."""
 
     __slots__ = (
-        "_arrivals", "_complete", "_describe", "_error", "_limits", "_lock", "_messages", "_pid", "_seen", "_total",
-        "deadline", "frames", "kind", "last_sign", "peer", "request_id", "resent", "timeout", "traffic_class",
+        "_arrivals", "_complete", "_describe", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_seen",
+        "_total", "deadline", "frames", "kind", "last_sign", "peer", "request_id", "resent", "timeout", "traffic_class",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +49,8 @@ class Pending:
         self._limits = limits
         self._describe = describe
         self._arrivals: SimpleQueue[Arrival | CommError | None] = SimpleQueue()  # None: that was all
-        self._complete = False
+        self._complete = False  # everything was put in
+        self._ended = False  # everything was taken out
         self._seen: set[int] | None = None
         self._total = 0
         self._lock = threading.Lock()
@@ -85,52 +86,52 @@ class Pending:
 
     # The thread that owns the sockets
 
-    def deliver(self, header: Header, front: bytes, frames: list[zmq.Frame], now: float) -> bool:
+    def deliver(self, header: Header, frames: list[zmq.Frame], now: float) -> bool:
         """Takes one message of the reply; True where it was the last one missing. A repeated chunk is dropped."""
         self.last_sign = now
-        if header.status != wire.OK or (header.num_chunks == 1 and header.chunk == 0 and self._seen is None):
-            self._arrivals.put((header, front, frames))
-            return self._finish()
+        if header.status != wire.OK or (_is_single(header) and self._seen is None):
+            self._finish((header, frames))
+            return True
         if self._seen is None:
             self._seen = set()
         self._total = max(self._total, header.num_chunks)
         ended = header.flags & wire.END
         if not ended and header.chunk not in self._seen:
             self._seen.add(header.chunk)
-            self._arrivals.put((header, front, frames))
-        if ended or self._total:
-            return len(self._seen) >= self._total and self._finish()
-        return False
+            self._arrivals.put((header, frames))
+        if not (ended or self._total) or len(self._seen) < self._total:
+            return False
+        self._finish(None)
+        return True
 
     def fail(self, error: CommError) -> None:
-        self._arrivals.put(error)
-        self._finish()
+        self._finish(error)
 
-    def _finish(self) -> bool:
+    def _finish(self, last: Arrival | CommError | None) -> None:
         self._complete = True
-        self._arrivals.put(None)
         self.frames = []
-        return True
+        self._arrivals.put(last)  # one, so that who waits is woken once
 
     # The thread that waits
 
     def _receive(self, limit: float | None) -> Iterator[Message]:
-        while True:
+        while not self._ended:
             arrival = self._take(limit)
+            self._ended = arrival is None or isinstance(arrival, CommError)
             if arrival is None:
                 return
             if isinstance(arrival, CommError):
                 raise arrival
-            header, front, frames = arrival
+            header, frames = arrival
+            self._ended = header.status != wire.OK or _is_single(header)
+            message = wire.read_message(header, frames, self._limits)
             if header.status != wire.OK:
-                raise self._remote_error(wire.read_message(header, front, frames, self._limits))
-            yield wire.read_message(header, front, frames, self._limits)
+                raise self._remote_error(message)
+            yield message
 
     def _take(self, limit: float | None) -> Any:
         if os.getpid() != self._pid:
             raise CommError("this request was made before a fork; only the process that made it receives the reply")
-        if self._complete and self._arrivals.empty():
-            return None
         end = self.deadline + _GRACE_SECONDS
         try:
             return self._arrivals.get(timeout=max(0.0, (end if limit is None else min(end, limit)) - time.monotonic()))
@@ -149,3 +150,7 @@ class Pending:
         error = RemoteValueError if is_value else RemoteError
         text = f"{kind} on machine {self.peer} raised {remote_type}: {remote_text}"
         return error(text, peer=self.peer, kind=kind, remote_type=remote_type, remote_text=remote_text)
+
+
+def _is_single(header: Header) -> bool:
+    return header.num_chunks == 1 and header.chunk == 0 and not header.flags & wire.END

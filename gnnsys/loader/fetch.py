@@ -7,7 +7,6 @@ as soon as it is sampled (`begin`), and waited for in the batch's turn (`finish`
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -40,7 +39,7 @@ class Fetch:
         self._wire_dtype = wire_dtype
         self._rows = Rows(BufferPool(max_free=0))
         self._window: Window | None = None
-        self._counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        self._counts = dict.fromkeys(_COUNTS, 0)
         self._lock = threading.Lock()
 
     def prepare(self, rows: Rows, num_in_flight: int) -> None:
@@ -63,6 +62,8 @@ class Fetch:
                 else:
                     order.add(key, name, source, ids, self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype))
         sampled.pending = order
+        if not order.arriving:
+            return sampled
         with order.flight.lock:
             try:
                 if self._window is not None and order.shared:
@@ -77,21 +78,23 @@ class Fetch:
         """Gathers what is in memory, while the rest arrives; then waits for the rest."""
         order: _Order = sampled.pending
         sampled.pending = None
+        moved = dict.fromkeys(_COUNTS, 0)
         rows: dict[AnyType, dict[str, Tensor]] = {}
         for key, name, source, ids in order.in_memory:
-            rows.setdefault(key, {})[name] = self._rows(source, ids)
-        order.flight.complete()
-        for key, name, out in order.arriving:
-            rows.setdefault(key, {})[name] = out
-        sampled.rows = {
-            key: {name: rows[key][name] for name, _ in self._sources(key) if name in rows[key]} for key in rows
-        }
-        moved = order.counts()
-        moved["bytes_local"] += sum(out.nbytes for key, name, *_ in order.in_memory for out in [rows[key][name]])
+            out = rows.setdefault(key, {})[name] = self._rows(source, ids)
+            moved["bytes_local"] += out.nbytes
+        if order.arriving:
+            order.flight.complete()
+            for key, name, out in order.arriving:
+                rows.setdefault(key, {})[name] = out
+            rows = {key: {name: rows[key][name] for name, _ in self._sources(key)} for key in rows}  # in graph's order
+            order.count(moved)
+        sampled.rows = rows
         if sampled.trace is not None:
             sampled.trace.bytes.update({flow: moved[f"bytes_{flow}"] for flow in ("local", "remote", "shared")})
         with self._lock:
-            self._counts.update(moved)
+            for name, count in moved.items():
+                self._counts[name] += count
         return sampled
 
     def __call__(self, sampled: Sampled) -> Sampled:
@@ -119,7 +122,11 @@ class Fetch:
         data = self._graph.edge_data[key] if isinstance(key, tuple) else self._graph.node_data[key]
         names = self._names.get(key, ()) if isinstance(self._names, Mapping) else self._names
         for name, source in data.items():
-            if name in names if names is not None else getattr(source, "mutable", None) is not True:
+            if names is None:
+                is_wanted = isinstance(source, Tensor) or getattr(source, "mutable", None) is not True
+            else:
+                is_wanted = name in names
+            if is_wanted:
                 yield name, source
 
 
@@ -181,9 +188,8 @@ class _Order:
         self._pulls = [store.pull(wanted, batch=self.batch) for store, wanted in pulls.values()]
         return [*self._pulls, *pending]
 
-    def counts(self) -> Counter[str]:
-        """What was moved, once it is all there."""
-        counts: Counter[str] = Counter()
+    def count(self, counts: dict[str, int]) -> None:
+        """Adds what was moved, once it is all there."""
         for group, leg in self.legs.items():
             for source, out in zip(self._tables[group], leg.outs):
                 row_bytes = prod(out.shape[1:]) * out.element_size()
@@ -195,7 +201,6 @@ class _Order:
                 if not is_table(source):
                     counts["bytes_remote"] += num_asked * row_bytes
         counts["bytes_remote"] += sum(pull.bytes_remote for pull in self._pulls)
-        return counts
 
 
 class _Scattered(NamedTuple):

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, EdgeType, Graph
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
-from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
+from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
 
-InputLinks: TypeAlias = "Tensor | EdgeType | tuple[EdgeType, Tensor | None] | EdgeSeeds | None"
-
-
-class EdgeSeeds(Protocol):
-    """A rank's share of the edges of a type, as `gnnsys.split` gives it."""
-
-    @property
-    def ids(self) -> Any: ...
-
-    @property
-    def type(self) -> Any: ...
-
-    @property
-    def largest(self) -> int: ...
+InputLinks: TypeAlias = "Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Share | None"
 
 
 class LinkNeighborLoader(Loader):
     """Batches of `batch_size` links, with `num_neighbors[h]` neighbours of every node at hop h around their ends.
 
     `edge_label_index`: [2, num_links], an edge type, or (edge type, [2, num_links]); None: all edges; or a rank's share
-    of the edges of a type (`gnnsys.split`). Of a graph in parts, ids are global ids, and where links are edges of it
-    their ends are looked up batch by batch. With `neg_sampling` negatives are drawn beside them. A batch's own links are kept out of its message passing
-    (`exclude_supervision`), as are their reverses: in a homogeneous graph the same edges the other way round, in a
-    heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`, or its counterpart).
+    of the edges of a type (`gnnsys.split`). Of a graph in parts ids are global ids, and where links are edges of it
+    their ends are looked up batch by batch. With `neg_sampling` negatives are drawn beside them. A batch's own links
+    are kept out of its message passing (`exclude_supervision`), as are their reverses: in a homogeneous graph the same
+    edges the other way round, in a heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`,
+    or its counterpart).
 
     >>> loader = LinkNeighborLoader(graph, [10, 5], edge_label_index=train_links, neg_sampling="binary", batch_size=512)
     >>> for batch in loader:
@@ -71,9 +62,13 @@ class LinkNeighborLoader(Loader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         expand: str = "new",
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
-        num_threads: int = 1,
+        stages: Sequence[Stage] = (),
+        num_threads: int | None = None,
         prefetch: int = 2,
+        pipeline: PipelineOptions | None = None,
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
@@ -117,6 +112,10 @@ class LinkNeighborLoader(Loader):
             prefetch=prefetch,
             device=device,
             across_epochs=across_epochs,
+            fetch=fetch,
+            wire_dtype=wire_dtype,
+            stages=stages,
+            pipeline=pipeline,
         )
 
 
@@ -167,12 +166,11 @@ def resolve_inputs(
     graph: AnyGraph, given: InputLinks, label: Tensor | None, time: Tensor | None
 ) -> tuple[EdgeType, Inputs, int, dict[str, int]]:
     """The edge type, the links, how many there are, and what a schedule must know of other ranks' shares."""
-    if hasattr(given, "largest"):
-        seeds: Any = given
-        if seeds.type not in graph.edge_types:
-            raise ValueError(f"the share is of {seeds.type!r}, links must be of one of {graph.edge_types}")
-        inputs = EdgeInputs(seeds.ids, ends_of(graph, seeds.type), label, time)
-        return seeds.type, inputs, len(seeds.ids), {"largest": seeds.largest}
+    if isinstance(given, Share):
+        if given.type not in graph.edge_types:
+            raise ValueError(f"the share is of {given.type!r}, links must be of one of {graph.edge_types}")
+        inputs = EdgeInputs(given.ids, ends_of(graph, given.type), label, time)
+        return given.type, inputs, len(given.ids), {"largest": given.largest}
     if isinstance(graph, Graph) or (isinstance(given, tuple) and len(given) == 2 and given[1] is not None):
         edge_type, (src, dst) = resolve_links(graph, given)
         return edge_type, Links(torch.arange(src.numel()), src, dst, label, time), src.numel(), {}

@@ -48,7 +48,7 @@ class DistGraph:
         if client is None and len(self.parts_here) != parts.num_parts:
             raise ValueError(f"parts {self.parts_here} of {parts.num_parts} are here: the others need a client")
         self.placement: Any = None  # where ranks and parts are, set by the session that opened the graph
-        self.info: dict[str, Any] = parts.graph_info
+        self.info: dict[str, Any] = dict(parts.graph_info)
         self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
         self._views = PartViews(parts, self.parts_here)
         self._look_up = Lookups(parts, self._owners, client)
@@ -80,6 +80,11 @@ class DistGraph:
     @property
     def edge_types(self) -> list[EdgeType]:
         return self.parts.schema.edge_types
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether some part is on another machine."""
+        return bool(self._owners.away)
 
     @property
     def is_homogeneous(self) -> bool:

@@ -68,7 +68,7 @@ class GraphService:
             ready.append(answer)
             size += sum(rows.nbytes for rows in answer.piece)
             if size >= _CHUNK_BYTES or len(ready) >= _CHUNK_PIECES:
-                yield Reply(answers_to_arrays(ready), last=True)
+                yield Reply(answers_to_arrays(ready))
                 ready, size = [], 0
         yield Reply(answers_to_arrays(ready), last=True)
 

@@ -6,7 +6,7 @@ a buffer happens in `begin` and in `result`, in the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +18,9 @@ from gnnsys.store.peers import Answer, Peers, Received
 from gnnsys.store.places import Policy, Run
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.wire import NONE, WIRE_DTYPES, ArrayList
+
+# What the caller is told when a shard refuses to serve tables.
+Refused = Callable[[Exception, Sequence[TableSpec]], ValueError]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +70,8 @@ class _Message:
 class PendingPull:
     """A pull under way; `result()` once, by one thread."""
 
-    def __init__(self, outs: list[Tensor], answers: list[tuple[Answer, _Message]]) -> None:
-        self._outs, self._answers = outs, answers
+    def __init__(self, outs: list[Tensor], answers: list[tuple[Answer, _Message]], refused: Refused) -> None:
+        self._outs, self._answers, self._refused = outs, answers, refused
         self.bytes_remote = 0  # of rows that came from other processes; complete after result()
 
     def done(self) -> bool:
@@ -83,7 +86,7 @@ class PendingPull:
                 for chunk in answer.chunks():
                     self._place(chunk, message, missing)
             except RemoteValueError as error:
-                raise named(error, [target.spec for target, _, _ in message.items]) from error
+                raise self._refused(error, [target.spec for target, _, _ in message.items]) from error
             if any(missing):
                 raise RuntimeError(f"a shard left {sum(missing)} rows of a pull away")
         self._answers = []
@@ -103,7 +106,7 @@ class PendingPull:
 
 def begin(
     wanted: Sequence[tuple[Target, Sequence[Run]]], peers: Peers, policy: Policy, *, priority: int, batch: int,
-    layer: int, timeout: float | None,
+    layer: int, timeout: float | None, refused: Refused,
 ) -> PendingPull:  # fmt: skip
     """Asks every machine for what it alone has, then gathers what is at hand."""
     messages: dict[int, _Message] = {}
@@ -122,12 +125,4 @@ def begin(
         answers.append((answer, message))
     for target, run, rows in at_hand:
         rows.read(run.local, target.out, target.order(run), target.columns)
-    return PendingPull([target.out for target, _ in wanted], answers)
-
-
-def named(error: Exception, specs: Sequence[TableSpec]) -> ValueError:
-    """The error of a shard, with the names of tables where it has their numbers."""
-    text = str(error)
-    for spec in specs:
-        text = text.replace(f"table number {spec.number}", f"table {spec.name!r}")
-    return ValueError(text)
+    return PendingPull([target.out for target, _ in wanted], answers, refused)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Client, Server
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.partition import Assignment, open_parts, write_parts
 from gnnsys.sampling import DistGraph, GraphService, Sample, graph_tables, part_rows
+from gnnsys.store import Shard, Store
 
 WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
@@ -60,9 +61,7 @@ def assign(graph: Graph, num_parts: int, *, seed: int = 0, used: Sequence[int] |
     """Nodes at random to the parts of `used`; the other parts are empty."""
     g = torch.Generator().manual_seed(seed)
     parts = torch.tensor(list(range(num_parts)) if used is None else list(used), dtype=torch.int32)
-    subpart = {
-        t: parts[torch.randint(0, parts.numel(), (graph.num_nodes(t),), generator=g)] for t in graph.node_types
-    }
+    subpart = {t: parts[torch.randint(0, parts.numel(), (graph.num_nodes(t),), generator=g)] for t in graph.node_types}
     return Assignment(num_parts, 1, subpart)
 
 
@@ -84,38 +83,22 @@ def machines(
     with ExitStack() as stack:
         endpoints = {}
         for machine in range(num_machines):
-            own = [p for p, m in enumerate(owner) if m == machine]
-            server = Server(GraphService(open_parts(folder), own).handlers(), name=f"machine {machine}")
-            server.start()
+            parts, shard = open_parts(folder), Shard(machine)
+            own, specs = [p for p, m in enumerate(owner) if m == machine], graph_tables(parts)
+            for p in own:
+                for name, rows in part_rows(parts, p).items():
+                    shard.add(specs[name], p, rows)
+            server = Server({**GraphService(parts, own).handlers(), **shard.handlers()}, name=f"machine {machine}")
+            stack.callback(shard.close)
             stack.callback(server.close)
-            endpoints[machine] = server.endpoints[0]
+            endpoints[machine] = server.start().endpoints[0]
         graphs = []
         for machine in range(num_machines):
             client = Client(endpoints, sender=machine, incarnation=1)
             stack.callback(client.close)
-            parts = open_parts(folder)
-            graphs.append(DistGraph(parts, AllRows(parts), client, machine, owner))
+            store = Store(machine_of_part=owner, machine=machine, client=client, rank=machine, world_size=num_machines)
+            graphs.append(DistGraph(open_parts(folder), store, client, machine, owner))
         yield graphs
-
-
-class AllRows:
-    def __init__(self, parts):
-        self.parts = parts
-        self.rows = {}
-
-    def register(self, spec): ...
-
-    def add_local(self, spec, part, rows): ...
-
-    def tensor(self, name):
-        if name not in self.rows:
-            self.rows[name] = torch.cat([part_rows(self.parts, p)[name] for p in range(self.parts.num_parts)])
-        t = self.rows[name]
-        class T:
-            shape = t.shape
-            dtype = t.dtype
-            def __getitem__(s, ids): return t[ids.long()]
-        return T()
 
 
 def to_global(graph: DistGraph, seeds: dict[NodeType, Tensor]) -> dict[NodeType, Tensor]:

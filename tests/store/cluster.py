@@ -1,39 +1,87 @@
 """Several machines in one process: a shard behind a real server each, and a store per rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from gnnsys.comm import Client, Server
-from gnnsys.store import Shard, Store
+from gnnsys.store import Shard, Store, TableSpec
+
+DEADLINE = 60.0
 
 
+@dataclass
 class Cluster:
-    """`stores[r]` is rank r's; ranks are spread over the machines in turn."""
+    """`stores[r]` is rank r's, on machine r modulo the number of machines."""
 
-    def __init__(self, shards: list[Shard], servers: list[Server], stores: list[Store], clients: list[Client]) -> None:
-        self.shards, self.servers, self.stores, self.clients = shards, servers, stores, clients
+    machine_of_part: Sequence[int]
+    shards: list[Shard]
+    servers: list[Server]
+    clients: list[Client]
+    stores: list[Store]
+
+    def add(self, spec: TableSpec, rows: Tensor) -> None:
+        """A table of the graph: served by the machines, and mapped by the ranks of each machine."""
+        for part, machine in enumerate(self.machine_of_part):
+            piece = rows[spec.bounds[part] : spec.bounds[part + 1]]
+            self.shards[machine].add(spec, part, piece)
+            for store in self.stores:
+                store.register(spec)
+                if store.machine == machine:
+                    store.add_local(spec, part, piece)
+
+    def on_ranks(self, body: Callable[[Store], Any]) -> list[Any]:
+        """Runs `body` for every rank at once, each in a thread; what it raises is raised here."""
+        with ThreadPoolExecutor(len(self.stores)) as pool:
+            running = [pool.submit(body, store) for store in self.stores]
+            return [future.result(DEADLINE) for future in running]
 
 
 @contextmanager
-def cluster(machine_of_part: Sequence[int], num_ranks: int = 1, num_machines: int | None = None) -> Iterator[Cluster]:
+def cluster(machine_of_part: Sequence[int], num_ranks: int = 1) -> Iterator[Cluster]:
     """Machines 0, 1, ... that serve the parts as told; everything is closed at the end."""
-    count = num_machines or max(machine_of_part) + 1
-    shards = [Shard(machine) for machine in range(count)]
+    shards = [Shard(machine) for machine in range(max(machine_of_part) + 1)]
     servers = [Server(shard.handlers()).start() for shard in shards]
     peers = {machine: server.endpoints[0] for machine, server in enumerate(servers)}
     clients = [Client(peers, sender=rank, incarnation=rank + 1, timeout=20) for rank in range(num_ranks)]
-    stores = [
-        Store(
-            machine_of_part=machine_of_part,
-            machine=rank % count,
-            client=client,
-            rank=rank,
-            world_size=num_ranks,
-        )
-        for rank, client in enumerate(clients)
-    ]
     try:
-        yield Cluster(shards, servers, stores, clients)
+        yield Cluster(
+            machine_of_part, shards, servers, clients,
+            [
+                Store(
+                    machine_of_part=machine_of_part, machine=rank % len(shards), client=client, rank=rank,
+                    world_size=num_ranks,
+                )
+                for rank, client in enumerate(clients)
+            ],
+        )  # fmt: skip
     finally:
         for closing in [*clients, *servers, *shards]:
             closing.close()
+
+
+@contextmanager
+def alone(num_parts: int = 1) -> Iterator[Store]:
+    """A process of its own: the store on its shard, without any socket."""
+    shard = Shard(0)
+    try:
+        yield Store(machine_of_part=[0] * num_parts, local=shard)
+    finally:
+        shard.close()
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random_ids(count: int, bound: int, seed: int = 1) -> Tensor:
+    return torch.randint(0, bound, (count,), generator=generator(seed))
+
+
+def random_rows(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return (torch.randn(*shape, generator=generator(seed)) * 50).to(dtype)

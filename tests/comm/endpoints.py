@@ -1,0 +1,89 @@
+"""A server and a client in this process, joined by real sockets, and a wire between them that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gnnsys.comm import Client, Server
+from gnnsys.comm.request import Handler
+
+DEADLINE = 20.0  # seconds; what every wait of these tests ends after
+
+
+@contextlib.contextmanager
+def joined(handlers: Mapping[int, Handler], *, client: Any = None, **server: Any) -> Iterator[tuple[Server, Client]]:
+    """A server of `handlers` and a client whose peer 0 it is."""
+    with Server(handlers, **server) as serving:
+        options = {"sender": 3, "incarnation": 7, "timeout": DEADLINE, "keys": server.get("keys")} | (client or {})
+        with Client({0: serving.endpoints[0]}, **options) as asking:
+            yield serving, asking
+
+
+class Proxy:
+    """Forwards TCP connections to an endpoint; can swallow what one side says, and cut all connections."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}  # the other end, and whether it is the server
+        self._wake, self._woken = socket.socketpair()
+        self._cut = self._closed = False
+        self.swallow = ""  # what is lost from now on: "replies" or "requests"
+        self.swallowed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def cut(self) -> None:
+        """Resets every connection; new ones are forwarded again, and nothing is swallowed."""
+        self._cut = True
+        self._wake.send(b"x")
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.send(b"x")
+        self._thread.join(DEADLINE)
+
+    def _run(self) -> None:
+        while not self._closed:
+            ready, _, _ = select.select([self._listener, self._woken, *self._pairs], [], [], DEADLINE)
+            for each in ready:
+                if each is self._woken:
+                    each.recv(100)
+                elif each is self._listener:
+                    self._join(each.accept()[0])
+                elif each in self._pairs:
+                    self._forward(each)
+            if self._cut or self._closed:
+                self._cut, self.swallow = False, ""
+                for each in list(self._pairs):
+                    each.close()
+                self._pairs.clear()
+        for each in (self._listener, self._wake, self._woken):
+            each.close()
+
+    def _join(self, near: socket.socket) -> None:
+        far = socket.create_connection(self._target, timeout=DEADLINE)
+        self._pairs[near] = (far, False)
+        self._pairs[far] = (near, True)
+
+    def _forward(self, source: socket.socket) -> None:
+        target, from_server = self._pairs[source]
+        try:
+            data = source.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            for each in (source, target):
+                self._pairs.pop(each, None)
+                each.close()
+        elif self.swallow == ("replies" if from_server else "requests"):
+            self.swallowed.set()
+        else:
+            target.sendall(data)

@@ -1,0 +1,190 @@
+"""Deadlines, lost messages and lost peers: every wait ends, nothing is done twice, slow is not dead."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from gnnsys.comm import Client, DeadlineExceeded, Kind, PeerLost, Reply, Request, Server
+from tests.comm.endpoints import DEADLINE, Proxy, joined
+
+QUICK = {"resend_after": 0.1, "ping_interval": 0.05, "lost_after": 10.0}
+
+
+@contextlib.contextmanager
+def through_proxy(handlers, **client):
+    with Server(handlers) as server:
+        proxy = Proxy(server.endpoints[0])
+        try:
+            with Client({0: proxy.endpoint}, sender=0, incarnation=0, timeout=DEADLINE, **client) as asking:
+                yield proxy, asking
+        finally:
+            proxy.close()
+
+
+def test_a_request_fails_at_its_deadline_and_the_error_tells_peer_kind_and_remedy():
+    release = threading.Event()
+    with joined({Kind.PULL: lambda _: (release.wait(DEADLINE), Reply())[1]}) as (server, client):
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded) as raised:
+            client.request(0, Kind.PULL, timeout=0.2).result()
+        assert 0.2 <= time.monotonic() - began < 5
+        for part in ("rank 3", "0.2 s", "machine 0", server.endpoints[0], "PULL", "raise timeout"):
+            assert part in str(raised.value)
+        release.set()
+        while client.counters()["events"].get("late") != 1:  # the reply that nobody waits for is counted and dropped
+            client.request(0, Kind.PING).result()
+
+
+def test_a_request_whose_time_has_passed_is_not_worked_on():
+    held, release, done = threading.Event(), threading.Event(), []
+
+    def handler(request: Request) -> Reply:
+        if request.sequence == 0:
+            held.set()
+            assert release.wait(DEADLINE)
+        done.append(request.sequence)
+        return Reply()
+
+    with joined({16: handler}, threads=1) as (server, client):
+        first = client.request(0, 16)
+        assert held.wait(DEADLINE)
+        hasty = client.request(0, 16, sequence=1, timeout=0.05)
+        with pytest.raises(DeadlineExceeded):
+            hasty.result()
+        release.set()
+        first.result()
+        client.request(0, 16, sequence=2).result()
+        assert done == [0, 2]
+        assert server.counters()["events"]["expired"] == 1
+
+
+def test_a_future_that_never_comes_is_forgotten_after_its_deadline():
+    with joined({21: lambda _: Future(), 16: lambda _: Reply()}) as (server, client):
+        with pytest.raises(DeadlineExceeded):
+            client.request(0, 21, timeout=0.05).result()
+        deadline = time.monotonic() + DEADLINE
+        while server.counters()["unanswered"] and time.monotonic() < deadline:
+            client.request(0, 16).result()
+        assert server.counters()["events"]["expired"] == 1 and server.counters()["unanswered"] == 0
+
+
+def test_a_lost_reply_is_sent_again_and_the_work_is_done_once():
+    pushed = []
+
+    def push(request: Request) -> Reply:
+        pushed.append(request.sequence)
+        return Reply(options={"applied": len(pushed)})
+
+    with through_proxy({Kind.PUSH: push}, **QUICK) as (proxy, client):
+        assert client.request(0, Kind.PUSH, sequence=1).result().options == {"applied": 1}
+        proxy.swallow = "replies"
+        pending = client.request(0, Kind.PUSH, [torch.ones(100_000)], sequence=2)
+        assert proxy.swallowed.wait(DEADLINE)
+        proxy.cut()
+        assert pending.result().options == {"applied": 2}
+        assert pushed == [1, 2]
+
+
+def test_a_lost_request_is_sent_again():
+    pulled = []
+
+    def pull(request: Request) -> Reply:
+        pulled.append(request.sequence)
+        return Reply(request.arrays)
+
+    with through_proxy({Kind.PULL: pull}, **QUICK) as (proxy, client):
+        client.request(0, Kind.PULL, sequence=1).result()
+        proxy.swallow = "requests"
+        pending = client.request(0, Kind.PULL, [torch.arange(20_000)], sequence=2)
+        assert proxy.swallowed.wait(DEADLINE)
+        proxy.cut()
+        assert torch.equal(pending.result().arrays[0], torch.arange(20_000))
+        assert pulled == [1, 2]
+        assert client.counters()["events"] == {"resent": 1}
+
+
+def test_a_chunked_reply_cut_in_the_middle_arrives_whole_and_each_chunk_once():
+    arrived = threading.Event()
+
+    def pull(request: Request):
+        yield Reply([torch.full((50_000,), 0)])
+        assert arrived.wait(DEADLINE)
+        for number in range(1, 5):
+            yield Reply([torch.full((50_000,), number)])
+
+    with through_proxy({Kind.PULL: pull}, **QUICK) as (proxy, client):
+        chunks = client.request(0, Kind.PULL).chunks()
+        numbers = [int(next(chunks).arrays[0][-1])]
+        proxy.swallow = "replies"
+        arrived.set()
+        assert proxy.swallowed.wait(DEADLINE)
+        proxy.cut()
+        numbers += [int(chunk.arrays[0][-1]) for chunk in chunks]
+        assert sorted(numbers) == [0, 1, 2, 3, 4] and numbers[0] == 0
+
+
+def test_a_request_in_work_is_not_done_twice_however_long_it_takes():
+    calls = []
+
+    def slow(request: Request) -> Reply:
+        calls.append(request.sequence)
+        time_out = time.monotonic() + 5 * QUICK["resend_after"]
+        while time.monotonic() < time_out:
+            torch.arange(1000).sum()
+        return Reply()
+
+    with joined({16: slow}, client=QUICK, threads=1) as (server, client):
+        waiting = [client.request(0, 16, sequence=number) for number in range(2)]
+        for pending in waiting:
+            pending.result()
+        assert calls == [0, 1]
+        assert server.counters()["peers"][3]["messages_in"] > 2  # it was asked how it is, meanwhile
+        assert client.counters()["events"] == {}
+
+
+def test_a_slow_peer_is_not_lost_and_a_dead_one_is():
+    release = threading.Event()
+    quick = {"resend_after": 0.1, "ping_interval": 0.05, "lost_after": 0.5}
+    with through_proxy({16: lambda _: (release.wait(DEADLINE), Reply())[1]}, **quick) as (proxy, client):
+        slow = client.request(0, 16)
+        with pytest.raises(TimeoutError):
+            slow.result(timeout=1.5)  # three times as long as a silent peer would be given
+        assert not slow.done()
+        release.set()
+        slow.result()
+        release.clear()
+        dead = client.request(0, 16)
+        proxy.swallow = "replies"
+        with pytest.raises(PeerLost) as raised:
+            dead.result()
+        assert raised.value.peer == 0 and raised.value.silent_for >= 0.5
+        for part in ("machine 0", proxy.endpoint, "PULL", "lost_after"):
+            assert part in str(raised.value)
+        release.set()
+        proxy.cut()
+        assert client.request(0, 16).result().arrays == []  # it is back, and so are we
+
+
+def test_a_peer_that_never_was_is_lost_or_late_whichever_is_first():
+    with Server({}) as server:
+        endpoint = server.endpoints[0]
+    with Client({0: endpoint}, sender=0, incarnation=0, ping_interval=0.05, lost_after=0.2) as client:
+        with pytest.raises(PeerLost, match=endpoint):
+            client.request(0, 16).result()
+        with pytest.raises(DeadlineExceeded, match="never heard of"):
+            client.request(0, 16, timeout=0.05).result()
+
+
+def test_a_peer_that_starts_late_is_found():
+    with Server({}) as server:
+        endpoint = server.endpoints[0]
+    with Client({0: endpoint}, sender=0, incarnation=0, timeout=DEADLINE) as client:
+        pending = client.request(0, 16, [torch.arange(3)])
+        with Server({16: lambda request: Reply(request.arrays)}, bind=[endpoint]):
+            assert pending.result().arrays[0].tolist() == [0, 1, 2]

@@ -1,0 +1,213 @@
+"""Who may speak, from where, and what happens to those who speak nonsense."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+
+import pytest
+import torch
+import zmq
+
+from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, RemoteError, Reply, Request, Server, wire
+from tests.comm.endpoints import DEADLINE, joined
+
+
+def echo(request: Request) -> Reply:
+    return Reply(request.arrays)
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def stranger():
+    """Connects bare sockets that send whatever they like."""
+    context = zmq.Context()
+
+    def connect(endpoint: str, keys: Keys | None = None, server_key: str = "") -> zmq.Socket:
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.rcvtimeo = int(1000 * DEADLINE)
+        if keys is not None:
+            dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+            dealer.curve_serverkey = server_key.encode()
+        dealer.connect(endpoint)
+        return dealer
+
+    yield connect
+    context.destroy(linger=0)
+
+
+def test_the_right_key_is_admitted_and_large_replies_pass():
+    keys = Keys.generate()
+    with joined({16: echo}, keys=keys) as (server, client):
+        array = torch.rand(300_000)
+        assert torch.equal(client.request(0, 16, [array]).result().arrays[0], array)
+        assert server.counters()["refused_keys"] == 0
+
+
+def test_a_wrong_key_or_none_never_gets_a_reply():
+    keys, other = Keys.generate(), Keys.generate()
+    served = []
+    with Server({16: lambda request: (served.append(1), Reply())[1]}, keys=keys) as server:
+        # The second knows the server's public key, which is no secret, but not the secret key that belongs to it.
+        for wrong in (other, Keys(keys.public, other.secret), None):
+            client = Client({0: server.endpoints[0]}, sender=0, incarnation=0, keys=wrong)
+            with client, pytest.raises(DeadlineExceeded, match="never heard of"):
+                client.request(0, 16, timeout=0.3).result()
+        assert not served
+        with Client({0: server.endpoints[0]}, sender=0, incarnation=0, keys=keys, timeout=DEADLINE) as client:
+            client.request(0, 16).result()
+        assert served == [1]
+
+
+def test_a_key_pair_of_another_job_is_refused_by_the_gate(stranger):
+    keys, other = Keys.generate(), Keys.generate()
+    with Server({16: echo}, keys=keys) as server:
+        dealer = stranger(server.endpoints[0], keys=other, server_key=keys.public)
+        dealer.rcvtimeo = 300
+        dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=10**6), (), None, Limits()))
+        with pytest.raises(zmq.Again):
+            dealer.recv_multipart()
+        assert server.counters()["refused_keys"] >= 1 and server.counters()["kinds"] == {}
+
+
+def test_keys_travel_as_json_and_do_not_show_their_secret():
+    keys = Keys.generate()
+    assert Keys.from_json(keys.to_json()) == keys
+    assert keys.secret not in repr(keys)
+    for bad in ({}, {"public": keys.public}, {"public": "x", "secret": keys.secret}, [keys.public, keys.secret]):
+        with pytest.raises(ValueError, match=r"key"):
+            Keys.from_json(bad)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::]:*", "tcp://eth0:*"])
+def test_an_address_that_others_can_reach_needs_keys(endpoint):
+    with pytest.raises(ValueError, match=r"Keys.generate\(\)"):
+        Server({16: echo}, bind=[endpoint])
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("keys", [None, Keys.generate()])
+def test_ipv6_and_ipv4_are_served_side_by_side(keys):
+    with Server({16: echo}, bind=["tcp://127.0.0.1:*", "tcp://[::1]:*"], keys=keys) as server:
+        assert server.endpoints[1].startswith("tcp://[::1]:")
+        peers = dict(enumerate([*server.endpoints, server.endpoints[0].replace("127.0.0.1", "localhost")]))
+        with Client(peers, sender=0, incarnation=0, keys=keys, timeout=DEADLINE) as client:
+            for peer in peers:
+                assert client.request(peer, 16, [torch.tensor([peer])]).result().arrays[0].item() == peer
+
+
+def test_garbage_is_counted_and_the_server_lives_on(stranger):
+    arrays = [torch.arange(5), torch.arange(10_000)]
+    generator = random.Random(0)
+    with joined({16: echo}) as (server, client):
+        dealer = stranger(server.endpoints[0])
+        dealer.send_multipart([b""])
+        dealer.send_multipart([b"GET / HTTP/1.1\r\n" * 10, b"", b""])
+        dealer.send_multipart([b"x"] * 5000)
+        for number in range(300):
+            frames = wire.encode(wire.make_header(16, number, timeout_us=10**7), arrays, {"a": 1}, Limits())
+            frames = [bytearray(frame) for frame in frames]
+            for _ in range(generator.randint(1, 6)):
+                frames[0][generator.randrange(len(frames[0]))] = generator.randrange(256)
+            if generator.random() < 0.2:
+                frames = frames[:1]
+            if generator.random() < 0.2:
+                frames[-1] = frames[-1][: generator.randint(0, len(frames[-1]))]
+            dealer.send_multipart([bytes(frame) for frame in frames])
+        dealer.send_multipart(wire.encode(wire.make_header(16, 2**40, timeout_us=10**7), (), None, Limits()))
+        told = 0  # those whose message could be read far enough
+        while (header := wire.read_header(dealer.recv_multipart()[0], Limits())).request_id != 2**40:
+            told += header.status == wire.MALFORMED
+        assert header.status == wire.OK and told > 10
+        assert client.request(0, 16, [torch.arange(3)]).result().arrays[0].tolist() == [0, 1, 2]
+        events = server.counters()["events"]
+        assert sum(number for event, number in events.items() if event.startswith("malformed")) > 50
+
+
+def test_a_message_of_another_version_is_answered_with_an_error(stranger):
+    frames = wire.encode(wire.make_header(16, 77, timeout_us=10**6), (), None, Limits())
+    with Server({16: echo}) as server:
+        dealer = stranger(server.endpoints[0])
+        dealer.send_multipart([frames[0][:4] + b"\x09\x00" + frames[0][6:]])
+        (front,) = dealer.recv_multipart()
+        header = wire.read_header(front, Limits())
+        assert (header.status, header.request_id) == (wire.OTHER_VERSION, 77)
+        assert b"version 9" in front
+
+
+def test_an_absurd_shape_is_answered_with_an_error(stranger):
+    frames = wire.encode(
+        wire.make_header(16, 78, timeout_us=10**7), [torch.zeros(3, dtype=torch.int64)], None, Limits()
+    )
+    with Server({16: echo}) as server:
+        dealer = stranger(server.endpoints[0])
+        dealer.send_multipart([frames[0].replace((3).to_bytes(8, "little"), (2**61).to_bytes(8, "little"))])
+        (front,) = dealer.recv_multipart()
+        assert wire.read_header(front, Limits()).status == wire.MALFORMED
+        assert server.counters()["events"] == {"malformed: shape": 1}
+
+
+def test_a_frame_above_the_limit_ends_the_connection_before_it_is_read(stranger):
+    limits = Limits(max_frame_bytes=1 << 20)
+    with joined({16: echo}, limits=limits, client={"limits": limits}) as (server, client):
+        with pytest.raises(ValueError, match="send it in pieces"):
+            client.request(0, 16, [torch.zeros(1 << 20)])
+        dealer = stranger(server.endpoints[0])
+        dealer.rcvtimeo = 300
+        frames = wire.encode(wire.make_header(16, 1, timeout_us=10**7), [torch.zeros(1 << 20)], None, Limits())
+        dealer.send_multipart(frames)
+        with pytest.raises(zmq.Again):
+            dealer.recv_multipart()
+        assert client.request(0, 16, [torch.zeros(1 << 17)]).result().arrays[0].numel() == 1 << 17
+        assert server.counters()["kinds"]["PULL"]["messages_in"] == 1
+
+
+def test_a_reply_that_is_nonsense_is_dropped_and_counted():
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    router.rcvtimeo = int(1000 * DEADLINE)
+    router.bind("tcp://127.0.0.1:*")
+    try:
+        with Client({0: router.last_endpoint.decode()}, sender=0, incarnation=0, timeout=DEADLINE) as client:
+            pending = client.request(0, 16)
+            name, front = router.recv_multipart()
+            header = wire.read_header(front, Limits())
+            for nonsense in ([b"nonsense"], [front], [b""]):
+                router.send_multipart([name, *nonsense])
+            stray = wire.encode(wire.reply_header(header._replace(request_id=999)), (), None, Limits())
+            router.send_multipart([name, *stray])
+            router.send_multipart([name, *wire.encode(wire.reply_header(header), [torch.tensor([5])], None, Limits())])
+            assert pending.result().arrays[0].item() == 5
+            assert client.counters()["events"] == {"malformed: truncated": 2, "malformed: flags": 1, "late": 1}
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_full_queue_refuses_and_recovers():
+    release, held = threading.Event(), threading.Event()
+
+    def hold(_: Request) -> Reply:
+        held.set()
+        assert release.wait(DEADLINE)
+        return Reply()
+
+    with joined({16: hold}, threads=1, limits=Limits(max_queue=2)) as (_, client):
+        running = client.request(0, 16)
+        assert held.wait(DEADLINE)
+        waiting = [client.request(0, 16) for _ in range(3)]
+        with pytest.raises(RemoteError, match="2 requests wait already"):
+            waiting[2].result()
+        release.set()
+        for pending in (running, *waiting[:2]):
+            pending.result()
+        assert client.request(0, Kind.PULL).result().arrays == []

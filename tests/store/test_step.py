@@ -1,0 +1,149 @@
+"""A step is applied when all ranks have come, in their order, once; who does not come is named."""
+
+import pytest
+import torch
+
+from gnnsys.comm import Kind, Request
+from gnnsys.store import Shard, TableSpec
+from gnnsys.store.rounds import Contribution, Rounds
+from tests.store.cluster import cluster, random_ids, random_rows
+
+ADAGRAD = {"kind": "adagrad", "lr": 0.5, "lr_decay": 0.0, "initial": 0.0, "eps": 0.0}
+NOTHING = torch.empty(0, dtype=torch.int64), torch.empty(0, 4)
+
+
+def test_a_step_waits_for_all_ranks_and_is_their_average():
+    with cluster([0, 1], num_ranks=3) as c:
+        for store in c.stores:
+            store.create("t", 100, (4,))
+        ids, grads = random_ids(30, 100), random_rows(30, 4)
+        first = c.stores[2].step("t", ids[20:], grads[20:], ADAGRAD)
+        second = c.stores[0].step("t", ids[:20], grads[:20], ADAGRAD)
+        assert not first.done() and not second.done()
+        assert not c.shards[0].table("t").part(0).rows.any()
+        c.stores[1].step("t", *NOTHING, ADAGRAD).result()
+        first.result()
+        second.result()
+        total = torch.zeros(100, 4).index_add_(0, ids, grads) / 3
+        expected = torch.where(total != 0, -0.5 * total / (total * total).sqrt(), torch.zeros(()))
+        torch.testing.assert_close(c.stores[1].tensor("t")[:], expected)
+        torch.testing.assert_close(c.stores[1].tensor("t/sum")[:], total * total)
+
+
+def test_the_result_does_not_depend_on_who_comes_first():
+    results = []
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        with cluster([0], num_ranks=3) as c:
+            for store in c.stores:
+                store.create("t", 10, (4,))
+            for turn in range(3):
+                ids = random_ids(40, 10, seed=turn)
+                steps = [c.stores[r].step("t", ids, random_rows(40, 4, seed=9 * r + turn), ADAGRAD) for r in order]
+                for step in steps:
+                    step.result()
+            results.append(c.stores[0].tensor("t")[:])
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_steps_that_are_under_way_together_keep_their_order():
+    with cluster([0], num_ranks=2) as c:
+        for store in c.stores:
+            store.create("t", 10, (4,))
+        ids, grads = torch.arange(10), torch.ones(10, 4)
+        ahead = [c.stores[0].step("t", ids, grads * k, ADAGRAD) for k in (1, 2, 3)]
+        behind = [c.stores[1].step("t", ids, grads * k, ADAGRAD) for k in (1, 2, 3)]
+        for step in ahead + behind:
+            step.result()
+        row, total = 0.0, 0.0
+        for k in (1, 2, 3):
+            total += k * k
+            row -= 0.5 * k / total**0.5
+        torch.testing.assert_close(c.stores[0].tensor("t")[:], torch.full((10, 4), row))
+
+
+def test_ranks_that_do_not_come_are_named_before_the_deadline():
+    with cluster([0, 1], num_ranks=4) as c:
+        for store in c.stores:
+            store.create("t", 10, (4,))
+        waiting = [c.stores[rank].step("t", *NOTHING, ADAGRAD, timeout=0.5) for rank in (0, 2)]
+        for step in waiting:
+            with pytest.raises(
+                TimeoutError, match=r"table 't': no gradients came from rank (2, )?1, 3|rank 0, 1, 3|1, 3"
+            ):
+                step.result()
+        steps = [store.step("t", torch.tensor([1]), torch.ones(1, 4), ADAGRAD) for store in c.stores]
+        for step in steps:
+            step.result()
+        torch.testing.assert_close(c.stores[0].tensor("t")[torch.tensor([1])], torch.full((1, 4), -0.5))
+
+
+def test_a_late_rank_is_told_apart_from_one_that_is_a_step_behind():
+    rounds = Rounds("t", lambda contributions: None)
+    mine = [Contribution(0, 3, ADAGRAD, []) for _ in range(2)]
+    other = Contribution(1, 3, ADAGRAD, [])
+    for contribution in [*mine, other]:
+        rounds.add(contribution)
+    rounds.withdraw(mine[1], 1.0)
+    with pytest.raises(TimeoutError, match="rank 1, 2 within"):
+        mine[1].answer.result(0)
+    rounds.withdraw(mine[0], 1.0)
+    with pytest.raises(TimeoutError, match="rank 2 within"):
+        mine[0].answer.result(0)
+    rounds.withdraw(mine[0], 1.0)
+
+
+def test_a_step_that_comes_again_counts_once():
+    shard, spec = Shard(0), TableSpec("t", (4,), torch.float32, (0, 10), True)
+    table = shard.create(spec, [0], {"kind": "zeros"})
+    step = shard.handlers()[Kind.STEP]
+
+    def request(sender: int) -> Request:
+        options = {"name": "t", "world_size": 2, "optimizer": ADAGRAD}
+        arrays = [torch.tensor([[0, 1, 2]]), torch.tensor([3]), torch.ones(1, 4)]
+        return Request.local(Kind.STEP, arrays, options, sender=sender, incarnation=1)
+
+    first = step(request(0))
+    assert step(request(0)) is first and not first.done() and table.steps == 0
+    second = step(request(1))
+    first.result(5)
+    assert step(request(1)) is second and step(request(0)) is first
+    assert table.steps == 1 and torch.equal(table.part(0).rows[3], torch.full((4,), -0.5))
+    shard.close()
+
+
+def test_ranks_that_disagree_about_the_optimizer_are_told():
+    with cluster([0], num_ranks=2) as c:
+        for store in c.stores:
+            store.create("t", 10, (4,))
+        steps = [c.stores[r].step("t", *NOTHING, {**ADAGRAD, "lr": 0.1 + r}) for r in (0, 1)]
+        for step in steps:
+            with pytest.raises(ValueError, match="give every rank the same optimizer"):
+                step.result()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ({"kind": "sgd"}, "must be one of"),
+        ({**ADAGRAD, "lr": float("inf")}, "lr must be a finite number"),
+        ({**ADAGRAD, "momentum": 1.0}, "adagrad takes"),
+        ({"kind": "adam", "lr": 0.1, "beta1": 1.0, "beta2": 0.9, "eps": 0.0}, r"beta1 must be in \[0, 1\)"),
+    ],
+)
+def test_optimizers_that_do_not_exist_are_refused(optimizer, message):
+    with cluster([0]) as c:
+        c.stores[0].create("t", 10, (4,))
+        with pytest.raises(ValueError, match=message):
+            c.stores[0].step("t", *NOTHING, optimizer).result()
+
+
+def test_only_float_tables_that_exist_are_trained_and_dropping_ends_the_wait():
+    with cluster([0], num_ranks=2) as c:
+        c.stores[0].create("half", 10, (4,), torch.bfloat16)
+        with pytest.raises(ValueError, match="optimizers work on float32 rows"):
+            c.stores[0].step("half", *NOTHING, ADAGRAD).result()
+        c.stores[0].create("t", 10, (4,))
+        waiting = c.stores[0].step("t", *NOTHING, ADAGRAD)
+        c.stores[1].drop("t")
+        with pytest.raises(ValueError, match="table 't' was dropped"):
+            waiting.result()
