@@ -194,9 +194,8 @@ class Store:
             if runs is None:
                 ids = pull.ids.detach().cpu().contiguous()
                 runs = found[key] = locate(ids, spec, places)
-            wanted.append(
-                (Target(pull, spec, out_for(pull, spec, self._buffers)), [_at(run, places[run.part]) for run in runs])
-            )
+            target = Target(pull, spec, out_for(pull, spec, self._buffers))
+            wanted.append((target, [_at(run, places[run.part]) for run in runs]))
         try:
             return begin(
                 wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
@@ -255,7 +254,7 @@ class Store:
     ) -> Answer:
         if self._lost is not None:
             raise RuntimeError(
-                f"an earlier push was lost, so nobody can say what rows are: load tables again from a save. {self._lost}"
+                f"an earlier push was lost, nobody can say what rows are now: load tables from a save. {self._lost}"
             ) from self._lost
         with self._lock:  # numbers go out in the order they are given
             sequence = self._numbering.next(machine)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gnnsys.comm import Kind, Reply, Request
+from gnnsys.comm import Client, CommError, Kind, Reply, Request
 from gnnsys.store import Pull, Shard, Store, TableSpec
 from gnnsys.store.pushes import Pushes
 from tests.store.cluster import alone, cluster, random_ids, random_rows
@@ -124,6 +124,19 @@ def test_two_stores_of_one_process_do_not_mix_up_their_pushes():
         tables[0][torch.tensor([1])] = torch.tensor([1.0])
         tables[1][torch.tensor([2])] = torch.tensor([2.0])
         assert tables[0][torch.tensor([1, 2])].tolist() == [1.0, 2.0]
+
+
+def test_after_a_push_that_was_lost_no_other_is_tried():
+    with cluster([0]) as c, Client(c.clients[0].peers, sender=9, incarnation=1, timeout=0.5) as client:
+        store = Store(machine_of_part=[0], machine=-1, client=client, rank=9)
+        store.create("t", 10)
+        one, row = torch.tensor([1]), torch.ones(1)
+        store.push("t", one, row).result()
+        c.servers[0].close()
+        with pytest.raises(CommError):
+            store.push("t", one, row).result()
+        with pytest.raises(RuntimeError, match=r"an earlier push was lost.*load tables from a save"):
+            store.push("t", one, row)
 
 
 @pytest.mark.parametrize("served", ["by another", "by itself"])
