@@ -94,6 +94,40 @@ def test_a_push_that_fails_says_so_and_gives_the_next_its_turn():
     shard.close()
 
 
+def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
+    shard, spec = Shard(0), TableSpec("t", (2,), torch.float32, (0, 10), True)
+    rows = shard.create(spec, [0], {"kind": "zeros"}).part(0).rows
+    ids, values, sequence = torch.tensor([3]), torch.ones(1, 2), itertools.count()
+    adagrad = {"kind": "adagrad", "lr": 0.5, "lr_decay": 0.0, "initial": 0.0, "eps": 0.0}
+    good = {"name": "t", "world_size": 1, "optimizer": adagrad}
+    number, make = spec.number, {"spec": spec.to_json() | {"name": "u"}, "init": {"kind": "zeros"}}
+    for kind, arrays, options in [
+        (Kind.PUSH, [], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 7]]), ids, values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 3, 0]]), ids, values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 1, 1, 2, 0]]), ids, values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), torch.tensor([10]), values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), ids.double(), values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), ids, torch.ones(1, 3)], {}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "name": 5}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "world_size": 1 << 40}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "world_size": "1"}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, torch.ones(1, 3)], good),
+        (Kind.STEP, [torch.tensor([[4, 1, 2]]), ids, values], good),
+        (Kind.CREATE, [], make | {"parts": [1]}),
+        (Kind.CREATE, [], make | {"parts": [0], "init": {"kind": "magic"}}),
+        (Kind.CREATE, [torch.tensor([5, 3])], make | {"parts": [0]}),
+        (Kind.DESCRIBE, [], {"name": ["t"]}),
+        (Kind.DROP, [], {}),
+    ]:
+        request = Request.local(kind, arrays, options, sequence=next(sequence) if kind in (Kind.PUSH, Kind.STEP) else 0)
+        with pytest.raises(ValueError):
+            answer = shard.handlers()[kind](request)
+            answer.result(0)
+    assert not rows.any() and shard.names() == ["t", "t/sum"]
+    shard.close()
+
+
 def test_what_is_remembered_of_a_sender_is_bounded():
     pushes, applied = Pushes(window=8), itertools.count()
 
