@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gnnsys.comm import Client, CommError, Keys, Kind
-from gnnsys.comm.address import LOOPBACK, Found, endpoint, find_address, settle_address
+from gnnsys.comm.address import LOOPBACK, Found, endpoint, find_address, interface_of, is_loopback, settle_address
 from gnnsys.comm.key_file import read_key
 from gnnsys.comm.rendezvous import Group, Place, RendezvousError, join
 from gnnsys.opening import open_alone, open_in_group, open_served
@@ -65,9 +65,10 @@ def init(
     session = Session(group, timeout)
     try:
         session._begin_server()
+        address = session._settle_address()
         if process_group:
-            session._make_process_group(backend)
-        session._order_server(server_threads)
+            session._make_process_group(backend, address)
+        session._order_server(server_threads, address)
     except BaseException:
         session.close(wait=False)
         raise
@@ -242,18 +243,17 @@ class Session:
         if self.world_size > 1 and self.group.is_leader:
             self._server = ServerProcess()
 
-    def _order_server(self, threads: int) -> None:
+    def _order_server(self, threads: int, address: str) -> None:
         group = self.group
         if group.world_size == 1:
             return
         keys = Keys.generate() if group.rank == 0 and group.num_machines > 1 else None
         told = group.share("key", keys.to_json() if keys else None)
         keys = None if told is None else Keys.from_json(told)
-        address = self._settle_address()
         problem, endpoints = None, None
         if self._server is not None:
             try:
-                self._server.order(group.machine, bind=[endpoint(str(address))], keys=keys, threads=threads)
+                self._server.order(group.machine, bind=[endpoint(address)], keys=keys, threads=threads)
                 endpoints = self._server.endpoints(_START_SECONDS)[0]
             except (RuntimeError, OSError) as error:
                 problem = f"machine {group.machine}: {error}"
@@ -271,8 +271,8 @@ class Session:
         )
         self._clients.append(self.client)
 
-    def _settle_address(self) -> str | None:
-        """Where this machine's server listens. Only the leaders look, and all ranks hear what is wrong."""
+    def _settle_address(self) -> str:
+        """Where this machine is reached. Only the leaders look, and all ranks hear what is wrong."""
         group, problem, found, address = self.group, None, None, None
         if group.num_machines == 1:
             return LOOPBACK
@@ -290,13 +290,17 @@ class Session:
             except ValueError as error:
                 problem = str(error)
         group.agree("settled", problem)
-        return address
+        settled = {machine: given for machine, given in group.gather("addresses", [group.machine, address]) if given}
+        return str(settled[group.machine])
 
-    def _make_process_group(self, backend: str | None) -> None:
+    def _make_process_group(self, backend: str | None, address: str) -> None:
         if not dist.is_available() or dist.is_initialized():
             return
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        interface = None if is_loopback(address) else interface_of(address)
+        if interface is not None:  # gloo asks what the host's own name means, which may be loopback
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         store = self.group.process_group_store or dist.HashStore()
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
         self._made_process_group = True
