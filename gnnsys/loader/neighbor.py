@@ -181,7 +181,7 @@ def _about_seeds(chosen: Tensor) -> dict[str, Any]:
 
 
 def make_sampler(
-    graph: Graph, num_neighbors: NumNeighbors, subgraph_type: str, *, disjoint: bool, **options: Any
+    graph: Any, num_neighbors: NumNeighbors, subgraph_type: str, *, disjoint: bool, **options: Any
 ) -> NeighborSampler:
     if subgraph_type not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {SUBGRAPH_TYPES}, got {subgraph_type!r}")
