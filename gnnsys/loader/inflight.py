@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.ops import IdTable, gather_rows, scatter_rows
+from gnnsys.ops import IdTable, gather_rows, move_rows
 
 _POSITION = 0xFFFFFFFF  # a place is a flight's number, shifted by 32, and a position in its rows
 _SLACK = 1 << 16
@@ -50,7 +50,8 @@ class _Move(NamedTuple):
 
     def __call__(self) -> None:
         for src, dst in zip(self.src, self.dst):
-            scatter_rows(dst, self.to, gather_rows(src, self.rows))
+            rows = gather_rows(src, self.rows) if src is dst else None
+            move_rows(src if rows is None else rows, dst, index=self.rows if rows is None else None, order=self.to)
 
 
 class Flight:
