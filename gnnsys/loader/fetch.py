@@ -248,7 +248,8 @@ def check_names(graph: Graph | DistGraph, names: Names | None) -> None:
         return
     if isinstance(names, str):
         raise ValueError(f"fetch must be a list of names, got {names!r}: write [{names!r}]")
-    data: dict[AnyType, Mapping[str, Any]] = {**graph.node_data, **graph.edge_data}
+    data: dict[AnyType, Mapping[str, Any]] = dict(graph.node_data.items())
+    data.update(graph.edge_data.items())
     if isinstance(names, Mapping):
         for key, chosen in names.items():
             if key not in data:
