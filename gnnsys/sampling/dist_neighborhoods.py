@@ -37,7 +37,13 @@ class DistNeighborhoods:
         self.id_dtypes: Mapping[NodeType, torch.dtype] = {t: id_dtype(book.num_ids(t)) for t in schema.node_types}
 
     def sample(
-        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+        self,
+        requests: Sequence[HopRequest],
+        *,
+        replace: bool = False,
+        last: bool = False,
+        batch: int = -1,
+        hop: int = -1,
     ) -> list[Neighbors]:
         plan = _Plan(requests, self._owners)
         options = (self._spec.key, self._edge_types, replace, last)
@@ -183,5 +189,7 @@ class _Plan:
 
 def _group_seeds(request: HopRequest, owners: Owners) -> _Seeds:
     grouped = owners.group(request.seeds.contiguous(), request.edge_type[2])
-    tree, time = (None if rows is None else gather_rows(rows, grouped.order) for rows in (request.tree, request.seed_time))
+    tree, time = (
+        None if rows is None else gather_rows(rows, grouped.order) for rows in (request.tree, request.seed_time)
+    )
     return _Seeds(grouped, grouped.local.to(torch.int32), tree, time)

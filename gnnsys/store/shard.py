@@ -23,7 +23,7 @@ from gnnsys.store.spec import TableSpec
 from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan
 
-_FREE_BUFFERS = 16
+_FREE_BUFFERS = 24
 
 
 class Shard:

@@ -30,6 +30,7 @@ from gnnsys.store.wire import PUSH_MODES, WIRE_DTYPES
 
 _FREE_BUFFERS = 16
 _OUTSTANDING = 64  # pushes to one table that may be under way
+_ORDER_SECONDS = 600.0  # to make, write or read a whole table
 
 
 class Store:
@@ -63,6 +64,7 @@ class Store:
         self._places: dict[str, list[tuple[Place, ...]]] = {}
         self._numbering = Numbering()
         self._outstanding: dict[str, list[PendingPush]] = {}
+        self._lost: Exception | None = None
         self._lock = threading.RLock()
         self._buffers = BufferPool(_FREE_BUFFERS)
 
@@ -215,7 +217,7 @@ class Store:
         answers = []
         for part, arrays in push_messages(spec, runs, rows, mode):
             answers.append(self._send(self.machine_of_part[part], Kind.PUSH, arrays))
-        return self._note(name, PendingPush(spec, answers, self._refused))
+        return self._note(name, PendingPush(spec, answers, self._refused, self._lose))
 
     def step(
         self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None
@@ -231,7 +233,7 @@ class Store:
         options = {"name": name, "world_size": self.world_size, "optimizer": dict(optimizer)}
         messages = step_messages(spec, runs, grads, self.machine_of_part)
         answers = [self._send(machine, Kind.STEP, arrays, options, timeout) for machine, arrays in messages]
-        return self._note(name, PendingPush(spec, answers, self._refused))
+        return self._note(name, PendingPush(spec, answers, self._refused, self._lose))
 
     def flush(self) -> None:
         """Waits until everything this process pushed was applied."""
@@ -248,9 +250,17 @@ class Store:
         options: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Answer:
+        if self._lost is not None:
+            raise RuntimeError(
+                f"an earlier push was lost, so the rows of tables are uncertain: load them again from a save. {self._lost}"
+            ) from self._lost
         with self._lock:  # numbers go out in the order they are given
             sequence = self._numbering.next(machine)
             return self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout)
+
+    def _lose(self, error: Exception) -> None:
+        """A push whose fate is unknown: nobody can say what the rows are, and later pushes would wait for it."""
+        self._lost = error
 
     def _note(self, name: str, push: PendingPush) -> PendingPush:
         with self._lock:
@@ -261,11 +271,14 @@ class Store:
         return push
 
     def _wait_for_pushes(self, name: str) -> None:
-        if self._outstanding:
-            with self._lock:
-                under_way = self._outstanding.pop(name, [])
-            for push in under_way:
-                push.result()
+        under_way = self._outstanding.get(name)
+        if not under_way:
+            return
+        for push in under_way:
+            push.result()
+        with self._lock:
+            left = [p for p in self._outstanding.get(name, []) if p not in under_way]
+            self._outstanding[name] = left
 
     def _ask_all(
         self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, with_parts: bool = False
@@ -274,7 +287,7 @@ class Store:
         for machine in self._machines:
             parts = [part for part, owner in enumerate(self.machine_of_part) if owner == machine]
             extra = {"parts": parts} if with_parts else {}
-            answers.append(self._peers.ask(machine, kind, arrays, options | extra))
+            answers.append(self._peers.ask(machine, kind, arrays, options | extra, timeout=_ORDER_SECONDS))
         return [self._answer(answer) for answer in answers]
 
     @staticmethod

@@ -123,13 +123,11 @@ def test_excluded_edges_are_the_same_ones(parted, kind: str) -> None:
         ours = NeighborSampler(mine, fanouts, **options)
         found = {EDGE: ours.find_edges(EDGE, mine.global_ids(src), mine.global_ids(dst))}
         assert found[EDGE].numel() == exclude[EDGE].numel() and bool((found[EDGE].diff() > 0).all())
-        assert_same_sample(
-            ours.sample(to_global(mine, SEEDS), key=KEY, seed_time=time, exclude=found), expected, mine
-        )
+        assert_same_sample(ours.sample(to_global(mine, SEEDS), key=KEY, seed_time=time, exclude=found), expected, mine)
 
 
 def test_edges_that_do_not_exist_are_not_found(parted) -> None:
-    graph, graphs = parted
+    _, graphs = parted
     lonely = torch.tensor([116, 117, 118])  # nodes without edges, which no part has in its halo
     for mine in graphs:
         ids = mine.global_ids(lonely)
@@ -159,7 +157,7 @@ def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
 
 
 def test_one_hop_sends_one_message_to_each_other_machine(parted_types) -> None:
-    graph, graphs = parted_types
+    _, graphs = parted_types
     mine = graphs[0]
     seeds = to_global(mine, {"paper": torch.arange(90), "author": torch.arange(40)})
     sampler = NeighborSampler(mine, [3])
