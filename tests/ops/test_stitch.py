@@ -14,7 +14,7 @@ def piece(lists: list[list[int]], first_edge: int, ids: torch.dtype, edges: torc
     return Piece(counts, torch.tensor(flat, dtype=ids), torch.arange(first_edge, first_edge + len(flat), dtype=edges))
 
 
-@pytest.mark.parametrize("num_seeds", [0, 1, 17, 20_000])
+@pytest.mark.parametrize("num_seeds", [0, 1, 17, 9_000])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_answers_of_any_pieces_stand_in_the_order_of_the_seeds(num_seeds: int, dtype: torch.dtype) -> None:
     g = torch.Generator().manual_seed(num_seeds)
@@ -45,7 +45,7 @@ def test_answers_of_any_pieces_stand_in_the_order_of_the_seeds(num_seeds: int, d
     [
         ([0, 0], [(0, 0, 2)], "order must name every seed once"),
         ([0, 2], [(0, 0, 2)], r"order must be in \[0, 2\)"),
-        ([0, 1], [(0, 0, 1)], "must cover 2 seeds"),
+        ([0, 1, 2], [(0, 0, 2)], "must cover 3 seeds"),
         ([0, 1], [(0, 0, 1), (0, 0, 1)], "must not overlap"),
         ([0, 1], [(1, 0, 2)], "must name a piece"),
         ([0, 1], [(0, 1, 2)], r"must lie in \[0, 2\)"),
