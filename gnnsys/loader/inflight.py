@@ -33,7 +33,7 @@ class Leg:
 
     key: Hashable
     ids: Tensor  # [num_rows]
-    remote: Tensor  # int64, positions in ids of rows that must be asked for
+    remote: Tensor  # int64, positions in ids of rows that must be asked for, in any order
     outs: list[Tensor]  # one per table, [num_rows, ...]
     id_bound: int
     asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
@@ -146,7 +146,7 @@ class Window:
         places = self._places.get(leg.key)
         if places is None:
             places = self._places[leg.key] = _Places(leg.id_bound)
-        ids = leg.ids if leg.remote.numel() == leg.ids.numel() else leg.ids[leg.remote]
+        ids = leg.ids.index_select(0, leg.remote)  # also where all are remote: `remote` is in the order of their owners
         if places.is_crowded(ids.numel()):
             places.clear()
             for other in self._flights.values():

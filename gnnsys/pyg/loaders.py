@@ -20,14 +20,25 @@ from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
-from gnnsys.graph import EdgeType, Graph
+from gnnsys.graph import EdgeType
 from gnnsys.loader.join import Rows
+from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
-from gnnsys.pyg.arguments import check_index, check_kwargs, check_links, check_nodes, complete_links, complete_nodes
-from gnnsys.pyg.iterator import Epoch, EpochIterator, Request
+from gnnsys.pyg.arguments import (
+    check_index,
+    check_kwargs,
+    check_links,
+    check_nodes,
+    check_share,
+    complete_links,
+    complete_nodes,
+)
+from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request
 from gnnsys.pyg.join import Join, describe, in_edge_order
+from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin, resolve_input_nodes, resolve_links
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
-from gnnsys.sampling import SampleKey
+from gnnsys.pyg.stores import graph_of, stores
+from gnnsys.sampling import AnyGraph, SampleKey
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
@@ -41,22 +52,42 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     filter_per_worker: bool
     custom_cls: Any
     data: Any
+    input_data: Any
 
-    def _prepare(self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any]) -> None:
-        """Before the DataLoader's own __init__."""
+    def _prepare(
+        self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any], inputs: Any = None
+    ) -> None:
+        """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share."""
         self.seed = seed
         self.progress: Epoch | None = None
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
         self._sampler = sampler
         self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
+        self._largest = inputs.largest if isinstance(inputs, Share) else None
+        if self._largest is not None:
+            check_share(inputs, kwargs)
         workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
+        graph = graph_of(data)
+        if graph is not None:
+            join = PartsJoin(graph, kwargs.get("custom_cls"))
+            workers = workers if kwargs.get("num_workers", 0) or not join.waits else REMOTE_THREADS
+            join.prepare(workers * (1 + ahead) + 2)
+            self._join: Join | PartsJoin = join
+            return
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
         self._join = Join(data, self._graph, Rows(pool), kwargs.get("custom_cls"))
 
-    def _graph(self) -> Graph | None:
+    def _graph(self) -> AnyGraph | None:
         return self._sampler.graph if isinstance(self._sampler, NeighborSampler) else None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """torch's batches; those of a share are as many on every rank."""
+        if self._largest is None:
+            return super()._index_sampler
+        return EvenBatches(self.sampler, len(self.dataset), self.batch_size or 1, self.drop_last, self._largest)  # type: ignore[arg-type]
 
     # -- the steps of a batch ------------------------------------------------------------------------------------------
 
@@ -69,6 +100,27 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         batch = self._join(out)
         self._describe(batch, out)
         return batch
+
+    def begin_join(self, out: Output) -> Joining:
+        """Asks for rows in parts; `finish_join` waits for them."""
+        assert isinstance(self._join, PartsJoin)
+        return self._join.begin(out)
+
+    def finish_join(self, joining: Joining) -> Any:
+        assert isinstance(self._join, PartsJoin)
+        batch = self._join.finish(joining)
+        self._describe(batch, joining.out)
+        return batch
+
+    def forget(self) -> None:
+        """An epoch begins: nothing of the one before is shared with it."""
+        if isinstance(self._join, PartsJoin):
+            self._join.forget()
+
+    @property
+    def waits(self) -> bool:
+        """Whether batches wait for other machines."""
+        return isinstance(self._join, PartsJoin) and self._join.waits
 
     def filter_step(self, out: Any) -> Any:
         return out if self._overrides("collate_fn") and self.filter_per_worker else self.filter_fn(out)
@@ -114,9 +166,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     @property
     def joins_ahead(self) -> bool:
         """The same of the join with features."""
-        is_local = isinstance(self.data, (Data, HeteroData)) and self.filter_per_worker
+        is_ours = isinstance(self.data, (Data, HeteroData)) or isinstance(self._join, PartsJoin)
         plain = self.transform_sampler_output is None and not self._overrides("filter_fn")
-        return self.samples_ahead and is_local and plain
+        return self.samples_ahead and is_ours and self.filter_per_worker and plain
 
     # -- epochs and state ----------------------------------------------------------------------------------------------
 
@@ -205,6 +257,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
+        graph = graph_of(data)
+        data = data if graph is None else stores(graph)
         if input_time is not None and time_attr is None:
             raise ValueError(
                 "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' "
@@ -223,8 +277,10 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
                 is_sorted=is_sorted,
                 directed=directed,
             )
+        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes)
+        if graph is not None:
+            input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
-        self._prepare(data, neighbor_sampler, seed, kwargs)
         torch_geometric.loader.NeighborLoader.__init__(
             self,
             data,
@@ -238,7 +294,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
             time_attr=time_attr,
             **kwargs,
         )
-        check_nodes(self.input_data, data, neighbor_sampler)
+        check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self.input_data[self._checked(index)]
@@ -288,6 +344,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
+        graph, given, links = graph_of(data), edge_label_index, None
+        data = data if graph is None else stores(graph)
         if (edge_label_time is None) != (time_attr is None):
             raise ValueError(
                 "Received conflicting 'edge_label_time' and 'time_attr' arguments: both must be provided for temporal "
@@ -307,12 +365,16 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 directed=directed,
                 exclude_supervision=exclude_supervision,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs)
+        self._prepare(data, neighbor_sampler, seed, kwargs, given)
+        if graph is not None:
+            edge_label_index, links = resolve_links(graph, given)
+        else:
+            edge_label_index = complete_links(data, given, neighbor_sampler)
         torch_geometric.loader.LinkNeighborLoader.__init__(
             self,
             data,
             num_neighbors,
-            edge_label_index=complete_links(data, edge_label_index, neighbor_sampler),
+            edge_label_index=edge_label_index,
             edge_label=edge_label,
             edge_label_time=edge_label_time,
             neg_sampling=neg_sampling,
@@ -324,7 +386,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             neighbor_sampler=neighbor_sampler,
             **kwargs,
         )
-        check_links(self.input_data, data, neighbor_sampler)
+        if links is None:
+            check_links(self.input_data, data, neighbor_sampler)
+        else:
+            links.label, links.time = self.input_data.label, self.input_data.time
+            links.check()
+            self.input_data, self.edge_label_index = links, given
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self.input_data[self._checked(index)]

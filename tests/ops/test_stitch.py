@@ -82,3 +82,13 @@ def test_local_ids_become_global_ids(wide: bool) -> None:
     assert name_neighbors(neighbors, halo=halo, order=order, **options).edges.tolist() == [1007, 1009, 1008, 1005, 1006]
     with pytest.raises(ValueError, match="positions must be in"):
         name_neighbors(neighbors, halo=halo, order=order[:4], **options)
+
+
+def test_the_ops_are_known_to_the_compiler() -> None:
+    one = piece([[1], [2, 3]], 0, torch.int32, torch.int32)
+    arguments = (torch.tensor([1, 0]), [one.counts], [one.ids], [one.edges], [0, 0, 2], False)
+    torch.library.opcheck(torch.ops.gnnsys.stitch.default, arguments)
+    found = (torch.tensor([0, 1]), torch.tensor([2]).int(), torch.tensor([0]))
+    torch.library.opcheck(
+        torch.ops.gnnsys.name_neighbors.default, (*found, 5, 2, torch.tensor([9]).int(), 7, None, False, True)
+    )
