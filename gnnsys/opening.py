@@ -42,6 +42,19 @@ def open_in_group(
     by_machine = {machine: values for machine, values, _ in reports if values is not None}
     machine_of_part = plan([by_machine[machine] for machine in range(group.num_machines)], [row[2] for row in reports])
     here = [part for part, machine in enumerate(machine_of_part) if machine == group.machine]
+    try:
+        _serve(group, client, path, here, verify=verify, timeout=timeout)
+        return _map(group, client, path, machine_of_part, here, timeout)
+    except ValueError:
+        if group.is_leader:  # what this machine has opened is of no use without the others
+            client.request(group.machine, Kind.OPEN, options={"path": None}).result()
+        raise
+
+
+def _serve(
+    group: Group, client: Client, path: str | os.PathLike[str], here: list[int], *, verify: bool, timeout: float
+) -> None:
+    """Has the server of each machine open its parts; ValueError on every rank where one cannot."""
     problem = None
     if group.is_leader:
         try:
@@ -50,33 +63,36 @@ def open_in_group(
         except CommError as error:
             problem = f"machine {group.machine}: {getattr(error, 'remote_text', error)}"
     group.agree("served", problem, timeout + group.timeout)
-    graph = None
+
+
+def _map(
+    group: Group,
+    client: Client,
+    path: str | os.PathLike[str],
+    machine_of_part: list[int],
+    here: list[int],
+    timeout: float,
+) -> DistGraph:
+    """Maps the parts of this machine into this process; ValueError on every rank where one cannot."""
+    graph, problem = None, None
     try:
-        graph = _map(group, client, path, machine_of_part, here)
+        parts = open_parts(path, verify=False)  # the machine's server has read and checked these files
+        for part in here:
+            parts.part(part)
+        store = Store(
+            machine_of_part=machine_of_part,
+            machine=group.machine,
+            client=client,
+            rank=group.rank,
+            world_size=group.world_size,
+            timeout=group.timeout,
+        )
+        graph = DistGraph(parts, store, client, group.machine, machine_of_part)
+        graph.placement = Placement(group.rank, tuple(group.machine_of_rank), tuple(machine_of_part))
     except (ValueError, OSError) as error:
         problem = f"rank {group.rank} on machine {group.machine}: {error}"
     group.agree("mapped", problem, timeout)
     assert graph is not None
-    return graph
-
-
-def _map(
-    group: Group, client: Client, path: str | os.PathLike[str], machine_of_part: list[int], here: list[int]
-) -> DistGraph:
-    parts = open_parts(path, verify=False)  # the machine's server has read and checked these files
-    for part in here:
-        parts.part(part)
-    store = Store(
-        machine_of_part=machine_of_part,
-        machine=group.machine,
-        client=client,
-        local=None,
-        rank=group.rank,
-        world_size=group.world_size,
-        timeout=group.timeout,
-    )
-    graph = DistGraph(parts, store, client, group.machine, machine_of_part)
-    graph.placement = Placement(group.rank, tuple(group.machine_of_rank), tuple(machine_of_part))
     return graph
 
 
@@ -130,7 +146,6 @@ def open_served(
             machine_of_part=machine_of_part,
             machine=-1,
             client=client,
-            local=None,
             rank=group.rank,
             world_size=group.world_size,
             timeout=timeout,

@@ -21,6 +21,7 @@ from gnnsys.comm import Kind, Pending
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
 from gnnsys.partition import Placement
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
+from gnnsys.store.spec import edge_table, node_table
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
@@ -266,7 +267,8 @@ def _is_stored(graph: DistGraph, type: NodeType | EdgeType, name: str, rows: Any
     """Whether `rows` are what the parts hold under this name, not something that was put in its place."""
     schema = graph.parts.schema
     stored = schema.node_data[type] if isinstance(type, str) else schema.edge_data[type]
-    return name in stored and not getattr(rows, "mutable", False) and hasattr(rows, "store")
+    table = node_table(type, name) if isinstance(type, str) else edge_table(type, name)
+    return name in stored and getattr(rows, "name", None) == table
 
 
 def _read_all(source: Any) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 
 from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server
 from gnnsys.graph.manifest import MANIFEST
-from gnnsys.partition import Parts, open_parts
+from gnnsys.partition import open_parts
 from gnnsys.sampling.select import PartMasks
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
@@ -42,12 +42,12 @@ class GraphServer:
         threads: int = 2,
     ) -> None:
         self.stopped = threading.Event()
-        self.shard = Shard(machine)
-        self._graph: dict[Kind, Handler] = {}
+        self._machine = machine
+        self._shard = Shard(machine)
+        self._services: dict[int, Handler] = dict(self._shard.handlers())
         self._opened: dict[str, Any] | None = None
-        self._opening = threading.Lock()
-        handlers: dict[int, Handler] = dict(self.shard.handlers())
-        handlers |= {kind: self._ask_graph for kind in GRAPH_KINDS}
+        self._lock = threading.Lock()
+        handlers: dict[int, Handler] = dict.fromkeys([*self._services, *GRAPH_KINDS], self._ask)
         handlers |= {Kind.OPEN: self._handle_open, Kind.STATUS: self._status, Kind.STOP: self._stop}
         self.server = Server(handlers, bind=bind, keys=keys, threads=threads, name=f"machine-{machine}")
 
@@ -56,41 +56,50 @@ class GraphServer:
         self.server.start()
         return self.server.endpoints
 
-    def open(self, path: str, own_parts: Sequence[int], *, verify: bool = True) -> Parts:
+    def open(self, path: str, own_parts: Sequence[int], *, verify: bool = True) -> None:
         """Opens and checks `own_parts` of a directory and serves them from now on. The same again is nothing."""
-        wanted = {"path": str(Path(path).resolve()), "parts": sorted(own_parts)}
-        with self._opening:
-            if self._opened is not None and not wanted.items() <= self._opened.items():
-                raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
-            parts = open_parts(path, verify=verify)
+        own_parts = sorted(own_parts)
+        wanted: dict[str, Any] = {"path": str(Path(path).resolve()), "parts": own_parts}
+        with self._lock:
             if self._opened is None:
-                self._serve(parts, wanted["parts"])
+                parts = open_parts(path, verify=verify)
+                rows_of = {part: part_rows(parts, part) for part in own_parts}  # opens every part, and so checks it
+                tables = graph_tables(parts)
+                for part, rows in rows_of.items():
+                    for name, values in rows.items():
+                        self._shard.add(tables[name], part, values)
+                graph = {**GraphService(parts, own_parts).handlers(), Kind.SELECT: PartMasks(parts, own_parts).handle}
+                self._services = {**self._shard.handlers(), **graph}
                 self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
-            return parts
+            elif not wanted.items() <= self._opened.items():
+                raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
+
+    def shut(self) -> None:
+        """Serves nothing any more, until another directory is opened. Tables that were created are gone."""
+        with self._lock:
+            self._shard.close()
+            self._shard = Shard(self._machine)
+            self._services, self._opened = dict(self._shard.handlers()), None
 
     def close(self) -> None:
+        """Ends it, within seconds."""
         self.server.close()
-        self.shard.close()
+        self._shard.close()
 
-    def _serve(self, parts: Parts, own_parts: Sequence[int]) -> None:
-        tables = graph_tables(parts)
-        rows_of = {part: part_rows(parts, part) for part in own_parts}  # opens every part, and so checks it
-        for part, rows in rows_of.items():
-            for name, values in rows.items():
-                self.shard.add(tables[name], part, values)
-        self._graph = {**GraphService(parts, own_parts).handlers(), Kind.SELECT: PartMasks(parts, own_parts).handle}
-
-    def _ask_graph(self, request: Request) -> Any:
-        handler = self._graph.get(Kind(request.kind))
+    def _ask(self, request: Request) -> Any:
+        handler = self._services.get(request.kind)
         if handler is None:
-            what = "no graph is open here" if not self._graph else f"{Kind(request.kind).name} is not served here"
+            what = "no graph is open here" if self._opened is None else f"{Kind(request.kind).name} is not served here"
             raise ValueError(f"{what}: open one with gnnsys.open(DIR)")
         return handler(request)
 
     def _handle_open(self, request: Request) -> Reply:
         options = request.options
-        self.open(str(options["path"]), [int(part) for part in options["parts"]], verify=bool(options["verify"]))
-        return Reply(options={"parts": options["parts"]})
+        if options["path"] is None:
+            self.shut()
+        else:
+            self.open(str(options["path"]), [int(part) for part in options["parts"]], verify=bool(options["verify"]))
+        return Reply()
 
     def _status(self, request: Request) -> Reply:
         counters = self.server.counters()
@@ -122,7 +131,7 @@ def main() -> int:
         return 1
     _answer(answers, {"endpoints": endpoints, "pid": os.getpid()})
     try:
-        _wait_for_end(graph_server.stopped)
+        wait_for_end(graph_server.stopped, [signal.SIGTERM], watch_input=True)
     finally:
         graph_server.close()
     return 0
@@ -138,10 +147,11 @@ def _answer(pipe: Any, value: dict[str, Any]) -> None:
         pipe.write(json.dumps(value) + "\n")
 
 
-def _wait_for_end(stopped: threading.Event) -> None:
-    """Until the input closes, `stopped` is set, or SIGTERM comes."""
+def wait_for_end(stopped: threading.Event, signals: Sequence[int], *, watch_input: bool) -> None:
+    """Until `stopped` is set, one of `signals` comes, or the input closes: no deadline, this is the server's life."""
     reader, writer = os.pipe()
-    signal.signal(signal.SIGTERM, lambda *_: os.write(writer, b"x"))
+    for number in signals:
+        signal.signal(number, lambda *_: os.write(writer, b"x"))
 
     def forward() -> None:
         stopped.wait()
@@ -150,7 +160,8 @@ def _wait_for_end(stopped: threading.Event) -> None:
     threading.Thread(target=forward, name="gnnsys-stop", daemon=True).start()
     waiting = select.poll()
     waiting.register(reader, select.POLLIN)
-    waiting.register(0, select.POLLIN | select.POLLHUP)
+    if watch_input:
+        waiting.register(0, select.POLLIN | select.POLLHUP)
     while True:
         for descriptor, _ in waiting.poll():
             if descriptor == reader or not os.read(0, 4096):

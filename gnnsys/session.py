@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from gnnsys.comm import Client, CommError, Keys, Kind
 from gnnsys.comm.address import Found, endpoint, find_address, settle_address
+from gnnsys.comm.key_file import read_key
 from gnnsys.comm.rendezvous import Group, Place, RendezvousError, join
 from gnnsys.opening import open_alone, open_in_group, open_served
 from gnnsys.server_process import ServerProcess
@@ -314,16 +315,6 @@ class Session:
                     "rank %d closes while others have not: they asked nothing for %g s", self.rank, self.timeout
                 )
                 return
-
-
-def read_key(path: str | os.PathLike[str]) -> Keys:
-    """The keys in a file that `gnnsys serve --key` made; ValueError, naming it, where it holds none."""
-    import json
-
-    try:
-        return Keys.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a key file: {error}") from error
 
 
 _sessions: list[weakref.ref[Session]] = []  # only for `current`; what a process has is in the sessions themselves

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +73,14 @@ class Running:
     def output(self, number: int) -> str:
         """What process `number` has printed so far."""
         return self._file(number, "out").read_text(errors="replace")
+
+    def await_output(self, number: int, text: str, timeout: float = 60.0) -> str:
+        """Waits until process `number` has printed `text`; all that it has printed."""
+        name, process = self.processes[number]
+        await_true(lambda: text in self.output(number) or process.poll() is not None, f"{text!r} from {name}", timeout)
+        printed = self.output(number)
+        assert text in printed, f"{name} ended without printing {text!r}\n" + "\n".join(map(str, self._ended()))
+        return printed
 
     def wait(self, timeout: float = 60.0) -> list[Ended]:
         """The results of all, failed or not; fails where one has not ended within `timeout` seconds."""
@@ -218,6 +226,14 @@ def read_ranks(folder: Path) -> list[Ended]:
             )
         )
     return ranks
+
+
+def await_true(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+    """Looks again and again until `condition()` holds; fails, naming `what`, when the time is over."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {timeout:g} s"
+        time.sleep(0.02)
 
 
 def descendants(pid: int) -> list[int]:

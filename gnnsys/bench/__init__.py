@@ -3,7 +3,7 @@
 All suites share one frame: cases with sides that take turns (`case`, `measure`), rows (`report`), one runner (`suite`).
 """
 
-from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, value
+from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row
 from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
 from gnnsys.bench.workload import Workload
@@ -25,5 +25,6 @@ __all__ = [
     "milliseconds",
     "rate",
     "run_suite",
+    "score",
     "value",
 ]

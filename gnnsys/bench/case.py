@@ -26,18 +26,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Unit:
-    """How a figure is read. A rate divides `work` by the time; anything else is a cost, and less of it is better.
+    """How a figure is read. Of a rate (`work` divided by the time) and a score more is better, of anything else less.
 
-    A "value" is what a side returns, such as the cut of a partition; the others are measured around the call.
+    A "value" or a "score" is what a side returns, such as the cut of a partition or samples per second of a job that
+    timed itself; the others are measured around the call.
     """
 
     name: str
     work: float | None = None
-    kind: Literal["time", "rate", "memory", "value"] = "time"
+    kind: Literal["time", "rate", "memory", "value", "score"] = "time"
 
     @property
     def more_is_better(self) -> bool:
-        return self.kind == "rate"
+        return self.kind in ("rate", "score")
 
     def figure(self, measured: float) -> float:
         """From what was measured (seconds, or bytes of memory) to the figure shown."""
@@ -63,6 +64,11 @@ def megabytes() -> Unit:
 def value(name: str) -> Unit:
     """What the sides return, less being better."""
     return Unit(name, kind="value")
+
+
+def score(name: str) -> Unit:
+    """What the sides return, more being better."""
+    return Unit(name, kind="score")
 
 
 def rate(name: str, work: float) -> Unit:

@@ -44,7 +44,9 @@ def measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
 
 
 def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds) -> dict[str, list[float]]:
-    probe = {"memory": peak_extra_bytes, "value": returned_value}.get(case.unit.kind, seconds_of)
+    probe = {"memory": peak_extra_bytes, "value": returned_value, "score": returned_value}.get(
+        case.unit.kind, seconds_of
+    )
     least, most = (case.repeats, case.repeats) if case.repeats else (rounds.least, rounds.most)
     samples: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()

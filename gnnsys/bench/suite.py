@@ -7,25 +7,31 @@ list it there; to add a suite, write the module and name it here.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from gnnsys.bench import table
-from gnnsys.bench.case import Benchmark
+from gnnsys.bench.case import Benchmark, Case
 from gnnsys.bench.measure import Rounds, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
-SUITES = ("ops", "loader", "partition")
+SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`only` keeps the cases whose name contains it; `quick` uses small sizes and judges nothing."""
+    """`only` keeps the cases whose name contains it; `quick` uses small sizes and judges nothing.
+
+    `cache` is a folder for what is worth keeping between runs; `settings` are the suite's own, by name.
+    """
 
     only: str | None = None
     quick: bool = False
     rounds: Rounds = field(default_factory=Rounds)
+    cache: Path | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_suite(name: str) -> Sequence[Benchmark]:
@@ -38,22 +44,28 @@ def run_suite(
     name: str, benchmarks: Sequence[Benchmark], options: Options, show: Callable[[str], None] = print
 ) -> Report:
     """Runs every selected case; one that raises is reported and does not stop the others."""
-    workload = Workload(QUICK if options.quick else FULL)
     rounds = Rounds(least=2, most=5, seconds=0.5) if options.quick else options.rounds
     report = Report(name, options.quick)
-    show(table.header())
-    cases = [case for benchmark in benchmarks for case in benchmark(workload)]
-    selected = [case for case in cases if options.only is None or options.only in case.name]
-    if not selected:
-        raise ValueError(f"--only {options.only!r} matches none of: {', '.join(case.name for case in cases)}")
-    for case in selected:
-        try:
-            samples = measure(case, rounds)
-        except Exception as error:
-            report.add_failure(case, f"{type(error).__name__}: {error}")
-            show(f"{case.name}: failed, {type(error).__name__}: {error}")
-            continue
-        for row in report.add(case, samples):
-            show(table.line(row))
+    sizes = QUICK if options.quick else FULL
+    with Workload(sizes, cache=options.cache, settings=options.settings) as workload:
+        selected = _select(benchmarks, workload, options.only)
+        show(table.header())
+        for case in selected:
+            try:
+                samples = measure(case, rounds)
+            except Exception as error:
+                report.add_failure(case, f"{type(error).__name__}: {error}")
+                show(f"{case.name}: failed, {type(error).__name__}: {error}")
+                continue
+            for row in report.add(case, samples):
+                show(table.line(row))
     show(table.footer(report))
     return report
+
+
+def _select(benchmarks: Sequence[Benchmark], workload: Workload, only: str | None) -> list[Case]:
+    cases = [case for benchmark in benchmarks for case in benchmark(workload)]
+    selected = [case for case in cases if only is None or only in case.name]
+    if not selected:
+        raise ValueError(f"--only {only!r} matches none of: {', '.join(case.name for case in cases)}")
+    return selected

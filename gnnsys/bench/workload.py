@@ -1,9 +1,15 @@
-"""What the benchmarks of one run share: their sizes and the graphs they work on, each generated once."""
+"""What the benchmarks of one run share: sizes, graphs, folders and processes, each made once and ended with the run."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +18,7 @@ from gnnsys.graph import Graph, rmat
 from gnnsys.ops import CSC
 
 SEED = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,46 @@ QUICK = Sizes(20_000, 400_000, dim=32, num_seeds=256, epoch_batches=4)
 
 
 class Workload:
-    """Graphs and rows, made when first asked for and then kept for the run."""
+    """Graphs, rows and whatever else is dear, made when first asked for and then kept for the run.
 
-    def __init__(self, sizes: Sizes = FULL) -> None:
-        self.sizes = sizes
+    What takes minutes to make lies in `cache`, a folder that outlives the run, where one was given. `settings` are the
+    suite's own. Processes end at `close`, or at the end of a `with`.
+    """
+
+    def __init__(
+        self, sizes: Sizes = FULL, *, cache: Path | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.sizes, self.cache, self.settings = sizes, cache, dict(settings or {})
+        self._kept: dict[str, Any] = {}
+        self._stack = ExitStack()
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What `make` returned when `name` was first asked for."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Enters something that is left when the run ends: a server, a folder."""
+        return self._stack.enter_context(context)
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where files of this run go: the cache, or a temporary folder."""
+        if self.cache is not None:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            return self.cache.resolve()
+        return Path(self.enter(tempfile.TemporaryDirectory(prefix="gnnsys-bench-")))
+
+    def close(self) -> None:
+        self._kept.clear()
+        self._stack.close()
+
+    def __enter__(self) -> Workload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
 
     @cached_property
     def graph(self) -> Graph:

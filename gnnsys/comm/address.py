@@ -39,10 +39,10 @@ def find_address(master: str, environment: Mapping[str, str] | None = None) -> F
     env = os.environ if environment is None else environment
     wanted = env.get(VARIABLE)
     if wanted:
-        return Found(_resolve(wanted, f"{VARIABLE}={wanted!r}")[0], "", fixed=True)
+        return Found(resolve(wanted, f"{VARIABLE}={wanted!r}")[0], "", fixed=True)
     bare = master.strip("[]")
     reasons = []
-    for target in _resolve(bare, f"MASTER_ADDR={master!r}"):
+    for target in resolve(bare, f"MASTER_ADDR={master!r}"):
         try:
             with socket.socket(_family(target), socket.SOCK_DGRAM) as probe:
                 probe.connect((target, _DISCARD))
@@ -73,6 +73,16 @@ def settle_address(found: Sequence[Found], machine: int, is_own: Callable[[str],
     return mine.own
 
 
+def resolve(name: str, what: str) -> list[str]:
+    """Addresses of a name or of an address, those that need no scope first; ValueError, about `what`, for neither."""
+    try:
+        entries = socket.getaddrinfo(name.strip("[]"), _DISCARD, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"{what} is neither an address nor a known host name: {error}") from error
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+    return sorted(addresses, key=lambda address: ipaddress.ip_address(address.split("%")[0]).is_link_local)
+
+
 def endpoint(address: str, port: int | str = "*") -> str:
     """What ZeroMQ binds or connects to."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
@@ -83,7 +93,7 @@ def is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.strip("[]").split("%")[0]).is_loopback
     except ValueError:
-        return all(ipaddress.ip_address(found.split("%")[0]).is_loopback for found in _resolve(address, address))
+        return all(ipaddress.ip_address(found.split("%")[0]).is_loopback for found in resolve(address, address))
 
 
 def is_bindable(address: str) -> bool:
@@ -94,16 +104,6 @@ def is_bindable(address: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def _resolve(name: str, what: str) -> list[str]:
-    """Addresses of a name, those that need no scope first."""
-    try:
-        entries = socket.getaddrinfo(name.strip("[]"), _DISCARD, type=socket.SOCK_DGRAM)
-    except (OSError, UnicodeError) as error:
-        raise ValueError(f"{what} is neither an address nor a known host name: {error}") from error
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-    return sorted(addresses, key=lambda address: ipaddress.ip_address(address.split("%")[0]).is_link_local)
 
 
 def _family(address: str) -> socket.AddressFamily:

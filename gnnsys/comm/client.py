@@ -216,9 +216,9 @@ class Client:
             now = time.monotonic()
             for link, channel, socket in self._channels[:num_polled]:
                 if socket.hot or socket.fd in ready:
-                    for frames in socket.receive(_DRAIN, 2 + self._limits.max_arrays):
+                    for frames in socket.receive(_DRAIN, 1 + self._limits.max_arrays):
                         link.last_heard = now
-                        self._accept(link, channel, frames[0].bytes, frames[1:], now)
+                        self._accept(link, channel, frames, now)
             if now >= self._wakes_at:
                 self._check(now)
                 next_tick = now + tick
@@ -235,21 +235,21 @@ class Client:
                 return 1000 * max(0.0, self._wakes_at - time.monotonic()) + 1
         return None
 
-    def _accept(self, link: Link, channel: Channel, front: bytes, frames: list[zmq.Frame], now: float) -> None:
+    def _accept(self, link: Link, channel: Channel, frames: list[zmq.Frame], now: float) -> None:
         try:
-            header = wire.read_header(front, self._limits)
+            header = wire.read_header(frames[0].buffer, self._limits)
             if not header.flags & wire.REPLY:
                 raise WireError("flags", "a request where a reply was expected")
         except WireError as error:
             self._tally.note(f"malformed: {error.reason}")
             return
-        self._tally.received(link.peer, header.kind, len(front) + wire.num_bytes(frames))
+        self._tally.received(link.peer, header.kind, wire.num_bytes(frames))
         pending = channel.outstanding.get(header.request_id)
         if pending is not None:
-            if pending.deliver(header, front, frames, now):
+            if pending.deliver(header, frames, now):
                 channel.outstanding.pop(header.request_id, None)
         elif header.kind == Kind.PING and header.request_id == channel.ping_id:
-            self._take_ping(link, channel, wire.read_message(header, front, frames, self._limits), now)
+            self._take_ping(link, channel, wire.read_message(header, frames, self._limits), now)
         else:
             self._tally.note("late")  # its time had passed, or it was answered twice
 

@@ -37,14 +37,13 @@ class Job:
     """A request, its frames as received, and what has been answered so far."""
 
     __slots__ = (
-        "_began", "_frames", "_front", "_outbound", "deadline", "header", "identity", "key", "num_chunks", "service_us",
+        "_began", "_frames", "_outbound", "deadline", "header", "identity", "key", "num_chunks", "service_us",
     )  # fmt: skip
 
     def __init__(
-        self, outbound: Outbound, identity: bytes, header: Header, front: bytes, frames: list[zmq.Frame], now: float
+        self, outbound: Outbound, identity: bytes, header: Header, frames: list[zmq.Frame], now: float
     ) -> None:
         self._outbound = outbound
-        self._front = front
         self._frames = frames
         self._began = now
         self.num_chunks = 0  # messages answered so far
@@ -62,7 +61,7 @@ class Job:
             return
         self._began = now
         try:
-            message = wire.read_message(self.header, self._front, self._frames, limits)
+            message = wire.read_message(self.header, self._frames, limits)
         except wire.WireError as error:
             self.refuse(wire.MALFORMED, "WireError", str(error), event=f"malformed: {error.reason}")
             return

@@ -22,7 +22,7 @@ from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
 _GRACE_SECONDS = 5.0  # beyond the deadline, which the sockets' thread keeps: for when that thread is gone
 
-Arrival = tuple[Header, bytes, list[zmq.Frame]]
+Arrival = tuple[Header, list[zmq.Frame]]
 
 
 class Pending:
@@ -86,11 +86,11 @@ class Pending:
 
     # The thread that owns the sockets
 
-    def deliver(self, header: Header, front: bytes, frames: list[zmq.Frame], now: float) -> bool:
+    def deliver(self, header: Header, frames: list[zmq.Frame], now: float) -> bool:
         """Takes one message of the reply; True where it was the last one missing. A repeated chunk is dropped."""
         self.last_sign = now
         if header.status != wire.OK or (_is_single(header) and self._seen is None):
-            self._finish((header, front, frames))
+            self._finish((header, frames))
             return True
         if self._seen is None:
             self._seen = set()
@@ -98,7 +98,7 @@ class Pending:
         ended = header.flags & wire.END
         if not ended and header.chunk not in self._seen:
             self._seen.add(header.chunk)
-            self._arrivals.put((header, front, frames))
+            self._arrivals.put((header, frames))
         if not (ended or self._total) or len(self._seen) < self._total:
             return False
         self._finish(None)
@@ -122,9 +122,9 @@ class Pending:
                 return
             if isinstance(arrival, CommError):
                 raise arrival
-            header, front, frames = arrival
+            header, frames = arrival
             self._ended = header.status != wire.OK or _is_single(header)
-            message = wire.read_message(header, front, frames, self._limits)
+            message = wire.read_message(header, frames, self._limits)
             if header.status != wire.OK:
                 raise self._remote_error(message)
             yield message

@@ -210,7 +210,7 @@ class Server:
                 wake_up.clear()
             if gate is not None:
                 gate.answer_all()
-            for frames in router.receive(_DRAIN, 3 + self._limits.max_arrays):
+            for frames in router.receive(_DRAIN, 2 + self._limits.max_arrays):
                 self._accept(frames[0].bytes, frames[1:])
             now = time.monotonic()
             if now > next_sweep:
@@ -227,7 +227,7 @@ class Server:
 
     def _accept(self, identity: bytes, frames: list[zmq.Frame]) -> None:
         now = time.monotonic()
-        front = frames[0].bytes if frames else b""
+        front: Any = frames[0].buffer if frames else b""
         try:
             header = wire.read_header(front, self._limits)
             if header.flags & wire.REPLY:
@@ -237,9 +237,9 @@ class Server:
             return
         self._tally.received(header.sender, header.kind, wire.num_bytes(frames))
         if header.kind == Kind.PING:
-            self._answer_ping(identity, header, front, frames[1:])
+            self._answer_ping(identity, header, frames)
             return
-        job = Job(self, identity, header, front, frames[1:], now)
+        job = Job(self, identity, header, frames, now)
         with self._lock:
             is_new = job.key not in self._jobs and job.key not in self._kept
             if is_new:
@@ -264,7 +264,7 @@ class Server:
             return True
         return False
 
-    def _refuse(self, identity: bytes, front: bytes, error: WireError) -> None:
+    def _refuse(self, identity: bytes, front: bytes | memoryview, error: WireError) -> None:
         """Counts a message that cannot be read; tells its sender where enough of it can."""
         self.note(f"malformed: {error.reason}")
         prefix = wire.read_prefix(front)
@@ -275,17 +275,17 @@ class Server:
         frames = wire.encode(header, (), {"type": "WireError", "text": str(error)}, self._limits)
         self._send(identity, header, frames)
 
-    def _answer_ping(self, identity: bytes, header: Header, front: bytes, frames: list[zmq.Frame]) -> None:
+    def _answer_ping(self, identity: bytes, header: Header, frames: list[zmq.Frame]) -> None:
         """Says of each request id in the ping whether it is known; sends small replies again that were lost.
 
         The ping came behind the requests it asks about, on their connection: what is unknown now was lost.
         """
         try:
-            arrays = wire.read_message(header, front, frames, self._limits).arrays
+            arrays = wire.read_message(header, frames, self._limits).arrays
             if any(array.dtype != torch.int64 or array.ndim != 1 for array in arrays) or len(arrays) > 1:
                 raise WireError("ping", "a ping carries at most one array of request ids")
         except WireError as error:
-            self._refuse(identity, front, error)
+            self._refuse(identity, frames[0].buffer, error)
             return
         with self._lock:  # a reply is sent and its job forgotten in one step: what is unknown has been answered or lost
             states = []

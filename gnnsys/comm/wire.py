@@ -1,13 +1,13 @@
-"""What a message is, as bytes: frame 0 a fixed little-endian header and array descriptors, frame 1 options (JSON, may
-be empty), then one raw buffer per array.
+"""What a message is, as bytes.
 
+Frame 0 is a fixed little-endian header, array descriptors, options (JSON, may be empty) and the bytes of small arrays,
+each at a multiple of eight; every array from INLINE_BELOW bytes on is a frame of its own, sent without a copy: nobody
+may write into it until the reply is there. A frame costs more than its bytes (the GIL changes hands for each).
 Every field is checked against `Limits` before anything is allocated; received arrays are views of the received frames.
-Buffers from `COPY_BELOW` bytes on are sent without a copy: nobody may write into them until the reply is there.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import struct
@@ -21,11 +21,11 @@ import torch
 import zmq
 from torch import Tensor
 
+from gnnsys.comm.arrays import DTYPE_OF, INLINE_BELOW, Buffer, aligned, export_array, import_array
 from gnnsys.comm.errors import WireError
 
 MAGIC = b"GNNS"
 VERSION = 1
-COPY_BELOW = 1 << 16  # bytes; copying less is cheaper than telling Python that libzmq is done with the memory
 
 REPLY = 1  # flag: an answer
 END = 2  # flag: no data, tells only that the reply is complete
@@ -38,32 +38,9 @@ OTHER_VERSION = 4
 UNKNOWN_KIND = 5
 BUSY = 6
 
-_HEADER = struct.Struct("<4sHHBBHQqiiQqqiIQII")
+_HEADER = struct.Struct("<4sHHBBHQqiiQqqiIQIII")
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
-
-# dtype, its number on the wire, and the type of the same width that numpy can export
-_DTYPES = (
-    (torch.uint8, 1, None),
-    (torch.int8, 2, None),
-    (torch.int16, 3, None),
-    (torch.int32, 4, None),
-    (torch.int64, 5, None),
-    (torch.float16, 6, None),
-    (torch.bfloat16, 7, torch.int16),
-    (torch.float32, 8, None),
-    (torch.float64, 9, None),
-    (torch.bool, 10, None),
-    (torch.uint16, 11, None),
-    (torch.uint32, 12, None),
-    (torch.uint64, 13, None),
-    (torch.float8_e4m3fn, 14, torch.int8),
-    (torch.float8_e5m2, 15, torch.int8),
-)
-DTYPES = tuple(dtype for dtype, _, _ in _DTYPES)
-_CODE_OF = {dtype: (code, plain) for dtype, code, plain in _DTYPES}
-_DTYPE_OF = {code: (dtype, dtype.itemsize) for dtype, code, _ in _DTYPES}
-
-Buffer = bytes | np.ndarray  # what is sent as one frame
+_PADDING = tuple(bytes(-position % 8) for position in range(8))
 
 
 @dataclass(frozen=True)
@@ -105,6 +82,7 @@ class Header(NamedTuple):
     service_us: int
     chunk: int
     num_chunks: int
+    num_option_bytes: int
 
 
 class Message:
@@ -193,40 +171,50 @@ def make_header(
     layer: int = -1,
     path: int = 0,
 ) -> Header:
-    """A request's header; the number of arrays is filled in by `encode`."""
+    """A request's header; what depends on the arrays and options is filled in by `encode`."""
     return Header(
         MAGIC, VERSION, kind, flags, OK, 0, request_id, timeout_us, priority, sender, incarnation, sequence, batch,
-        layer, path, 0, 0, 0,
+        layer, path, 0, 0, 0, 0,
     )  # fmt: skip
 
 
 def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | None, limits: Limits) -> list[Buffer]:
     """The frames of a message; ValueError where it is larger than `limits` allow or an array cannot be sent."""
-    buffers: list[Buffer] = []
-    kinds, dims = bytearray(), list[int]()
-    for array in arrays:
-        code, buffer = _export(array)
-        shape = array.shape
-        kinds += bytes((code, len(shape)))
-        dims += shape
-        buffers.append(buffer)
-    if arrays:
-        _check_sendable(arrays, limits)
-    text = b""
-    if options:
-        text = json.dumps(options, separators=(",", ":")).encode()
-        if len(text) > limits.max_options_bytes:
-            raise ValueError(
-                f"the options of a message take {len(text)} bytes, at most {limits.max_options_bytes} are allowed: "
-                "send what is large as an array"
-            )
+    text = _write_options(options, limits) if options else b""
     try:
-        front = _HEADER.pack(*header[:5], len(buffers), *header[6:])
+        front = _HEADER.pack(*header[:5], len(arrays), *header[6:-1], len(text))
     except struct.error as error:
         raise ValueError(f"a field of the message does not fit the header ({error}): {header}") from None
-    if buffers:
-        front += kinds + _dims_struct(len(dims)).pack(*dims)
-    return [front, text, *buffers]
+    if not arrays:
+        return [front + text]
+    if len(arrays) > limits.max_arrays:
+        raise ValueError(f"{len(arrays)} arrays in a message, at most {limits.max_arrays} are allowed")
+    kinds = bytearray()
+    dims: list[int] = []
+    small: list[bytes] = []
+    frames: list[Buffer] = []
+    for array in arrays:
+        shape = array.shape
+        code, buffer = export_array(array)
+        kinds += bytes((code, len(shape)))
+        dims += shape
+        if len(shape) > limits.max_dims:
+            raise ValueError(f"an array of {len(shape)} dimensions, at most {limits.max_dims} can be sent")
+        if isinstance(buffer, bytes):
+            small.append(buffer)
+        elif buffer.nbytes <= limits.max_frame_bytes:
+            frames.append(buffer)
+        else:
+            raise ValueError(
+                f"an array of {buffer.nbytes} bytes, at most {limits.max_frame_bytes} fit a frame: send it in pieces"
+            )
+    parts: list[bytes | bytearray] = [front, kinds, _dims_struct(len(dims)).pack(*dims), text]
+    at = sum(map(len, parts))
+    for buffer in small:
+        padding = _PADDING[at % 8]
+        parts += (padding, buffer)
+        at += len(padding) + len(buffer)
+    return [b"".join(parts), *frames]
 
 
 def reply_header(
@@ -236,7 +224,7 @@ def reply_header(
     return Header(
         MAGIC, VERSION, request.kind, REPLY | flags, status, 0, request.request_id, 0, request.priority,
         request.sender, request.incarnation, request.sequence, request.batch, request.layer, request.path, service_us,
-        chunk, num_chunks,
+        chunk, num_chunks, 0,
     )  # fmt: skip
 
 
@@ -247,7 +235,7 @@ def with_timeout(front: Buffer, timeout_us: int) -> bytes:
     return _HEADER.pack(*header) + front[_HEADER.size :]
 
 
-def read_header(front: bytes, limits: Limits) -> Header:
+def read_header(front: bytes | memoryview, limits: Limits) -> Header:
     """The fixed fields of a first frame; WireError where they are not ours or beyond the limits."""
     if len(front) < _HEADER.size:
         raise WireError("truncated", f"the header has {len(front)} bytes instead of {_HEADER.size}")
@@ -258,10 +246,13 @@ def read_header(front: bytes, limits: Limits) -> Header:
         raise WireError("version", f"the message has version {header.version}, this process speaks {VERSION}")
     if header.num_arrays > limits.max_arrays:
         raise WireError("arrays", f"{header.num_arrays} arrays in a message, at most {limits.max_arrays} are allowed")
+    if header.num_option_bytes > limits.max_options_bytes:
+        text = f"{header.num_option_bytes} bytes of options, at most {limits.max_options_bytes} are allowed"
+        raise WireError("options", text)
     return header
 
 
-def read_prefix(front: bytes) -> Header | None:
+def read_prefix(front: bytes | memoryview) -> Header | None:
     """What can be known of a broken or foreign message: enough to tell its sender, or None."""
     if len(front) < _PREFIX.size:
         return None
@@ -271,38 +262,63 @@ def read_prefix(front: bytes) -> Header | None:
     return make_header(kind, request_id, flags=flags)._replace(version=version, status=status)
 
 
-def read_message(header: Header, front: bytes, frames: Sequence[zmq.Frame], limits: Limits) -> Message:
-    """The message whose first frame was `front` and whose other frames are `frames`; WireError where they disagree."""
-    num_arrays = header.num_arrays
-    if len(frames) != 1 + num_arrays:
-        raise WireError("frames", f"{len(frames) + 1} frames in a message that announces {num_arrays} arrays")
-    options = _read_options(frames[0], limits)
-    if num_arrays == 0:
-        if len(front) != _HEADER.size:
-            raise WireError("descriptors", f"{len(front) - _HEADER.size} bytes of descriptors for no array")
-        return Message(header, [], options)
-    at = _HEADER.size + 2 * num_arrays
-    kinds = front[_HEADER.size : at]
+def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) -> Message:
+    """The message whose first frame begins with `header`; WireError where its parts disagree."""
+    front = frames[0].buffer
+    num_arrays, at = header.num_arrays, _HEADER.size + 2 * header.num_arrays
+    kinds = bytes(front[_HEADER.size : at])
     ndims = kinds[1::2]
-    if len(ndims) != num_arrays or len(front) != at + 8 * sum(ndims):
-        raise WireError("descriptors", f"a header of {len(front)} bytes does not describe {num_arrays} arrays")
-    if max(ndims) > limits.max_dims:
+    num_dims = sum(ndims)
+    if len(kinds) != 2 * num_arrays or len(front) < at + 8 * num_dims + header.num_option_bytes:
+        raise WireError("descriptors", f"a first frame of {len(front)} bytes does not describe {num_arrays} arrays")
+    if num_arrays and max(ndims) > limits.max_dims:
         raise WireError("dims", f"an array of {max(ndims)} dimensions, at most {limits.max_dims} are allowed")
-    dims = _dims_struct(sum(ndims)).unpack_from(front, at)
-    plan, begin = [], 0
-    for code, ndim, frame in zip(kinds[::2], ndims, frames[1:]):
+    dims = _dims_struct(num_dims).unpack_from(front, at)
+    at += 8 * num_dims
+    options = _read_options(bytes(front[at : at + header.num_option_bytes])) if header.num_option_bytes else {}
+    plan = _plan(kinds, dims, at + header.num_option_bytes, frames, limits)
+    if not plan:
+        return Message(header, [], options)
+    front = aligned(front)
+    arrays = [
+        import_array(front if memory is None else memory, offset, dtype, shape, count)
+        for memory, offset, dtype, shape, count in plan
+    ]
+    return Message(header, arrays, options)
+
+
+def _plan(
+    kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits
+) -> list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]:
+    """Where each array lies: its memory (None: the first frame), offset, dtype, shape and count."""
+    plan: list[tuple[Any, int, torch.dtype, tuple[int, ...], int]] = []
+    begin, num_used = 0, 1
+    for code, ndim in zip(kinds[::2], kinds[1::2]):
         shape = dims[begin : begin + ndim]
         begin += ndim
-        dtype, itemsize = _DTYPE_OF.get(code, (None, 0))
+        dtype, itemsize = DTYPE_OF.get(code, (None, 0))
         if dtype is None:
-            raise WireError("dtype", f"dtype {code} is unknown; known are 1 to {len(_DTYPES)}")
-        # Python's integers do not overflow: an absurd shape cannot look like a small one.
-        if (shape and min(shape) < 0) or math.prod(shape) * itemsize != len(frame):
-            raise WireError("shape", f"a buffer of {len(frame)} bytes for {dtype} of shape {list(shape)}")
-        if len(frame) == 0 and math.prod(size or 1 for size in shape) > limits.max_frame_bytes:
-            raise WireError("shape", f"an empty array of shape {list(shape)}")
-        plan.append((frame, dtype, itemsize, shape))
-    return Message(header, [_import(*each) for each in plan], options)
+            raise WireError("dtype", f"dtype {code} is unknown; known are 1 to {len(DTYPE_OF)}")
+        count = math.prod(shape)  # Python's integers do not overflow: an absurd shape cannot look like a small one
+        size = count * itemsize
+        if (shape and min(shape) < 0) or (
+            size == 0 and math.prod(each or 1 for each in shape) > limits.max_frame_bytes
+        ):
+            raise WireError("shape", f"an array of shape {list(shape)}")
+        if size < INLINE_BELOW:
+            at += -at % 8
+            plan.append((None, at, dtype, shape, count))
+            at += size
+        elif num_used < len(frames) and len(frames[num_used]) == size:
+            plan.append((frames[num_used].buffer, 0, dtype, shape, count))
+            num_used += 1
+        else:
+            raise WireError("shape", f"no frame of {size} bytes for {dtype} of shape {list(shape)}")
+    if num_used != len(frames):
+        raise WireError("frames", f"{len(frames)} frames in a message whose arrays take {num_used}")
+    if at != len(frames[0]):
+        raise WireError("shape", f"a first frame of {len(frames[0])} bytes in a message that describes one of {at}")
+    return plan
 
 
 def num_bytes(frames: Iterable[Buffer | zmq.Frame]) -> int:
@@ -315,55 +331,21 @@ def _dims_struct(num_dims: int) -> struct.Struct:
     return struct.Struct(f"<{num_dims}q")
 
 
-def _export(array: Tensor) -> tuple[int, Buffer]:
-    known = _CODE_OF.get(array.dtype)
-    if known is None or not array.is_cpu:
-        names = ", ".join(str(dtype)[6:] for dtype in DTYPES)
-        raise ValueError(f"cannot send {array.dtype} on {array.device}: a message takes CPU tensors of {names}")
-    if array.requires_grad:
-        array = array.detach()
-    if not array.is_contiguous():
-        array = array.contiguous()
-    code, plain = known
-    size = array.nbytes
-    if size < COPY_BELOW:
-        return code, ctypes.string_at(array.data_ptr(), size) if size else b""
-    if plain is not None:
-        array = array.view(plain)
-    return code, array.numpy()  # a new object: the memory is in use for as long as it lives
+def _write_options(options: dict[str, Any], limits: Limits) -> bytes:
+    text = json.dumps(options, separators=(",", ":")).encode()
+    if len(text) > limits.max_options_bytes:
+        raise ValueError(
+            f"the options of a message take {len(text)} bytes, at most {limits.max_options_bytes} are allowed: "
+            "send what is large as an array"
+        )
+    return text
 
 
-def _check_sendable(arrays: Sequence[Tensor], limits: Limits) -> None:
-    if len(arrays) > limits.max_arrays:
-        raise ValueError(f"{len(arrays)} arrays in a message, at most {limits.max_arrays} are allowed")
-    for array in arrays:
-        if array.ndim > limits.max_dims:
-            raise ValueError(f"an array of {array.ndim} dimensions, at most {limits.max_dims} can be sent")
-        if array.nbytes > limits.max_frame_bytes:
-            raise ValueError(
-                f"an array of {array.nbytes} bytes, at most {limits.max_frame_bytes} fit a frame: send it in pieces"
-            )
-
-
-def _read_options(frame: zmq.Frame, limits: Limits) -> dict[str, Any]:
-    size = len(frame)
-    if size == 0:
-        return {}
-    if size > limits.max_options_bytes:
-        raise WireError("options", f"{size} bytes of options, at most {limits.max_options_bytes} are allowed")
+def _read_options(text: bytes) -> dict[str, Any]:
     try:
-        options = json.loads(frame.bytes)
+        options = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError("options", f"the options are not JSON: {error}") from None
     if not isinstance(options, dict):
         raise WireError("options", f"the options are a JSON {type(options).__name__}, not an object")
     return options
-
-
-def _import(frame: zmq.Frame, dtype: torch.dtype, itemsize: int, shape: tuple[int, ...]) -> Tensor:
-    if len(frame) == 0:
-        return torch.empty(shape, dtype=dtype)
-    array = torch.frombuffer(frame.buffer, dtype=dtype)
-    if array.data_ptr() % itemsize:  # libzmq keeps small messages wherever they fell into its own buffer
-        array = torch.frombuffer(bytearray(frame.buffer), dtype=dtype)
-    return array if len(shape) == 1 else array.view(shape)

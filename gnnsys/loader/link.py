@@ -29,10 +29,11 @@ class LinkNeighborLoader(Loader):
     """Batches of `batch_size` links, with `num_neighbors[h]` neighbours of every node at hop h around their ends.
 
     `edge_label_index`: [2, num_links], an edge type, or (edge type, [2, num_links]); None: all edges; or a rank's share
-    of the edges of a type (`gnnsys.split`). Of a graph in parts, ids are global ids, and where links are edges of it
-    their ends are looked up batch by batch. With `neg_sampling` negatives are drawn beside them. A batch's own links are kept out of its message passing
-    (`exclude_supervision`), as are their reverses: in a homogeneous graph the same edges the other way round, in a
-    heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`, or its counterpart).
+    of the edges of a type (`gnnsys.split`). Of a graph in parts ids are global ids, and where links are edges of it
+    their ends are looked up batch by batch. With `neg_sampling` negatives are drawn beside them. A batch's own links
+    are kept out of its message passing (`exclude_supervision`), as are their reverses: in a homogeneous graph the same
+    edges the other way round, in a heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`,
+    or its counterpart).
 
     >>> loader = LinkNeighborLoader(graph, [10, 5], edge_label_index=train_links, neg_sampling="binary", batch_size=512)
     >>> for batch in loader:

@@ -154,8 +154,8 @@ class LinkSeeder:
         src_type, _, dst_type = self._edge_type
         if not self._disjoint:
             if src_type == dst_type:
-                seeds, at = self._unique(torch.cat([src, dst]), src_type)
-                return LinkSeeds({src_type: seeds}, None, None, None), at[: src.numel()], at[src.numel() :]
+                unique, at = self._unique(torch.cat([src, dst]), src_type)
+                return LinkSeeds({src_type: unique}, None, None, None), at[: src.numel()], at[src.numel() :]
             (src, src_at), (dst, dst_at) = self._unique(src, src_type), self._unique(dst, dst_type)
             return LinkSeeds({src_type: src, dst_type: dst}, None, None, None), src_at, dst_at
         src_at, dst_at = torch.arange(src.numel()), torch.arange(dst.numel())

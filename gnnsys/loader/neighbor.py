@@ -75,9 +75,7 @@ class NeighborLoader(Loader):
         sample: Callable[[Ticket, Tensor], Sampled]
         if sampler is None:
             if num_neighbors is None:
-                raise ValueError(
-                    "num_neighbors must be given, a fanout per hop, unless you bring your own sampler"
-                )
+                raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
             ours = make_sampler(
                 graph,
                 num_neighbors,
@@ -181,7 +179,7 @@ def _about_seeds(chosen: Tensor) -> dict[str, Any]:
 
 
 def make_sampler(
-    graph: Graph, num_neighbors: NumNeighbors, subgraph_type: str, *, disjoint: bool, **options: Any
+    graph: Any, num_neighbors: NumNeighbors, subgraph_type: str, *, disjoint: bool, **options: Any
 ) -> NeighborSampler:
     if subgraph_type not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {SUBGRAPH_TYPES}, got {subgraph_type!r}")

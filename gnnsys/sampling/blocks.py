@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias, overload
 
 import torch
@@ -146,7 +147,7 @@ def sample_from_blocks(
     num_edges: dict[EdgeType, list[int]] = {}
     for t in graph.node_types:
         sizes = [seeds.get(t, none).numel(), *(block.num_src.get(t, 0) for block in reversed(blocks))]
-        num_nodes[t] = [sizes[0], *(b - a for a, b in zip(sizes, sizes[1:]))]
+        num_nodes[t] = [sizes[0], *(b - a for a, b in pairwise(sizes))]
         if num_nodes[t] and min(num_nodes[t]) < 0:
             raise ValueError(f"blocks must grow from the seeds outwards, of type {t!r} they have {sizes} nodes")
     for edge_type in graph.edge_types:
@@ -167,4 +168,6 @@ def _check_nodes(ids: Tensor, num_nodes: int, node_type: NodeType) -> None:
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"nodes of type {node_type!r} must be a vector of ids, got {list(ids.shape)} {ids.dtype}")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
-        raise ValueError(f"nodes of type {node_type!r} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
+        raise ValueError(
+            f"nodes of type {node_type!r} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}"
+        )

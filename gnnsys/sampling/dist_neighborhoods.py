@@ -37,7 +37,13 @@ class DistNeighborhoods:
         self.id_dtypes: Mapping[NodeType, torch.dtype] = {t: id_dtype(book.num_ids(t)) for t in schema.node_types}
 
     def sample(
-        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+        self,
+        requests: Sequence[HopRequest],
+        *,
+        replace: bool = False,
+        last: bool = False,
+        batch: int = -1,
+        hop: int = -1,
     ) -> list[Neighbors]:
         plan = _Plan(requests, self._owners)
         options = (self._spec.key, self._edge_types, replace, last)
@@ -178,10 +184,16 @@ class _Plan:
         order, answers = self._seeds[self._slot_of[number]].grouped.order, self._answers[number]
         if number not in self._drawn:
             return Neighbors(order.new_zeros(order.numel() + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
+        if len(answers.pieces) == 1:  # one part has all seeds: they stand in their order already
+            (counts, ids, edges), indptr = answers.pieces[0], order.new_zeros(order.numel() + 1)
+            torch.cumsum(counts, 0, out=indptr[1:])
+            return Neighbors(indptr, ids.to(dtype), edges.long())
         return stitch(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
 
 
 def _group_seeds(request: HopRequest, owners: Owners) -> _Seeds:
     grouped = owners.group(request.seeds.contiguous(), request.edge_type[2])
-    tree, time = (None if rows is None else gather_rows(rows, grouped.order) for rows in (request.tree, request.seed_time))
+    tree, time = (
+        None if rows is None else gather_rows(rows, grouped.order) for rows in (request.tree, request.seed_time)
+    )
     return _Seeds(grouped, grouped.local.to(torch.int32), tree, time)

@@ -1,8 +1,8 @@
 """Neighbour sampling on a graph, in memory or in parts: hop by hop, typed or not, uniform, weighted or in time.
 
-A node's draw is keyed by (seed, epoch, batch, hop, edge type, tree, original node id) and nothing else. `expand="new"` is PyG's
-rule (a hop expands the nodes that the hop before it discovered), `expand="frontier"` is DGL's (a hop expands every node
-seen so far, one block per hop); under both, the same (hop, node) gets the same neighbours.
+A node's draw is keyed by (seed, epoch, batch, hop, edge type, tree, original node id) and nothing else. `expand="new"`
+is PyG's rule (a hop expands the nodes that the hop before it discovered), `expand="frontier"` is DGL's (a hop expands
+every node seen so far, one block per hop); under both, the same (hop, node) gets the same neighbours.
 """
 
 from __future__ import annotations
@@ -274,7 +274,9 @@ class _DisjointWalk(_Walk):
     def _requests(
         self, hop: int, key: SampleKey, frontier: dict[NodeType, Tensor], exclude: Mapping[EdgeType, Tensor]
     ) -> list[HopRequest]:
-        tree = {t: torch.cat(self.trees[t])[-ids.numel() :] if ids.numel() else ids.long() for t, ids in frontier.items()}
+        tree = {
+            t: torch.cat(self.trees[t])[-ids.numel() :] if ids.numel() else ids.long() for t, ids in frontier.items()
+        }
         time = dict.fromkeys(tree) if self._tree_time is None else {t: self._tree_time[of] for t, of in tree.items()}
         return [
             replace(request, tree=tree[request.edge_type[2]], seed_time=time[request.edge_type[2]])

@@ -48,7 +48,13 @@ class Neighborhoods(Protocol):
         """The dtype of neighbours' ids of each node type."""
 
     def sample(
-        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+        self,
+        requests: Sequence[HopRequest],
+        *,
+        replace: bool = False,
+        last: bool = False,
+        batch: int = -1,
+        hop: int = -1,
     ) -> list[Neighbors]:
         """An answer per request, seeds in their order. `batch` and `hop` say whose traffic this is."""
 
@@ -80,7 +86,13 @@ class GraphNeighborhoods:
                 self.id_dtypes[edge_type[0]] = self.id_dtypes[edge_type[2]] = torch.int64
 
     def sample(
-        self, requests: Sequence[HopRequest], *, replace: bool = False, last: bool = False, batch: int = -1, hop: int = -1
+        self,
+        requests: Sequence[HopRequest],
+        *,
+        replace: bool = False,
+        last: bool = False,
+        batch: int = -1,
+        hop: int = -1,
     ) -> list[Neighbors]:
         return [self._sample(request, replace, last) for request in requests]
 

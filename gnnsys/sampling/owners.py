@@ -40,7 +40,7 @@ class Owners:
             if part not in self.here:
                 away.setdefault(machine, []).append(part)
         self.away = away  # machine -> parts, ascending
-        types = [*book.node_offsets, *book.edge_offsets]
+        types: list[NodeType | EdgeType] = [*book.node_offsets, *book.edge_offsets]
         self._bounds = {t: _part_bounds(book, t) for t in types}
 
     def bounds(self, type: NodeType | EdgeType) -> Tensor:

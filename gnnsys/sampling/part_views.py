@@ -52,7 +52,10 @@ class PartViews:
                     raise ValueError(f"part {where[0]} needs the time of {ids.numel()} halo nodes of type {where[1]!r}")
             self._views[spec.key] = {
                 p: PartView(
-                    self.parts.part(p), self.parts, spec, {t: rows for (part, t), rows in halo_time.items() if part == p}
+                    self.parts.part(p),
+                    self.parts,
+                    spec,
+                    {t: rows for (part, t), rows in halo_time.items() if part == p},
                 )
                 for p in self.own_parts
             }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import RemoteError, RemoteValueError
+from gnnsys.comm import CommError, RemoteError, RemoteValueError
 from gnnsys.ops import move_rows
 from gnnsys.store.peers import Answer
 from gnnsys.store.places import Run
@@ -21,8 +21,10 @@ _MESSAGE_BYTES = 16 << 20
 class PendingPush:
     """A push under way."""
 
-    def __init__(self, spec: TableSpec, answers: list[Answer], refused: Refused) -> None:
-        self._spec, self._answers, self._refused = spec, answers, refused
+    def __init__(
+        self, spec: TableSpec, answers: list[Answer], refused: Refused, lost: Callable[[Exception], None]
+    ) -> None:
+        self._spec, self._answers, self._refused, self._lost = spec, answers, refused, lost
 
     def done(self) -> bool:
         """Whether every shard has answered."""
@@ -38,6 +40,9 @@ class PendingPush:
             except RemoteError as error:
                 if error.remote_type == "TimeoutError":
                     raise TimeoutError(error.remote_text) from error
+                raise
+            except CommError as error:
+                self._lost(error)
                 raise
 
 

@@ -1,12 +1,14 @@
 """DistDGL trains on two hosts of the lab, so that there is something to stand beside."""
 
+import json
 import math
 import re
 
 import pytest
 
 from gnnsys.bench import peers
-from gnnsys.bench.dist.distdgl import best_samples_per_s, prepare, run_distdgl
+from gnnsys.bench.dist.distdgl import best_samples_per_s, run_distdgl
+from gnnsys.bench.dist.distdgl_run import partition
 from gnnsys.bench.dist.task import Task
 from gnnsys.bench.lab import Lab, available
 
@@ -17,7 +19,9 @@ GRAPH = {"num_nodes": 2000, "num_features": 16, "num_classes": 4, "avg_degree": 
 
 def test_distdgl_trains_across_hosts_and_its_samples_are_counted(tmp_path):
     task = Task(graph=GRAPH, trainers_per_host=1, batch_size=100, fanouts=(4, 3), hidden=8, num_epochs=2, max_steps=4)
-    assert prepare(task, tmp_path)["num_edges"] > 10_000
+    task.save(tmp_path)
+    partition(tmp_path)
+    assert json.loads((tmp_path / "partition.json").read_text())["num_edges"] > 10_000
     with Lab(hosts=2) as lab:
         figures = run_distdgl(lab, tmp_path, timeout=120)
     assert figures["steps"] == 4 and len(figures["epochs"]) == 2

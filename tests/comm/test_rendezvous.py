@@ -73,8 +73,8 @@ class Launcher:
         return dict(zip(ranks, in_threads(one, ranks)))
 
 
-def test_ranks_of_two_machines_meet_under_torchrun():
-    ranks = run_ranks(MEET, [1, 2], torchrun=True)
+def test_ranks_of_two_machines_meet():
+    ranks = run_ranks(MEET, [1, 2])
     lines = [rank.stdout.splitlines() for rank in ranks]
     assert [line[0] for line in lines] == ["0 3 0 2 0 1", "1 3 1 2 0 2", "2 3 1 2 1 2"]
     assert {line[1] for line in lines} == {"[{'rank': 0}, {'rank': 1}, {'rank': 2}] hello"}

@@ -19,8 +19,8 @@ from gnnsys.comm import (
     Reply,
     Request,
     Server,
-    wire,
 )
+from gnnsys.comm.arrays import DTYPES
 from tests.comm.endpoints import DEADLINE, joined
 
 
@@ -31,8 +31,8 @@ def echo(request: Request) -> Reply:
 def test_arrays_of_every_dtype_and_size_make_the_round_trip():
     with joined({Kind.PULL: echo}) as (_, client):
         for length in (0, 1, 3, 1000, 100_000):
-            arrays = [torch.arange(length).to(dtype) for dtype in wire.DTYPES if not dtype.is_floating_point]
-            arrays += [torch.rand(length, 2).to(dtype) for dtype in wire.DTYPES if dtype.is_floating_point]
+            arrays = [torch.arange(length).to(dtype) for dtype in DTYPES if not dtype.is_floating_point]
+            arrays += [torch.rand(length, 2).to(dtype) for dtype in DTYPES if dtype.is_floating_point]
             reply = client.request(0, Kind.PULL, arrays, {"length": length}).result()
             assert reply.options == {"length": length} and len(reply.arrays) == len(arrays)
             for sent, received in zip(arrays, reply.arrays):

@@ -106,22 +106,22 @@ def test_ipv6_and_ipv4_are_served_side_by_side(keys):
 
 
 def test_garbage_is_counted_and_the_server_lives_on(stranger):
-    good = wire.encode(wire.make_header(16, 5, timeout_us=10**7), [torch.arange(50)], {"a": 1}, Limits())
+    arrays = [torch.arange(5), torch.arange(10_000)]
     generator = random.Random(0)
     with joined({16: echo}) as (server, client):
         dealer = stranger(server.endpoints[0])
         dealer.send_multipart([b""])
         dealer.send_multipart([b"GET / HTTP/1.1\r\n" * 10, b"", b""])
         dealer.send_multipart([b"x"] * 5000)
-        for _ in range(300):
-            frames = [bytearray(frame) for frame in good]
+        for number in range(300):
+            frames = wire.encode(wire.make_header(16, number, timeout_us=10**7), arrays, {"a": 1}, Limits())
+            frames = [bytearray(frame) for frame in frames]
             for _ in range(generator.randint(1, 6)):
-                frame = generator.choice([frame for frame in frames if frame])
-                frame[generator.randrange(len(frame))] = generator.randrange(256)
-            if generator.random() < 0.3:
-                frames = frames[: generator.randint(1, 3)]
-            if generator.random() < 0.3:
-                frames[0] = frames[0][: generator.randint(0, len(frames[0]))]
+                frames[0][generator.randrange(len(frames[0]))] = generator.randrange(256)
+            if generator.random() < 0.2:
+                frames = frames[:1]
+            if generator.random() < 0.2:
+                frames[-1] = frames[-1][: generator.randint(0, len(frames[-1]))]
             dealer.send_multipart([bytes(frame) for frame in frames])
         dealer.send_multipart(wire.encode(wire.make_header(16, 2**40, timeout_us=10**7), (), None, Limits()))
         told = 0  # those whose message could be read far enough
@@ -137,21 +137,21 @@ def test_a_message_of_another_version_is_answered_with_an_error(stranger):
     frames = wire.encode(wire.make_header(16, 77, timeout_us=10**6), (), None, Limits())
     with Server({16: echo}) as server:
         dealer = stranger(server.endpoints[0])
-        dealer.send_multipart([frames[0][:4] + b"\x09\x00" + frames[0][6:], b""])
-        front, options = dealer.recv_multipart()
+        dealer.send_multipart([frames[0][:4] + b"\x09\x00" + frames[0][6:]])
+        (front,) = dealer.recv_multipart()
         header = wire.read_header(front, Limits())
         assert (header.status, header.request_id) == (wire.OTHER_VERSION, 77)
-        assert b"version 9" in options
+        assert b"version 9" in front
 
 
 def test_an_absurd_shape_is_answered_with_an_error(stranger):
     frames = wire.encode(
-        wire.make_header(16, 78, timeout_us=10**7), [torch.zeros(1, dtype=torch.int64)], None, Limits()
+        wire.make_header(16, 78, timeout_us=10**7), [torch.zeros(3, dtype=torch.int64)], None, Limits()
     )
     with Server({16: echo}) as server:
         dealer = stranger(server.endpoints[0])
-        dealer.send_multipart([frames[0][:-8] + (2**61).to_bytes(8, "little"), *frames[1:]])
-        front, _ = dealer.recv_multipart()
+        dealer.send_multipart([frames[0].replace((3).to_bytes(8, "little"), (2**61).to_bytes(8, "little"))])
+        (front,) = dealer.recv_multipart()
         assert wire.read_header(front, Limits()).status == wire.MALFORMED
         assert server.counters()["events"] == {"malformed: shape": 1}
 
@@ -180,9 +180,9 @@ def test_a_reply_that_is_nonsense_is_dropped_and_counted():
     try:
         with Client({0: router.last_endpoint.decode()}, sender=0, incarnation=0, timeout=DEADLINE) as client:
             pending = client.request(0, 16)
-            name, front, _ = router.recv_multipart()
+            name, front = router.recv_multipart()
             header = wire.read_header(front, Limits())
-            for nonsense in ([b"nonsense"], [front, b""], [b""]):
+            for nonsense in ([b"nonsense"], [front], [b""]):
                 router.send_multipart([name, *nonsense])
             stray = wire.encode(wire.reply_header(header._replace(request_id=999)), (), None, Limits())
             router.send_multipart([name, *stray])

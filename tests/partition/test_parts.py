@@ -286,3 +286,19 @@ def test_what_is_not_a_directory_of_parts_is_refused(tmp_path):
         open_parts(tmp_path / "graph")
     with pytest.raises(ValueError, match=r"is not a directory of parts: it has no manifest\.json"):
         open_parts(tmp_path)
+
+
+def test_parts_without_global_ids_of_original_ids_open_and_say_what_they_lack(tmp_path):
+    """As they were written before there were loaders of links on parts."""
+    graph, folder = homogeneous(30, 90), tmp_path / "parts"
+    write_parts(graph, random_assignment(graph, 2, 1), folder)
+    assert open_parts(folder).has_global_ids
+    manifest = read_manifest(folder)
+    for part in manifest["parts"]:
+        del part["nodes"][0]["global_ids"]
+    write_manifest(folder, manifest)
+    parts = open_parts(folder)
+    assert not parts.has_global_ids
+    assert_same_graph(parts.merge(), graph)
+    with pytest.raises(ValueError, match="partition the graph again"):
+        parts.part(1).global_of_original()

@@ -146,6 +146,7 @@ ALTERATIONS = {
     "two rows of nodes swapped": ("nodes", "data", "x", swap(0, 1)),
     "a node duplicated, another missing": ("nodes", "original_ids", None, repeat_first),
     "two original ids swapped": ("nodes", "original_ids", None, swap(0, 1)),
+    "two global ids swapped": ("nodes", "global_ids", None, swap(0, 1)),
     "a wrong halo id": ("nodes", "halo", None, other_halo_id),
 }
 
@@ -204,6 +205,7 @@ def test_a_node_missing_from_parts_and_book_alike_is_found(tmp_path):
     graph, folder = homogeneous(10, 30, num_used=9, rows=False), tmp_path / "parts"
     write_parts(graph, random_assignment(graph, 1, 1), folder)
     alter(folder, stored_name(folder, 0, "nodes", 0, "original_ids"), lambda a: a[:-1])
+    alter(folder, stored_name(folder, 0, "nodes", 0, "global_ids"), lambda a: a[:-1])
     alter(folder, stored_name(folder, 0, "edges", 0, "indptr"), lambda a: a[:-1])
     manifest = read_manifest(folder)
     manifest["parts"][0]["nodes"][0]["num_core"] = manifest["book"]["nodes"][0][1][-1] = 9

@@ -93,6 +93,10 @@ def check_part(part, index, oracle, hops) -> None:
         assert part.halo(t).tolist() == [oracle.global_of[t][v] for v in local[t][len(core) :]]
         assert part.halo(t).dtype == part.original_ids(t).dtype == torch.int32
         assert part.original_ids(t).tolist() == local[t][: part.hops(t)[-2]]
+        share = range(graph.num_nodes(t))[
+            slice(*(graph.num_nodes(t) * i // part.book.num_parts for i in (index, index + 1)))
+        ]
+        assert part.global_of_original(t).tolist() == [oracle.global_of[t][v] for v in share]
         assert part.global_ids(torch.arange(len(local[t])), t).tolist() == [oracle.global_of[t][v] for v in local[t]]
         for name, rows in graph.node_data[t].items():
             assert part.node_data[t][name].dtype == rows.dtype

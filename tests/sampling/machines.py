@@ -61,9 +61,7 @@ def assign(graph: Graph, num_parts: int, *, seed: int = 0, used: Sequence[int] |
     """Nodes at random to the parts of `used`; the other parts are empty."""
     g = torch.Generator().manual_seed(seed)
     parts = torch.tensor(list(range(num_parts)) if used is None else list(used), dtype=torch.int32)
-    subpart = {
-        t: parts[torch.randint(0, parts.numel(), (graph.num_nodes(t),), generator=g)] for t in graph.node_types
-    }
+    subpart = {t: parts[torch.randint(0, parts.numel(), (graph.num_nodes(t),), generator=g)] for t in graph.node_types}
     return Assignment(num_parts, 1, subpart)
 
 

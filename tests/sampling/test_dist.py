@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, NodeType
+from gnnsys.partition import relabel
 from gnnsys.sampling import NeighborSampler, SampleKey
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
 
@@ -108,6 +109,19 @@ def test_a_deeper_halo_changes_no_sample(tmp_path: Path, halo_hops: int) -> None
             assert_same_sample(ours.sample(to_global(graphs[1], seeds), key=KEY, seed_time=time), expected, graphs[1])
 
 
+def test_ids_beyond_32_bits_travel_as_64(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(relabel, "INT32_END", 50)  # as if no more than 50 numbers fitted
+    graph = homogeneous()
+    with machines(graph, tmp_path / "p", 3) as graphs:
+        mine = graphs[0]
+        assert mine.parts.part(0).original_ids().dtype == torch.int64
+        for options in ({}, {"weight": "w"}, {"time": "t"}):
+            expected = NeighborSampler(graph, [4, 3], **options).sample(SEEDS, key=KEY)
+            ours = NeighborSampler(mine, [4, 3], **options)
+            assert_same_sample(ours.sample(to_global(mine, SEEDS), key=KEY), expected, mine)
+        assert mine.neighborhoods().id_dtypes == {NODE: torch.int64}
+
+
 @pytest.mark.parametrize("kind", ["uniform", "weighted", "edge times", "node times", "blocks"])
 def test_excluded_edges_are_the_same_ones(parted, kind: str) -> None:
     graph, graphs = parted
@@ -123,13 +137,11 @@ def test_excluded_edges_are_the_same_ones(parted, kind: str) -> None:
         ours = NeighborSampler(mine, fanouts, **options)
         found = {EDGE: ours.find_edges(EDGE, mine.global_ids(src), mine.global_ids(dst))}
         assert found[EDGE].numel() == exclude[EDGE].numel() and bool((found[EDGE].diff() > 0).all())
-        assert_same_sample(
-            ours.sample(to_global(mine, SEEDS), key=KEY, seed_time=time, exclude=found), expected, mine
-        )
+        assert_same_sample(ours.sample(to_global(mine, SEEDS), key=KEY, seed_time=time, exclude=found), expected, mine)
 
 
 def test_edges_that_do_not_exist_are_not_found(parted) -> None:
-    graph, graphs = parted
+    _, graphs = parted
     lonely = torch.tensor([116, 117, 118])  # nodes without edges, which no part has in its halo
     for mine in graphs:
         ids = mine.global_ids(lonely)
@@ -159,7 +171,7 @@ def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
 
 
 def test_one_hop_sends_one_message_to_each_other_machine(parted_types) -> None:
-    graph, graphs = parted_types
+    _, graphs = parted_types
     mine = graphs[0]
     seeds = to_global(mine, {"paper": torch.arange(90), "author": torch.arange(40)})
     sampler = NeighborSampler(mine, [3])

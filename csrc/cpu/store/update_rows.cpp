@@ -112,7 +112,8 @@ void update_rows(Tensor dst, const std::optional<Tensor>& versions, const Tensor
   }
 }
 
-// Row r, column c holds low + (high - low) * u at Philox counter (first + r, c): the same on any number of parts.
+// Row r, column c holds low + (high - low) * u, where u is word c % 4 at Philox counter (first + r, c / 4): the same on
+// any number of parts.
 void fill_uniform(Tensor rows, int64_t first, double low, double high, int64_t key) {
   check_rows(rows, "rows");
   CHECK_ARG(first >= 0, "first must be >= 0, got ", first);
@@ -122,10 +123,16 @@ void fill_uniform(Tensor rows, int64_t first, double low, double high, int64_t k
     T* const out = mutable_data<T>(rows);
     parallel_for(rows.size(0), (1 << 12) / std::max<int64_t>(size, 1), [=](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
+        const auto row = static_cast<uint64_t>(first + r);
+        Words words{};
         for (int64_t c = 0; c < size; ++c) {
-          const uint64_t word = philox_u64(static_cast<uint64_t>(first + r), static_cast<uint64_t>(c),
-                                           static_cast<uint64_t>(key));
-          const double drawn = low + (high - low) * open_unit(word);
+          if (c % 4 == 0) {
+            const auto block = static_cast<uint64_t>(c / 4);
+            words = philox4x32(static_cast<uint32_t>(row), static_cast<uint32_t>(row >> 32),
+                               static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32),
+                               static_cast<uint64_t>(key));
+          }
+          const double drawn = low + (high - low) * ((static_cast<double>(words.w[c % 4]) + 0.5) * 0x1p-32);
           if constexpr (std::is_same_v<T, double>) {
             out[r * size + c] = drawn;
           } else {

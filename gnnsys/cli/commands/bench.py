@@ -11,9 +11,24 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("suite", metavar="SUITE", help="ops (the native core), loader (whole epochs) or partition")
+    parser.add_argument(
+        "suite",
+        metavar="SUITE",
+        help="ops (the native core), loader (whole epochs), partition, store (tables over a network), pipeline "
+        "(epochs with rows from another process) or dist (training across hosts of the lab; needs root)",
+    )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
+    parser.add_argument(
+        "--cache", metavar="DIR", type=Path, help="keep generated graphs and parts here, for other runs"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a setting of `bench dist`, such as num_features=256, rates=1gbit,100mbit or cpu=0.9; may be repeated",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
     parser.add_argument(
         "--check", action="store_true", help="exit 1 when a row misses its target or a required row did not run"
@@ -26,10 +41,21 @@ def run(args: argparse.Namespace) -> int:
     benchmarks = load_suite(args.suite)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
-    report = run_suite(args.suite, benchmarks, Options(only=args.only, quick=args.quick))
+    options = Options(only=args.only, quick=args.quick, cache=args.cache, settings=_settings(args.suite, args.set))
+    report = run_suite(args.suite, benchmarks, options)
     if args.json is not None:
         report.write(args.json)
     failures = report.failures()
     for failure in failures if args.check else []:
         print(f"check: {failure}", file=sys.stderr)
     return 1 if args.check and failures else 0
+
+
+def _settings(suite: str, texts: list[str]) -> dict[str, str]:
+    if texts and suite != "dist":
+        raise ValueError(f"--set is for `bench dist`: {suite} has no settings")
+    pairs = [text.partition("=") for text in texts]
+    for text, (name, equals, value) in zip(texts, pairs):
+        if not (name and equals and value):
+            raise ValueError(f"--set {text}: write NAME=VALUE")
+    return {name: value for name, _, value in pairs}

@@ -1,0 +1,133 @@
+"""The rows of `gnnsys bench dist`: what a job took, beside the bound it cannot beat and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from gnnsys.bench import peers
+from gnnsys.bench.case import OURS, Case, Side, Unit, Versus, score, value
+from gnnsys.bench.dist.inputs import METIS, RANDOM
+from gnnsys.bench.dist.jobs import UNLIMITED, Jobs
+from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, NON_STOP, SYNCHRONOUS
+from gnnsys.bench.workload import Workload
+
+LINK = "busiest link"
+NETWORK_SHARE = 0.75  # of an epoch with random parts, at the rate of the ablation
+SECONDS, SAMPLES = value("s"), score("samples/s")
+
+
+def rates(workload: Workload) -> Iterator[Case]:
+    """An epoch on slower and slower links beside the same job on unlimited ones, or what the busiest link must carry."""
+    jobs = _jobs(workload)
+    for rate in jobs.settings.rates:
+        figures: Mapping[str, Callable[[], float]] = {
+            OURS: lambda rate=rate: jobs.two_level(rate).seconds,  # type: ignore[misc]
+            "unlimited links": lambda: jobs.two_level(UNLIMITED).seconds,
+            LINK: lambda rate=rate: jobs.two_level(rate).link_seconds(rate),  # type: ignore[misc]
+        }
+        versus = Versus(("unlimited links", LINK), 1 / 1.2, pick="worst")
+        yield _case(f"rates/{rate}/epoch", SECONDS, figures, versus, limit=LINK)
+        yield _case(
+            f"rates/{rate}/bytes",
+            value("MB"),
+            {OURS: lambda rate=rate: jobs.two_level(rate).busiest_bytes / 1e6},  # type: ignore[misc]
+            NOTHING,
+        )
+        yield _case(
+            f"rates/{rate}/waiting",
+            value("% of epoch"),
+            {OURS: lambda rate=rate: 100 * jobs.two_level(rate).waited_share},  # type: ignore[misc]
+            NOTHING,
+        )
+
+
+def ablation(workload: Workload) -> Iterator[Case]:
+    """DistDGLv2's steps, each with the ones before: an epoch's seconds beside random parts and synchronous loading.
+
+    The limit beside each is the larger of its busiest link's seconds and the same parts' epoch on unlimited links.
+    """
+    jobs = _jobs(workload)
+    rate = jobs.settings.rate
+    steps = {
+        "1 random": (lambda: jobs.flat(RANDOM, SYNCHRONOUS), lambda: jobs.flat(RANDOM, UNLIMITED)),
+        "2 METIS": (lambda: jobs.flat(METIS, SYNCHRONOUS), lambda: jobs.flat(METIS, UNLIMITED)),
+        "3 two-level": (lambda: jobs.two_level(SYNCHRONOUS), lambda: jobs.two_level(UNLIMITED)),
+        "4 asynchronous": (lambda: jobs.two_level(ASYNCHRONOUS), lambda: jobs.two_level(UNLIMITED)),
+        "5 non-stop": (lambda: jobs.two_level(rate), lambda: jobs.two_level(UNLIMITED)),
+    }
+    random, random_unlimited = steps["1 random"]
+    yield _case(
+        "ablation/off the network with random",
+        value("% of epoch"),
+        {
+            OURS: lambda: 100 * random_unlimited().seconds / random().seconds,
+            "bound": lambda: 100 * (1 - NETWORK_SHARE),
+        },
+        Versus(("bound",), 1.0),
+    )
+    for name, (run, unlimited) in steps.items():
+        figures: Mapping[str, Callable[[], float]] = {
+            OURS: lambda run=run: run().seconds,  # type: ignore[misc]
+            "random": lambda: random().seconds,
+            "bound": lambda run=run, unlimited=unlimited: max(  # type: ignore[misc]
+                run().link_seconds(rate), unlimited().seconds
+            ),
+        }
+        target = 3.0 if name == list(steps)[-1] else None
+        yield _case(f"ablation/{name}/epoch", SECONDS, figures, Versus(("random",), target), limit="bound")
+        yield _case(
+            f"ablation/{name}/bytes",
+            value("MB"),
+            {OURS: lambda run=run: run().busiest_bytes / 1e6, "random": lambda: random().busiest_bytes / 1e6},  # type: ignore[misc]
+            Versus(("random",)),
+        )
+
+
+def scaling(workload: Workload) -> Iterator[Case]:
+    """All hosts beside as many times one of them, and beside what the links could carry; a fixed quota per host."""
+    jobs = _jobs(workload)
+    hosts, rate = jobs.settings.hosts, jobs.settings.rates[0]
+    times, links = f"{hosts} x one host", "link bound"
+    figures: Mapping[str, Callable[[], float]] = {
+        OURS: lambda: jobs.two_level(rate).samples_per_s,
+        times: lambda: hosts * jobs.one_host().samples_per_s,
+        links: lambda: jobs.two_level(rate).seeds / jobs.two_level(rate).link_seconds(rate),
+    }
+    yield _case(f"scaling/{hosts} hosts", SAMPLES, figures, Versus((times, links), 0.8, pick="worst"), limit=links)
+
+
+def against_distdgl(workload: Workload) -> Iterator[Case]:
+    """Two hosts, the same graph, model, fanouts and batch, beside DistDGL with the best of its sampler settings."""
+    jobs = _jobs(workload)
+    threefold, allowed = "3 x DistDGL", "0.85 x compute alone"
+    figures: Mapping[str, Callable[[], float]] = {
+        OURS: lambda: jobs.two_hosts(NON_STOP).samples_per_s,
+        "DistDGL": jobs.distdgl,
+        "compute alone": lambda: jobs.two_hosts(COMPUTE).samples_per_s,
+        threefold: lambda: 3 * jobs.distdgl(),
+        allowed: lambda: 0.85 * jobs.two_hosts(COMPUTE).samples_per_s,
+    }
+    missing = {side: reason for side in ("DistDGL", threefold) for reason in peers.missing("dgl").values()}
+    present = {name: call for name, call in figures.items() if name not in missing}
+    versus = (Versus((threefold, allowed), 1.0, pick="worst"), Versus(("DistDGL",)), Versus(("compute alone",)))
+    yield _case("two hosts/DistDGL", SAMPLES, present, *versus, limit="compute alone", missing=missing)
+
+
+NOTHING = Versus((), required=False, label="-")
+BENCHMARKS = [rates, ablation, scaling, against_distdgl]
+
+
+def _jobs(workload: Workload) -> Jobs:
+    return workload.once("dist/jobs", lambda: Jobs(workload))
+
+
+def _case(
+    name: str,
+    unit: Unit,
+    figures: Mapping[str, Callable[[], float]],
+    *versus: Versus,
+    limit: str | None = None,
+    missing: Mapping[str, str] | None = None,
+) -> Case:
+    sides = {side: Side(call) for side, call in figures.items()}
+    return Case(name, unit, lambda: sides, versus, limit=limit, repeats=1, missing=missing)

@@ -1,0 +1,123 @@
+"""The jobs that the rows of `gnnsys bench dist` are made of; the row that asks first makes its job run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gnnsys.bench.dist.distdgl import best_samples_per_s, prepare, run_settings
+from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts, task_folder
+from gnnsys.bench.dist.job import PhaseFigures, run_job
+from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, NON_STOP, SYNCHRONOUS, Phase
+from gnnsys.bench.dist.settings import QUICK, Settings
+from gnnsys.bench.lab import Lab, available
+from gnnsys.bench.workload import FULL, Workload
+
+UNLIMITED = "unlimited"
+WARM = 3  # steps until the pipeline is as full as it gets
+
+
+class Jobs:
+    """Figures by job and phase. Phases of a job go from slow links to fast: none starts with what a fast link left."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        base: Mapping[str, Any] = {} if workload.sizes.num_nodes >= FULL.num_nodes else QUICK
+        self.settings = Settings.from_texts(workload.settings, base)
+
+    def two_level(self, phase: str) -> PhaseFigures:
+        """All hosts, METIS over machines and trainers: phases by rate, "unlimited", "asynchronous", "synchronous"."""
+        settings = self.settings
+        rates = sorted({*settings.rates, settings.rate}, key=_bits)
+        phases = [
+            Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=settings.rate, warm=1),
+            Phase(name=ASYNCHRONOUS, mode=ASYNCHRONOUS, rate=settings.rate, warm=0),
+            *(Phase(name=rate, rate=rate, warm=WARM) for rate in rates),
+            Phase(name=UNLIMITED, warm=WARM),
+        ]
+        return self._job(TWO_LEVEL, TWO_LEVEL, settings.hosts, phases)[phase]
+
+    def flat(self, kind: str, phase: str) -> PhaseFigures:
+        """All hosts, parts at random or by METIS over machines: "synchronous" at the rate, or "unlimited"."""
+        phases = [
+            Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=self.settings.rate, warm=1),
+            Phase(name=UNLIMITED, mode=SYNCHRONOUS, warm=0),
+        ]
+        assert kind in (RANDOM, METIS)
+        return self._job(kind, kind, self.settings.hosts, phases)[phase]
+
+    def one_host(self) -> PhaseFigures:
+        """The first of all hosts alone, with the seeds and the quota that it has among them."""
+        phases = [Phase(name=UNLIMITED, warm=WARM)]
+        return self._job("one host", TWO_LEVEL, 1, phases, num_seed_parts=1)[UNLIMITED]
+
+    def two_hosts(self, phase: str) -> PhaseFigures:
+        """Two hosts, as DistDGL has: "non-stop" at the peer's rate, and "compute" without any loading."""
+        phases = [
+            Phase(name=NON_STOP, rate=self.settings.peer_rate, warm=WARM),
+            Phase(name=COMPUTE, mode=COMPUTE, warm=1),
+        ]
+        return self._job("two hosts", TWO_LEVEL, 2, phases)[phase]
+
+    def distdgl(self) -> float:
+        """Samples per second of DistDGL on two hosts, the best of its settings."""
+        return self._workload.once("dist/distdgl", self._run_distdgl)
+
+    def _job(self, name: str, kind: str, num_hosts: int, phases: list[Phase], **options: Any) -> dict[str, PhaseFigures]:
+        return self._workload.once(f"dist/{name}", lambda: self._run(name, kind, num_hosts, phases, **options))
+
+    def _run(self, name: str, kind: str, num_hosts: int, phases: list[Phase], **options: Any) -> dict[str, PhaseFigures]:
+        _check_lab()
+        settings, folder = self.settings, self._workload.folder
+        # One host alone opens the parts of all: its part is the same one.
+        num_parts = settings.hosts if num_hosts == 1 else num_hosts
+        parts = self._aloud(f"{kind} in {num_parts} parts", lambda: make_parts(folder, settings, kind, num_parts))
+        where = task_folder(folder, settings) / f"job-{name.replace(' ', '-')}"
+        task = settings.task(num_hosts)
+        found = self._aloud(name, lambda: run_job(where, parts, phases, task, cpu=settings.cpu, **options))
+        for figures in found.values():
+            _say(f"  {name}, {figures.describe()}")
+        return found
+
+    def _run_distdgl(self) -> float:
+        _check_lab()
+        settings = self.settings
+        folder = task_folder(self._workload.folder, settings) / "distdgl"
+        self._aloud("DGL's parts", lambda: _prepare_once(settings, folder))
+        with Lab(2, rate=settings.peer_rate, cpu=settings.cpu) as lab:
+            runs = self._aloud("DistDGL", lambda: run_settings(lab, folder, settings.samplers))
+        for run in runs:
+            _say(f"  DistDGL, {run['num_samplers']} samplers: {best_samples_per_s(run):.0f} samples/s, {run['epochs'][-1]}")
+        return best_samples_per_s(runs[0])
+
+    @staticmethod
+    def _aloud(what: str, call: Callable[[], Any]) -> Any:
+        _say(f"  {what} ...")
+        return call()
+
+
+def _prepare_once(settings: Settings, folder: Path) -> None:
+    from dataclasses import replace
+
+    task = replace(settings.task(2), num_epochs=2)
+    if (folder / "partition.json").exists():
+        task.save(folder)
+    else:
+        prepare(task, folder)
+
+
+def _check_lab() -> None:
+    if reason := available():
+        raise RuntimeError(reason)
+
+
+def _bits(rate: str) -> float:
+    from gnnsys.bench.lab import parse_rate
+
+    return parse_rate(rate)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

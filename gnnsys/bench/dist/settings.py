@@ -1,0 +1,99 @@
+"""The sizes of `gnnsys bench dist`: those of the issue-sized run, and of a quick one that shows that it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, get_type_hints
+
+from gnnsys.bench.dist.task import Task
+from gnnsys.bench.lab import parse_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is trained, on what, and how long. `rate` is the one of the ablation, `peer_rate` the one beside DistDGL.
+
+    An epoch is `steps` steps of every trainer. `cpu` is the quota of a host: hosts x cpu should be a little less than
+    the cores of this machine, or figures of scaling mean nothing.
+    """
+
+    num_nodes: int = 1_000_000
+    num_classes: int = 32
+    avg_degree: float = 20.0
+    homophily: float = 0.9
+    num_features: int = 128
+    hosts: int = 4
+    trainers: int = 2
+    cpu: float = 0.45
+    batch_size: int = 1000
+    fanouts: tuple[int, ...] = (15, 10, 5)
+    hidden: int = 256
+    steps: int = 4
+    rates: tuple[str, ...] = ("1gbit", "250mbit", "100mbit")
+    rate: str = "100mbit"
+    peer_rate: str = "1gbit"
+    samplers: tuple[int, ...] = (0, 1)
+
+    def __post_init__(self) -> None:
+        for rate in (*self.rates, self.rate, self.peer_rate):
+            parse_rate(rate)
+        if self.hosts < 2 or self.trainers < 1 or self.steps < 1:
+            raise ValueError(
+                f"hosts must be at least 2, trainers and steps at least 1, got {self.hosts}, {self.trainers}, "
+                f"{self.steps}"
+            )
+
+    @classmethod
+    def from_texts(cls, texts: Mapping[str, str], base: Mapping[str, Any]) -> Settings:
+        """`base` with what a person wrote on top: {"rates": "1gbit,100mbit", "cpu": "0.9"}."""
+        kinds = get_type_hints(cls)
+        for name in texts:
+            if name not in kinds:
+                raise ValueError(f"there is no setting {name!r}, only {', '.join(field.name for field in fields(cls))}")
+        return cls(**{**base, **{name: _parse(name, text, kinds[name]) for name, text in texts.items()}})
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The arguments of `gnnsys.graph.generate.sbm`. A tenth of the nodes is trained on, or as many as are used."""
+        names = ("num_nodes", "num_classes", "avg_degree", "homophily", "num_features")
+        needed = 1.3 * self.steps * self.batch_size * self.hosts * self.trainers / self.num_nodes
+        return {**{name: getattr(self, name) for name in names}, "train": min(0.9, max(0.1, round(needed, 2)))}
+
+    def task(self, num_hosts: int) -> Task:
+        return Task(
+            graph=self.graph,
+            num_hosts=num_hosts,
+            trainers_per_host=self.trainers,
+            batch_size=self.batch_size,
+            fanouts=self.fanouts,
+            hidden=self.hidden,
+            max_steps=self.steps,
+        )
+
+
+QUICK = {
+    "num_nodes": 20_000,
+    "num_classes": 8,
+    "num_features": 32,
+    "hosts": 2,
+    "trainers": 1,
+    "cpu": 0.9,
+    "batch_size": 100,
+    "hidden": 32,
+    "steps": 4,
+    "rates": ("100mbit",),
+    "rate": "20mbit",
+    "peer_rate": "100mbit",
+    "samplers": (0,),
+}
+
+
+def _parse(name: str, text: str, kind: Any) -> Any:
+    pieces = text.split(",")
+    try:
+        if kind in (int, float, str):
+            return kind(text)
+        return tuple(map(int if kind == tuple[int, ...] else str, pieces))
+    except ValueError:
+        raise ValueError(f"setting {name}={text!r} is not what it should be: {kind}") from None

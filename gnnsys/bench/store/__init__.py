@@ -1,0 +1,12 @@
+"""`gnnsys bench store`: rows of another process beside bare ZeroMQ and torch's RPC, own rows beside index_select.
+
+Also what an extra trainer on a machine takes in memory. Everything remote is in a process of its own, over loopback.
+"""
+
+from gnnsys.bench.store.changes import changes
+from gnnsys.bench.store.memory import memory
+from gnnsys.bench.store.pulls import local_pull, pull_variants, remote_pull
+
+BENCHMARKS = [remote_pull, local_pull, pull_variants, changes, memory]
+
+__all__ = ["BENCHMARKS"]

@@ -1,0 +1,75 @@
+"""A graph in two parts: one mapped here, the other behind a graph server in a process of its own, over loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from gnnsys.bench.workload import Workload
+from gnnsys.comm import Client, Keys, Kind
+from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.graph.manifest import MANIFEST
+from gnnsys.partition import Placement, open_parts, partition_graph
+from gnnsys.sampling import DistGraph
+from gnnsys.server_process import ServerProcess
+from gnnsys.store import Store
+
+HERE, THERE = 0, 1
+_OPEN_SECONDS = 600.0
+NUM_CLASSES = 47
+
+
+class TwoMachines:
+    """Machine 0 is this process with part 0, machine 1 the server with part 1. `tables` is a store whose parts are all
+    at the server, for tables made at run time."""
+
+    def __init__(self, path: Path, *, keys: Keys | None = None) -> None:
+        self._server = ServerProcess()
+        self._client: Client | None = None
+        try:
+            self._server.order(THERE, bind=["tcp://127.0.0.1:*"], keys=keys, threads=2)
+            endpoint = self._server.endpoints(_OPEN_SECONDS)[0]
+            client = self._client = Client({THERE: endpoint}, sender=0, incarnation=1, keys=keys)
+            options = {"path": str(path), "parts": [THERE], "verify": False}
+            client.request(THERE, Kind.OPEN, options=options, timeout=_OPEN_SECONDS).result()
+            parts, machine_of_part = open_parts(path, verify=False), [HERE, THERE]
+            self.store = Store(machine_of_part=machine_of_part, machine=HERE, client=client)
+            self.tables = Store(machine_of_part=[THERE], machine=HERE, client=client)
+            self.graph = DistGraph(parts, self.store, client, HERE, machine_of_part)
+            self.graph.placement = Placement(0, (HERE,), tuple(machine_of_part))
+            bounds = self.store.spec(f"node/{NODE}/x").bounds
+        except BaseException:
+            self.close()
+            raise
+        self.first_there = bounds[1]
+        """Global ids from here on are at the server."""
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+        self._server.close()
+
+    def __enter__(self) -> TwoMachines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+def two_machines(work: Workload, *, with_key: bool = False) -> TwoMachines:
+    """The run's own, started when first asked for; `with_key` for one that is spoken to in CURVE."""
+    keys = Keys.generate() if with_key else None
+    name = "two machines with a key" if with_key else "two machines"
+    return work.once(name, lambda: work.enter(TwoMachines(parts_folder(work), keys=keys)))
+
+
+def parts_folder(work: Workload) -> Path:
+    """The run's power-law graph with features, labels and a second table, in two parts at random."""
+    sizes = work.sizes
+    out = work.folder / f"rmat-{sizes.num_nodes}-{sizes.num_edges}-{sizes.dim}"
+    if not (out / MANIFEST).exists():
+        labels = work.ids(sizes.num_nodes, sizes.num_nodes) % NUM_CLASSES
+        rows = {"x": work.rows(sizes.num_nodes, sizes.dim), "y": labels, "z": work.rows(sizes.num_nodes, 16)}
+        graph = Graph({NODE: sizes.num_nodes}, {EDGE: work.csc}, {NODE: rows})
+        partition_graph(graph, 2, out, method="random", balance=["nodes"], edge_ids=False)
+    return out

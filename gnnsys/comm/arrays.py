@@ -1,0 +1,69 @@
+"""Tensors as bytes and back, without a copy where memory allows it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+INLINE_BELOW = 1 << 16  # bytes; part of the format: smaller arrays travel in a message's first frame
+
+Buffer = bytes | np.ndarray  # what is sent as one frame
+
+# dtype, its number on the wire, and the type of the same width that numpy can export
+_DTYPES = (
+    (torch.uint8, 1, None),
+    (torch.int8, 2, None),
+    (torch.int16, 3, None),
+    (torch.int32, 4, None),
+    (torch.int64, 5, None),
+    (torch.float16, 6, None),
+    (torch.bfloat16, 7, torch.int16),
+    (torch.float32, 8, None),
+    (torch.float64, 9, None),
+    (torch.bool, 10, None),
+    (torch.uint16, 11, None),
+    (torch.uint32, 12, None),
+    (torch.uint64, 13, None),
+    (torch.float8_e4m3fn, 14, torch.int8),
+    (torch.float8_e5m2, 15, torch.int8),
+)
+DTYPES = tuple(dtype for dtype, _, _ in _DTYPES)
+DTYPE_OF = {code: (dtype, dtype.itemsize) for dtype, code, _ in _DTYPES}
+_CODE_OF = {dtype: (code, plain) for dtype, code, plain in _DTYPES}
+
+
+def export_array(array: Tensor) -> tuple[int, Buffer]:
+    """The number of its dtype and its bytes: copied where it is small, otherwise numpy's view of its memory."""
+    known = _CODE_OF.get(array.dtype)
+    if known is None or not array.is_cpu:
+        names = ", ".join(str(dtype)[6:] for dtype in DTYPES)
+        raise ValueError(f"cannot send {array.dtype} on {array.device}: a message takes CPU tensors of {names}")
+    if not array.is_contiguous():
+        array = array.contiguous()
+    code, plain = known
+    size = array.nbytes
+    if size < INLINE_BELOW:
+        return code, ctypes.string_at(array.data_ptr(), size) if size else b""
+    if array.requires_grad:
+        array = array.detach()
+    if plain is not None:
+        array = array.view(plain)
+    return code, array.numpy()  # a new object: the memory is in use for as long as it lives
+
+
+def import_array(memory: Any, offset: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> Tensor:
+    """A view of received memory, which it keeps alive."""
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    array = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+    return array if len(shape) == 1 else array.view(shape)
+
+
+def aligned(memory: memoryview) -> memoryview:
+    """The same bytes where eight-byte numbers may lie: libzmq keeps small frames wherever they fell into its buffer."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return memory if address % 8 == 0 else memoryview(bytearray(memory))

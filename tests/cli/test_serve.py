@@ -1,0 +1,81 @@
+"""gnnsys serve: a server on its own, opened from another process; refused beyond loopback without a key."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+import torch
+
+import gnnsys
+from gnnsys.cli import main
+from gnnsys.comm import CommError, Keys
+from gnnsys.comm.key_file import make_key, read_key
+from gnnsys.graph import NODE
+from gnnsys.partition import write_parts
+from tests.partition.part_graphs import homogeneous, random_assignment
+from tests.processes import processes
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return homogeneous(80, 300)
+
+
+@pytest.fixture(scope="module")
+def parts(graph, tmp_path_factory):
+    path = tmp_path_factory.mktemp("serve") / "parts"
+    write_parts(graph, random_assignment(graph, 2, 1), path)
+    return path
+
+
+def test_served_parts_are_opened_with_their_key_alone(graph, parts, tmp_path):
+    key, wrong = tmp_path / "key", tmp_path / "wrong"
+    make_key(wrong)
+    with processes() as running:
+        command = [sys.executable, "-m", "gnnsys.cli", "serve", parts, "--key", key]
+        for part in (0, 1):
+            running.start(f"server {part}", [*command, "--parts", part, "--bind", "localhost"])
+        servers = []
+        for number in (0, 1):
+            printed = running.await_output(number, "open it with")
+            assert f"serving part {number} of {parts} at tcp://" in printed and f"key={str(key)!r}" in printed
+            servers.append(printed.splitlines()[0].split()[-1])
+        assert key.stat().st_mode & 0o777 == 0o600
+        with gnnsys.init(process_group=False) as session:
+            opened = gnnsys.open(parts, servers=servers, key=key)
+            ids = torch.arange(80)
+            assert torch.equal(opened.node_data[NODE]["x"][ids], graph.node_data[NODE]["x"][opened.original_ids(ids)])
+            chosen = opened.original_ids(gnnsys.split(opened, "train").ids)
+            assert sorted(chosen.tolist()) == graph.node_data[NODE]["train_mask"].nonzero().view(-1).tolist()
+            with pytest.raises(ValueError, match="no server has part 1 of 2"):
+                session.open(parts, servers=servers[:1], key=key)
+        with gnnsys.init(process_group=False, timeout=0.5) as session, pytest.raises(CommError):
+            session.open(parts, servers=servers, key=wrong)
+        for _, process in running.processes:
+            process.send_signal(signal.SIGINT)
+        assert [ended.returncode for ended in running.wait(30)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--bind", "0.0.0.0"], "--bind 0.0.0.0 is open to other machines: give --key FILE"),
+        (["--bind", "[::]:0"], "is open to other machines: give --key FILE"),
+        (["--bind", "localhost:port"], "--bind must be HOST or HOST:PORT, got 'localhost:port'"),
+        (["--parts", "0,7"], "--parts must be in [0, 2), got '0,7'"),
+        (["--parts", "all"], "--parts must be whole numbers with commas"),
+        (["--key", "."], "is not a key file"),
+    ],
+)
+def test_what_cannot_be_served_is_explained(parts, capsys, arguments, words):
+    assert main(["serve", str(parts), *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_key_file_keeps_its_key(tmp_path):
+    keys = make_key(tmp_path / "key")
+    assert make_key(tmp_path / "key") == read_key(tmp_path / "key") == keys
+    assert Keys.from_json(json.loads((tmp_path / "key").read_text())) == keys

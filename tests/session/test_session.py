@@ -1,0 +1,191 @@
+"""Sessions in real processes: what ranks see, and that nothing is left after success, exception, Ctrl-C and kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import gnnsys
+from gnnsys.graph import NODE
+from gnnsys.partition import write_parts
+from tests.partition.part_graphs import homogeneous, random_assignment
+from tests.processes import alive, await_true, descendants, processes, run_ranks, start_agents, start_ranks
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return homogeneous(300, 1200)
+
+
+@pytest.fixture(scope="module")
+def parts(graph, tmp_path_factory):
+    path = tmp_path_factory.mktemp("session") / "parts"
+    write_parts(graph, random_assignment(graph, 4, 2), path)
+    return path
+
+
+TRAIN = """
+import json, sys, torch, torch.distributed as dist, gnnsys
+session = gnnsys.init(timeout=30)
+graph = gnnsys.open(sys.argv[1])
+seeds = gnnsys.split(graph, "train")
+total = torch.tensor([session.rank + 1])
+dist.all_reduce(total)
+session.barrier()
+everything = torch.arange(graph.num_nodes())
+print(json.dumps({
+    "place": [session.rank, session.world_size, session.local_rank, session.machine, session.num_machines],
+    "parts": graph.parts_here,
+    "seeds": graph.original_ids(seeds.ids).tolist(),
+    "largest": seeds.largest,
+    "sum": int(total),
+    "originals": graph.original_ids(everything).tolist(),
+    "x": graph.node_data["node"]["x"][everything].tolist(),
+    "servers": [(status["pid"], status["parts"]) for status in session.status()],
+    "again": gnnsys.open(sys.argv[1]) is graph,
+}))
+if len(sys.argv) > 2:
+    session.close()
+    session.close()
+"""
+
+
+def left_in_memory() -> set[str]:
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
+
+
+def test_ranks_under_torchrun_open_the_same_graph_and_leave_nothing(graph, parts):
+    shared = left_in_memory()
+    told = [json.loads(rank.stdout) for rank in run_ranks(TRAIN, [2, 1], parts, torchrun=True, timeout=120)]
+    assert [t["place"] for t in told] == [[0, 3, 0, 0, 2], [1, 3, 1, 0, 2], [2, 3, 0, 1, 2]]
+    assert [t["parts"] for t in told] == [[0, 1], [0, 1], [2, 3]]
+    assert {t["sum"] for t in told} == {1 + 2 + 3} and all(t["again"] for t in told)
+    chosen = graph.node_data[NODE]["train_mask"].nonzero().view(-1).tolist()
+    assert sorted(node for t in told for node in t["seeds"]) == chosen
+    assert {t["largest"] for t in told} == {max(len(t["seeds"]) for t in told)}
+    for t in told:
+        assert torch.equal(torch.tensor(t["x"]), graph.node_data[NODE]["x"][torch.tensor(t["originals"])])
+        assert t["servers"] == told[0]["servers"]
+    assert [served for _, served in told[0]["servers"]] == [[0, 1], [2, 3]]
+    await_true(lambda: not any(alive(pid) for pid, _ in told[0]["servers"]), "the end of the servers")
+    assert left_in_memory() <= shared
+
+
+def test_an_exception_on_one_rank_ends_all_ranks_of_all_machines(parts):
+    program = """
+import sys, torch.distributed as dist, gnnsys
+session = gnnsys.init(timeout=30)
+gnnsys.open(sys.argv[1]).store.create("table", 100, (8,))  # shared memory of the servers
+print("servers", *(status["pid"] for status in session.status()))
+session.barrier()
+if session.rank == 1:
+    raise RuntimeError("rank 1 has had enough")
+dist.barrier()
+"""
+    shared = left_in_memory()
+    ranks = run_ranks(program, [1, 1], parts, check=False, timeout=80)
+    assert "rank 1 has had enough" in ranks[1].stderr and [rank.returncode for rank in ranks] == [1, 1]
+    servers = {int(pid) for pid in ranks[1].stdout.split()[1:]}
+    assert len(servers) == 2
+    await_true(lambda: not any(map(alive, servers)), "the end of the servers")
+    assert left_in_memory() <= shared
+
+
+WAIT = """
+import sys, threading, gnnsys
+session = gnnsys.init(timeout=30)
+graph = gnnsys.open(sys.argv[1])
+graph.store.create("table", 100, (8,))
+session.barrier()
+print("ready", *(status["pid"] for status in session.status()), flush=True)
+threading.Event().wait(90)
+"""
+
+
+def test_ctrl_c_ends_everything(parts):
+    shared = left_in_memory()
+    with processes() as running:
+        start_agents(running, WAIT, [2], parts)
+        outputs = [running.folder / f"rank-{rank}.out" for rank in range(2)]
+        await_true(lambda: all(out.exists() and "ready" in out.read_text() for out in outputs), "both ranks", 90)
+        started = descendants(running.pid(0))
+        servers = [int(pid) for pid in outputs[0].read_text().split()[1:]]
+        assert len(servers) == 1 and servers[0] in started
+        for pid in [running.pid(0), *started]:
+            if os.getpgid(pid) != servers[0]:  # what a terminal does: everyone in the foreground, which a server is not
+                os.kill(pid, signal.SIGINT)
+        running.wait(60)
+        await_true(lambda: not any(map(alive, started)), "the end of all processes")
+    assert left_in_memory() <= shared
+
+
+def test_a_server_ends_with_the_trainer_that_started_it_even_when_that_is_killed(parts):
+    with processes() as running:
+        start_ranks(running, WAIT, [2], parts)
+        server = int(running.await_output(0, "ready").split()[1])
+        running.await_output(1, "ready")
+        assert alive(server)
+        os.kill(running.pid(0), signal.SIGKILL)
+        await_true(lambda: not alive(server), "the end of the server")
+
+
+def test_alone_there_is_no_server_and_no_thread_left(parts, graph):
+    threads = threading.active_count()
+    children = descendants(os.getpid())
+    with gnnsys.init() as session:
+        assert (session.rank, session.world_size, session.num_machines, session.client) == (0, 1, 1, None)
+        assert dist.is_initialized() and dist.get_world_size() == 1
+        opened = gnnsys.open(parts)
+        assert opened is session.open(str(parts)) and opened.parts_here == [0, 1, 2, 3]
+        ids = torch.arange(300)
+        assert torch.equal(opened.node_data[NODE]["x"][ids], graph.node_data[NODE]["x"][opened.original_ids(ids)])
+        session.barrier()
+        assert descendants(os.getpid()) == children and session.status() == []
+    assert not dist.is_initialized() and threading.active_count() == threads
+    session.close()
+    with pytest.raises(ValueError, match="this session is closed"):
+        session.open(parts)
+
+
+def test_a_process_group_of_the_script_is_used_and_left_alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        gnnsys.init().close()
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_opening_without_init_works_alone_and_is_refused_under_torchrun(parts, monkeypatch):
+    opened = gnnsys.open(parts)
+    assert opened.num_nodes() == 300
+    gnnsys.session.current().close()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"call gnnsys\.init\(\) before gnnsys\.open\(\)"):
+        gnnsys.open(parts)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"join_timeout": -1}, {"server_threads": 0}])
+def test_settings_that_make_no_sense_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        gnnsys.init(**options)
+
+
+def test_two_jobs_on_one_host_do_not_meet(parts, graph, tmp_path):
+    other = homogeneous(50, 100, seed=1)
+    write_parts(other, random_assignment(other, 2, 1), tmp_path / "parts")
+    with processes() as first, processes() as second:
+        start_ranks(first, TRAIN, [2], parts, "close")
+        start_ranks(second, TRAIN, [2], tmp_path / "parts", "close")
+        for running, num_nodes in ((first, 300), (second, 50)):
+            for ended in running.wait(90):
+                assert ended.returncode == 0, ended
+                assert sorted(json.loads(ended.stdout)["originals"]) == list(range(num_nodes))
