@@ -151,14 +151,13 @@ class PartsStructure:
 
     def _check(self, prefetched: Prefetched) -> None:
         """ValueError for what does not exist, when the DataLoader is made."""
-        for option, names in (("prefetch_node_feats", prefetched.node_feats), ("prefetch_labels", prefetched.labels)):
-            for t in self.graph.node_types:
-                _check_names(
-                    option, t, self._named(names, _PLAIN_NODE if self.is_plain else t), self.graph.node_data[t]
-                )
-        for t in self.graph.edge_types:
-            named = self._named_edges(prefetched.edge_feats, t)
-            _check_names("prefetch_edge_feats", t, named, self.graph.edge_data[t])
+        for node_type, arrays in self.graph.node_data.items():
+            shown = _PLAIN_NODE if self.is_plain else node_type
+            _check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)
+            _check_names("prefetch_labels", node_type, self._named(prefetched.labels, shown), arrays)
+        for edge_type in self.graph.edge_types:
+            named = self._named_edges(prefetched.edge_feats, edge_type)
+            _check_names("prefetch_edge_feats", edge_type, named, self.graph.edge_data[edge_type])
 
 
 def _check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:
