@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from torch_geometric.data import Data, HeteroData  # noqa: E402
 
 from gnnsys.graph import EDGE, NODE, Graph  # noqa: E402
 from gnnsys.graph.convert import to_pyg  # noqa: E402
-from gnnsys.partition import Placement  # noqa: E402
+from gnnsys.partition import Placement, write_parts  # noqa: E402
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler, stores  # noqa: E402
 from gnnsys.sampling import DistGraph  # noqa: E402
 from gnnsys.seeds import IdRange, Seeds, split  # noqa: E402
 from tests.loader.sources import Source  # noqa: E402
-from tests.sampling.machines import CITES, REV_WRITES, WRITES, homogeneous, machines, typed  # noqa: E402
+from tests.processes import run_ranks  # noqa: E402
+from tests.sampling.machines import CITES, REV_WRITES, WRITES, assign, homogeneous, machines, typed  # noqa: E402
 
 SEEDS = torch.randperm(120, generator=torch.Generator().manual_seed(5))[:50]
 PAPERS = torch.randperm(90, generator=torch.Generator().manual_seed(6))[:40]
@@ -92,9 +94,9 @@ KINDS = {
 def test_batches_are_those_of_the_whole_graph(plain, kind: str) -> None:
     data, graphs = plain
     options: Any = {"batch_size": 16, "seed": 7, **KINDS[kind]}
-    for mine in (graphs[0], graphs[2]):
-        loader = NeighborLoader(mine, [4, 3], input_nodes=mine.global_ids(SEEDS), **options)
-        assert_same_epochs(loader, NeighborLoader(data, [4, 3], input_nodes=SEEDS, **options), mine)
+    mine = graphs[list(KINDS).index(kind) % 3]
+    loader = NeighborLoader(mine, [4, 3], input_nodes=mine.global_ids(SEEDS), **options)
+    assert_same_epochs(loader, NeighborLoader(data, [4, 3], input_nodes=SEEDS, **options), mine)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "with replacement", "node times", "disjoint", "induced"])
@@ -249,6 +251,40 @@ def test_names_that_nodes_and_edges_share_are_refused(tmp_path) -> None:
         NeighborLoader(mine, [1])
 
 
+RANK = """
+import json, sys, torch, gnnsys
+from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, stores
+with gnnsys.init(timeout=30):
+    graph = gnnsys.open(sys.argv[1])
+    nodes, links, right = [], [], True
+    loader = NeighborLoader(graph, [4, 3], input_nodes=gnnsys.split(graph, "train"), batch_size=4, shuffle=True)
+    for batch in loader:
+        nodes += graph.original_ids(batch.n_id[: batch.batch_size]).tolist()
+        right &= torch.equal(batch.number, graph.original_edge_ids(batch.e_id))
+        right &= torch.equal(batch.x, stores(graph)[0].get_tensor(None, "x", batch.n_id))
+    share = gnnsys.split(graph, None, type=("node", "to", "node"))
+    for batch in LinkNeighborLoader(graph, [2], edge_label_index=share, neg_sampling="binary", batch_size=100):
+        links += graph.original_edge_ids(share.ids[batch.input_id]).tolist()
+    refused = ""
+    try:
+        NeighborLoader(graph, [2])
+    except ValueError as error:
+        refused = str(error)
+    print(json.dumps([nodes, links, len(loader), right, refused]))
+"""
+
+
+def test_ranks_on_two_machines_cover_an_epoch_between_them(tmp_path) -> None:
+    graph = homogeneous()
+    graph.set_node_data("train_mask", torch.arange(120) % 3 == 0)
+    write_parts(graph, assign(graph, 3), tmp_path / "parts")
+    told = [json.loads(rank.stdout) for rank in run_ranks(RANK, [1, 1], tmp_path / "parts", timeout=90)]
+    assert sorted(told[0][0] + told[1][0]) == list(range(0, 120, 3)) and all(t[0] for t in told)
+    assert sorted(told[0][1] + told[1][1]) == list(range(900)) and all(t[1] for t in told)
+    assert [t[2:4] for t in told] == [[5, True]] * 2
+    assert all("write input_nodes=gnnsys.split(graph, None" in t[4] for t in told)
+
+
 # -- links -----------------------------------------------------------------------------------------------------------
 
 
@@ -272,10 +308,10 @@ def test_link_batches_are_those_of_the_whole_graph(plain, options: dict) -> None
     data, graphs = plain
     links = data.edge_index[:, ::15]
     options = {"batch_size": 25, "seed": 2, **options}
-    for mine in graphs[:2]:
-        whole = LinkNeighborLoader(data, [4, 3], edge_label_index=links, **options)
-        ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=on_parts(links, mine), **options)
-        assert_same_epochs(ours, whole, mine)
+    mine = graphs[1]
+    whole = LinkNeighborLoader(data, [4, 3], edge_label_index=links, **options)
+    ours = LinkNeighborLoader(mine, [4, 3], edge_label_index=on_parts(links, mine), **options)
+    assert_same_epochs(ours, whole, mine)
 
 
 @pytest.mark.parametrize("neg_sampling", [None, "binary", "triplet"])

@@ -21,7 +21,7 @@ from gnnsys.pyg.sampler import draw_seed
 from gnnsys.sampling import SampleKey
 
 if TYPE_CHECKING:
-    from gnnsys.pyg.loaders import ThreadedLoader
+    from gnnsys.pyg.threaded import ThreadedLoader
 
 
 REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines and no workers were asked for
