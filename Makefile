@@ -23,6 +23,9 @@ bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compa
 	$(BIN)/gnnsys bench ops
 	$(BIN)/gnnsys bench loader
 	$(BIN)/gnnsys bench partition
+	$(BIN)/gnnsys bench store
+	$(BIN)/gnnsys bench pipeline
+	$(BIN)/gnnsys bench dist
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnsys/*.so

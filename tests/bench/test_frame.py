@@ -3,12 +3,26 @@
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from gnnsys.bench import OURS, Case, Options, Report, Side, Versus, Workload, megabytes, milliseconds, rate, run_suite
+from gnnsys.bench import (
+    OURS,
+    Case,
+    Options,
+    Report,
+    Side,
+    Versus,
+    Workload,
+    megabytes,
+    milliseconds,
+    rate,
+    run_suite,
+    score,
+)
 from gnnsys.bench.measure import Rounds, measure, peak_extra_bytes
 
 ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met"]
@@ -75,6 +89,13 @@ def test_more_work_per_second_is_a_bigger_ratio():
     row = row_of({OURS: 0.1, "peer": 0.3}, Versus(("peer",)), unit=rate("GB/s", 6.0))
     assert (row.ours, row.peer) == (pytest.approx(60.0), pytest.approx(20.0))
     assert row.ratio == pytest.approx(3.0)
+
+
+def test_a_score_is_what_a_side_returns_and_more_of_it_is_better():
+    sides = {OURS: Side(lambda: 60.0), "peer": Side(lambda: 20.0), "bound": Side(lambda: 80.0)}
+    case = Case("score", score("samples/s"), lambda: sides, (Versus(("peer", "bound"), pick="worst"),), repeats=1)
+    [row] = Report("test", quick=False).add(case, measure(case, Rounds()))
+    assert (row.ours, row.peer_name, row.ratio) == (60.0, "peer", pytest.approx(3.0))
 
 
 def test_less_memory_is_a_bigger_ratio():
@@ -170,3 +191,26 @@ def test_peak_memory_counts_what_was_freed_before_the_call_returned():
 
     assert 60e6 < peak_extra_bytes(allocate_and_free) < 120e6
     assert peak_extra_bytes(lambda: None) < 8e6
+
+
+def test_what_a_run_made_is_made_once_and_ends_with_it():
+    made: list[str] = []
+
+    @contextmanager
+    def server() -> Iterator[str]:
+        made.append("begun")
+        yield "server"
+        made.append("ended")
+
+    with Workload() as work:
+        folder = work.folder
+        for _ in range(2):
+            assert work.once("server", lambda: work.enter(server())) == "server"
+        assert made == ["begun"] and folder.is_dir()
+    assert made == ["begun", "ended"] and not folder.exists()
+
+
+def test_a_cache_outlives_the_run(tmp_path: Path):
+    with Workload(cache=tmp_path / "cache") as work:
+        (work.folder / "parts").write_text("kept")
+    assert (tmp_path / "cache" / "parts").read_text() == "kept"

@@ -52,6 +52,19 @@ def test_an_only_that_matches_nothing_is_a_users_error(capsys: pytest.CaptureFix
     assert "matches none of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["store", "--set", "cpu=0.5"], "--set is for `bench dist`: store has no settings"),
+        (["dist", "--set", "cpu"], "--set cpu: write NAME=VALUE"),
+        (["dist", "--set", "speed=1"], "there is no setting 'speed'"),
+    ],
+)
+def test_a_setting_of_no_use_is_a_users_error(arguments, message, capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_help_does_not_load_torch():
     code = "import sys; from gnnsys.cli.main import build_parser; build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.dist.distdgl import best_samples_per_s, prepare, run_settings
 from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts, task_folder
 from gnnsys.bench.dist.job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, NON_STOP, SYNCHRONOUS, Phase
 from gnnsys.bench.dist.settings import QUICK, Settings
-from gnnsys.bench.lab import Lab, available
+from gnnsys.bench.lab import Lab, available, parse_rate
 from gnnsys.bench.workload import FULL, Workload
 
 UNLIMITED = "unlimited"
@@ -30,7 +30,7 @@ class Jobs:
     def two_level(self, phase: str) -> PhaseFigures:
         """All hosts, METIS over machines and trainers: phases by rate, "unlimited", "asynchronous", "synchronous"."""
         settings = self.settings
-        rates = sorted({*settings.rates, settings.rate}, key=_bits)
+        rates = sorted({*settings.rates, settings.rate}, key=parse_rate)
         phases = [
             Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=settings.rate, warm=1),
             Phase(name=ASYNCHRONOUS, mode=ASYNCHRONOUS, rate=settings.rate, warm=0),
@@ -82,6 +82,8 @@ class Jobs:
         return found
 
     def _run_distdgl(self) -> float:
+        from gnnsys.bench.dist.distdgl import best_samples_per_s, run_settings
+
         _check_lab()
         settings = self.settings
         folder = task_folder(self._workload.folder, settings) / "distdgl"
@@ -99,7 +101,7 @@ class Jobs:
 
 
 def _prepare_once(settings: Settings, folder: Path) -> None:
-    from dataclasses import replace
+    from gnnsys.bench.dist.distdgl import prepare
 
     task = replace(settings.task(2), num_epochs=2)
     if (folder / "partition.json").exists():
@@ -111,12 +113,6 @@ def _prepare_once(settings: Settings, folder: Path) -> None:
 def _check_lab() -> None:
     if reason := available():
         raise RuntimeError(reason)
-
-
-def _bits(rate: str) -> float:
-    from gnnsys.bench.lab import parse_rate
-
-    return parse_rate(rate)
 
 
 def _say(line: str) -> None:

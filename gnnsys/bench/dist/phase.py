@@ -11,11 +11,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gnnsys.loader import PipelineOptions
+
 SYNCHRONOUS, ASYNCHRONOUS, NON_STOP, COMPUTE = "synchronous", "asynchronous", "non-stop", "compute"
+AHEAD = {"num_threads": 1, "prefetch": 1, "pipeline": PipelineOptions(depths={"sample": 1})}  # five batches at most
 MODES: dict[str, dict[str, Any]] = {
     SYNCHRONOUS: {"num_threads": 0, "across_epochs": False},  # sample, fetch and compute, one after another
-    ASYNCHRONOUS: {"num_threads": 1, "prefetch": 1, "across_epochs": False},  # ahead, but not into the next epoch
-    NON_STOP: {"num_threads": 1, "prefetch": 1, "across_epochs": True},
+    ASYNCHRONOUS: {**AHEAD, "across_epochs": False},  # ahead, but not into the next epoch
+    NON_STOP: {**AHEAD, "across_epochs": True},
     COMPUTE: {"num_threads": 0, "across_epochs": False},  # one batch, over and over: no loading at all
 }
 READY, BEGIN, END = "phase-ready", "phase-begin", "phase-end"  # the lines: word, name, JSON behind the last

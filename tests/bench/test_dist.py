@@ -1,0 +1,75 @@
+"""A job in the lab is measured phase by phase; what its rows are made of is arithmetic on that."""
+
+import math
+
+import pytest
+
+from gnnsys.bench.dist.inputs import TWO_LEVEL, make_parts
+from gnnsys.bench.dist.job import PhaseFigures, run_job
+from gnnsys.bench.dist.phase import NON_STOP, SYNCHRONOUS, Phase
+from gnnsys.bench.dist.settings import QUICK, Settings
+from gnnsys.bench.lab import Traffic, available
+
+TINY = Settings(
+    num_nodes=3000,
+    num_classes=4,
+    num_features=16,
+    hosts=2,
+    trainers=1,
+    batch_size=50,
+    fanouts=(4, 3),
+    hidden=8,
+    steps=3,
+)
+
+
+@pytest.mark.skipif(available() is not None, reason=str(available()))
+def test_the_phases_of_a_job_are_measured_at_their_rates(tmp_path):
+    phases = [
+        Phase(name="slow", mode=SYNCHRONOUS, rate="2mbit", warm=1),
+        Phase(name="fast", mode=NON_STOP, warm=1, epochs=2),
+    ]
+    parts = make_parts(tmp_path, TINY, TWO_LEVEL, 2)
+    found = run_job(tmp_path / "job", parts, phases, TINY.task(2), cpu=0.9, timeout=180)
+    slow, fast = found["slow"], found["fast"]
+    for figures, epochs in ((slow, 1), (fast, 2)):
+        assert len(figures.ranks) == 2
+        for rank in figures.ranks:
+            assert (rank["steps"], rank["seeds"]) == (3 * epochs, 150 * epochs)
+            assert rank["waited"] + rank["computed"] <= rank["seconds"] and math.isfinite(rank["loss"])
+        assert figures.seeds == 300
+    rows = sum(rank["counts"]["bytes_remote"] for rank in slow.ranks)
+    assert rows > 0 and sum(t.bytes_in for t in slow.traffic.values()) > rows
+    assert slow.seconds >= 0.8 * slow.link_seconds("2mbit")  # the bucket may let its burst through at once
+    assert slow.samples_per_s == pytest.approx(300 / slow.seconds)
+
+
+def test_the_busiest_direction_of_the_busiest_link_is_the_bound():
+    traffic = {1: Traffic(4_000_000, 1_000_000, 0, 0), 2: Traffic(2_000_000, 5_000_000, 0, 0)}
+    rank = {"seconds": 8.0, "seeds": 100, "waited": 2.0}
+    figures = PhaseFigures(Phase(name="p", epochs=2), traffic, {1: 1.0, 2: 1.0}, [rank, rank])
+    assert figures.busiest_bytes == 2_500_000
+    assert figures.link_seconds("20mbit") == pytest.approx(1.0)
+    assert (figures.seconds, figures.samples_per_s, figures.waited_share) == (4.0, 25.0, 0.25)
+
+
+def test_settings_are_read_from_what_a_person_writes():
+    texts = {"rates": "1gbit,50mbit", "cpu": "0.9", "fanouts": "5,3", "num_features": "64", "rate": "50mbit"}
+    settings = Settings.from_texts(texts, QUICK)
+    assert (settings.rates, settings.cpu, settings.fanouts) == (("1gbit", "50mbit"), 0.9, (5, 3))
+    assert (settings.num_features, settings.rate, settings.batch_size) == (64, "50mbit", QUICK["batch_size"])
+    assert settings.graph["num_features"] == 64
+
+
+@pytest.mark.parametrize(
+    "texts, message",
+    [
+        ({"speed": "1"}, "there is no setting 'speed', only num_nodes"),
+        ({"cpu": "half"}, "setting cpu='half' is not what it should be"),
+        ({"rates": "fast"}, "a rate must look like"),
+        ({"hosts": "1"}, "hosts must be at least 2"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(texts, message):
+    with pytest.raises(ValueError, match=message):
+        Settings.from_texts(texts, {})
