@@ -171,11 +171,27 @@ def test_a_rank_without_seeds_has_as_many_batches_all_empty(hetero) -> None:
     for batch in batches:
         assert batch["paper"].batch_size == 0 and all(batch[t].num_nodes == 0 for t in batch.node_types)
         assert batch["paper"].x.shape == (0, 3) and batch[CITES].edge_index.shape == (2, 0)
+    for neg_sampling in (None, "binary", "triplet"):
+        no_links = Seeds(IdRange(5, 5), CITES, 3, 9)
+        loader = LinkNeighborLoader(
+            mine, [2], edge_label_index=no_links, neg_sampling=neg_sampling, batch_size=2, shuffle=True
+        )
+        assert [batch[CITES].input_id.numel() for batch in loader] == [0, 0]
     ranged = Seeds(IdRange(10, 15), "paper", 6, 11)
     assert [b["paper"].batch_size for b in NeighborLoader(mine, [1], input_nodes=ranged, batch_size=2)] == [1, 2, 2]
     for option in ({"sampler": range(5)}, {"batch_sampler": [[0]]}):
         with pytest.raises(ValueError, match="does not go with a rank's share"):
             NeighborLoader(mine, [1], input_nodes=ranged, **option)
+
+
+def test_shares_of_graphs_in_memory_have_equal_steps_too(plain, hetero) -> None:
+    for data, share in ((plain[0], Seeds(IdRange(2, 9), NODE, 8, 15)), (hetero[0], Seeds(PAPERS[:7], "paper", 8, 15))):
+        nodes = [b if isinstance(b, Data) else b["paper"] for b in NeighborLoader(data, [2], share, batch_size=2)]
+        assert [b.batch_size for b in nodes] == [1, 2, 2, 2]
+        assert torch.equal(torch.cat([b.n_id[: b.batch_size] for b in nodes]), share.ids[:])
+    for data, share in ((plain[0], Seeds(IdRange(2, 9), EDGE, 8, 15)), (hetero[0], Seeds(PAPERS[:7], CITES, 8, 15))):
+        links = [b if isinstance(b, Data) else b[CITES] for b in LinkNeighborLoader(data, [2], share, batch_size=2)]
+        assert [b.edge_label_index.shape[1] for b in links] == [1, 2, 2, 2]
 
 
 def test_all_nodes_are_refused_among_several_ranks(plain, hetero, monkeypatch) -> None:

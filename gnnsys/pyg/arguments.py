@@ -12,6 +12,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader.link import edge_index_of
 from gnnsys.loader.neighbor import check_times
+from gnnsys.loader.schedule import Share
 from gnnsys.pyg.sampler import NeighborSampler
 
 
@@ -37,7 +38,10 @@ def check_index(index: Tensor, num_inputs: int) -> None:
 
 
 def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
-    """`input_nodes` with what PyG cannot resolve by itself filled in (all nodes of a remote store)."""
+    """`input_nodes` with what PyG cannot resolve by itself filled in (a rank's share, all nodes of a remote store)."""
+    if isinstance(input_nodes, Share):
+        ids = input_nodes.ids if isinstance(input_nodes.ids, Tensor) else input_nodes.ids[:]
+        input_nodes = (input_nodes.type, ids) if isinstance(data, HeteroData) else ids
     is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     if isinstance(data, HeteroData) or (not isinstance(data, Data) and _is_hetero(sampler)):
         if not isinstance(input_nodes, str) and not is_pair:
@@ -73,7 +77,15 @@ def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_b
 
 
 def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> Any:
-    """`edge_label_index` with what PyG cannot resolve by itself filled in (links of a homogeneous remote store)."""
+    """`edge_label_index` with what PyG cannot resolve by itself filled in (a rank's share, links of a remote store)."""
+    if isinstance(edge_label_index, Share):
+        share = edge_label_index
+        if not isinstance(data, (Data, HeteroData)) or isinstance(share.type, str):
+            raise ValueError(f"edge_label_index is a share of {share.type!r}: give the links themselves")
+        ids = share.ids if isinstance(share.ids, Tensor) else share.ids[:]
+        edge_label_index = (
+            data.edge_index[:, ids] if isinstance(data, Data) else (share.type, data[share.type].edge_index[:, ids])
+        )
     if isinstance(data, HeteroData) or (not isinstance(data, Data) and _is_hetero(sampler)):
         if not isinstance(edge_label_index, (tuple, list)):
             raise ValueError(
@@ -87,9 +99,9 @@ def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> An
     return (None, edge_label_index) if isinstance(edge_label_index, Tensor) else edge_label_index
 
 
-def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler) -> None:
+def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
     """The links, once PyG has found them."""
-    if inputs.row.numel() == 0:
+    if inputs.row.numel() == 0 and not may_be_empty:
         raise ValueError("edge_label_index is empty: there are no links to sample from")
     src, dst = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
     _check_range("edge_label_index[0]", inputs.row, _num_nodes(data, sampler, src))

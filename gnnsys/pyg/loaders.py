@@ -186,7 +186,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             **kwargs,
         )
         if links is None:
-            check_links(self.input_data, data, neighbor_sampler)
+            check_links(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
         else:
             links.label, links.time = self.input_data.label, self.input_data.time
             links.check()
