@@ -68,8 +68,8 @@ class GraphServer:
                 for part, rows in rows_of.items():
                     for name, values in rows.items():
                         self._shard.add(tables[name], part, values)
-                graph = {**GraphService(parts, own_parts).handlers(), Kind.SELECT: PartMasks(parts, own_parts).handle}
-                self._services = {**self._shard.handlers(), **graph}
+                self._services.update(GraphService(parts, own_parts).handlers().items())
+                self._services[Kind.SELECT] = PartMasks(parts, own_parts).handle
                 self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
             elif not wanted.items() <= self._opened.items():
                 raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")

@@ -7,12 +7,12 @@ made where the script has none. Alone there is neither server nor rendezvous, an
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gnnsys.comm import Client, CommError, Keys, Kind
-from gnnsys.comm.address import Found, endpoint, find_address, settle_address
+from gnnsys.comm.address import LOOPBACK, Found, endpoint, find_address, interface_of, is_loopback, settle_address
 from gnnsys.comm.key_file import read_key
 from gnnsys.comm.rendezvous import Group, Place, RendezvousError, join
 from gnnsys.opening import open_alone, open_in_group, open_served
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 120.0  # for a graph server to import torch on a busy machine
-_OPEN_SECONDS = 3600.0  # to read every file of a part once
+_OPEN_SECONDS = 900.0  # to read every file of a machine's parts once
 _LOOK_SECONDS = 0.2
 
 
@@ -65,20 +65,20 @@ def init(
     session = Session(group, timeout)
     try:
         session._begin_server()
+        address = session._settle_address()
         if process_group:
-            session._make_process_group(backend)
-        session._order_server(server_threads)
+            session._make_process_group(backend, address)
+        session._order_server(server_threads, address)
     except BaseException:
         session.close(wait=False)
         raise
-    _sessions.append(weakref.ref(session))
+    _open_sessions.append(session)
     return session
 
 
 def current() -> Session | None:
     """The session that this process began last and has not closed."""
-    found = [session for session in (ref() for ref in _sessions) if session is not None and not session.is_closed]
-    return found[-1] if found else None
+    return _open_sessions[-1] if _open_sessions else None
 
 
 def open(
@@ -123,7 +123,7 @@ class Session:
         self._clients: list[Client] = []
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self._at_exit = _close_at_exit(self)
+        atexit.register(self._close_at_exit)
 
     # -- where this process is ----------------------------------------------------------------------------------------
 
@@ -206,18 +206,21 @@ class Session:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
-        atexit.unregister(self._at_exit)
-        try:
-            if wait and self._server is not None:
-                self._wait_for_others()
-        finally:
-            for client in [*self._clients, *([self.client] if self.client else [])]:
-                client.close()
+        atexit.unregister(self._close_at_exit)
+        if self in _open_sessions:
+            _open_sessions.remove(self)
+        with contextlib.ExitStack() as ends:  # called from the last to the first, each whatever the others do
+            ends.callback(self.group.close)
+            ends.callback(self._destroy_process_group)
             if self._server is not None:
-                self._server.close()
-            if self._made_process_group and dist.is_initialized():
-                dist.destroy_process_group()
-            self.group.close()
+                ends.callback(self._server.close)
+            for client in self._clients:
+                ends.callback(client.close)
+            if wait:
+                for graph in self._graphs.values():
+                    graph.store.flush()
+                if self._server is not None:
+                    self._wait_for_others()
 
     def __enter__(self) -> Session:
         return self
@@ -240,18 +243,17 @@ class Session:
         if self.world_size > 1 and self.group.is_leader:
             self._server = ServerProcess()
 
-    def _order_server(self, threads: int) -> None:
+    def _order_server(self, threads: int, address: str) -> None:
         group = self.group
         if group.world_size == 1:
             return
-        keys = Keys.generate() if group.rank == 0 and group.num_machines > 1 else None
-        told = group.share("key", keys.to_json() if keys else None)
-        keys = None if told is None else Keys.from_json(told)
-        address = self._settle_address()
+        # On one machine too: whoever else has an account there could connect to its loopback interface.
+        made = Keys.generate().to_json() if group.rank == 0 else None
+        keys = Keys.from_json(group.share("key", made))
         problem, endpoints = None, None
         if self._server is not None:
             try:
-                self._server.order(group.machine, bind=[endpoint(str(address))], keys=keys, threads=threads)
+                self._server.order(group.machine, bind=[endpoint(address)], keys=keys, threads=threads)
                 endpoints = self._server.endpoints(_START_SECONDS)[0]
             except (RuntimeError, OSError) as error:
                 problem = f"machine {group.machine}: {error}"
@@ -267,12 +269,13 @@ class Session:
             timeout=self.timeout,
             name=f"rank-{group.rank}",
         )
+        self._clients.append(self.client)
 
-    def _settle_address(self) -> str | None:
-        """Where this machine's server listens. Only the leaders look, and all ranks hear what is wrong."""
+    def _settle_address(self) -> str:
+        """Where this machine is reached. Only the leaders look, and all ranks hear what is wrong."""
         group, problem, found, address = self.group, None, None, None
-        if group.num_machines == 1 and not os.environ.get("GNNSYS_ADDRESS"):
-            return "127.0.0.1"
+        if group.num_machines == 1:
+            return LOOPBACK
         if group.is_leader:
             try:
                 found = find_address(group.address).to_json()
@@ -287,16 +290,31 @@ class Session:
             except ValueError as error:
                 problem = str(error)
         group.agree("settled", problem)
-        return address
+        settled = {machine: given for machine, given in group.gather("addresses", [group.machine, address]) if given}
+        return str(settled[group.machine])
 
-    def _make_process_group(self, backend: str | None) -> None:
+    def _make_process_group(self, backend: str | None, address: str) -> None:
         if not dist.is_available() or dist.is_initialized():
             return
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        interface = None if is_loopback(address) else interface_of(address)
+        if interface is not None:  # gloo asks what the host's own name means, which may be loopback
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         store = self.group.process_group_store or dist.HashStore()
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
         self._made_process_group = True
+
+    def _destroy_process_group(self) -> None:
+        if self._made_process_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _close_at_exit(self) -> None:
+        """Without waiting for others if the process exits by an error."""
+        try:
+            self.close(wait=not hasattr(sys, "last_value"))
+        except (CommError, RendezvousError) as error:
+            _log.warning("rank %d: %s", self.rank, error)
 
     def _wait_for_others(self) -> None:
         """Until all ranks have closed, or nobody has asked this machine's server for anything for `timeout` seconds."""
@@ -317,18 +335,4 @@ class Session:
                 return
 
 
-_sessions: list[weakref.ref[Session]] = []  # only for `current`; what a process has is in the sessions themselves
-
-
-def _close_at_exit(session: Session) -> Any:
-    """Closes the session when the process exits, without waiting for others if it exits by an error."""
-    kept = session
-
-    def close() -> None:
-        try:
-            kept.close(wait=not hasattr(sys, "last_value") and not hasattr(sys, "last_exc"))
-        except RendezvousError as error:
-            _log.warning("%s", error)
-
-    atexit.register(close)
-    return close
+_open_sessions: list[Session] = []  # only for `current`; what a process has is in the sessions themselves

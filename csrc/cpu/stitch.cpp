@@ -8,7 +8,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -129,116 +128,124 @@ struct Segment {
   int64_t piece;
   int64_t first;
   int64_t size;
+  int64_t first_seed = 0;  // in the piece
 };
 
+// The segments by first seed; together they must be all seeds, and each piece used up.
 std::vector<Segment> read_segments(const std::vector<int64_t>& flat, const std::vector<Tensor>& counts,
                                    int64_t num_seeds) {
   CHECK_ARG(flat.size() % 3 == 0, "segments must be triples (piece, first, size)");
   std::vector<Segment> segments;
   std::vector<int64_t> used(counts.size(), 0);
-  std::vector<bool> covered(static_cast<size_t>(num_seeds), false);
-  int64_t total = 0;
   for (size_t s = 0; s < flat.size(); s += 3) {
-    const Segment segment{flat[s], flat[s + 1], flat[s + 2]};
+    Segment segment{flat[s], flat[s + 1], flat[s + 2]};
     CHECK_ARG(segment.piece >= 0 && segment.piece < static_cast<int64_t>(counts.size()),
               "segments must name a piece of [0, ", counts.size(), "), got ", segment.piece);
     CHECK_ARG(segment.first >= 0 && segment.size >= 0 && segment.first <= num_seeds - segment.size,
               "segments must lie in [0, ", num_seeds, ")");
-    for (int64_t j = segment.first; j < segment.first + segment.size; ++j) {
-      CHECK_ARG(!covered[static_cast<size_t>(j)], "segments must not overlap, they do at seed ", j);
-      covered[static_cast<size_t>(j)] = true;
-    }
+    segment.first_seed = used[static_cast<size_t>(segment.piece)];
     used[static_cast<size_t>(segment.piece)] += segment.size;
-    total += segment.size;
-    segments.push_back(segment);
+    if (segment.size > 0) {
+      segments.push_back(segment);
+    }
   }
-  CHECK_ARG(total == num_seeds, "segments must cover ", num_seeds, " seeds, they cover ", total);
   for (size_t k = 0; k < counts.size(); ++k) {
     CHECK_ARG(used[k] == counts[k].numel(), "piece ", k, " answers ", counts[k].numel(), " seeds, ", used[k],
               " are asked of it");
   }
+  std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.first < b.first; });
+  int64_t covered = 0;
+  for (const Segment& segment : segments) {
+    CHECK_ARG(segment.first >= covered, "segments must not overlap, they do at seed ", segment.first);
+    CHECK_ARG(segment.first == covered, "segments must cover ", num_seeds, " seeds, they do not cover ", covered);
+    covered += segment.size;
+  }
+  CHECK_ARG(covered == num_seeds, "segments must cover ", num_seeds, " seeds, they cover ", covered);
   return segments;
 }
 
-// Where a grouped seed's neighbours are read and written.
-struct Move {
-  int64_t piece;
-  int64_t from;
-  int64_t to;
-  int64_t size;
-};
+// Offsets of a piece's seeds among its neighbours.
+std::vector<int64_t> offsets_of(const Tensor& counts) {
+  std::vector<int64_t> offsets(static_cast<size_t>(counts.numel()) + 1, 0);
+  const auto* count = const_data<int32_t>(counts);
+  for (int64_t i = 0; i < counts.numel(); ++i) {
+    offsets[static_cast<size_t>(i) + 1] = offsets[static_cast<size_t>(i)] + count[i];
+  }
+  return offsets;
+}
 
-std::vector<Move> plan_moves(const std::vector<Segment>& segments, const std::vector<Tensor>& counts,
-                             const int64_t* order, int64_t num_seeds, int64_t* indptr) {
-  std::vector<Move> moves(static_cast<size_t>(num_seeds));
-  std::vector<int64_t> seed_at(counts.size(), 0);
-  std::vector<int64_t> edge_at(counts.size(), 0);
+// indptr in the order of the seeds. ValueError unless order names every seed once.
+Tensor stitched_indptr(const std::vector<Segment>& segments, const std::vector<Tensor>& counts, const Tensor& order) {
+  const int64_t num_seeds = order.numel();
+  Tensor out = empty_cpu({num_seeds + 1}, ScalarType::Long);
+  auto* const indptr = mutable_data<int64_t>(out);
+  std::fill_n(indptr, num_seeds + 1, int64_t{-1});
+  const auto* place = const_data<int64_t>(order);
+  int64_t twice = -1;
   for (const Segment& segment : segments) {
-    const auto k = static_cast<size_t>(segment.piece);
-    const auto* count = const_data<int32_t>(counts[k]);
-    for (int64_t j = segment.first; j < segment.first + segment.size; ++j) {
-      const int64_t size = count[seed_at[k]++];
-      moves[static_cast<size_t>(j)] = {segment.piece, edge_at[k], 0, size};
-      edge_at[k] += size;
-      indptr[order[j] + 1] = size;
+    const auto* count = const_data<int32_t>(counts[static_cast<size_t>(segment.piece)]) + segment.first_seed;
+    const auto* to = place + segment.first;
+    for (int64_t j = 0; j < segment.size; ++j) {
+      int64_t& entry = indptr[to[j] + 1];
+      twice = entry < 0 ? twice : to[j];
+      entry = count[j];
     }
   }
+  CHECK_ARG(twice < 0, "order must name every seed once, it names ", twice, " twice");
   indptr[0] = 0;
   for (int64_t i = 0; i < num_seeds; ++i) {
     indptr[i + 1] += indptr[i];
   }
-  for (int64_t j = 0; j < num_seeds; ++j) {
-    moves[static_cast<size_t>(j)].to = indptr[order[j]];
-  }
-  return moves;
+  return out;
 }
 
-// ValueError unless order is a permutation.
-void check_order(const Tensor& order) {
-  check_vector(order, "order");
-  check_dtype(order, ScalarType::Long, "order");
-  check_id_range(order, order.numel(), "order");
-  std::vector<bool> seen(static_cast<size_t>(order.numel()), false);
-  const auto* place = const_data<int64_t>(order);
-  for (int64_t j = 0; j < order.numel(); ++j) {
-    CHECK_ARG(!seen[static_cast<size_t>(place[j])], "order must name every seed once, it names ", place[j], " twice");
-    seen[static_cast<size_t>(place[j])] = true;
-  }
+// Copies a segment's neighbours and edges to their places. Most seeds have few: a plain loop beats a call of memcpy.
+template <typename id_t, typename edge_t>
+void copy_segment(const Segment& segment, const int64_t* offsets, const int64_t* order, const int64_t* indptr,
+                  const id_t* ids, const edge_t* edges, id_t* out_ids, int64_t* out_edges) {
+  parallel_for(segment.size, kSeedGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const int64_t from = offsets[segment.first_seed + j];
+      const int64_t size = offsets[segment.first_seed + j + 1] - from;
+      const int64_t to = indptr[order[segment.first + j]];
+      for (int64_t e = 0; e < size; ++e) {
+        out_ids[to + e] = ids[from + e];
+        out_edges[to + e] = edges[from + e];
+      }
+    }
+  });
 }
 
 // Work and bytes: two passes over the seeds, then every neighbour and edge read and written once.
 std::tuple<Tensor, Tensor, Tensor> stitch(const Tensor& order, std::vector<Tensor> counts, std::vector<Tensor> ids,
-                                          std::vector<Tensor> edges, std::vector<int64_t> segments, bool wide) {
-  check_order(order);
+                                          std::vector<Tensor> edges, std::vector<int64_t> flat_segments, bool wide) {
+  check_vector(order, "order");
+  check_dtype(order, ScalarType::Long, "order");
+  check_id_range(order, order.numel(), "order");
   CHECK_ARG(counts.size() == ids.size() && counts.size() == edges.size(), "counts, ids and edges must be equally many");
   const ScalarType id_dtype = wide ? ScalarType::Long : ScalarType::Int;
+  std::vector<std::vector<int64_t>> offsets;
   for (size_t k = 0; k < counts.size(); ++k) {
     Piece{counts[k], ids[k], edges[k]}.check(id_dtype);
+    offsets.push_back(offsets_of(counts[k]));
   }
-  const int64_t num_seeds = order.numel();
-  const std::vector<Segment> parts = read_segments(segments, counts, num_seeds);
-  Tensor indptr = empty_cpu({num_seeds + 1}, ScalarType::Long);
-  const std::vector<Move> moves =
-      plan_moves(parts, counts, const_data<int64_t>(order), num_seeds, mutable_data<int64_t>(indptr));
-  const int64_t total = const_data<int64_t>(indptr)[num_seeds];
+  const std::vector<Segment> segments = read_segments(flat_segments, counts, order.numel());
+  const Tensor indptr = stitched_indptr(segments, counts, order);
+  const auto* offset = const_data<int64_t>(indptr);
+  const int64_t total = offset[order.numel()];
   Tensor out_ids = empty_cpu({total}, id_dtype);
   Tensor out_edges = empty_cpu({total}, ScalarType::Long);
-  auto* const edge = mutable_data<int64_t>(out_edges);
+  const auto* place = const_data<int64_t>(order);
   dispatch_ids(out_ids, [&](auto id) {
     using id_t = decltype(id);
-    auto* const neighbor = mutable_data<id_t>(out_ids);
-    parallel_for(num_seeds, kSeedGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t j = begin; j < end; ++j) {
-        const Move& move = moves[static_cast<size_t>(j)];
-        const auto k = static_cast<size_t>(move.piece);
-        std::copy_n(const_data<id_t>(ids[k]) + move.from, move.size, neighbor + move.to);
-        if (edges[k].scalar_type() == ScalarType::Int) {
-          std::copy_n(const_data<int32_t>(edges[k]) + move.from, move.size, edge + move.to);
-        } else {
-          std::copy_n(const_data<int64_t>(edges[k]) + move.from, move.size, edge + move.to);
-        }
-      }
-    });
+    for (const Segment& segment : segments) {
+      const auto k = static_cast<size_t>(segment.piece);
+      dispatch_ids(edges[k], [&](auto edge) {
+        copy_segment(segment, offsets[k].data(), place, offset, const_data<id_t>(ids[k]),
+                     const_data<decltype(edge)>(edges[k]), mutable_data<id_t>(out_ids),
+                     mutable_data<int64_t>(out_edges));
+      });
+    }
   });
   return {indptr, out_ids, out_edges};
 }

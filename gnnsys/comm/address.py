@@ -6,15 +6,20 @@ loopback there (Debian gives a host's own name 127.0.1.1); it then takes the add
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "GNNSYS_ADDRESS"
 LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
 _DISCARD = 9  # a port for a datagram socket that is never sent from: connecting it only asks for the route
 
 
@@ -71,6 +76,24 @@ def settle_address(found: Sequence[Found], machine: int, is_own: Callable[[str],
             f"an address that they reach"
         )
     return mine.own
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has this address; None where it cannot be told."""
+    try:
+        if ":" in address:
+            wanted = ipaddress.ip_address(address.split("%")[0]).packed.hex()
+            lines = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
+            return next((fields[5] for fields in lines if fields[0] == wanted), None)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                    found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    if socket.inet_ntoa(found[20:24]) == address:
+                        return name
+    except OSError:
+        return None
+    return None
 
 
 def resolve(name: str, what: str) -> list[str]:

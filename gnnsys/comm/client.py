@@ -249,12 +249,19 @@ class Client:
             if pending.deliver(header, frames, now):
                 channel.outstanding.pop(header.request_id, None)
         elif header.kind == Kind.PING and header.request_id == channel.ping_id:
-            self._take_ping(link, channel, wire.read_message(header, frames, self._limits), now)
-        else:
+            self._take_ping(link, channel, header, frames, now)
+        elif header.kind != Kind.PING:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
-    def _take_ping(self, link: Link, channel: Channel, answer: wire.Message, now: float) -> None:
+    def _take_ping(
+        self, link: Link, channel: Channel, header: wire.Header, frames: list[zmq.Frame], now: float
+    ) -> None:
         asked, channel.asked, channel.ping_id = channel.asked, [], 0
+        try:
+            answer = wire.read_message(header, frames, self._limits)
+        except WireError as error:
+            self._tally.note(f"malformed: {error.reason}")
+            return
         for request_id, state in zip(asked, states_of(answer, len(asked))):
             pending = channel.outstanding.get(request_id)
             if pending is None:

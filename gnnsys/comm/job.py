@@ -20,7 +20,7 @@ from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.request import Handlers, Reply, Request
 from gnnsys.comm.wire import Buffer, Header, Limits
 
-WINDOW_BYTES = 64 << 20  # of one chunked reply, handed to libzmq and not sent yet
+WINDOW_BYTES = 16 << 20  # of one chunked reply, handed to libzmq and not sent yet
 
 
 class Outbound(Protocol):

@@ -155,20 +155,27 @@ class Group:
             raise ValueError(f"{first} (and {more} other ranks failed otherwise)" if more else first) from cause
 
     def leave(self) -> None:
-        """Says that this rank needs nobody any more. Others see it in `all_left`."""
+        """Says that this rank needs nobody any more. Others see it in `left`."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError, OSError):  # whoever held the store is gone: nobody is left to tell
                 self._store.set(f"{_PREFIX}/{self.nonce}/left/{self.rank}", "")
 
-    def all_left(self, timeout: float = 0.0) -> bool:
-        """Whether every rank has left, waiting up to `timeout` for it; also where the store is gone with its holder."""
+    def left(self) -> list[int]:
+        """The ranks that have left; all of them where the store is gone with whoever held it."""
+        ranks = list(range(self.world_size))
         if self._store is None:
-            return True
-        keys = [f"{_PREFIX}/{self.nonce}/left/{rank}" for rank in range(self.world_size)]
+            return ranks
         try:
-            return _poll(lambda: self._store is None or self._store.check(keys), timeout)
+            keys = {rank: f"{_PREFIX}/{self.nonce}/left/{rank}" for rank in ranks}
+            return (
+                ranks if self._store.check(list(keys.values())) else [r for r in ranks if self._store.check([keys[r]])]
+            )
         except (RuntimeError, OSError):
-            return True
+            return ranks
+
+    def all_left(self, timeout: float = 0.0) -> bool:
+        """Whether every rank has left, waiting up to `timeout` for it."""
+        return _poll(lambda: len(self.left()) == self.world_size, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """Leaves. Whoever holds the store waits a little for the others, which still may read from it. Idempotent."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.inflight import Flight, Leg, Pending, Window
 from gnnsys.loader.join import Rows, Sampled
-from gnnsys.ops import scatter_rows
+from gnnsys.ops import move_rows
 from gnnsys.ops.buffers import BufferPool
+from gnnsys.sampling import DistGraph
+from gnnsys.store import DistTensor, PendingPull, Pull, Store
 
 AnyType: TypeAlias = NodeType | EdgeType
 Names: TypeAlias = Sequence[str] | Mapping[AnyType, Sequence[str]]
@@ -32,7 +34,7 @@ class Fetch:
     is how floats travel between machines.
     """
 
-    def __init__(self, graph: Any, *, names: Names | None, wire_dtype: torch.dtype | None) -> None:
+    def __init__(self, graph: Graph | DistGraph, *, names: Names | None, wire_dtype: torch.dtype | None) -> None:
         check_names(graph, names)
         self._graph = graph
         self._names = names
@@ -50,7 +52,7 @@ class Fetch:
     @property
     def num_arrays(self) -> int:
         """How many arrays a batch has, over all types."""
-        return sum(len(list(self._sources(t))) for t in (*self._graph.node_types, *self._graph.edge_types))
+        return sum(1 for _ in self._wanted())
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Sends the requests for everything that is not in this process's memory."""
@@ -112,10 +114,14 @@ class Fetch:
 
     def waits(self) -> bool:
         """Whether some array is not in this process's memory, so that fetching it means waiting."""
-        types = (*self._graph.node_types, *self._graph.edge_types)
-        return any(
-            not isinstance(s, Tensor) and getattr(s, "is_remote", True) for t in types for _, s in self._sources(t)
-        )
+        return any(not isinstance(source, Tensor) and getattr(source, "is_remote", True) for source in self._wanted())
+
+    def _wanted(self) -> Iterator[Any]:
+        """The sources of all arrays that a batch has, over all types."""
+        types: list[AnyType] = [*self._graph.node_types, *self._graph.edge_types]
+        for key in types:
+            for _, source in self._sources(key):
+                yield source
 
     def _sources(self, key: AnyType) -> Iterator[tuple[str, Any]]:
         """Names and sources of a type's arrays that are wanted, in the graph's order."""
@@ -151,7 +157,7 @@ class _Order:
         self.arriving: list[tuple[AnyType, str, Tensor]] = []
         self.legs: dict[_Group, Leg] = {}
         self._tables: dict[_Group, list[Any]] = {}  # sources, as outs of the leg
-        self._pulls: list[Any] = []
+        self._pulls: list[PendingPull] = []
 
     def add(self, key: AnyType, name: str, source: Any, ids: Tensor, out: Tensor) -> None:
         """A table that is not plain memory; only rows that never change are shared between batches."""
@@ -171,7 +177,7 @@ class _Order:
 
     def send(self, wire_dtype: torch.dtype | None) -> list[Pending]:
         """Asks for all rows that the legs ask for: one pull per store, one read per source of another kind."""
-        pulls: dict[int, tuple[Any, list[Any]]] = {}
+        pulls: dict[int, tuple[Store, list[Pull]]] = {}
         pending: list[Pending] = []
         for group, leg in self.legs.items():
             ids = leg.ids if leg.asked is None else leg.ids[leg.asked]
@@ -213,17 +219,16 @@ class _Scattered(NamedTuple):
 
     def result(self) -> None:
         self.pending.result()
-        scatter_rows(self.out, self.at, self.rows)
+        move_rows(self.rows, self.out, order=self.at)
 
 
-def is_table(source: Any) -> bool:
+def is_table(source: Any) -> TypeGuard[DistTensor]:
     """Whether rows come from a store, that fetches several tables in one round trip."""
-    return hasattr(source, "store") and hasattr(source, "name")
+    return isinstance(source, DistTensor)
 
 
-def make_pull(source: Any, ids: Tensor, out: Tensor, at: Tensor | None, wire_dtype: torch.dtype | None) -> Any:
-    from gnnsys.store import Pull
-
+def make_pull(source: DistTensor, ids: Tensor, out: Tensor, at: Tensor | None, wire_dtype: torch.dtype | None) -> Pull:
+    """The rows of `ids` to their places in `out`; only what is wider than `wire_dtype` is narrowed on the wire."""
     narrows = wire_dtype is not None and out.is_floating_point() and wire_dtype.itemsize < out.element_size()
     return Pull(source.name, ids, out=out, at=at, wire_dtype=wire_dtype if narrows else None)
 
@@ -237,13 +242,14 @@ def _ids_by_type(sampled: Sampled) -> Iterator[tuple[AnyType, Tensor]]:
             yield edge_type, ids
 
 
-def check_names(graph: Any, names: Names | None) -> None:
+def check_names(graph: Graph | DistGraph, names: Names | None) -> None:
     """ValueError unless every name that is to be fetched is an array of the graph."""
     if names is None:
         return
     if isinstance(names, str):
         raise ValueError(f"fetch must be a list of names, got {names!r}: write [{names!r}]")
-    data = {**graph.node_data, **graph.edge_data}
+    data: dict[AnyType, Mapping[str, Any]] = dict(graph.node_data.items())
+    data.update(graph.edge_data.items())
     if isinstance(names, Mapping):
         for key, chosen in names.items():
             if key not in data:

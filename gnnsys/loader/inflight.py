@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.ops import IdTable, gather_rows, scatter_rows
+from gnnsys.ops import IdTable, gather_rows, move_rows
 
 _POSITION = 0xFFFFFFFF  # a place is a flight's number, shifted by 32, and a position in its rows
 _SLACK = 1 << 16
@@ -33,7 +33,7 @@ class Leg:
 
     key: Hashable
     ids: Tensor  # [num_rows]
-    remote: Tensor  # int64, positions in ids of rows that must be asked for
+    remote: Tensor  # int64, positions in ids of rows that must be asked for, in any order
     outs: list[Tensor]  # one per table, [num_rows, ...]
     id_bound: int
     asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
@@ -50,7 +50,8 @@ class _Move(NamedTuple):
 
     def __call__(self) -> None:
         for src, dst in zip(self.src, self.dst):
-            scatter_rows(dst, self.to, gather_rows(src, self.rows))
+            rows = gather_rows(src, self.rows) if src is dst else None
+            move_rows(src if rows is None else rows, dst, index=self.rows if rows is None else None, order=self.to)
 
 
 class Flight:
@@ -145,32 +146,48 @@ class Window:
         places = self._places.get(leg.key)
         if places is None:
             places = self._places[leg.key] = _Places(leg.id_bound)
-        ids = leg.ids if leg.remote.numel() == leg.ids.numel() else leg.ids[leg.remote]
-        live = torch.tensor(list(self._flights), dtype=torch.int64)
+        ids = leg.ids.index_select(0, leg.remote)  # also where all are remote: `remote` is in the order of their owners
         if places.is_crowded(ids.numel()):
             places.clear()
             for other in self._flights.values():
                 if leg.key in other.legs:
                     theirs = other.legs[leg.key]
-                    places.put(theirs.ids[theirs.remote], other.number, theirs.remote, live)
-        found, now = places.put(ids, flight.number, leg.remote, live)
-        shared = found >= 0
-        repeated = ~shared & (now & _POSITION != leg.remote)
-        leg.num_shared = int(shared.sum()) + int(repeated.sum())
+                    places.put(theirs.ids[theirs.remote], other.number, theirs.remote)
+        before, now = places.put(ids, flight.number, leg.remote)
+        shared = self._is_live(before)
+        repeated = (now & _POSITION != leg.remote).logical_and_(~shared).nonzero().view(-1)
+        taken = shared.nonzero().view(-1)
+        leg.num_shared = taken.numel() + repeated.numel()
         if leg.num_shared == 0:
             return
         ask = torch.ones(leg.ids.numel(), dtype=torch.bool)
-        ask[leg.remote[shared | repeated]] = False
+        for rows in (taken, repeated):
+            ask.index_fill_(0, leg.remote.index_select(0, rows), False)
         leg.asked = ask.nonzero().view(-1)
-        for number in torch.unique(found[shared] >> 32).tolist():
-            donor = self._flights[number]
-            rows = (found >> 32 == number).nonzero().view(-1)
-            source = donor.legs[leg.key].outs
-            donor.moves.append(_Move(source, found[rows] & _POSITION, leg.outs, leg.remote[rows]))
-            flight.donors.append(donor)
-        if bool(repeated.any()):
-            rows = repeated.nonzero().view(-1)
-            flight.repeats.append(_Move(leg.outs, now[rows] & _POSITION, leg.outs, leg.remote[rows]))
+        self._take(flight, leg, before.index_select(0, taken), leg.remote.index_select(0, taken))
+        if repeated.numel():
+            rows = now.index_select(0, repeated) & _POSITION
+            flight.repeats.append(_Move(leg.outs, rows, leg.outs, leg.remote.index_select(0, repeated)))
+
+    def _take(self, flight: Flight, leg: Leg, places: Tensor, to: Tensor) -> None:
+        """Registers with the flights that have the rows at `places`; they go to the positions `to` of the leg."""
+        numbers, rows = places >> 32, places & _POSITION
+        for number, donor in self._flights.items():
+            mine = (numbers == number).nonzero().view(-1)
+            if mine.numel():
+                source = donor.legs[leg.key].outs
+                move = _Move(source, rows.index_select(0, mine), leg.outs, to.index_select(0, mine))
+                donor.moves.append(move)
+                flight.donors.append(donor)
+
+    def _is_live(self, places: Tensor) -> Tensor:
+        """Which places are in flights of the window. Those completed in turn are its oldest: then numbers tell."""
+        numbers = list(self._flights)
+        if not numbers:
+            return torch.zeros(places.numel(), dtype=torch.bool)
+        if len(numbers) == self._next - 1 - numbers[0]:  # all between the oldest and the one that enters now
+            return places >= numbers[0] << 32
+        return torch.isin(places >> 32, torch.tensor(numbers))
 
 
 class _Places:
@@ -189,10 +206,10 @@ class _Places:
         self._table.clear()
         self._num_ids = 0
 
-    def put(self, ids: Tensor, number: int, positions: Tensor, live: Tensor) -> tuple[Tensor, Tensor]:
+    def put(self, ids: Tensor, number: int, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Notes that flight `number` has these ids; returns where each was before, and where it is now.
 
-        Before: -1 where no flight of `live` had it. Now: one of the positions where several are of the same id.
+        Before: -1 where nothing had it. Now: one of the positions where several are of the same id.
         """
         local, fresh = self._table.insert(ids)
         first, self._num_ids = self._num_ids, self._num_ids + fresh.numel()
@@ -201,6 +218,6 @@ class _Places:
             grown[:first] = self._place[:first]
             self._place = grown
         self._place[first : self._num_ids] = -1
-        before = self._place[local]
-        self._place[local] = (number << 32) + positions
-        return before.masked_fill(~torch.isin(before >> 32, live), -1), self._place[local]
+        before = self._place.index_select(0, local)
+        self._place.scatter_(0, local, (number << 32) + positions)
+        return before, self._place.index_select(0, local)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType
+from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch, Store, apply_to_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
 from gnnsys.ops.buffers import BufferPool
-from gnnsys.sampling import Sample
+from gnnsys.sampling import DistGraph, Sample
 
 
 class Inputs(NamedTuple):
@@ -81,7 +81,7 @@ class Rows:
 class Compact:
     """Sampled -> Batch, on the device the sample is on."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Graph | DistGraph) -> None:
         self._graph = graph
 
     def __call__(self, sampled: Sampled) -> Batch:

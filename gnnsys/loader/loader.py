@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gnnsys.graph import Graph
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve
 from gnnsys.loader.fetch import Fetch, Names
@@ -17,6 +18,7 @@ from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pipeline import Pipeline, Stage, StageCounters
+from gnnsys.sampling import DistGraph
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
@@ -36,7 +38,7 @@ class Loader:
 
     def __init__(
         self,
-        graph: Any,
+        graph: Graph | DistGraph,
         schedule: Schedule,
         sample: Callable[[Ticket, torch.Tensor], Sampled],
         *,

@@ -18,10 +18,10 @@ from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
-from gnnsys.sampling import NeighborSampler, Sample, SampleKey
+from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
-Sampler: TypeAlias = Callable[[Any, dict[NodeType, Tensor], SampleKey], Sample]
+Sampler: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]
 """A user's own sampler: `sampler(graph, seeds, key)`, from several threads at once; random by `key` alone."""
 
 
@@ -42,7 +42,7 @@ class NeighborLoader(Loader):
 
     def __init__(
         self,
-        graph: Graph | Any,
+        graph: Graph | DistGraph,
         num_neighbors: NumNeighbors | None = None,
         *,
         input_nodes: InputNodes = None,
@@ -75,9 +75,7 @@ class NeighborLoader(Loader):
         sample: Callable[[Ticket, Tensor], Sampled]
         if sampler is None:
             if num_neighbors is None:
-                raise ValueError(
-                    "num_neighbors must be given, a fanout per hop, unless you bring your own sampler"
-                )
+                raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
             ours = make_sampler(
                 graph,
                 num_neighbors,
@@ -117,7 +115,7 @@ class _SampleNodes:
 
     def __init__(
         self,
-        graph: Any,
+        graph: Graph | DistGraph,
         sampler: NeighborSampler,
         subgraph_type: str,
         node_type: NodeType,
@@ -161,7 +159,7 @@ class _SampleNodes:
 class _SampleWith:
     """The sample stage around a user's own sampler."""
 
-    def __init__(self, graph: Any, sampler: Sampler, node_type: NodeType, nodes: Any, seed: int) -> None:
+    def __init__(self, graph: Graph | DistGraph, sampler: Sampler, node_type: NodeType, nodes: Any, seed: int) -> None:
         self._graph = graph
         self._sampler = sampler
         self._node_type = node_type
@@ -181,7 +179,7 @@ def _about_seeds(chosen: Tensor) -> dict[str, Any]:
 
 
 def make_sampler(
-    graph: Any, num_neighbors: NumNeighbors, subgraph_type: str, *, disjoint: bool, **options: Any
+    graph: Graph | DistGraph, num_neighbors: NumNeighbors, subgraph_type: str, *, disjoint: bool, **options: Any
 ) -> NeighborSampler:
     if subgraph_type not in SUBGRAPH_TYPES:
         raise ValueError(f"subgraph_type must be one of {SUBGRAPH_TYPES}, got {subgraph_type!r}")
@@ -195,7 +193,7 @@ def make_sampler(
 
 
 def check_input_time(
-    graph: Any, node_type: NodeType, num_seeds: int, input_time: Tensor | None, time_attr: str | None
+    graph: Graph | DistGraph, node_type: NodeType, num_seeds: int, input_time: Tensor | None, time_attr: str | None
 ) -> None:
     """ValueError unless the seeds' times are given, one each, or are their own where the attribute is a node's."""
     check_times("input_time", input_time)

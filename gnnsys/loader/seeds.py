@@ -7,8 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import NodeType, as_ids
+from gnnsys.graph import Graph, NodeType, as_ids
 from gnnsys.loader.schedule import Share
+from gnnsys.sampling import DistGraph
 
 Ids: TypeAlias = Tensor | list[int] | range
 InputNodes: TypeAlias = Share | Ids | str | tuple[NodeType, Ids | str | None] | None
@@ -16,7 +17,7 @@ InputNodes: TypeAlias = Share | Ids | str | tuple[NodeType, Ids | str | None] | 
 _PIECE = 1 << 20  # rows of a mask that are read together
 
 
-def resolve_nodes(graph: Any, input_nodes: InputNodes) -> tuple[NodeType, Any]:
+def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[NodeType, Any]:
     """The node type and the ids that `input_nodes` stands for; ValueError where there are none.
 
     Ids are an int64 tensor, or of a share whatever it holds: something with a length that a tensor indexes.
@@ -33,7 +34,7 @@ def resolve_nodes(graph: Any, input_nodes: InputNodes) -> tuple[NodeType, Any]:
     return node_type, nodes
 
 
-def read_mask(graph: Any, node_type: NodeType, name: str) -> Tensor:
+def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tensor:
     """The mask `name` (or `name`_mask) of a node type, bool [num_nodes]; it may be spread over machines."""
     arrays = graph.node_data[node_type]
     found = next((n for n in (name, f"{name}_mask") if n in arrays and arrays[n].dtype == torch.bool), None)
@@ -49,7 +50,7 @@ def read_mask(graph: Any, node_type: NodeType, name: str) -> Tensor:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool)
 
 
-def _split_type(graph: Any, input_nodes: Any) -> tuple[NodeType, Any]:
+def _split_type(graph: Graph | DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
     if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
         return input_nodes
     if isinstance(input_nodes, str) and (input_nodes in graph.node_types or len(graph.node_types) != 1):
@@ -59,7 +60,7 @@ def _split_type(graph: Any, input_nodes: Any) -> tuple[NodeType, Any]:
     return graph.node_types[0], input_nodes
 
 
-def _from_share(graph: Any, share: Share) -> tuple[NodeType, Any]:
+def _from_share(graph: Graph | DistGraph, share: Share) -> tuple[NodeType, Any]:
     if share.type not in graph.node_types:
         raise ValueError(f"input_nodes are seeds of {share.type!r}, the graph's node types are {graph.node_types}")
     if share.largest == 0:

@@ -14,5 +14,14 @@ except ImportError as error:
 
 from gnnsys.pyg.loaders import LinkNeighborLoader, NeighborLoader
 from gnnsys.pyg.sampler import NeighborSampler
+from gnnsys.pyg.stores import PartEdgeAttr, PartsFeatureStore, PartsGraphStore, stores
 
-__all__ = ["LinkNeighborLoader", "NeighborLoader", "NeighborSampler"]
+__all__ = [
+    "LinkNeighborLoader",
+    "NeighborLoader",
+    "NeighborSampler",
+    "PartEdgeAttr",
+    "PartsFeatureStore",
+    "PartsGraphStore",
+    "stores",
+]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
-from gnnsys.graph import EDGE, NODE
+from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader.link import edge_index_of
 from gnnsys.loader.neighbor import check_times
 from gnnsys.pyg.sampler import NeighborSampler
@@ -18,6 +18,15 @@ from gnnsys.pyg.sampler import NeighborSampler
 def check_kwargs(kwargs: dict[str, Any]) -> None:
     if "batch_size" in kwargs and kwargs["batch_size"] is None and kwargs.get("batch_sampler") is None:
         raise ValueError("batch_size=None turns batching off: give a number, or a batch_sampler that yields lists")
+
+
+def check_share(share: Any, kwargs: dict[str, Any]) -> None:
+    """A rank's share is cut into the same number of batches on every rank: nobody else may cut it."""
+    named = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
+    if named is not None:
+        raise ValueError(f"{named} does not go with a rank's share, which has its batches: leave it away, or give ids")
+    if len(share.ids) == 0:
+        kwargs["shuffle"] = False  # torch shuffles no empty list
 
 
 def check_index(index: Tensor, num_inputs: int) -> None:
@@ -51,9 +60,9 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
     return input_nodes
 
 
-def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler) -> None:
+def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
     """The seeds, once PyG has made ids of them."""
-    if inputs.node.numel() == 0:
+    if inputs.node.numel() == 0 and not may_be_empty:
         raise ValueError("input_nodes is empty: there are no seeds to sample from")
     _check_range("input_nodes", inputs.node, _num_nodes(data, sampler, inputs.input_type))
     check_times("input_time", inputs.time)
@@ -73,7 +82,7 @@ def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> An
         return edge_label_index
     if isinstance(data, Data):
         return edge_label_index
-    if edge_label_index is None and isinstance(sampler, NeighborSampler):
+    if edge_label_index is None and isinstance(sampler, NeighborSampler) and isinstance(sampler.graph, Graph):
         return (None, edge_index_of(sampler.graph, EDGE))
     return (None, edge_label_index) if isinstance(edge_label_index, Tensor) else edge_label_index
 
@@ -108,7 +117,7 @@ def _num_nodes(data: Any, sampler: BaseSampler, node_type: str | None) -> int | 
 def _check_range(name: str, ids: Tensor, num_nodes: int | None) -> None:
     if ids.dim() != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {list(ids.shape)}")
-    if num_nodes is not None and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+    if num_nodes is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
         raise ValueError(f"{name} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
 
 

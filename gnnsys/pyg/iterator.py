@@ -10,6 +10,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +21,10 @@ from gnnsys.pyg.sampler import draw_seed
 from gnnsys.sampling import SampleKey
 
 if TYPE_CHECKING:
-    from gnnsys.pyg.loaders import ThreadedLoader
+    from gnnsys.pyg.threaded import ThreadedLoader
+
+
+REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines and no workers were asked for
 
 
 class Request(NamedTuple):
@@ -45,6 +49,7 @@ class EpochIterator:
         return epoch
 
     def _start(self) -> Pipeline:
+        self._loader.forget()
         timeout = self._loader.timeout if self._loader.timeout > 0 else None
         stages = make_stages(self._loader)
         return Pipeline(self._epoch.requests, stages, position=self._epoch.start, timeout=timeout)
@@ -55,6 +60,7 @@ class EpochIterator:
         if self._pipeline.is_closed:  # by an error in the last epoch
             self._pipeline = self._start()
         else:
+            self._loader.forget()
             self._pipeline.seek(self._epoch.start, self._epoch.requests)
 
     def __iter__(self) -> EpochIterator:
@@ -113,11 +119,13 @@ class Epoch:
 def make_stages(loader: ThreadedLoader) -> list[Stage]:
     """Which step runs where. Threads hold the loader weakly: they must not keep it, and so themselves, alive."""
     workers = loader.num_workers
-    threads = workers or (1 if loader.samples_ahead else 0)
+    threads = workers or ((REMOTE_THREADS if loader.waits else 1) if loader.samples_ahead else 0)
     depth = max(1, (loader.prefetch_factor or 1) * workers if workers else 2)
     steps: list[tuple[str, Callable[[Any], Any], bool]] = [("sample", loader.sample_step, threads > 0)]
+    begin = None
     if loader.joins_ahead:
-        steps.append(("join", loader.join_step, threads > 0))
+        begin = loader.begin_join if loader.waits else None
+        steps.append(("join", loader.join_step if begin is None else loader.finish_join, threads > 0))
         if loader.transform is not None:
             steps.append(("transform", loader.transform, workers > 0))
     else:
@@ -125,10 +133,17 @@ def make_stages(loader: ThreadedLoader) -> list[Stage]:
     if loader.pin_memory and _can_pin():
         steps.append(("pin", pin_memory, workers > 0 and loader.filter_per_worker))
     last = max((i for i, step in enumerate(steps) if step[2]), default=-1)
-    return [
-        Stage(name, _weakly(loader, run), threads if i == last else 0, depth, setup=_setup(loader) if workers else None)
+    setup = _setup(loader) if workers else None
+    stages = [
+        Stage(name, _weakly(loader, run), threads if i == last else 0, depth, setup=setup)
         for i, (name, run, _) in enumerate(steps)
     ]
+    if begin is not None:
+        stages[1] = replace(stages[1], begin=_weakly(loader, begin))
+        if last == 1:  # nothing of the user's: sampling threads ask for rows and go on, another thread waits for them
+            stages[0] = replace(stages[0], threads=threads)
+            stages[1] = replace(stages[1], threads=1, setup=None)
+    return stages
 
 
 def _weakly(loader: ThreadedLoader, function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -18,15 +18,15 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.loader.utils import index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.graph import Graph
 from gnnsys.loader.join import Rows
 from gnnsys.pyg.structure import is_edge_level
+from gnnsys.sampling import AnyGraph
 
 
 class Join:
     """Callable on SamplerOutput and HeteroSamplerOutput; `edge` in them must count in the user's edge order."""
 
-    def __init__(self, data: Any, graph: Callable[[], Graph | None], rows: Rows, custom_cls: Any = None) -> None:
+    def __init__(self, data: Any, graph: Callable[[], AnyGraph | None], rows: Rows, custom_cls: Any = None) -> None:
         self._data = data
         self._graph = graph
         self._rows = rows

@@ -6,180 +6,31 @@ who samples (`NeighborSampler`), who gathers (`Join`) and that workers are threa
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
-import torch
 import torch_geometric.loader
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.loader.mixin import WorkerInitWrapper
-from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, NegativeSampling, SamplerOutput
+from torch_geometric.data import HeteroData
+from torch_geometric.sampler import BaseSampler, NegativeSampling, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
-from gnnsys.graph import EdgeType, Graph
-from gnnsys.loader.join import Rows
-from gnnsys.ops.buffers import BufferPool
-from gnnsys.pyg.arguments import check_index, check_kwargs, check_links, check_nodes, complete_links, complete_nodes
-from gnnsys.pyg.iterator import Epoch, EpochIterator, Request
-from gnnsys.pyg.join import Join, describe, in_edge_order
-from gnnsys.pyg.sampler import NeighborSampler, draw_key
+from gnnsys.graph import EdgeType
+from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
+from gnnsys.pyg.join import describe
+from gnnsys.pyg.parts import resolve_input_nodes, resolve_links
+from gnnsys.pyg.sampler import NeighborSampler
+from gnnsys.pyg.stores import graph_of, stores
+from gnnsys.pyg.threaded import Output, ThreadedLoader
 from gnnsys.sampling import SampleKey
-
-Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
-
-
-class ThreadedLoader(torch.utils.data.DataLoader):
-    """What both loaders share: the steps of a batch, where they run, and state."""
-
-    seed: int | None
-    transform: Callable[[Any], Any] | None
-    transform_sampler_output: Callable[[Any], Any] | None
-    filter_per_worker: bool
-    custom_cls: Any
-    data: Any
-
-    def _prepare(self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any]) -> None:
-        """Before the DataLoader's own __init__."""
-        self.seed = seed
-        self.progress: Epoch | None = None
-        self._resume: dict[str, Any] | None = None
-        self._epochs = 0
-        self._sampler = sampler
-        self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
-        workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
-        num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
-        pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
-        self._join = Join(data, self._graph, Rows(pool), kwargs.get("custom_cls"))
-
-    def _graph(self) -> Graph | None:
-        return self._sampler.graph if isinstance(self._sampler, NeighborSampler) else None
-
-    # -- the steps of a batch ------------------------------------------------------------------------------------------
-
-    def sample_step(self, request: Request) -> Any:
-        if self._overrides("collate_fn"):
-            return self.collate_fn(request.index)
-        return self.sample(request.index, request.key)
-
-    def join_step(self, out: Output) -> Any:
-        batch = self._join(out)
-        self._describe(batch, out)
-        return batch
-
-    def filter_step(self, out: Any) -> Any:
-        return out if self._overrides("collate_fn") and self.filter_per_worker else self.filter_fn(out)
-
-    def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
-        raise NotImplementedError
-
-    def _checked(self, index: Any) -> Tensor:
-        index = torch.as_tensor(index, dtype=torch.int64)
-        check_index(index, len(self.dataset))  # type: ignore[arg-type]
-        return index
-
-    def _key(self) -> SampleKey:
-        """Of a batch that is asked for outside an epoch, `loader([0, 3])`."""
-        return draw_key(self.generator) if self.seed is None else SampleKey(self.seed, -1, 0)
-
-    def collate_fn(self, index: Any) -> Any:
-        out = self.sample(index)
-        return self.filter_fn(out) if self.filter_per_worker else out
-
-    def filter_fn(self, out: Output) -> Any:
-        """Joins a sampler's output with features, as PyG's own `filter_fn` does."""
-        if self.transform_sampler_output is not None:
-            out = self.transform_sampler_output(out)
-        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
-            raise TypeError(f"'{type(self).__name__}' found invalid type: '{type(out)}'")
-        batch = self.join_step(in_edge_order(out, self._sampler.edge_permutation))
-        return batch if self.transform is None else self.transform(batch)
-
-    def _describe(self, batch: Any, out: Output) -> None:
-        describe(batch, out)
-
-    def _overrides(self, name: str) -> bool:
-        """Whether a subclass of the user's brought its own."""
-        return getattr(type(self), name) is not getattr(ThreadedLoader, name)
-
-    @property
-    def samples_ahead(self) -> bool:
-        """Whether sampling may run in a thread that the user did not ask for: if all of it is ours."""
-        return isinstance(self._sampler, NeighborSampler) and not self._overrides("collate_fn")
-
-    @property
-    def joins_ahead(self) -> bool:
-        """The same of the join with features."""
-        is_local = isinstance(self.data, (Data, HeteroData)) and self.filter_per_worker
-        plain = self.transform_sampler_output is None and not self._overrides("filter_fn")
-        return self.samples_ahead and is_local and plain
-
-    # -- epochs and state ----------------------------------------------------------------------------------------------
-
-    def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
-        return EpochIterator(self)
-
-    def check_worker_number_rationality(self) -> None:
-        """torch warns of more worker processes than cores; ours are threads, and idle ones cost nothing."""
-
-    def next_epoch(self) -> int:
-        self._epochs += 1
-        return self._epochs - 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the caller has seen of the current epoch; between epochs, how many there were, and `generator`."""
-        if self._resume is not None:
-            return dict(self._resume)
-        if self.progress is not None:
-            return self.progress.state()
-        generator = None if self.generator is None else self.generator.get_state()
-        return {"epoch": self._epochs, "batch": 0, "generator": generator}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `iter` yield the rest of the epoch that `state` was taken in."""
-        if state["generator"] is None:
-            self._epochs, self._resume = int(state["epoch"]), None
-        else:
-            self._epochs, self._resume = int(state["epoch"]) + 1, dict(state)
-        self.progress = None
-
-    def take_resume_state(self) -> dict[str, Any] | None:
-        state, self._resume = self._resume, None
-        return state
-
-    # -- PyG's context managers, for threads instead of processes ------------------------------------------------------
-
-    def _aff_init_fn(self, worker_id: int) -> None:
-        """PyG pins the process; a thread pins itself."""
-        cores = self.loader_cores[worker_id]  # type: ignore[attr-defined]
-        os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
-        self._old_worker_init_fn(worker_id)
-
-    @contextmanager
-    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
-        """Gives every worker `worker_threads` native threads (default: an even share); needs no `spawn`."""
-        if self.num_workers < 1:
-            raise ValueError(f"'enable_multithreading' needs at least one worker (got {self.num_workers})")
-        threads = worker_threads or max(1, torch.get_num_threads() // self.num_workers)
-        self._worker_threads = threads
-        before = self.worker_init_fn
-        self._old_worker_init_fn = WorkerInitWrapper(before)
-        self.worker_init_fn = self._mt_init_fn  # type: ignore[attr-defined]
-        try:
-            yield
-        finally:
-            self.worker_init_fn = before
 
 
 class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
     """`torch_geometric.loader.NeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
 
-    `seed` fixes what is sampled, epoch by epoch, whatever torch's generator says; the order of the seeds stays the
-    `sampler`'s (or `shuffle`'s) business.
+    `data` may also be what `gnnsys.open` returns; `input_nodes` are then global ids, the name of a mask, or this rank's
+    share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what is sampled, epoch by
+    epoch, whatever torch's generator says; the order of the seeds stays the `sampler`'s (or `shuffle`'s) business.
     """
 
     def __init__(
@@ -205,6 +56,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
+        graph = graph_of(data)
+        data = data if graph is None else stores(graph)
         if input_time is not None and time_attr is None:
             raise ValueError(
                 "Received conflicting 'input_time' and 'time_attr' arguments: 'input_time' is set while 'time_attr' "
@@ -223,8 +76,10 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
                 is_sorted=is_sorted,
                 directed=directed,
             )
+        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes)
+        if graph is not None:
+            input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
-        self._prepare(data, neighbor_sampler, seed, kwargs)
         torch_geometric.loader.NeighborLoader.__init__(
             self,
             data,
@@ -238,7 +93,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
             time_attr=time_attr,
             **kwargs,
         )
-        check_nodes(self.input_data, data, neighbor_sampler)
+        check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self.input_data[self._checked(index)]
@@ -288,6 +143,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
+        graph, given, links = graph_of(data), edge_label_index, None
+        data = data if graph is None else stores(graph)
         if (edge_label_time is None) != (time_attr is None):
             raise ValueError(
                 "Received conflicting 'edge_label_time' and 'time_attr' arguments: both must be provided for temporal "
@@ -307,12 +164,16 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 directed=directed,
                 exclude_supervision=exclude_supervision,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs)
+        self._prepare(data, neighbor_sampler, seed, kwargs, given)
+        if graph is not None:
+            edge_label_index, links = resolve_links(graph, given)
+        else:
+            edge_label_index = complete_links(data, given, neighbor_sampler)
         torch_geometric.loader.LinkNeighborLoader.__init__(
             self,
             data,
             num_neighbors,
-            edge_label_index=complete_links(data, edge_label_index, neighbor_sampler),
+            edge_label_index=edge_label_index,
             edge_label=edge_label,
             edge_label_time=edge_label_time,
             neg_sampling=neg_sampling,
@@ -324,7 +185,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             neighbor_sampler=neighbor_sampler,
             **kwargs,
         )
-        check_links(self.input_data, data, neighbor_sampler)
+        if links is None:
+            check_links(self.input_data, data, neighbor_sampler)
+        else:
+            links.label, links.time = self.input_data.label, self.input_data.time
+            links.check()
+            self.input_data, self.edge_label_index = links, given
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self.input_data[self._checked(index)]

@@ -17,14 +17,14 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
-from gnnsys.loader.links import Links, LinkSeeder, LinkSeeds, supervision_edges
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.loader.links import Links, LinkSeeder, LinkSeeds, make_seeder, supervision_edges
 from gnnsys.loader.negatives import NegativeSampling as Negatives
 from gnnsys.loader.negatives import negative_stream
 from gnnsys.loader.subgraph import induced, reverse_of
 from gnnsys.pyg.structure import Structure, read_structure
+from gnnsys.sampling import AnyGraph, Sample, SampleKey
 from gnnsys.sampling import NeighborSampler as Sampler
-from gnnsys.sampling import Sample, SampleKey
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 Values: TypeAlias = Tensor | dict[Any, Tensor] | None
@@ -97,7 +97,7 @@ class NeighborSampler(BaseSampler):
         self._sampler = self._make_sampler()
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> AnyGraph:
         """The graph that is sampled from."""
         return self._structure.graph
 
@@ -200,11 +200,8 @@ class NeighborSampler(BaseSampler):
     def _seeder(self, edge_type: EdgeType, neg_sampling: NegativeSampling | None) -> LinkSeeder:
         known = self._seeders.get(edge_type)
         if known is None or known[0] is not neg_sampling:
-            graph, time = self.graph, self._structure.node_time or {}
-            src, _, dst = edge_type
-            sizes = graph.num_nodes(src), graph.num_nodes(dst)
             negatives = Negatives.cast(neg_sampling)
-            seeder = LinkSeeder(sizes, edge_type, negatives, self.disjoint, (time.get(src), time.get(dst)))
+            seeder = make_seeder(self.graph, edge_type, negatives, self.disjoint, self._structure.time_attr)
             known = self._seeders[edge_type] = (neg_sampling, seeder)
         return known[1]
 

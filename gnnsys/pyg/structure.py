@@ -17,24 +17,28 @@ from torch_geometric.data.storage import EdgeStorage
 from torch_geometric.sampler.base import DataType
 
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
-from gnnsys.loader.neighbor import check_times
 from gnnsys.ops import CSC
+from gnnsys.pyg.stores import graph_of
+from gnnsys.sampling import AnyGraph, DistGraph
 
 
 @dataclass
 class Structure:
     """A Graph to sample from, and what PyG's outputs need to know about where it came from."""
 
-    graph: Graph
+    graph: AnyGraph
     is_hetero: bool
     index_dtype: torch.dtype  # of edge_index and n_id, as the user's edge_index has it
     time_attr: str | None = None
-    node_time: dict[NodeType, Tensor] | None = None
-    edge_time: dict[EdgeType, Tensor] | None = None
+    node_time: dict[NodeType, Any] | None = None  # tensors, or tables of a graph in parts
+    edge_time: dict[EdgeType, Any] | None = None
 
 
 def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> Structure:
     """ValueError (NotImplementedError where PyG has one) for what cannot be sampled from."""
+    parted = graph_of(data)
+    if parted is not None:
+        return _read_parts(parted, time_attr, weight_attr)
     kind = DataType.from_data(data)
     if kind == DataType.remote:
         if weight_attr is not None:
@@ -61,15 +65,37 @@ def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is
     return structure
 
 
-def _set_time(structure: Structure, node_time: dict[NodeType, Tensor], edge_time: dict[EdgeType, Tensor]) -> None:
-    name = structure.time_attr
-    assert name is not None
+def _read_parts(graph: DistGraph, time_attr: str | None, weight_attr: str | None) -> Structure:
+    """Nothing is read: whoever has a part samples from it, by the weights and times that lie beside its edges."""
+    structure = Structure(graph, not graph.is_homogeneous, torch.int64, time_attr)
+    if weight_attr is not None:
+        missing = [t for t in graph.edge_types if weight_attr not in graph.edge_data[t]]
+        if missing:
+            raise ValueError(f"weight_attr: edges of type {missing[0]} have no attribute {weight_attr!r}")
+    if time_attr is not None:
+        node_time = {t: rows[time_attr] for t, rows in graph.node_data.items() if time_attr in rows}
+        edge_time = {t: rows[time_attr] for t, rows in graph.edge_data.items() if time_attr in rows}
+        if graph.is_homogeneous and node_time:
+            edge_time = {}
+        _check_time_level(time_attr, node_time, edge_time)
+        structure.node_time, structure.edge_time = node_time or None, edge_time or None
+    return structure
+
+
+def _check_time_level(name: str, node_time: dict[NodeType, Any], edge_time: dict[EdgeType, Any]) -> None:
     if node_time and edge_time:
         raise ValueError(f"The time attribute '{name}' holds both node-level and edge-level information")
     if not node_time and not edge_time:
         raise ValueError(f"The time attribute '{name}' is neither a node-level or edge-level attribute")
     for time in (*node_time.values(), *edge_time.values()):
-        check_times(f"time_attr={name!r}", time)
+        if time.dtype.is_floating_point or time.dtype.is_complex:
+            raise ValueError(f"time_attr={name!r} must hold integers, such as seconds, got {time.dtype}")
+
+
+def _set_time(structure: Structure, node_time: dict[NodeType, Tensor], edge_time: dict[EdgeType, Tensor]) -> None:
+    name = structure.time_attr
+    assert name is not None and isinstance(structure.graph, Graph)
+    _check_time_level(name, node_time, edge_time)
     for node_type, time in node_time.items():
         structure.graph.set_node_data(name, time.cpu(), node_type)
     for edge_type, time in edge_time.items():
@@ -193,7 +219,7 @@ def _remote_time(
     return node_time, edge_time
 
 
-def is_edge_level(features: FeatureStore, attr: Any, graph: Graph) -> bool:
+def is_edge_level(features: FeatureStore, attr: Any, graph: AnyGraph) -> bool:
     """Whether an attribute without a group (homogeneous store) has a row per edge; its name decides where both fit."""
     size = features.get_tensor_size(attr)
     rows = None if size is None else size[0]

@@ -184,6 +184,10 @@ class _Plan:
         order, answers = self._seeds[self._slot_of[number]].grouped.order, self._answers[number]
         if number not in self._drawn:
             return Neighbors(order.new_zeros(order.numel() + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
+        if len(answers.pieces) == 1:  # one part has all seeds: they stand in their order already
+            (counts, ids, edges), indptr = answers.pieces[0], order.new_zeros(order.numel() + 1)
+            torch.cumsum(counts, 0, out=indptr[1:])
+            return Neighbors(indptr, ids.to(dtype), edges.long())
         return stitch(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
 
 

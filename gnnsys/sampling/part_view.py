@@ -56,6 +56,8 @@ class PartView:
 
     def __init__(self, part: Part, parts: Parts, spec: ViewSpec, halo_time: Mapping[NodeType, Tensor]) -> None:
         self.part = part
+        self._own = {t: parts.book.part_range(part.index, t) for t in parts.schema.node_types}
+        self._first_edge = {t: parts.book.part_range(part.index, t).start for t in parts.schema.edge_types}
         self._sources: dict[EdgeType, EdgeSource] = {}
         self._order: dict[EdgeType, Tensor | None] = {}
         self._wide = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.node_types}
@@ -107,13 +109,13 @@ class PartView:
             rng_ids=gather_rows(part.original_ids(dst), seeds),
             **timed,
         )
-        own = part.book.part_range(part.index, src)
+        own = self._own[src]
         return name_neighbors(
             neighbors,
             first=own.start,
             num_core=len(own),
             halo=part.halo(src),
-            first_edge=part.book.part_range(part.index, edge_type).start,
+            first_edge=self._first_edge[edge_type],
             order=self._order[edge_type],
             wide_ids=self._wide[src],
             wide_edges=self._wide_edges[edge_type],

@@ -28,7 +28,7 @@ class GraphService:
         self.views = PartViews(parts, own_parts)
         self._parts = parts
 
-    def handlers(self) -> dict[Kind, Handler]:
+    def handlers(self) -> dict[int, Handler]:
         return {
             Kind.PREPARE: self.prepare,
             Kind.SAMPLE: self.sample,

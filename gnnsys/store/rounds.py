@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gnnsys.comm import Reply
 
+_MAX_RANKS = 1 << 16
 _MARGIN_SECONDS = 1.0  # an answer sent so long before the deadline is sure to arrive in time
 
 
@@ -46,8 +47,8 @@ class Rounds:
 
     def add(self, new: Contribution) -> None:
         """Queues a contribution and applies every step that is complete with it."""
-        if not 0 <= new.rank < new.world_size:
-            raise ValueError(f"rank must be in [0, {new.world_size}), got {new.rank}")
+        if not 0 <= new.rank < new.world_size <= _MAX_RANKS:
+            raise ValueError(f"rank must be in [0, world_size), got {new.rank} of {new.world_size}")
         self._queues.setdefault(new.rank, deque()).append(new)
         while all(self._queues.get(rank) for rank in range(new.world_size)):
             self._finish([self._queues[rank].popleft() for rank in range(new.world_size)])

@@ -23,7 +23,7 @@ from gnnsys.store.spec import TableSpec
 from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan
 
-_FREE_BUFFERS = 24
+_FREE_BUFFERS = 16
 
 
 class Shard:
@@ -54,6 +54,8 @@ class Shard:
         `init` is {"kind": "zeros"}, {"kind": "constant", "value"} or {"kind": "uniform", "low", "high", "seed"}.
         """
         fill = _filler(init)
+        if any(not 0 <= part < spec.num_parts for part in parts):
+            raise ValueError(f"table {spec.name!r} has parts 0 to {spec.num_parts - 1}, got {list(parts)}")
         with self._lock:
             table = self._tables.get(spec.number)
             if table is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind, RemoteValueError
 from gnnsys.ops import BufferPool
+from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
@@ -26,7 +27,7 @@ from gnnsys.store.rows import PartRows
 from gnnsys.store.shard import Shard
 from gnnsys.store.spec import TableSpec, even_bounds
 from gnnsys.store.tensor import DistTensor
-from gnnsys.store.wire import PUSH_MODES, WIRE_DTYPES
+from gnnsys.store.wire import PUSH_MODES
 
 _FREE_BUFFERS = 16
 _OUTSTANDING = 64  # pushes to one table that may be under way
@@ -113,7 +114,7 @@ class Store:
         spec = TableSpec(name, tuple(row_shape), dtype, cut, mutable)
         if spec.num_parts != self.num_parts:
             raise ValueError(f"bounds must have {self.num_parts + 1} entries, one more than parts, got {len(cut)}")
-        options = {"spec": {**spec.to_json(), "bounds": None}, "init": _init_json(init, spec)}
+        options = {"spec": {**spec.to_json(), "bounds": None}, "init": init_json(init, spec)}
         self._ask_all(Kind.CREATE, [spec.bounds_tensor], options, with_parts=True)
         self._forget(name)
         self.register(spec)
@@ -187,13 +188,14 @@ class Store:
             self._wait_for_pushes(pull.table)
             places = self._live_places(pull.table)
             spec = self.spec(pull.table)
-            _check_ids(pull.ids, spec)
+            check_ids(pull.ids, spec)
             key = (id(pull.ids), spec.bounds)
             runs = found.get(key)
             if runs is None:
                 ids = pull.ids.detach().cpu().contiguous()
                 runs = found[key] = locate(ids, spec, places)
-            wanted.append((Target(pull, spec, self._out(pull, spec)), [_at(run, places[run.part]) for run in runs]))
+            target = Target(pull, spec, out_for(pull, spec, self._buffers))
+            wanted.append((target, [_at(run, places[run.part]) for run in runs]))
         try:
             return begin(
                 wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
@@ -212,7 +214,7 @@ class Store:
         if mode not in PUSH_MODES:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
         spec = self.spec(name)
-        ids, rows = _checked_rows(spec, ids, rows)
+        ids, rows = checked_rows(spec, ids, rows)
         runs = self.locate(name, ids)
         answers = []
         for part, arrays in push_messages(spec, runs, rows, mode):
@@ -228,7 +230,7 @@ class Store:
         by the number of ranks. `optimizer` is what `SparseAdam` and `SparseAdagrad` describe themselves as.
         """
         spec = self.spec(name)
-        ids, grads = _checked_rows(spec, ids, grads)
+        ids, grads = checked_rows(spec, ids, grads)
         runs = self.locate(name, ids)
         options = {"name": name, "world_size": self.world_size, "optimizer": dict(optimizer)}
         messages = step_messages(spec, runs, grads, self.machine_of_part)
@@ -252,7 +254,7 @@ class Store:
     ) -> Answer:
         if self._lost is not None:
             raise RuntimeError(
-                f"an earlier push was lost, so the rows of tables are uncertain: load them again from a save. {self._lost}"
+                f"an earlier push was lost, nobody can say what rows are now: load tables from a save. {self._lost}"
             ) from self._lost
         with self._lock:  # numbers go out in the order they are given
             sequence = self._numbering.next(machine)
@@ -343,53 +345,9 @@ class Store:
                 found[int(part)] = PartRows(spec, int(part), shared.rows, shared)
         return found
 
-    def _out(self, pull: Pull, spec: TableSpec) -> Tensor:
-        row_shape = spec.row_shape if pull.columns is None else (pull.columns.numel(),)
-        if pull.wire_dtype is not None and pull.wire_dtype not in WIRE_DTYPES:
-            raise ValueError(f"wire_dtype must be one of {list(WIRE_DTYPES)}, got {pull.wire_dtype}")
-        if pull.wire_dtype is not None and spec.dtype not in WIRE_DTYPES:
-            raise ValueError(f"table {spec.name!r} is {spec.dtype}: only floating rows travel as {pull.wire_dtype}")
-        if pull.at is not None and (pull.out is None or pull.at.shape != pull.ids.shape):
-            raise ValueError("at must name one row of out per id")
-        if pull.out is None:
-            return self._buffers.empty((pull.ids.numel(), *row_shape), spec.dtype)
-        if tuple(pull.out.shape[1:]) != row_shape or (pull.at is None and pull.out.shape[0] != pull.ids.numel()):
-            raise ValueError(
-                f"out must be {[pull.ids.numel(), *row_shape]} for table {spec.name!r}, got {list(pull.out.shape)}"
-            )
-        return pull.out
-
 
 def _at(run: Run, places: Sequence[Place]) -> Run:
     return run if run.places is places else Run(run.part, run.order, run.local, places)
-
-
-def _check_ids(ids: Tensor, spec: TableSpec) -> None:
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"ids of table {spec.name!r} must be int32 or int64 [n], got {ids.dtype} {list(ids.shape)}")
-
-
-def _checked_rows(spec: TableSpec, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    _check_ids(ids, spec)
-    if tuple(rows.shape) != (ids.numel(), *spec.row_shape):
-        raise ValueError(
-            f"rows for table {spec.name!r} must be {[ids.numel(), *spec.row_shape]}, got {list(rows.shape)}"
-        )
-    if rows.dtype != spec.dtype and not (rows.dtype in WIRE_DTYPES and spec.dtype in WIRE_DTYPES):
-        raise ValueError(f"rows for table {spec.name!r} must be {spec.dtype}, got {rows.dtype}")
-    return ids.detach().cpu().contiguous(), rows.detach().cpu()
-
-
-def _init_json(init: str | float | tuple[str, float, float, int], spec: TableSpec) -> dict[str, Any]:
-    if init == "zeros":
-        return {"kind": "zeros"}
-    if isinstance(init, (int, float)) and not isinstance(init, bool):
-        return {"kind": "constant", "value": float(init)}
-    if isinstance(init, tuple) and len(init) == 4 and init[0] == "uniform":
-        if not spec.dtype.is_floating_point:
-            raise ValueError(f"uniform values are floating, table {spec.name!r} is {spec.dtype}")
-        return {"kind": "uniform", "low": float(init[1]), "high": float(init[2]), "seed": int(init[3])}
-    raise ValueError(f'init must be "zeros", a number or ("uniform", low, high, seed), got {init!r}')
 
 
 def _spec_of(options: Mapping[str, Any], arrays: Sequence[Tensor]) -> TableSpec:

@@ -36,9 +36,15 @@ class Proxy:
         self._wake, self._woken = socket.socketpair()
         self._cut = self._closed = False
         self.swallow = ""  # what is lost from now on: "replies" or "requests"
-        self.swallowed = threading.Event()
+        self._swallowed = 0  # bytes
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def wait_swallowed(self, num_bytes: int) -> bool:
+        """Until that many bytes have been lost; False where they were not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._swallowed >= num_bytes, DEADLINE)
 
     def cut(self) -> None:
         """Resets every connection; new ones are forwarded again, and nothing is swallowed."""
@@ -49,6 +55,8 @@ class Proxy:
         self._closed = True
         self._wake.send(b"x")
         self._thread.join(DEADLINE)
+        for each in (self._listener, self._wake, self._woken):
+            each.close()
 
     def _run(self) -> None:
         while not self._closed:
@@ -65,8 +73,6 @@ class Proxy:
                 for each in list(self._pairs):
                     each.close()
                 self._pairs.clear()
-        for each in (self._listener, self._wake, self._woken):
-            each.close()
 
     def _join(self, near: socket.socket) -> None:
         far = socket.create_connection(self._target, timeout=DEADLINE)
@@ -84,6 +90,9 @@ class Proxy:
                 self._pairs.pop(each, None)
                 each.close()
         elif self.swallow == ("replies" if from_server else "requests"):
-            self.swallowed.set()
+            with self._changed:
+                self._swallowed += len(data)
+                self._changed.notify_all()
         else:
-            target.sendall(data)
+            with contextlib.suppress(OSError):  # the other end has gone, and is noticed when it is read
+                target.sendall(data)

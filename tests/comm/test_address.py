@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from gnnsys.comm.address import Found, endpoint, find_address, is_bindable, is_loopback, settle_address
+from gnnsys.comm.address import Found, endpoint, find_address, interface_of, is_bindable, is_loopback, settle_address
 
 NO_VARIABLES: dict[str, str] = {}
 
@@ -79,3 +79,9 @@ def test_endpoints_put_ipv6_addresses_in_brackets():
 def test_what_one_machine_found_survives_json():
     found = Found("fd00::1", "fd00::2", fixed=True)
     assert Found.from_json(found.to_json()) == found
+
+
+def test_the_interface_of_an_address_is_found():
+    assert interface_of("127.0.0.1") == "lo" and interface_of("203.0.113.7") is None
+    if _has_ipv6():
+        assert interface_of("::1") == "lo"

@@ -13,7 +13,7 @@ import torch
 from gnnsys.comm import Client, DeadlineExceeded, Kind, PeerLost, Reply, Request, Server
 from tests.comm.endpoints import DEADLINE, Proxy, joined
 
-QUICK = {"resend_after": 0.1, "ping_interval": 0.05, "lost_after": 10.0}
+QUICK = {"resend_after": 0.1, "ping_interval": 5.0, "lost_after": DEADLINE}
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def test_a_lost_reply_is_sent_again_and_the_work_is_done_once():
         assert client.request(0, Kind.PUSH, sequence=1).result().options == {"applied": 1}
         proxy.swallow = "replies"
         pending = client.request(0, Kind.PUSH, [torch.ones(100_000)], sequence=2)
-        assert proxy.swallowed.wait(DEADLINE)
+        assert proxy.wait_swallowed(80)
         proxy.cut()
         assert pending.result().options == {"applied": 2}
         assert pushed == [1, 2]
@@ -102,11 +102,11 @@ def test_a_lost_request_is_sent_again():
         client.request(0, Kind.PULL, sequence=1).result()
         proxy.swallow = "requests"
         pending = client.request(0, Kind.PULL, [torch.arange(20_000)], sequence=2)
-        assert proxy.swallowed.wait(DEADLINE)
+        assert proxy.wait_swallowed(160_000)
         proxy.cut()
         assert torch.equal(pending.result().arrays[0], torch.arange(20_000))
         assert pulled == [1, 2]
-        assert client.counters()["events"] == {"resent": 1}
+        assert client.counters()["events"]["resent"] == 1
 
 
 def test_a_chunked_reply_cut_in_the_middle_arrives_whole_and_each_chunk_once():
@@ -123,7 +123,7 @@ def test_a_chunked_reply_cut_in_the_middle_arrives_whole_and_each_chunk_once():
         numbers = [int(next(chunks).arrays[0][-1])]
         proxy.swallow = "replies"
         arrived.set()
-        assert proxy.swallowed.wait(DEADLINE)
+        assert proxy.wait_swallowed(500_000)
         proxy.cut()
         numbers += [int(chunk.arrays[0][-1]) for chunk in chunks]
         assert sorted(numbers) == [0, 1, 2, 3, 4] and numbers[0] == 0

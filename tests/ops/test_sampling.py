@@ -214,6 +214,15 @@ def test_original_ids_decide_the_draw_of_relabelled_nodes() -> None:
     part = CSC(csc.indptr[100:151] - begin, csc.indices[begin:end], 500)
     local = sample_neighbors(part, torch.arange(50), 4, key=6, rng_ids=torch.arange(100, 150))
     assert torch.equal(whole.ids, local.ids) and torch.equal(whole.positions, local.positions + begin)
+    narrow = CSC(part.indptr, part.indices.int(), 500)
+    for rng_ids in (
+        torch.arange(100, 150),
+        torch.arange(100, 150).int(),
+    ):  # local ids may be narrower than original ones
+        local = sample_neighbors(narrow, torch.arange(50).int(), 4, key=6, rng_ids=rng_ids)
+        assert torch.equal(whole.positions, local.positions + begin)
+    with pytest.raises(ValueError, match="rng_ids must have the dtype of seeds, or be int64"):
+        sample_neighbors(part, torch.arange(50), 4, key=6, rng_ids=torch.arange(50).int())
 
 
 def test_work_does_not_grow_with_the_degree() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, NodeType
+from gnnsys.partition import relabel
 from gnnsys.sampling import NeighborSampler, SampleKey
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
 
@@ -106,6 +107,19 @@ def test_a_deeper_halo_changes_no_sample(tmp_path: Path, halo_hops: int) -> None
             expected = NeighborSampler(graph, [3, -1], **options).sample(seeds, key=KEY, seed_time=time)
             ours = NeighborSampler(graphs[1], [3, -1], **options)
             assert_same_sample(ours.sample(to_global(graphs[1], seeds), key=KEY, seed_time=time), expected, graphs[1])
+
+
+def test_ids_beyond_32_bits_travel_as_64(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(relabel, "INT32_END", 50)  # as if no more than 50 numbers fitted
+    graph = homogeneous()
+    with machines(graph, tmp_path / "p", 3) as graphs:
+        mine = graphs[0]
+        assert mine.parts.part(0).original_ids().dtype == torch.int64
+        for options in ({}, {"weight": "w"}, {"time": "t"}):
+            expected = NeighborSampler(graph, [4, 3], **options).sample(SEEDS, key=KEY)
+            ours = NeighborSampler(mine, [4, 3], **options)
+            assert_same_sample(ours.sample(to_global(mine, SEEDS), key=KEY), expected, mine)
+        assert mine.neighborhoods().id_dtypes == {NODE: torch.int64}
 
 
 @pytest.mark.parametrize("kind", ["uniform", "weighted", "edge times", "node times", "blocks"])

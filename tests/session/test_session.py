@@ -32,26 +32,35 @@ def parts(graph, tmp_path_factory):
 
 
 TRAIN = """
-import json, sys, torch, torch.distributed as dist, gnnsys
+import json, os, sys, time, torch, torch.distributed as dist, gnnsys
 session = gnnsys.init(timeout=30)
 graph = gnnsys.open(sys.argv[1])
+crash = sys.argv[2] if len(sys.argv) > 2 else None
+if crash and session.rank == session.world_size - 1 and not os.path.exists(crash):
+    open(crash, "w").close()
+    raise RuntimeError("the first start fails")
 seeds = gnnsys.split(graph, "train")
 total = torch.tensor([session.rank + 1])
 dist.all_reduce(total)
 session.barrier()
-everything = torch.arange(graph.num_nodes())
-print(json.dumps({
+told = {
     "place": [session.rank, session.world_size, session.local_rank, session.machine, session.num_machines],
     "parts": graph.parts_here,
     "seeds": graph.original_ids(seeds.ids).tolist(),
     "largest": seeds.largest,
     "sum": int(total),
-    "originals": graph.original_ids(everything).tolist(),
-    "x": graph.node_data["node"]["x"][everything].tolist(),
     "servers": [(status["pid"], status["parts"]) for status in session.status()],
     "again": gnnsys.open(sys.argv[1]) is graph,
-}))
-if len(sys.argv) > 2:
+}
+deadline = time.monotonic() + 30
+while session.rank and 0 not in session.group.left():  # rank 0 leaves first, and its machine still serves
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+everything = torch.arange(graph.num_nodes())
+told["originals"] = graph.original_ids(everything).tolist()
+told["x"] = graph.node_data["node"]["x"][everything].tolist()
+print(json.dumps(told))
+if session.rank % 2 == 0:  # the others leave it to the exit
     session.close()
     session.close()
 """
@@ -61,12 +70,14 @@ def left_in_memory() -> set[str]:
     return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
-def test_ranks_under_torchrun_open_the_same_graph_and_leave_nothing(graph, parts):
+def test_ranks_under_torchrun_open_the_same_graph_after_a_restart_and_leave_nothing(graph, parts, tmp_path):
     shared = left_in_memory()
-    told = [json.loads(rank.stdout) for rank in run_ranks(TRAIN, [2, 1], parts, torchrun=True, timeout=120)]
-    assert [t["place"] for t in told] == [[0, 3, 0, 0, 2], [1, 3, 1, 0, 2], [2, 3, 0, 1, 2]]
-    assert [t["parts"] for t in told] == [[0, 1], [0, 1], [2, 3]]
-    assert {t["sum"] for t in told} == {1 + 2 + 3} and all(t["again"] for t in told)
+    options = {"torchrun": True, "options": ["--max-restarts", "1"], "timeout": 150}
+    told = [json.loads(rank.stdout) for rank in run_ranks(TRAIN, [1, 1], parts, tmp_path / "crashed", **options)]
+    assert (tmp_path / "crashed").exists()
+    assert [t["place"] for t in told] == [[0, 2, 0, 0, 2], [1, 2, 0, 1, 2]]
+    assert [t["parts"] for t in told] == [[0, 1], [2, 3]]
+    assert {t["sum"] for t in told} == {1 + 2} and all(t["again"] for t in told)
     chosen = graph.node_data[NODE]["train_mask"].nonzero().view(-1).tolist()
     assert sorted(node for t in told for node in t["seeds"]) == chosen
     assert {t["largest"] for t in told} == {max(len(t["seeds"]) for t in told)}
@@ -183,8 +194,8 @@ def test_two_jobs_on_one_host_do_not_meet(parts, graph, tmp_path):
     other = homogeneous(50, 100, seed=1)
     write_parts(other, random_assignment(other, 2, 1), tmp_path / "parts")
     with processes() as first, processes() as second:
-        start_ranks(first, TRAIN, [2], parts, "close")
-        start_ranks(second, TRAIN, [2], tmp_path / "parts", "close")
+        start_ranks(first, TRAIN, [2], parts)
+        start_ranks(second, TRAIN, [2], tmp_path / "parts")
         for running, num_nodes in ((first, 300), (second, 50)):
             for ended in running.wait(90):
                 assert ended.returncode == 0, ended

@@ -1,5 +1,7 @@
 """A pull returns the rows that one dense tensor of all rows would, wherever they are."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -211,6 +213,19 @@ def test_malformed_pulls_are_answered_with_an_error_and_the_shard_lives_on():
             with pytest.raises(ValueError):
                 list(c.clients[0].request(1, Kind.PULL, arrays).chunks())
         assert torch.equal(c.stores[0].tensor(table.name)[torch.tensor([5])], rows[5:6])
+
+
+def test_many_threads_pull_through_one_store():
+    table, rows = spec(5), random_rows(1000, 7)
+    with cluster([0, 1, 1, 0, 2]) as c, ThreadPoolExecutor(6) as pool:
+        c.add(table, rows)
+
+        def work(seed: int) -> bool:
+            ids = random_ids(200 + seed, 1000, seed)
+            pending = [c.stores[0].pull([Pull(table.name, ids)], batch=seed) for _ in range(3)]
+            return all(torch.equal(p.result()[0], rows[ids]) for p in reversed(pending))
+
+        assert all(pool.map(work, range(60), timeout=60))
 
 
 def test_a_shard_refuses_rows_that_are_not_the_tables():

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gnnsys.comm import Kind, Reply, Request
+from gnnsys.comm import Client, CommError, Kind, Reply, Request
 from gnnsys.store import Pull, Shard, Store, TableSpec
 from gnnsys.store.pushes import Pushes
 from tests.store.cluster import alone, cluster, random_ids, random_rows
@@ -94,6 +94,40 @@ def test_a_push_that_fails_says_so_and_gives_the_next_its_turn():
     shard.close()
 
 
+def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
+    shard, spec = Shard(0), TableSpec("t", (2,), torch.float32, (0, 10), True)
+    rows = shard.create(spec, [0], {"kind": "zeros"}).part(0).rows
+    ids, values, sequence = torch.tensor([3]), torch.ones(1, 2), itertools.count()
+    adagrad = {"kind": "adagrad", "lr": 0.5, "lr_decay": 0.0, "initial": 0.0, "eps": 0.0}
+    good = {"name": "t", "world_size": 1, "optimizer": adagrad}
+    number, make = spec.number, {"spec": spec.to_json() | {"name": "u"}, "init": {"kind": "zeros"}}
+    for kind, arrays, options in [
+        (Kind.PUSH, [], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 7]]), ids, values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 3, 0]]), ids, values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 1, 1, 2, 0]]), ids, values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), torch.tensor([10]), values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), ids.double(), values], {}),
+        (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), ids, torch.ones(1, 3)], {}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "name": 5}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "world_size": 1 << 40}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "world_size": "1"}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, torch.ones(1, 3)], good),
+        (Kind.STEP, [torch.tensor([[4, 1, 2]]), ids, values], good),
+        (Kind.CREATE, [], make | {"parts": [1]}),
+        (Kind.CREATE, [], make | {"parts": [0], "init": {"kind": "magic"}}),
+        (Kind.CREATE, [torch.tensor([5, 3])], make | {"parts": [0]}),
+        (Kind.DESCRIBE, [], {"name": ["t"]}),
+        (Kind.DROP, [], {}),
+    ]:
+        request = Request.local(kind, arrays, options, sequence=next(sequence) if kind in (Kind.PUSH, Kind.STEP) else 0)
+        with pytest.raises(ValueError):
+            answer = shard.handlers()[kind](request)
+            answer.result(0)
+    assert not rows.any() and shard.names() == ["t", "t/sum"]
+    shard.close()
+
+
 def test_what_is_remembered_of_a_sender_is_bounded():
     pushes, applied = Pushes(window=8), itertools.count()
 
@@ -124,6 +158,19 @@ def test_two_stores_of_one_process_do_not_mix_up_their_pushes():
         tables[0][torch.tensor([1])] = torch.tensor([1.0])
         tables[1][torch.tensor([2])] = torch.tensor([2.0])
         assert tables[0][torch.tensor([1, 2])].tolist() == [1.0, 2.0]
+
+
+def test_after_a_push_that_was_lost_no_other_is_tried():
+    with cluster([0]) as c, Client(c.clients[0].peers, sender=9, incarnation=1, timeout=0.5) as client:
+        store = Store(machine_of_part=[0], machine=-1, client=client, rank=9)
+        store.create("t", 10)
+        one, row = torch.tensor([1]), torch.ones(1)
+        store.push("t", one, row).result()
+        c.servers[0].close()
+        with pytest.raises(CommError):
+            store.push("t", one, row).result()
+        with pytest.raises(RuntimeError, match=r"an earlier push was lost.*load tables from a save"):
+            store.push("t", one, row)
 
 
 @pytest.mark.parametrize("served", ["by another", "by itself"])

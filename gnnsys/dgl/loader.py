@@ -1,0 +1,151 @@
+"""DataLoader: DGL's mini-batches of seeds with their blocks, made ahead by our pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import dgl
+import torch
+from torch import Tensor
+
+from gnnsys.dgl.parts import PartsStructure
+from gnnsys.dgl.sampler import NeighborSampler
+from gnnsys.dgl.structure import Structure
+from gnnsys.loader import Batch, NeighborLoader
+from gnnsys.loader.schedule import Share
+
+
+class DataLoader:
+    """`dgl.dataloading.DataLoader` for node classification: batches of `indices` with their blocks, made ahead.
+
+    `num_workers` are threads (0 means one) that outlive an epoch; batches arrive in the same order and with the same
+    content whatever their number. With `use_ddp` each rank takes its share of `indices`, the same number of batches on
+    every rank.
+    `state_dict` and `load_state_dict` resume in mid-epoch.
+
+    `graph` is DGL's, or what `gnnsys.open` returns. Of the latter, ids are global ids, blocks have the features that
+    are prefetched and no others, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        indices: Any,
+        graph_sampler: NeighborSampler,
+        device: Any = None,
+        use_ddp: bool = False,
+        ddp_seed: int = 0,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = False,
+        use_prefetch_thread: bool | None = None,
+        use_alternate_streams: bool | None = None,
+        pin_prefetcher: bool | None = None,
+        use_uva: bool = False,
+        *,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        pin_memory: bool = False,
+        prefetch: int = 2,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(graph_sampler, NeighborSampler):
+            raise ValueError(
+                f"graph_sampler must be a gnnsys.dgl.NeighborSampler, got {type(graph_sampler).__name__}: "
+                "use dgl.dataloading.DataLoader for other samplers"
+            )
+        if use_uva:
+            raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
+        structure = graph_sampler.structure(graph)
+        seeds = _seeds(structure, indices, (shuffle, ddp_seed) if use_ddp else None)
+        to_load, fetch = structure.to_load(graph_sampler.prefetched)
+        self.graph = graph
+        self.graph_sampler = graph_sampler
+        self.device = torch.device(device) if device is not None else None
+        self._loader = NeighborLoader(
+            to_load,
+            structure.num_neighbors,
+            input_nodes=seeds,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=torch.initial_seed() if seed is None else seed,
+            replace=graph_sampler.replace,
+            weight_attr=structure.weight,
+            expand="frontier",
+            transform=_Blocks(structure, graph_sampler),  # type: ignore[arg-type]  # the last stage changes the type
+            fetch=fetch,
+            num_threads=num_workers or (None if isinstance(structure, PartsStructure) else 1),
+            prefetch=prefetch,
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any, list[Any]]]:
+        triple: Any  # what _Blocks made of the loader's batch
+        for triple in self._loader:
+            yield triple if self.device is None else _to_device(triple, self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+class _Blocks:
+    """The last stage: from our batch to DGL's triple, prefetched features in place."""
+
+    def __init__(self, structure: Structure | PartsStructure, sampler: NeighborSampler) -> None:
+        self._structure = structure
+        self._prefetched = sampler.prefetched
+
+    def __call__(self, batch: Batch) -> tuple[Any, Any, list[Any]]:
+        stores: dict[Any, dict[str, Any]] = {t: batch.nodes[t] for t in self._structure.graph.node_types}
+        blocks = self._structure.to_dgl(batch.blocks, {t: store["n_id"] for t, store in stores.items()})
+        self._structure.fill(blocks, stores, self._prefetched)
+        output_nodes = blocks[-1].dstdata[dgl.NID]
+        if isinstance(output_nodes, Mapping):  # of the seeds' type alone, as DGL has it
+            output_nodes = {t: ids for t, ids in output_nodes.items() if t == batch.input_type}
+        return blocks[0].srcdata[dgl.NID], output_nodes, blocks
+
+
+def _seeds(structure: Structure | PartsStructure, indices: Any, ddp: tuple[bool, int] | None) -> Any:
+    """What our loader takes as seeds: a rank's share as it is, or ids of one type."""
+    if isinstance(indices, Share):
+        if ddp is not None:
+            raise ValueError("use_ddp shares indices out, and these are a rank's share already: leave use_ddp away")
+        return indices
+    chosen = structure.by_type(indices)
+    if len(chosen) != 1:
+        raise ValueError(f"indices must be of one node type, got {list(chosen)}: use one DataLoader for each")
+    node_type, nodes = next(iter(chosen.items()))
+    if ddp is None:
+        return node_type, nodes
+    if isinstance(nodes, str):
+        raise ValueError(f"use_ddp needs ids: write indices=gnnsys.split(graph, {nodes!r}) without it")
+    return node_type, _share(nodes, *ddp)
+
+
+def _share(nodes: Tensor, shuffle: bool, seed: int) -> Tensor:
+    """This rank's share: every rank the same number, by repeating the first few as DistributedSampler does."""
+    if not torch.distributed.is_initialized():
+        raise ValueError("use_ddp needs a process group: call torch.distributed.init_process_group first")
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if shuffle:
+        nodes = nodes[torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(seed))]
+    missing = -nodes.numel() % world
+    return torch.cat([nodes, nodes.repeat(-(-missing // max(1, nodes.numel())))[:missing]])[rank::world]
+
+
+def _to_device(triple: tuple[Any, Any, list[Any]], device: torch.device) -> tuple[Any, Any, list[Any]]:
+    def move(value: Any) -> Any:
+        return {k: v.to(device) for k, v in value.items()} if isinstance(value, Mapping) else value.to(device)
+
+    input_nodes, output_nodes, blocks = triple
+    return move(input_nodes), move(output_nodes), [block.to(device) for block in blocks]

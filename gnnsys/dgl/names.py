@@ -1,0 +1,28 @@
+"""Which features are to be prefetched, as DGL lets a user name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+Names: TypeAlias = list[str] | Mapping[Any, list[str]] | None
+
+
+class Prefetched(NamedTuple):
+    """What a sampler was told to bring: features of input nodes, labels of output nodes, features of edges."""
+
+    node_feats: Names
+    labels: Names
+    edge_feats: Names
+
+
+def names_of(names: Names, key: Any) -> list[str]:
+    """Names for one type: DGL takes a list for the only type, or a dict by type (or by the edge type's middle name)."""
+    if names is None:
+        return []
+    if isinstance(names, Mapping):
+        found = names.get(key)
+        if found is None and isinstance(key, tuple):
+            found = names.get(key[1])
+        return list(found or [])
+    return list(names)

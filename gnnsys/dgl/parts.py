@@ -1,0 +1,166 @@
+"""A graph in parts under DGL's names: DGL's blocks of what was sampled, with the rows that were asked for.
+
+Ids are global ids. DGL's graph of one type has the types "_N" and ("_N", "_E", "_N"), and so have its blocks here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dgl
+import torch
+from torch import Tensor
+
+from gnnsys.dgl.names import Names, Prefetched, names_of
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.loader.read import read_rows
+from gnnsys.sampling import Block, DistGraph
+from gnnsys.sampling import NeighborSampler as Sampler
+
+_PLAIN_NODE, _PLAIN_EDGE = "_N", ("_N", "_E", "_N")
+
+
+class PartsStructure:
+    """What the sampler and the DataLoader need of a graph in parts."""
+
+    def __init__(self, graph: DistGraph, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:
+        if mask is not None:
+            raise ValueError(
+                f"mask={mask!r} is not read from parts: keep it as numbers, 0 and 1, when you partition, and write "
+                f"prob={mask!r}"
+            )
+        self.graph = graph
+        self.is_plain = graph.is_homogeneous
+        self.weight = prob
+        self.num_neighbors = self._hops(fanouts)
+        self.sampler = Sampler(graph, self.num_neighbors, replace=replace, weight=prob, expand="frontier")
+
+    def is_current(self, g: Any) -> bool:
+        """Parts never change."""
+        return True
+
+    def _hops(self, fanouts: list[Any]) -> dict[EdgeType, list[int]]:
+        """DGL lists fanouts by layer, the outermost hop first; hops run the other way."""
+        hops: dict[EdgeType, list[int]] = {t: [] for t in self.graph.edge_types}
+        for fanout in reversed(fanouts):
+            named = {self.edge_type(t): int(k) for t, k in fanout.items()} if isinstance(fanout, Mapping) else None
+            for t in hops:
+                hops[t].append(int(fanout) if named is None else named.get(t, 0))
+        return hops
+
+    def edge_type(self, name: Any) -> EdgeType:
+        """The graph's edge type that DGL's user means: all three names, or the middle one where it is the only such."""
+        known = self.graph.edge_types
+        if name in known:
+            return name
+        if self.is_plain and name in (_PLAIN_EDGE, _PLAIN_EDGE[1]):
+            return EDGE
+        found = [t for t in known if t[1] == name]
+        if len(found) != 1:
+            raise ValueError(f"edge type {name!r} must be one of {known}, or the middle name of one alone")
+        return found[0]
+
+    def by_type(self, nodes: Any) -> dict[NodeType, Any]:
+        """Ids, or the name of a mask, by the graph's own node types."""
+        if not isinstance(nodes, Mapping):
+            if len(self.graph.node_types) != 1:
+                raise ValueError(f"seed nodes must be a dict by node type, the graph has {self.graph.node_types}")
+            nodes = {self.graph.node_types[0]: nodes}
+        names = {_PLAIN_NODE: NODE} if self.is_plain else {}
+        return {names.get(t, t): ids if isinstance(ids, str) else torch.as_tensor(ids) for t, ids in nodes.items()}
+
+    def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
+        """Edges that are never to be drawn, as the sampler takes them: global edge ids, ascending."""
+        if exclude_eids is None:
+            return None
+        given = exclude_eids if isinstance(exclude_eids, Mapping) else {self.graph.edge_types[0]: exclude_eids}
+        out = {}
+        for name, ids in given.items():
+            edge_type, ids = self.edge_type(name), torch.as_tensor(ids).long()
+            size = self.graph.num_edges(edge_type)
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
+            out[edge_type] = ids.unique()
+        return out
+
+    def to_load(self, prefetched: Prefetched) -> tuple[DistGraph, dict[Any, list[str]]]:
+        """The graph that the loader joins, and which features it fetches: labels travel with them."""
+        self._check(prefetched)
+        fetch: dict[Any, list[str]] = {}
+        for node_type in self.graph.node_types:
+            shown = _PLAIN_NODE if self.is_plain else node_type
+            wanted = [*self._named(prefetched.node_feats, shown), *self._named(prefetched.labels, shown)]
+            fetch[node_type] = list(dict.fromkeys(wanted))
+        return self.graph, fetch
+
+    def to_dgl(self, blocks: list[Block], nodes: dict[NodeType, Tensor]) -> list[Any]:
+        """DGL's blocks, with ids."""
+        return [self._to_dgl(block, nodes) for block in blocks]
+
+    def _to_dgl(self, block: Block, nodes: dict[NodeType, Tensor]) -> Any:
+        empty = torch.empty(0, dtype=torch.int64)
+        shown = {t: _PLAIN_NODE if self.is_plain else t for t in self.graph.node_types}
+        shown_edges = {t: _PLAIN_EDGE if self.is_plain else t for t in self.graph.edge_types}
+        made = dgl.create_block(
+            {
+                shown_edges[t]: ("csc", (csc.indptr.long(), csc.indices.long(), empty))
+                for t, csc in ((t, block.csc[t]) for t in self.graph.edge_types)
+            },
+            num_src_nodes={shown[t]: block.num_src[t] for t in shown},
+            num_dst_nodes={shown[t]: block.num_dst[t] for t in shown},
+        )
+        for t, name in shown.items():
+            made.srcnodes[name].data[dgl.NID] = nodes[t][: block.num_src[t]].long()
+            made.dstnodes[name].data[dgl.NID] = nodes[t][: block.num_dst[t]].long()
+        for edge_type, edge_name in shown_edges.items():
+            ids = block.csc[edge_type].edge_ids
+            assert ids is not None
+            made.edges[edge_name].data[dgl.EID] = ids.long()
+        return made
+
+    def fill(self, blocks: list[Any], nodes: dict[NodeType, dict[str, Any]], prefetched: Prefetched) -> None:
+        """Puts features in place: what the loader brought; without a loader, and of edges, what is read here."""
+        wanted: list[tuple[Any, Any, Tensor]] = []  # where it goes, what is read, by which ids
+        for t in self.graph.node_types:
+            shown = _PLAIN_NODE if self.is_plain else t
+            for frame, names in (
+                (blocks[0].srcnodes[shown].data, self._named(prefetched.node_feats, shown)),
+                (blocks[-1].dstnodes[shown].data, self._named(prefetched.labels, shown)),
+            ):
+                ids = frame[dgl.NID]
+                for name in names:
+                    if name in nodes.get(t, {}):
+                        frame[name] = nodes[t][name][: ids.numel()]
+                    else:
+                        wanted.append(((frame, name), self.graph.node_data[t][name], ids))
+        for block in blocks:
+            for edge_type in self.graph.edge_types:
+                edges = block.edges[_PLAIN_EDGE if self.is_plain else edge_type].data
+                for name in self._named_edges(prefetched.edge_feats, edge_type):
+                    wanted.append(((edges, name), self.graph.edge_data[edge_type][name], edges[dgl.EID]))
+        for ((frame, name), _, _), rows in zip(wanted, read_rows((source, ids) for _, source, ids in wanted)):
+            frame[name] = rows
+
+    def _named(self, names: Names, shown: str) -> list[str]:
+        """Names for a node type; in a graph of one type it may be called as DGL calls it, or as we do."""
+        return names_of(names, shown) or (names_of(names, NODE) if self.is_plain else [])
+
+    def _named_edges(self, names: Names, edge_type: EdgeType) -> list[str]:
+        return names_of(names, edge_type) or (names_of(names, _PLAIN_EDGE) if self.is_plain else [])
+
+    def _check(self, prefetched: Prefetched) -> None:
+        """ValueError for what does not exist, when the DataLoader is made."""
+        for node_type, arrays in self.graph.node_data.items():
+            shown = _PLAIN_NODE if self.is_plain else node_type
+            _check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)
+            _check_names("prefetch_labels", node_type, self._named(prefetched.labels, shown), arrays)
+        for edge_type in self.graph.edge_types:
+            named = self._named_edges(prefetched.edge_feats, edge_type)
+            _check_names("prefetch_edge_feats", edge_type, named, self.graph.edge_data[edge_type])
+
+
+def _check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ValueError(f"{option}: {key!r} has no {missing[0]!r}, only {list(known)}")

@@ -1,0 +1,88 @@
+"""NeighborSampler: DGL's BlockSampler on our kernels, for graphs of DGL's and for graphs in parts."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dgl
+import torch
+
+from gnnsys.dgl.names import Names, Prefetched
+from gnnsys.dgl.parts import PartsStructure
+from gnnsys.dgl.structure import Structure
+from gnnsys.sampling import DistGraph, SampleKey
+
+
+class NeighborSampler(dgl.dataloading.BlockSampler):
+    """`dgl.dataloading.NeighborSampler`, argument by argument; `fanouts[i]` belongs to the i-th layer.
+
+    What is drawn for a node depends on (seed, epoch, batch, hop, edge type, node). Called on its own, a sampler takes
+    its seed from torch's generator, so `torch.manual_seed` repeats a run.
+    """
+
+    def __init__(
+        self,
+        fanouts: Sequence[int | Mapping[Any, int]],
+        edge_dir: str = "in",
+        prob: str | None = None,
+        mask: str | None = None,
+        replace: bool = False,
+        prefetch_node_feats: Names = None,
+        prefetch_labels: Names = None,
+        prefetch_edge_feats: Names = None,
+        output_device: Any = None,
+        fused: bool = True,
+    ) -> None:
+        super().__init__(prefetch_node_feats, prefetch_labels, prefetch_edge_feats, output_device)
+        if edge_dir != "in":
+            raise ValueError(f"edge_dir must be 'in', got {edge_dir!r}: sample from dgl.reverse(g) instead")
+        if prob is not None and mask is not None:
+            raise ValueError("prob and mask exclude each other: multiply the probabilities by the mask")
+        self.fanouts = list(fanouts)
+        self.replace = replace
+        self.fused = fused  # accepted for DGL's sake: ours always is
+        self._prob = prob
+        self._mask = mask
+        self._structures: weakref.WeakKeyDictionary[Any, Structure | PartsStructure] = weakref.WeakKeyDictionary()
+
+    @property
+    def prefetched(self) -> Prefetched:
+        return Prefetched(self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
+
+    def structure(self, g: Any) -> Structure | PartsStructure:
+        """Our view of a graph, made once and again when a DGL graph's edges or their probabilities were replaced."""
+        known = self._structures.get(g)
+        if known is None or not known.is_current(g):
+            make = PartsStructure if isinstance(g, DistGraph) else Structure
+            self._structures[g] = make(g, self.fanouts, self.replace, self._prob, self._mask)
+        return self._structures[g]
+
+    def sample(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
+        """`sample_blocks`, and what is to be prefetched: on a graph of DGL's when it is asked for, on parts at once."""
+        structure = self.structure(g)
+        if not isinstance(structure, PartsStructure):
+            return super().sample(g, seed_nodes, exclude_eids)
+        result = self.sample_blocks(g, seed_nodes, exclude_eids)
+        structure.fill(result[2], {}, self.prefetched)
+        return result
+
+    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
+        structure = self.structure(g)
+        key = SampleKey(int(torch.empty((), dtype=torch.int64).random_()))
+        sample = structure.sampler.sample(
+            structure.by_type(seed_nodes), key=key, exclude=structure.positions(exclude_eids)
+        )
+        blocks = structure.to_dgl(sample.blocks, sample.node)
+        return blocks[0].srcdata[dgl.NID], seed_nodes, blocks
+
+
+MultiLayerNeighborSampler = NeighborSampler
+
+
+class MultiLayerFullNeighborSampler(NeighborSampler):
+    """All neighbours, `num_layers` times."""
+
+    def __init__(self, num_layers: int, **kwargs: Any) -> None:
+        super().__init__([-1] * num_layers, **kwargs)

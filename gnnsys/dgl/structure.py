@@ -1,0 +1,155 @@
+"""A DGL graph as our sampler sees it, and the way back to DGL's blocks."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import dgl
+import torch
+from dgl.utils import extract_edge_subframes, extract_node_subframes_for_block, set_new_frames
+from torch import Tensor
+
+from gnnsys.dgl.names import Prefetched, names_of
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, from_dgl
+from gnnsys.sampling import Block
+from gnnsys.sampling import NeighborSampler as Sampler
+
+_MASK = "__mask_weight__"
+
+
+class Structure:
+    """A DGL graph as our sampler sees it, and the way back to DGL's blocks."""
+
+    def __init__(self, g: Any, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:
+        whole = from_dgl(g)
+        self._g = weakref.ref(g)
+        self.is_plain = whole.is_homogeneous
+        self._whole = whole
+        self._drawn_by = prob or mask
+        self._made_from = self._origin(g)
+        self.weight = prob
+        weights: dict[EdgeType, dict[str, Tensor]] = {}
+        if mask is not None:
+            self.weight = _MASK
+            weights = {t: {_MASK: rows[mask].float()} for t, rows in whole.edge_data.items() if mask in rows}
+        elif prob is not None:
+            weights = {t: {prob: rows[prob]} for t, rows in whole.edge_data.items() if prob in rows}
+        self.graph = Graph(self._num_nodes, {t: whole.csc(t) for t in whole.edge_types}, None, weights)
+        self.num_neighbors = self._hops(fanouts)
+        self.sampler = Sampler(self.graph, self.num_neighbors, replace=replace, weight=self.weight, expand="frontier")
+        self._position_of: dict[EdgeType, Tensor] = {}
+
+    def _origin(self, g: Any) -> list[Any]:
+        """What this view was made from: DGL replaces its graph index when edges are added or removed."""
+        weights = [g.edges[t].data.get(self._drawn_by) for t in g.canonical_etypes] if self._drawn_by else []
+        return [g._graph, *weights]
+
+    def is_current(self, g: Any) -> bool:
+        now = self._origin(g)
+        return len(now) == len(self._made_from) and all(a is b for a, b in zip(now, self._made_from))
+
+    @property
+    def _num_nodes(self) -> dict[NodeType, int]:
+        return {t: self._whole.num_nodes(t) for t in self._whole.node_types}
+
+    def _hops(self, fanouts: list[Any]) -> dict[EdgeType, list[int]]:
+        """DGL lists fanouts by layer, the outermost hop first; hops run the other way."""
+        g = self._g()
+        assert g is not None
+        hops: dict[EdgeType, list[int]] = {t: [] for t in self._whole.edge_types}
+        for fanout in reversed(fanouts):
+            if isinstance(fanout, Mapping):
+                named = {EDGE if self.is_plain else g.to_canonical_etype(t): int(k) for t, k in fanout.items()}
+                for t in hops:
+                    hops[t].append(named.get(t, 0))
+            else:
+                for t in hops:
+                    hops[t].append(int(fanout))
+        return hops
+
+    def by_type(self, nodes: Any) -> dict[NodeType, Tensor]:
+        if isinstance(nodes, Mapping):
+            return {NODE if self.is_plain else t: torch.as_tensor(ids) for t, ids in nodes.items()}
+        if len(self._whole.node_types) != 1:
+            raise ValueError(f"seed nodes must be a dict by node type, the graph has {self._whole.node_types}")
+        return {self._whole.node_types[0]: torch.as_tensor(nodes)}
+
+    def to_load(self, prefetched: Prefetched) -> tuple[Graph, None]:
+        """The graph that the loader joins: only the features that are to be prefetched, all of which it fetches."""
+        names = prefetched.node_feats
+        rows = {
+            t: {n: self._whole.node_data[t][n] for n in names_of(names, "_N" if self.is_plain else t)}
+            for t in self._whole.node_types
+        }
+        csc = {t: self.graph.csc(t) for t in self.graph.edge_types}
+        return Graph(self._num_nodes, csc, rows, self.graph.edge_data), None
+
+    def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
+        """CSC positions of edges given by DGL's edge ids."""
+        if exclude_eids is None:
+            return None
+        g = self._g()
+        assert g is not None
+        if not isinstance(exclude_eids, Mapping):
+            exclude_eids = {g.canonical_etypes[0]: exclude_eids}
+        out = {}
+        for t, ids in exclude_eids.items():
+            ours = EDGE if self.is_plain else g.to_canonical_etype(t)
+            if ours not in self._position_of:
+                edge_ids = self.graph.csc(ours).edge_ids
+                size = self.graph.num_edges(ours)
+                order = torch.arange(size) if edge_ids is None else edge_ids.long()
+                self._position_of[ours] = torch.empty(size, dtype=torch.int64).scatter_(0, order, torch.arange(size))
+            ids = torch.as_tensor(ids)
+            size = self._position_of[ours].numel()
+            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
+            out[ours] = self._position_of[ours][ids.long()].unique()
+        return out
+
+    def to_dgl(self, blocks: list[Block], nodes: dict[NodeType, Tensor]) -> list[Any]:
+        """DGL's blocks, with ids and with the graph's features to be sliced when they are asked for."""
+        g = self._g()
+        if g is None:
+            raise ValueError("the DGL graph that this loader samples from no longer exists: keep a reference to it")
+        return [self._to_dgl(g, block, nodes) for block in blocks]
+
+    def _to_dgl(self, g: Any, block: Block, nodes: dict[NodeType, Tensor]) -> Any:
+        edges = {}
+        for t in g.canonical_etypes:
+            csc = block.csc[EDGE if self.is_plain else t]
+            edges[t] = ("csc", (csc.indptr.to(g.idtype), csc.indices.to(g.idtype), torch.empty(0, dtype=g.idtype)))
+        names = {t: NODE if self.is_plain else t for t in g.ntypes}
+        made = dgl.create_block(
+            edges,
+            num_src_nodes={t: block.num_src[n] for t, n in names.items()},
+            num_dst_nodes={t: block.num_dst[n] for t, n in names.items()},
+        )
+        src = [nodes[names[t]][: block.num_src[names[t]]].to(g.idtype) for t in g.ntypes]
+        dst = [nodes[names[t]][: block.num_dst[names[t]]].to(g.idtype) for t in g.ntypes]
+        edge_ids = []
+        for t in g.canonical_etypes:
+            ids = block.csc[EDGE if self.is_plain else t].edge_ids
+            assert ids is not None
+            edge_ids.append(ids.to(g.idtype))
+        set_new_frames(
+            made,
+            node_frames=extract_node_subframes_for_block(g, src, dst),
+            edge_frames=extract_edge_subframes(g, edge_ids),
+        )
+        return made
+
+    def fill(self, blocks: list[Any], nodes: dict[NodeType, dict[str, Any]], prefetched: Prefetched) -> None:
+        """Puts features in place: of nodes what was loaded, of labels and edges what is sliced here, in the thread."""
+        for t in blocks[0].srctypes:
+            for name in names_of(prefetched.node_feats, t):
+                blocks[0].srcnodes[t].data[name] = nodes[NODE if self.is_plain else t][name]
+        for t in blocks[-1].dsttypes:
+            for name in names_of(prefetched.labels, t):
+                blocks[-1].dstnodes[t].data[name] = blocks[-1].dstnodes[t].data[name]
+        for block in blocks:
+            for edge_type in block.canonical_etypes:
+                for name in names_of(prefetched.edge_feats, edge_type):
+                    block.edges[edge_type].data[name] = block.edges[edge_type].data[name]

@@ -1,0 +1,32 @@
+"""Rows of several sources at once, here and now: for faces that answer a question instead of loading ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.loader.fetch import is_table
+
+
+def read_rows(wanted: Iterable[tuple[Any, Tensor]]) -> list[Tensor]:
+    """The rows of each (source, ids): one pull for all tables of a store, the other sources meanwhile."""
+    from gnnsys.store import Pull
+
+    tables: dict[int, tuple[Any, list[tuple[int, Pull]]]] = {}
+    begun: dict[int, Any] = {}
+    rows: dict[int, Tensor] = {}
+    for number, (source, ids) in enumerate(wanted):
+        if isinstance(source, Tensor):
+            rows[number] = source.index_select(0, ids.to(source.device))
+        elif is_table(source):
+            tables.setdefault(id(source.store), (source.store, []))[1].append((number, Pull(source.name, ids)))
+        else:
+            begun[number] = source.begin_read(ids, torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype))
+    under_way = [(store.pull([pull for _, pull in some]), some) for store, some in tables.values()]
+    for pending, some in under_way:
+        rows.update(zip((number for number, _ in some), pending.result()))
+    rows.update({number: reading.result() for number, reading in begun.items()})
+    return [rows[number] for number in range(len(rows))]

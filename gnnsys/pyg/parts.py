@@ -1,0 +1,209 @@
+"""What a loader needs besides where its graph is in parts: inputs that stay where they are, equal steps, the join.
+
+`input_nodes` and links become what PyG's loaders take; a rank's share is cut into as many batches as every other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
+
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.loader.fetch import Fetch
+from gnnsys.loader.join import Rows, Sampled
+from gnnsys.loader.link import resolve_inputs
+from gnnsys.loader.links import Inputs
+from gnnsys.loader.schedule import Schedule, Share, Ticket
+from gnnsys.loader.seeds import read_mask, resolve_nodes
+from gnnsys.ops.buffers import BufferPool
+from gnnsys.sampling import DistGraph, Sample
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def resolve_input_nodes(graph: DistGraph, input_nodes: Any) -> Any:
+    """`input_nodes` as PyG takes them for a pair of stores: ids or a mask, with their type unless there is one only."""
+    if isinstance(input_nodes, Share):
+        node_type, ids = resolve_nodes(graph, input_nodes)
+        return _with_type(graph, node_type, ids if isinstance(ids, Tensor) else ids[:])
+    node_type, chosen = _split_type(graph, input_nodes)
+    if chosen is None:
+        check_alone(graph, f"input_nodes=gnnsys.split(graph, None, type={node_type!r})", "nodes")
+        chosen = torch.arange(graph.num_nodes(node_type))
+    elif isinstance(chosen, str):
+        chosen = read_mask(graph, node_type, chosen)
+    return _with_type(graph, node_type, chosen if isinstance(chosen, Tensor) else torch.as_tensor(chosen))
+
+
+def check_alone(graph: DistGraph, instead: str, what: str) -> None:
+    """ValueError where there are several ranks: each would go through everything."""
+    if graph.placement is not None and graph.placement.world_size > 1:
+        raise ValueError(
+            f"with {graph.placement.world_size} ranks, all {what} would be every rank's: write {instead} for this "
+            "rank's share, or their ids if every rank is meant to have them all"
+        )
+
+
+def _split_type(graph: DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
+    is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
+    if is_pair:
+        node_type, chosen = input_nodes
+    elif isinstance(input_nodes, str) and (input_nodes in graph.node_types or not graph.is_homogeneous):
+        node_type, chosen = input_nodes, None
+    elif graph.is_homogeneous:
+        return NODE, input_nodes
+    else:
+        raise ValueError("input_nodes must name a node type, as 'type' or ('type', indices), for heterogeneous data")
+    if node_type not in graph.node_types:
+        raise ValueError(f"input_nodes: node type {node_type!r} does not exist, the graph has {graph.node_types}")
+    return node_type, chosen
+
+
+def _with_type(graph: DistGraph, node_type: NodeType, nodes: Tensor) -> Any:
+    return nodes if graph.is_homogeneous else (node_type, nodes)
+
+
+class LinkInputs:
+    """PyG's EdgeSamplerInput where links are edges of the graph: their ends are looked up batch by batch.
+
+    PyG is given it as its `edge_label_index` too, of which it asks nothing but the size and two (empty) rows.
+    """
+
+    def __init__(self, inputs: Inputs, num_links: int, input_type: EdgeType | None) -> None:
+        self._inputs = inputs
+        self._num_links = num_links
+        self.input_type = input_type
+        self.label: Tensor | None = None
+        self.time: Tensor | None = None
+
+    def size(self, dim: int) -> int:
+        return (2, self._num_links)[dim]
+
+    def __getitem__(self, index: Tensor | int) -> Any:
+        if isinstance(index, int):
+            return torch.empty(0, dtype=torch.int64)
+        links = self._inputs.take(index)
+        label, time = (None if values is None else values[index] for values in (self.label, self.time))
+        return EdgeSamplerInput(links.input_id, links.src, links.dst, label, time, self.input_type)
+
+    def check(self) -> None:
+        for name, values in (("edge_label", self.label), ("edge_label_time", self.time)):
+            if values is not None and values.shape[0] != self._num_links:
+                raise ValueError(f"{name} must have one entry per link, {self._num_links}, got {values.shape[0]}")
+
+
+def resolve_links(graph: DistGraph, given: Any) -> tuple[Any, LinkInputs | None]:
+    """`edge_label_index` as PyG takes it for a pair of stores, and the links where PyG is not to hold them."""
+    if isinstance(given, list):
+        given = tuple(given)
+    is_share = hasattr(given, "largest")
+    if not is_share and not graph.is_homogeneous and not isinstance(given, tuple):
+        raise ValueError("edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data")
+    if isinstance(given, tuple) and len(given) == 2 and given[0] is None and graph.is_homogeneous:
+        given = (EDGE, given[1])
+    named = given[1] if isinstance(given, tuple) and len(given) == 2 else given
+    if isinstance(named, Tensor):
+        edge_type = EDGE if graph.is_homogeneous else given[0]
+        graph.num_edges(edge_type)  # ValueError where there is no such type
+        return (None if graph.is_homogeneous else edge_type, named), None
+    edge_type, inputs, num_links, _ = resolve_inputs(graph, given, None, None)
+    if not is_share:
+        check_alone(graph, f"edge_label_index=gnnsys.split(graph, None, type={edge_type!r})", "edges")
+    input_type = None if graph.is_homogeneous else edge_type
+    links = LinkInputs(inputs, num_links, input_type)
+    return (input_type, links), links
+
+
+class EvenBatches:
+    """torch's batches of a rank's share: as many as the largest share needs, of sizes that differ by at most one."""
+
+    def __init__(self, order: Any, num_inputs: int, batch_size: int, drop_last: bool, largest: int) -> None:
+        self._order = order
+        self._schedule = Schedule(num_inputs, batch_size, False, drop_last, 0, largest)
+
+    def __len__(self) -> int:
+        return len(self._schedule)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = iter(self._order)
+        for batch in range(len(self)):
+            yield list(islice(order, self._schedule.inputs(Ticket(0, batch)).numel()))
+
+
+# -- the join ----------------------------------------------------------------------------------------------------------
+
+
+class Joining(NamedTuple):
+    """A sampler's output whose rows are on their way."""
+
+    out: SamplerOutput | HeteroSamplerOutput
+    sampled: Sampled
+
+
+class PartsJoin:
+    """From a sampler's output to `Data` or `HeteroData`, the rows of all types asked for at once.
+
+    `begin` sends the requests and `finish` waits for the rows: what lies between may be other batches' sampling.
+    """
+
+    def __init__(self, graph: DistGraph, custom_cls: Any = None) -> None:
+        if graph.is_homogeneous:
+            both = set(graph.node_data[NODE]) & set(graph.edge_data[EDGE])
+            if both:
+                raise ValueError(f"nodes and edges both have {sorted(both)}, for which PyG's Data has one place only")
+        self._graph = graph
+        self._custom_cls = custom_cls
+        self._fetch = Fetch(graph, names=None, wire_dtype=None)
+
+    def prepare(self, num_batches: int) -> None:
+        """How many batches there may be between having been sampled and being used."""
+        pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
+        self._fetch.prepare(Rows(pool), num_batches if self.waits else 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether sampling or rows wait for other machines."""
+        return len(self._graph.parts_here) < self._graph.parts.num_parts or self._fetch.waits()
+
+    def forget(self) -> None:
+        """Nothing that is under way now is shared with batches to come."""
+        self._fetch.forget()
+
+    def begin(self, out: SamplerOutput | HeteroSamplerOutput) -> Joining:
+        if isinstance(out, SamplerOutput):
+            node, row, col = {NODE: out.node}, {EDGE: out.row}, {EDGE: out.col}
+            edge = {} if out.edge is None else {EDGE: out.edge}
+        else:
+            node, row, col = out.node, out.row, out.col
+            edge = {t: ids for t, ids in (out.edge or {}).items() if ids is not None}
+        return Joining(out, self._fetch.begin(Sampled(Sample(node, row, col, edge, {}, {}), NODE)))
+
+    def finish(self, joining: Joining) -> Any:
+        out, rows = joining.out, self._fetch.finish(joining.sampled).rows
+        if isinstance(out, SamplerOutput):
+            plain = Data() if self._custom_cls is None else self._custom_cls()
+            plain.edge_index = torch.stack([out.row, out.col])
+            plain.num_nodes = out.node.numel()
+            for arrays in rows.values():
+                for name, values in arrays.items():
+                    plain[name] = values
+            return plain
+        batch = HeteroData() if self._custom_cls is None else self._custom_cls()
+        for node_type in self._graph.node_types:
+            batch[node_type].num_nodes = out.node[node_type].numel() if node_type in out.node else 0
+        for edge_type in self._graph.edge_types:
+            if edge_type in out.row and edge_type in out.col:
+                batch[edge_type].edge_index = torch.stack([out.row[edge_type], out.col[edge_type]])
+        for key, arrays in rows.items():
+            for name, values in arrays.items():
+                batch[key][name] = values
+        return batch
+
+    def __call__(self, out: SamplerOutput | HeteroSamplerOutput) -> Any:
+        return self.finish(self.begin(out))

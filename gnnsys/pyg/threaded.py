@@ -1,0 +1,212 @@
+"""What our loaders for PyG share: the steps of a batch, where they run, and state. Workers are threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.loader.mixin import WorkerInitWrapper
+from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
+
+from gnnsys.loader.join import Rows
+from gnnsys.loader.schedule import Share
+from gnnsys.ops.buffers import BufferPool
+from gnnsys.pyg.arguments import check_index, check_share
+from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request
+from gnnsys.pyg.join import Join, describe, in_edge_order
+from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
+from gnnsys.pyg.sampler import NeighborSampler, draw_key
+from gnnsys.pyg.stores import graph_of
+from gnnsys.sampling import AnyGraph, SampleKey
+
+Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
+
+
+class ThreadedLoader(torch.utils.data.DataLoader):
+    """What both loaders share: the steps of a batch, where they run, and state."""
+
+    seed: int | None
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    filter_per_worker: bool
+    custom_cls: Any
+    data: Any
+    input_data: Any
+
+    def _prepare(
+        self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any], inputs: Any = None
+    ) -> None:
+        """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share."""
+        self.seed = seed
+        self.progress: Epoch | None = None
+        self._resume: dict[str, Any] | None = None
+        self._epochs = 0
+        self._sampler = sampler
+        self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
+        self._largest = inputs.largest if isinstance(inputs, Share) else None
+        if self._largest is not None:
+            check_share(inputs, kwargs)
+        workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
+        graph = graph_of(data)
+        if graph is not None:
+            join = PartsJoin(graph, kwargs.get("custom_cls"))
+            workers = workers if kwargs.get("num_workers", 0) or not join.waits else REMOTE_THREADS
+            join.prepare(workers * (1 + ahead) + 2)
+            self._join: Join | PartsJoin = join
+            return
+        num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
+        pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
+        self._join = Join(data, self._graph, Rows(pool), kwargs.get("custom_cls"))
+
+    def _graph(self) -> AnyGraph | None:
+        return self._sampler.graph if isinstance(self._sampler, NeighborSampler) else None
+
+    @property
+    def _index_sampler(self) -> Any:
+        """torch's batches; those of a share are as many on every rank."""
+        if self._largest is None:
+            return super()._index_sampler
+        return EvenBatches(self.sampler, len(self.dataset), self.batch_size or 1, self.drop_last, self._largest)  # type: ignore[arg-type]
+
+    # -- the steps of a batch ------------------------------------------------------------------------------------------
+
+    def sample_step(self, request: Request) -> Any:
+        if self._overrides("collate_fn"):
+            return self.collate_fn(request.index)
+        return self.sample(request.index, request.key)
+
+    def join_step(self, out: Output) -> Any:
+        batch = self._join(out)
+        self._describe(batch, out)
+        return batch
+
+    def begin_join(self, out: Output) -> Joining:
+        """Asks for rows in parts; `finish_join` waits for them."""
+        assert isinstance(self._join, PartsJoin)
+        return self._join.begin(out)
+
+    def finish_join(self, joining: Joining) -> Any:
+        assert isinstance(self._join, PartsJoin)
+        batch = self._join.finish(joining)
+        self._describe(batch, joining.out)
+        return batch
+
+    def forget(self) -> None:
+        """An epoch begins: nothing of the one before is shared with it."""
+        if isinstance(self._join, PartsJoin):
+            self._join.forget()
+
+    @property
+    def waits(self) -> bool:
+        """Whether batches wait for other machines."""
+        return isinstance(self._join, PartsJoin) and self._join.waits
+
+    def filter_step(self, out: Any) -> Any:
+        return out if self._overrides("collate_fn") and self.filter_per_worker else self.filter_fn(out)
+
+    def sample(self, index: Any, key: SampleKey | None = None) -> Output:
+        """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
+        raise NotImplementedError
+
+    def _checked(self, index: Any) -> Tensor:
+        index = torch.as_tensor(index, dtype=torch.int64)
+        check_index(index, len(self.dataset))  # type: ignore[arg-type]
+        return index
+
+    def _key(self) -> SampleKey:
+        """Of a batch that is asked for outside an epoch, `loader([0, 3])`."""
+        return draw_key(self.generator) if self.seed is None else SampleKey(self.seed, -1, 0)
+
+    def collate_fn(self, index: Any) -> Any:
+        out = self.sample(index)
+        return self.filter_fn(out) if self.filter_per_worker else out
+
+    def filter_fn(self, out: Output) -> Any:
+        """Joins a sampler's output with features, as PyG's own `filter_fn` does."""
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+        if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
+            raise TypeError(f"'{type(self).__name__}' found invalid type: '{type(out)}'")
+        batch = self.join_step(in_edge_order(out, self._sampler.edge_permutation))
+        return batch if self.transform is None else self.transform(batch)
+
+    def _describe(self, batch: Any, out: Output) -> None:
+        describe(batch, out)
+
+    def _overrides(self, name: str) -> bool:
+        """Whether a subclass of the user's brought its own."""
+        return getattr(type(self), name) is not getattr(ThreadedLoader, name)
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether sampling may run in a thread that the user did not ask for: if all of it is ours."""
+        return isinstance(self._sampler, NeighborSampler) and not self._overrides("collate_fn")
+
+    @property
+    def joins_ahead(self) -> bool:
+        """The same of the join with features."""
+        is_ours = isinstance(self.data, (Data, HeteroData)) or isinstance(self._join, PartsJoin)
+        plain = self.transform_sampler_output is None and not self._overrides("filter_fn")
+        return self.samples_ahead and is_ours and self.filter_per_worker and plain
+
+    # -- epochs and state ----------------------------------------------------------------------------------------------
+
+    def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
+        return EpochIterator(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """torch warns of more worker processes than cores; ours are threads, and idle ones cost nothing."""
+
+    def next_epoch(self) -> int:
+        self._epochs += 1
+        return self._epochs - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the caller has seen of the current epoch; between epochs, how many there were, and `generator`."""
+        if self._resume is not None:
+            return dict(self._resume)
+        if self.progress is not None:
+            return self.progress.state()
+        generator = None if self.generator is None else self.generator.get_state()
+        return {"epoch": self._epochs, "batch": 0, "generator": generator}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Makes the next `iter` yield the rest of the epoch that `state` was taken in."""
+        if state["generator"] is None:
+            self._epochs, self._resume = int(state["epoch"]), None
+        else:
+            self._epochs, self._resume = int(state["epoch"]) + 1, dict(state)
+        self.progress = None
+
+    def take_resume_state(self) -> dict[str, Any] | None:
+        state, self._resume = self._resume, None
+        return state
+
+    # -- PyG's context managers, for threads instead of processes ------------------------------------------------------
+
+    def _aff_init_fn(self, worker_id: int) -> None:
+        """PyG pins the process; a thread pins itself."""
+        cores = self.loader_cores[worker_id]  # type: ignore[attr-defined]
+        os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
+        self._old_worker_init_fn(worker_id)
+
+    @contextmanager
+    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
+        """Gives every worker `worker_threads` native threads (default: an even share); needs no `spawn`."""
+        if self.num_workers < 1:
+            raise ValueError(f"'enable_multithreading' needs at least one worker (got {self.num_workers})")
+        threads = worker_threads or max(1, torch.get_num_threads() // self.num_workers)
+        self._worker_threads = threads
+        before = self.worker_init_fn
+        self._old_worker_init_fn = WorkerInitWrapper(before)
+        self.worker_init_fn = self._mt_init_fn  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            self.worker_init_fn = before

@@ -1,0 +1,69 @@
+"""A session over two hosts that share nothing but a wire: names, addresses, keys, and each only its own part."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from gnnsys.bench.lab import Lab, available
+from gnnsys.graph import NODE
+from gnnsys.partition import write_parts
+from tests.partition.part_graphs import homogeneous, random_assignment
+
+pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import json, os, socket, sys, torch, torch.distributed as dist, gnnsys
+os.chdir(os.path.join(sys.argv[1], socket.gethostname()))
+with gnnsys.init(timeout=60) as session:
+    graph = gnnsys.open("parts")
+    seeds = gnnsys.split(graph, "train")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    everything = torch.arange(graph.num_nodes())
+    print("TOLD", json.dumps({
+        "host": socket.gethostname(),
+        "own": socket.getaddrinfo(socket.gethostname(), 1)[0][4][0],
+        "parts": graph.parts_here,
+        "peers": sorted(session.client.peers.values()),
+        "seeds": graph.original_ids(seeds.ids).tolist(),
+        "originals": graph.original_ids(everything).tolist(),
+        "x": graph.node_data["node"]["x"][everything].tolist(),
+    }))
+"""
+
+
+# what Debian's installer does: on the host itself its name means an address that nobody else reaches
+OWN_NAME_IS_LOOPBACK = """
+{{ echo "127.0.1.1 $(hostname)"; grep -v "$(hostname)" /etc/hosts; }} > {file}
+mount --bind {file} /etc/hosts
+"""
+
+
+def test_hosts_with_a_part_each_find_one_another_over_ipv6(tmp_path):
+    graph = homogeneous(100, 400)
+    with Lab(hosts=2, family=6) as lab:
+        lab.exec(1, OWN_NAME_IS_LOOPBACK.format(file=tmp_path / "hosts"))
+        for number, host in enumerate(lab.names):
+            write_parts(graph, random_assignment(graph, 2, 1), tmp_path / host / "parts")
+            shutil.rmtree(tmp_path / host / "parts" / f"part-{1 - number:04d}")
+        (tmp_path / "program.py").write_text(PROGRAM)
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        arguments = ["--nproc-per-node=1", str(tmp_path / "program.py"), str(tmp_path)]
+        results = lab.run(arguments, timeout=180, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+        addresses = [f"tcp://[{lab.address(host, 6)}]:" for host in lab.hosts]
+    lines = [line for result in results for line in result.output.splitlines() if "TOLD" in line]
+    told = {t["host"]: t for t in (json.loads(line.split("TOLD ", 1)[1]) for line in lines)}
+    assert told[lab.names[0]]["own"] == "127.0.1.1"
+    assert [told[host]["parts"] for host in sorted(told)] == [[0], [1]]
+    for t in told.values():
+        assert all(peer.startswith(address) for peer, address in zip(t["peers"], sorted(addresses)))
+        assert torch.equal(torch.tensor(t["x"]), graph.node_data[NODE]["x"][torch.tensor(t["originals"])])
+    seeds = sorted(node for t in told.values() for node in t["seeds"])
+    assert seeds == graph.node_data[NODE]["train_mask"].nonzero().view(-1).tolist()
