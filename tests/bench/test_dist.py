@@ -13,7 +13,7 @@ from gnnsys.bench.lab import Traffic, available
 TINY = Settings(
     num_nodes=3000,
     num_classes=4,
-    num_features=16,
+    num_features=256,
     hosts=2,
     trainers=1,
     batch_size=50,
@@ -40,7 +40,7 @@ def test_the_phases_of_a_job_are_measured_at_their_rates(tmp_path):
         assert figures.seeds == 300
     rows = sum(rank["counts"]["bytes_remote"] for rank in slow.ranks)
     assert rows > 0 and sum(t.bytes_in for t in slow.traffic.values()) > rows
-    assert slow.seconds >= 0.8 * slow.link_seconds("2mbit")  # the bucket may let its burst through at once
+    assert slow.seconds >= 0.5 * slow.link_seconds("2mbit") > 0.5  # the bucket lets its burst through at once
     assert slow.samples_per_s == pytest.approx(300 / slow.seconds)
 
 

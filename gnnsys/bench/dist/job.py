@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.dist.phase import BEGIN, END, READY, Phase, go_file, save
+from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, READY, Phase, go_file, save
 from gnnsys.bench.dist.task import Task
 from gnnsys.bench.lab import Lab, Traffic, parse_rate
 
@@ -87,7 +87,8 @@ def run_job(
     task.save(folder)
     save(phases, folder)
     for phase in phases:
-        go_file(folder, phase.name).unlink(missing_ok=True)
+        for word in (READY, BEGIN):
+            go_file(folder, word, phase.name).unlink(missing_ok=True)
     with Lab(task.num_hosts) as lab:
         conductor = _Conductor(lab, folder, phases, cpu)
         program = ["--nproc-per-node", str(task.trainers_per_host), "-m", PROGRAM, str(folder), str(parts)]
@@ -111,7 +112,7 @@ class _Conductor:
     def __init__(self, lab: Lab, folder: Path, phases: Sequence[Phase], cpu: float | None) -> None:
         self._lab, self._folder, self._cpu = lab, folder, cpu
         self._phases = {phase.name: phase for phase in phases}
-        self._before: tuple[dict[int, Traffic], dict[int, float]] | None = None
+        self._before = self._after = self._read()
         self._found: dict[str, PhaseFigures] = {}
         self._error: Exception | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
@@ -119,7 +120,7 @@ class _Conductor:
         self._thread.start()
 
     def hear(self, line: str) -> None:
-        if line.startswith((READY, BEGIN, END)):
+        if line.startswith((READY, BEGIN, END, FIGURES)):
             self._lines.put(line)
 
     def close(self) -> None:
@@ -146,18 +147,20 @@ class _Conductor:
         if word == READY:
             self._lab.set_rate(phase.rate)
             self._lab.set_cpu(self._cpu)  # the start was without: importing torch is not what is measured
-            go_file(self._folder, phase.name).touch()
         elif word == BEGIN:
             self._before = self._read()
+        elif word == END:
+            self._after = self._read()
         else:
-            assert self._before is not None
-            traffic, cpu = self._read()
+            (traffic, cpu), (traffic_before, cpu_before) = self._after, self._before
             self._found[phase.name] = PhaseFigures(
                 phase,
-                {host: traffic[host] - self._before[0][host] for host in traffic},
-                {host: (cpu[host] - self._before[1][host]) / phase.epochs for host in cpu},
+                {host: traffic[host] - traffic_before[host] for host in traffic},
+                {host: (cpu[host] - cpu_before[host]) / phase.epochs for host in cpu},
                 json.loads(rest[0]),
             )
+        if word in (READY, BEGIN):
+            go_file(self._folder, word, phase.name).touch()
 
     def _read(self) -> tuple[dict[int, Traffic], dict[int, float]]:
         return self._lab.bytes(), {host: self._lab.usage(host).cpu_seconds for host in self._lab.hosts}

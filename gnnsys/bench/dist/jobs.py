@@ -16,7 +16,7 @@ from gnnsys.bench.lab import Lab, available, parse_rate
 from gnnsys.bench.workload import FULL, Workload
 
 UNLIMITED = "unlimited"
-WARM = 3  # steps until the pipeline is as full as it gets
+WARM = 2  # steps until the pipeline is as full as it gets
 
 
 class Jobs:
@@ -32,7 +32,7 @@ class Jobs:
         settings = self.settings
         rates = sorted({*settings.rates, settings.rate}, key=parse_rate)
         phases = [
-            Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=settings.rate, warm=1),
+            Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=settings.rate, warm=0),
             Phase(name=ASYNCHRONOUS, mode=ASYNCHRONOUS, rate=settings.rate, warm=0),
             *(Phase(name=rate, rate=rate, warm=WARM) for rate in rates),
             Phase(name=UNLIMITED, warm=WARM),
@@ -42,7 +42,7 @@ class Jobs:
     def flat(self, kind: str, phase: str) -> PhaseFigures:
         """All hosts, parts at random or by METIS over machines: "synchronous" at the rate, or "unlimited"."""
         phases = [
-            Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=self.settings.rate, warm=1),
+            Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=self.settings.rate, warm=0),
             Phase(name=UNLIMITED, mode=SYNCHRONOUS, warm=0),
         ]
         assert kind in (RANDOM, METIS)

@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, Any]] = {
     NON_STOP: {**AHEAD, "across_epochs": True},
     COMPUTE: {"num_threads": 0, "across_epochs": False},  # one batch, over and over: no loading at all
 }
-READY, BEGIN, END = "phase-ready", "phase-begin", "phase-end"  # the lines: word, name, JSON behind the last
+READY, BEGIN, END, FIGURES = "phase-ready", "phase-begin", "phase-end", "phase-figures"  # lines: word, name (, JSON)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,6 @@ def load(folder: Path) -> list[Phase]:
     return [Phase(**value) for value in json.loads((folder / "phases.json").read_text())]
 
 
-def go_file(folder: Path, name: str) -> Path:
-    """Written by the harness when links have the phase's rate."""
-    return folder / f"{name}.go"
+def go_file(folder: Path, word: str, name: str) -> Path:
+    """Written by the harness when links have the phase's rate (READY), and when it has read the counters (BEGIN)."""
+    return folder / f"{name}.{word}.go"

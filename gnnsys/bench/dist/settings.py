@@ -29,9 +29,9 @@ class Settings:
     batch_size: int = 1000
     fanouts: tuple[int, ...] = (15, 10, 5)
     hidden: int = 256
-    steps: int = 4
-    rates: tuple[str, ...] = ("1gbit", "250mbit", "100mbit")
-    rate: str = "100mbit"
+    steps: int = 3
+    rates: tuple[str, ...] = ("1gbit", "200mbit", "60mbit")
+    rate: str = "60mbit"
     peer_rate: str = "1gbit"
     samplers: tuple[int, ...] = (0, 1)
 

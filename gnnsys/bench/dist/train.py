@@ -1,7 +1,7 @@
 """One trainer: `torchrun -m gnnsys.bench.dist.train FOLDER PARTS [NUM_SEED_PARTS]`, an ordinary script on plain DDP.
 
-FOLDER holds the task and the phases. Rank 0 prints a line when a phase is ready, begins and ends, the last with the
-figures of all ranks. With NUM_SEED_PARTS seeds are taken from so many parts only, so that one host of a job does the
+FOLDER holds the task and the phases. Rank 0 prints a line when a phase is ready, begins and ends, and then
+the figures of all ranks. With NUM_SEED_PARTS seeds are taken from so many parts only, so that one host of a job does the
 same work whether the others are there or not.
 """
 
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gnnsys
-from gnnsys.bench.dist.phase import BEGIN, COMPUTE, END, MODES, READY, Phase, go_file, load
+from gnnsys.bench.dist.phase import BEGIN, COMPUTE, END, FIGURES, MODES, READY, Phase, go_file, load
 from gnnsys.bench.dist.task import Task
 from gnnsys.nn import GraphSAGE
 
@@ -38,7 +38,7 @@ def main(folder: Path, parts: str, num_seed_parts: int | None) -> None:
         for phase in load(folder):
             figures = trainer.run(phase, folder)
             everyone = session.group.gather(f"figures-{phase.name}", figures)
-            trainer.say(f"{END} {phase.name} {json.dumps(everyone)}")
+            trainer.say(f"{FIGURES} {phase.name} {json.dumps(everyone)}")
         trainer.close()
 
 
@@ -75,16 +75,21 @@ class Trainer:
 
     def run(self, phase: Phase, folder: Path) -> dict[str, Any]:
         self._use(phase.mode)
-        self.session.barrier()
-        self.say(f"{READY} {phase.name}")
-        if self.session.rank == 0:
-            wait_for(go_file(folder, phase.name))
-        self.session.barrier()
+        self._meet(READY, phase, folder)
         for _ in range(phase.warm):
             self._step(next(self._batches), Figures())
+        self._meet(BEGIN, phase, folder)
+        figures = self._measure(phase.epochs * len(self._loader))
+        self.say(f"{END} {phase.name}")
+        return figures.__dict__
+
+    def _meet(self, word: str, phase: Phase, folder: Path) -> None:
+        """All ranks and the harness, who does what the word asks for before anyone goes on."""
         self.session.barrier()
-        self.say(f"{BEGIN} {phase.name}")
-        return self._measure(phase.epochs * len(self._loader)).__dict__
+        self.say(f"{word} {phase.name}")
+        if self.session.rank == 0:
+            wait_for(go_file(folder, word, phase.name))
+        self.session.barrier()
 
     def say(self, line: str) -> None:
         if self.session.rank == 0:
@@ -182,7 +187,7 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         if time.monotonic() > end:
             raise TimeoutError(f"{path} did not appear within {WAIT_SECONDS:g} s")
-        time.sleep(0.02)
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ NUM_ROWS = 100_000
 FRAME_MB = (1, 2, 4, 16)
 COPIED = "bare pyzmq and a copy"
 RPC = "torch.distributed.rpc"
-SMALL = 1000
+FEW = 1000
 
 
 def remote_pull(work: Workload) -> Iterator[Case]:
@@ -32,7 +32,7 @@ def remote_pull(work: Workload) -> Iterator[Case]:
 
     def sides() -> dict[str, Side]:
         machines, ids = two_machines(work), there(work, count)
-        link = work.once("bare link", lambda: work.enter(BareLink(num_bytes)))
+        link = bare_link(work)
         peer = work.once("rpc rows", lambda: work.enter(RpcRows(work.sizes.num_nodes, work.sizes.dim)))
         found = {OURS: Side(pulling(machines, ids))}
         for name, size in zip(bare, FRAME_MB):
@@ -64,48 +64,12 @@ def local_pull(work: Workload) -> Iterator[Case]:
 
 
 def pull_variants(work: Workload) -> Iterator[Case]:
-    """What else a pull can be, beside the plain one; nothing is promised here."""
+    """What else a pull can be, beside the plain way to the same end; nothing is promised here."""
     count = num_rows(work)
-    dim = work.sizes.dim
-    columns = torch.arange(0, dim, max(1, dim // 16))
+    for name, make in VARIANTS.items():
 
-    def variants(machines: TwoMachines, ids: Tensor) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-        """By name: the variant, and the plain way to the same end."""
-        whole, some, small = pulling(machines, ids), torch.empty(count, len(columns)), ids[:SMALL].clone()
-        z = torch.empty(count, 16)
-        store = machines.store
-        outs = [torch.empty(count // 4 + 1, dim) for _ in range(4)]
-        quarters = [quarter.clone() for quarter in ids.tensor_split(4)]
-
-        def both() -> None:
-            store.pull([Pull(X, ids, whole_out), Pull(Z, ids, z)]).result()
-
-        def one_by_one() -> None:
-            store.pull([Pull(X, ids, whole_out)]).result()
-            store.pull([Pull(Z, ids, z)]).result()
-
-        def in_flight() -> None:
-            pending = [store.pull([Pull(X, q, o[: q.numel()])]) for q, o in zip(quarters, outs)]
-            for pull in pending:
-                pull.result()
-
-        whole_out, small_out = torch.empty(count, dim), torch.empty(small.numel(), dim)
-        return {
-            "two tables in one": (both, one_by_one),
-            f"{len(columns)} columns": (lambda: store.pull([Pull(X, ids, some, columns=columns)]).result(), whole),
-            "bfloat16 on the wire": (
-                lambda: store.pull([Pull(X, ids, whole_out, wire_dtype=torch.bfloat16)]).result(),
-                whole,
-            ),
-            "four in flight": (in_flight, whole),
-            f"{small.numel()} rows": (lambda: store.pull([Pull(X, small, small_out)]).result(), whole),
-        }
-
-    names = ("two tables in one", f"{len(columns)} columns", "bfloat16 on the wire", "four in flight")
-    for name in (*names, f"{min(SMALL, count)} rows"):
-
-        def sides(name: str = name) -> dict[str, Side]:
-            variant, plain = variants(two_machines(work), there(work, count))[name]
+        def sides(make: Variant = make) -> dict[str, Side]:
+            variant, plain = make(two_machines(work), there(work, count))
             return {OURS: Side(variant), "the plain way": Side(plain)}
 
         yield Case(f"pull/remote/{name}", milliseconds(), sides, (Versus(("the plain way",)),))
@@ -115,6 +79,53 @@ def pull_variants(work: Workload) -> Iterator[Case]:
         return {OURS: Side(pulling(two_machines(work, with_key=True), ids)), "no key": Side(pulling(open_to_all, ids))}
 
     yield Case("pull/remote/with a key", milliseconds(), with_key, (Versus(("no key",)),))
+
+    def few() -> dict[str, Side]:
+        ids = there(work, min(FEW, count))
+        link, num_bytes = bare_link(work), ids.numel() * work.sizes.dim * 4
+        return {OURS: Side(pulling(two_machines(work), ids)), "bare pyzmq": Side(lambda: link.pull(num_bytes, 1 << 20))}
+
+    yield Case("pull/remote/few rows", milliseconds(), few, (Versus(("bare pyzmq",)),))
+
+
+def two_tables(machines: TwoMachines, ids: Tensor) -> Pair:
+    """In one round trip, beside one after the other."""
+    pulls = [Pull(table, ids, empty(machines, table, ids)) for table in (X, Z)]
+    pull = machines.store.pull
+    return lambda: pull(pulls).result(), lambda: [pull([one]).result() for one in pulls]
+
+
+def some_columns(machines: TwoMachines, ids: Tensor) -> Pair:
+    dim = machines.store.spec(X).row_size
+    columns = torch.arange(0, dim, max(1, dim // 16))
+    pull = Pull(X, ids, torch.empty(ids.numel(), columns.numel()), columns=columns)
+    return lambda: machines.store.pull([pull]).result(), pulling(machines, ids)
+
+
+def narrow(machines: TwoMachines, ids: Tensor) -> Pair:
+    pull = Pull(X, ids, empty(machines, X, ids), wire_dtype=torch.bfloat16)
+    return lambda: machines.store.pull([pull]).result(), pulling(machines, ids)
+
+
+def in_flight(machines: TwoMachines, ids: Tensor) -> Pair:
+    """The same rows in four pulls at once."""
+    pulls = [Pull(X, piece.clone(), empty(machines, X, piece)) for piece in ids.tensor_split(4)]
+
+    def call() -> None:
+        for pending in [machines.store.pull([pull]) for pull in pulls]:
+            pending.result()
+
+    return call, pulling(machines, ids)
+
+
+Pair: TypeAlias = "tuple[Callable[[], Any], Callable[[], Any]]"
+Variant: TypeAlias = Callable[[TwoMachines, Tensor], Pair]
+VARIANTS: dict[str, Variant] = {
+    "two tables in one": two_tables,
+    "16 columns": some_columns,
+    "bfloat16 on the wire": narrow,
+    "four in flight": in_flight,
+}
 
 
 def num_rows(work: Workload) -> int:
@@ -128,5 +139,15 @@ def there(work: Workload, count: int) -> Tensor:
 
 
 def pulling(machines: TwoMachines, ids: Tensor) -> Callable[[], Tensor]:
-    out = torch.empty(ids.numel(), *machines.graph.node_data[NODE]["x"].shape[1:])
-    return lambda: machines.store.pull([Pull(X, ids, out)]).result()[0]
+    pull = Pull(X, ids, empty(machines, X, ids))
+    return lambda: machines.store.pull([pull]).result()[0]
+
+
+def empty(machines: TwoMachines, table: str, ids: Tensor) -> Tensor:
+    """A buffer to pull into, again and again."""
+    spec = machines.store.spec(table)
+    return torch.empty(ids.numel(), *spec.row_shape, dtype=spec.dtype)
+
+
+def bare_link(work: Workload) -> BareLink:
+    return work.once("bare link", lambda: work.enter(BareLink(num_rows(work) * work.sizes.dim * 4)))
