@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -13,27 +14,39 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kBlock = 2048;  // ids whose buckets are found at once, in the first cache
 
-// The bucket of an id: the last one whose bound is not above it, so empty buckets are never chosen. Parts are few, and
-// the ids of a batch come in runs of one owner: the last answer is tried before the search.
-class Finder {
- public:
-  explicit Finder(const int64_t* bounds, int64_t num_buckets) : bounds_(bounds), num_buckets_(num_buckets) {}
+constexpr int64_t kFew = 32;
 
-  int64_t operator()(int64_t id) {
-    if (id < bounds_[last_] || id >= bounds_[last_ + 1]) {
-      last_ = std::upper_bound(bounds_, bounds_ + num_buckets_ + 1, id) - bounds_ - 1;
+// The bucket of an id is the last one whose bound is not above it, so empty buckets are never chosen. With few buckets
+// it is a count of comparisons: the owners of a batch's ids alternate, and a search would mispredict at every step.
+template <typename id_t>
+void find_buckets(const id_t* ids, int64_t size, const int64_t* bounds, int64_t num_buckets, int32_t* out) {
+  if (num_buckets <= kFew) {
+    std::fill(out, out + size, 0);
+    for (int64_t b = 1; b < num_buckets; ++b) {
+      // A bound that no id of this width reaches counts nothing.
+      if (bounds[b] > std::numeric_limits<id_t>::max()) {
+        break;
+      }
+      const auto bound = static_cast<id_t>(bounds[b]);
+      for (int64_t i = 0; i < size; ++i) {
+        out[i] += ids[i] >= bound;
+      }
     }
-    return last_;
+    return;
   }
+  int64_t last = 0;  // ids often come in runs of one owner
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t id = ids[i];
+    if (id < bounds[last] || id >= bounds[last + 1]) {
+      last = std::upper_bound(bounds, bounds + num_buckets + 1, id) - bounds - 1;
+    }
+    out[i] = static_cast<int32_t>(last);
+  }
+}
 
- private:
-  const int64_t* bounds_;
-  int64_t num_buckets_;
-  int64_t last_ = 0;
-};
-
-// Work: two passes over the ids. Bytes: ids read twice, 8 (order) and one id (local) written per id.
+// Work: two passes over the ids. Bytes: ids read twice; 8 (order), 4 (bucket) and one id (local) written per id.
 std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& bounds) {
   check_ids(ids, "ids");
   check_vector(bounds, "bounds");
@@ -51,6 +64,7 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
   Tensor local = empty_cpu({size}, ids.scalar_type());
   auto* count = mutable_data<int64_t>(counts);
   auto* place = mutable_data<int64_t>(order);
+  std::vector<int32_t> bucket(static_cast<size_t>(size));
   std::vector<int64_t> next(static_cast<size_t>(threads * num_buckets), 0);  // [thread][bucket]
   dispatch_ids(ids, [&](auto id) {
     using id_t = decltype(id);
@@ -59,9 +73,12 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
     on_threads(threads, [&](int t, int n) {
       const Range r = share_of(size, t, n);
       int64_t* mine = next.data() + t * num_buckets;
-      Finder find(bound, num_buckets);
-      for (int64_t i = r.begin; i < r.end; ++i) {
-        ++mine[find(in[i])];
+      for (int64_t begin = r.begin; begin < r.end; begin += kBlock) {
+        const int64_t end = std::min(begin + kBlock, r.end);
+        find_buckets(in + begin, end - begin, bound, num_buckets, bucket.data() + begin);
+        for (int64_t i = begin; i < end; ++i) {
+          ++mine[bucket[static_cast<size_t>(i)]];
+        }
       }
     });
     int64_t first = 0;
@@ -77,9 +94,8 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
     on_threads(threads, [&](int t, int n) {
       const Range r = share_of(size, t, n);
       int64_t* mine = next.data() + t * num_buckets;
-      Finder find(bound, num_buckets);
       for (int64_t i = r.begin; i < r.end; ++i) {
-        const int64_t b = find(in[i]);
+        const int64_t b = bucket[static_cast<size_t>(i)];
         const int64_t at = mine[b]++;
         place[at] = i;
         out[at] = static_cast<id_t>(in[i] - bound[b]);

@@ -7,8 +7,11 @@ from gnnsys.ops import bucket_ids
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("num_ids", [0, 1, 1000, 70_000])
-def test_ids_are_grouped_by_owner_in_their_own_order(dtype, threads, num_ids):
+@pytest.mark.parametrize("many", [False, True])
+def test_ids_are_grouped_by_owner_in_their_own_order(dtype, threads, num_ids, many):
     bounds = torch.tensor([0, 0, 40, 40, 100, 1000, 1000])  # with empty buckets first, in the middle and last
+    if many:  # found by another way
+        bounds = torch.cat([bounds[:5], torch.arange(110, 1001, 10), bounds[-1:]])
     ids = torch.randint(1000, (num_ids,), dtype=dtype, generator=torch.Generator().manual_seed(num_ids))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -17,9 +20,16 @@ def test_ids_are_grouped_by_owner_in_their_own_order(dtype, threads, num_ids):
     finally:
         torch.set_num_threads(before)
     owner = torch.searchsorted(bounds, ids.long(), right=True) - 1
-    assert torch.equal(counts, torch.bincount(owner, minlength=6))
+    assert torch.equal(counts, torch.bincount(owner, minlength=bounds.numel() - 1))
     assert torch.equal(order, torch.sort(owner, stable=True).indices)
     assert torch.equal(local, (ids - bounds[owner].to(dtype))[order]) and local.dtype == dtype
+
+
+def test_bounds_beyond_what_ids_of_32_bits_reach_are_no_owners_of_theirs():
+    counts, order, local = bucket_ids(
+        torch.tensor([5, 2**31 - 1], dtype=torch.int32), torch.tensor([0, 7, 2**32, 2**33])
+    )
+    assert counts.tolist() == [1, 1, 0] and local.tolist() == [5, 2**31 - 8]
 
 
 def test_ids_outside_the_bounds_are_refused():
