@@ -52,10 +52,16 @@ class Workload:
         self._stack = ExitStack()
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What `make` returned when `name` was first asked for."""
+        """What `make` returned when `name` was first asked for. What failed then fails again, without a second try."""
         if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+            try:
+                self._kept[name] = make(), None
+            except Exception as error:
+                self._kept[name] = None, error
+        made, failure = self._kept[name]
+        if failure is not None:
+            raise failure
+        return made
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enters something that is left when the run ends: a server, a folder."""

@@ -214,3 +214,17 @@ def test_a_cache_outlives_the_run(tmp_path: Path):
     with Workload(cache=tmp_path / "cache") as work:
         (work.folder / "parts").write_text("kept")
     assert (tmp_path / "cache" / "parts").read_text() == "kept"
+
+
+def test_what_could_not_be_made_is_not_tried_twice():
+    tries: list[int] = []
+
+    def make() -> None:
+        tries.append(1)
+        raise RuntimeError("no lab here")
+
+    work = Workload()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no lab here"):
+            work.once("job", make)
+    assert len(tries) == 1

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Unit, Versus, score, value
 from gnnsys.bench.dist.inputs import METIS, RANDOM
+from gnnsys.bench.dist.job import PhaseFigures
 from gnnsys.bench.dist.jobs import UNLIMITED, Jobs
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, NON_STOP, SYNCHRONOUS
 from gnnsys.bench.workload import Workload
 
 LINK = "busiest link"
 NETWORK_SHARE = 0.75  # of an epoch with random parts, at the rate of the ablation
-SECONDS, SAMPLES = value("s"), score("samples/s")
+SECONDS, MEGABYTES, SHARE, SAMPLES = value("s"), value("MB"), value("% of epoch"), score("samples/s")
+NOTHING = Versus((), required=False, label="-")
+Figures: TypeAlias = Mapping[str, Callable[[], float]]
+Run: TypeAlias = Callable[[], PhaseFigures]
 
 
 def rates(workload: Workload) -> Iterator[Case]:
     """An epoch on slower and slower links beside the same job on unlimited ones, or what the busiest link must carry."""
     jobs = _jobs(workload)
     for rate in jobs.settings.rates:
-        figures: Mapping[str, Callable[[], float]] = {
-            OURS: lambda rate=rate: jobs.two_level(rate).seconds,  # type: ignore[misc]
-            "unlimited links": lambda: jobs.two_level(UNLIMITED).seconds,
-            LINK: lambda rate=rate: jobs.two_level(rate).link_seconds(rate),  # type: ignore[misc]
-        }
-        versus = Versus(("unlimited links", LINK), 1 / 1.2, pick="worst")
-        yield _case(f"rates/{rate}/epoch", SECONDS, figures, versus, limit=LINK)
-        yield _case(
-            f"rates/{rate}/bytes",
-            value("MB"),
-            {OURS: lambda rate=rate: jobs.two_level(rate).busiest_bytes / 1e6},  # type: ignore[misc]
-            NOTHING,
-        )
-        yield _case(
-            f"rates/{rate}/waiting",
-            value("% of epoch"),
-            {OURS: lambda rate=rate: 100 * jobs.two_level(rate).waited_share},  # type: ignore[misc]
-            NOTHING,
-        )
+        yield from _at_rate(jobs, rate)
+
+
+def _at_rate(jobs: Jobs, rate: str) -> Iterator[Case]:
+    figures: Figures = {
+        OURS: lambda: jobs.two_level(rate).seconds,
+        "unlimited links": lambda: jobs.two_level(UNLIMITED).seconds,
+        LINK: lambda: jobs.two_level(rate).link_seconds(rate),
+    }
+    versus = Versus(("unlimited links", LINK), 1 / 1.2, pick="worst")
+    yield _case(f"rates/{rate}/epoch", SECONDS, figures, versus, limit=LINK)
+    yield _case(f"rates/{rate}/bytes", MEGABYTES, {OURS: lambda: jobs.two_level(rate).busiest_bytes / 1e6}, NOTHING)
+    yield _case(f"rates/{rate}/waiting", SHARE, {OURS: lambda: 100 * jobs.two_level(rate).waited_share}, NOTHING)
 
 
 def ablation(workload: Workload) -> Iterator[Case]:
@@ -48,7 +47,7 @@ def ablation(workload: Workload) -> Iterator[Case]:
     """
     jobs = _jobs(workload)
     rate = jobs.settings.rate
-    steps = {
+    steps: dict[str, tuple[Run, Run]] = {
         "1 random": (lambda: jobs.flat(RANDOM, SYNCHRONOUS), lambda: jobs.flat(RANDOM, UNLIMITED)),
         "2 METIS": (lambda: jobs.flat(METIS, SYNCHRONOUS), lambda: jobs.flat(METIS, UNLIMITED)),
         "3 two-level": (lambda: jobs.two_level(SYNCHRONOUS), lambda: jobs.two_level(UNLIMITED)),
@@ -56,31 +55,25 @@ def ablation(workload: Workload) -> Iterator[Case]:
         "5 non-stop": (lambda: jobs.two_level(rate), lambda: jobs.two_level(UNLIMITED)),
     }
     random, random_unlimited = steps["1 random"]
-    yield _case(
-        "ablation/off the network with random",
-        value("% of epoch"),
-        {
-            OURS: lambda: 100 * random_unlimited().seconds / random().seconds,
-            "bound": lambda: 100 * (1 - NETWORK_SHARE),
-        },
-        Versus(("bound",), 1.0),
-    )
+    off_network: Figures = {
+        OURS: lambda: 100 * random_unlimited().seconds / random().seconds,
+        "bound": lambda: 100 * (1 - NETWORK_SHARE),
+    }
+    yield _case("ablation/off the network with random", SHARE, off_network, Versus(("bound",), 1.0))
     for name, (run, unlimited) in steps.items():
-        figures: Mapping[str, Callable[[], float]] = {
-            OURS: lambda run=run: run().seconds,  # type: ignore[misc]
-            "random": lambda: random().seconds,
-            "bound": lambda run=run, unlimited=unlimited: max(  # type: ignore[misc]
-                run().link_seconds(rate), unlimited().seconds
-            ),
-        }
         target = 3.0 if name == list(steps)[-1] else None
-        yield _case(f"ablation/{name}/epoch", SECONDS, figures, Versus(("random",), target), limit="bound")
-        yield _case(
-            f"ablation/{name}/bytes",
-            value("MB"),
-            {OURS: lambda run=run: run().busiest_bytes / 1e6, "random": lambda: random().busiest_bytes / 1e6},  # type: ignore[misc]
-            Versus(("random",)),
-        )
+        yield from _step(f"ablation/{name}", run, unlimited, random, rate, target)
+
+
+def _step(name: str, run: Run, unlimited: Run, random: Run, rate: str, target: float | None) -> Iterator[Case]:
+    seconds: Figures = {
+        OURS: lambda: run().seconds,
+        "random": lambda: random().seconds,
+        "bound": lambda: max(run().link_seconds(rate), unlimited().seconds),
+    }
+    yield _case(f"{name}/epoch", SECONDS, seconds, Versus(("random",), target), limit="bound")
+    moved: Figures = {OURS: lambda: run().busiest_bytes / 1e6, "random": lambda: random().busiest_bytes / 1e6}
+    yield _case(f"{name}/bytes", MEGABYTES, moved, Versus(("random",)))
 
 
 def scaling(workload: Workload) -> Iterator[Case]:
@@ -88,7 +81,7 @@ def scaling(workload: Workload) -> Iterator[Case]:
     jobs = _jobs(workload)
     hosts, rate = jobs.settings.hosts, jobs.settings.rates[0]
     times, links = f"{hosts} x one host", "link bound"
-    figures: Mapping[str, Callable[[], float]] = {
+    figures: Figures = {
         OURS: lambda: jobs.two_level(rate).samples_per_s,
         times: lambda: hosts * jobs.one_host().samples_per_s,
         links: lambda: jobs.two_level(rate).seeds / jobs.two_level(rate).link_seconds(rate),
@@ -100,7 +93,7 @@ def against_distdgl(workload: Workload) -> Iterator[Case]:
     """Two hosts, the same graph, model, fanouts and batch, beside DistDGL with the best of its sampler settings."""
     jobs = _jobs(workload)
     threefold, allowed = "3 x DistDGL", "0.85 x compute alone"
-    figures: Mapping[str, Callable[[], float]] = {
+    figures: Figures = {
         OURS: lambda: jobs.two_hosts(NON_STOP).samples_per_s,
         "DistDGL": jobs.distdgl,
         "compute alone": lambda: jobs.two_hosts(COMPUTE).samples_per_s,
@@ -113,7 +106,6 @@ def against_distdgl(workload: Workload) -> Iterator[Case]:
     yield _case("two hosts/DistDGL", SAMPLES, present, *versus, limit="compute alone", missing=missing)
 
 
-NOTHING = Versus((), required=False, label="-")
 BENCHMARKS = [rates, ablation, scaling, against_distdgl]
 
 
@@ -124,7 +116,7 @@ def _jobs(workload: Workload) -> Jobs:
 def _case(
     name: str,
     unit: Unit,
-    figures: Mapping[str, Callable[[], float]],
+    figures: Figures,
     *versus: Versus,
     limit: str | None = None,
     missing: Mapping[str, str] | None = None,

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +60,28 @@ class PhaseFigures:
         return self.busiest_bytes * 8 / parse_rate(rate)
 
     def describe(self) -> str:
-        """A line for those who watch."""
-        rows = sum(rank["counts"].get("rows_shared", 0) for rank in self.ranks)
-        asked = sum(rank["counts"].get("rows_asked", 0) for rank in self.ranks)
+        """Lines for those who watch."""
+        counts = [rank["counts"] for rank in self.ranks]
+        asked, shared = (sum(c.get(name, 0) for c in counts) for name in ("rows_asked", "rows_shared"))
         inputs = sum(rank["input_nodes"] for rank in self.ranks) / sum(rank["steps"] for rank in self.ranks)
+        scale = 1e-6 / self.phase.epochs
+        links = [f"{t.bytes_in * scale:.0f}/{t.bytes_out * scale:.0f}" for t in self.traffic.values()]
         return (
             f"{self.phase.name}: {self.seconds:.1f} s per epoch, {self.samples_per_s:.0f} samples/s, waiting "
-            f"{self.waited_share:.0%}, {inputs:,.0f} inputs per batch, busiest link {self.busiest_bytes / 1e6:.0f} MB, "
-            f"rows from others {asked:,}, shared in flight {rows:,}, "
-            f"CPU s per host {', '.join(f'{s:.1f}' for s in self.cpu_seconds.values())}"
+            f"{self.waited_share:.0%}, {inputs:,.0f} inputs per batch\n"
+            f"    MB in/out per host {' '.join(links)}, rows asked {asked:,}, shared in flight {shared:,}, "
+            f"CPU s per host {' '.join(f'{s:.1f}' for s in self.cpu_seconds.values())}"
         )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": asdict(self.phase),
+            "seconds": self.seconds,
+            "samples_per_s": self.samples_per_s,
+            "traffic": {host: asdict(traffic) for host, traffic in self.traffic.items()},
+            "cpu_seconds": self.cpu_seconds,
+            "ranks": self.ranks,
+        }
 
 
 def run_job(
@@ -82,7 +94,7 @@ def run_job(
     num_seed_parts: int | None = None,
     timeout: float = 1800.0,
 ) -> dict[str, PhaseFigures]:
-    """Trains through `phases` on a lab of `task.num_hosts` hosts; figures by the phases' names."""
+    """Trains through `phases` on a lab of `task.num_hosts` hosts; figures by the phases' names, also in figures.json."""
     folder.mkdir(parents=True, exist_ok=True)
     task.save(folder)
     save(phases, folder)
@@ -98,7 +110,9 @@ def run_job(
             lab.run(program, timeout=timeout, env=_environment(), heard=lambda host, line: conductor.hear(line))
         finally:
             conductor.close()
-        return conductor.figures()
+    found = conductor.figures()
+    (folder / "figures.json").write_text(json.dumps({name: of.to_json() for name, of in found.items()}, indent=1))
+    return found
 
 
 def _environment() -> dict[str, str]:

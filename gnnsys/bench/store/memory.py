@@ -42,11 +42,12 @@ def _measure(parts: Path) -> dict[str, float]:
         alone = proportional_bytes(bare.pid, only_private=True)
         first = stack.enter_context(Child(MODULE, str(parts)))
         first.answer()
-        before = proportional_bytes(bare.pid) + proportional_bytes(first.pid)
+        trainer = proportional_bytes(first.pid)
+        before = proportional_bytes(bare.pid) + trainer
         second = stack.enter_context(Child(MODULE, str(parts)))
         second.answer()
         after = sum(proportional_bytes(child.pid) for child in (bare, first, second))
-        return {"bare": alone, "first": before - proportional_bytes(bare.pid), "second": after - before}
+        return {"bare": alone, "first": trainer, "second": after - before}
 
 
 def proportional_bytes(pid: int, *, only_private: bool = False) -> float:
