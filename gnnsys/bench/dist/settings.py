@@ -30,8 +30,8 @@ class Settings:
     fanouts: tuple[int, ...] = (15, 10, 5)
     hidden: int = 256
     steps: int = 3
-    rates: tuple[str, ...] = ("1gbit", "200mbit", "60mbit")
-    rate: str = "60mbit"
+    rates: tuple[str, ...] = ("1gbit", "200mbit", "50mbit")
+    rate: str = "50mbit"
     peer_rate: str = "1gbit"
     samplers: tuple[int, ...] = (0, 1)
 
