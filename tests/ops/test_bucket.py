@@ -26,9 +26,7 @@ def test_ids_are_grouped_by_owner_in_their_own_order(dtype, threads, num_ids, ma
 
 
 def test_bounds_beyond_what_ids_of_32_bits_reach_are_no_owners_of_theirs():
-    counts, _, local = bucket_ids(
-        torch.tensor([5, 2**31 - 1], dtype=torch.int32), torch.tensor([0, 7, 2**32, 2**33])
-    )
+    counts, _, local = bucket_ids(torch.tensor([5, 2**31 - 1], dtype=torch.int32), torch.tensor([0, 7, 2**32, 2**33]))
     assert counts.tolist() == [1, 1, 0] and local.tolist() == [5, 2**31 - 8]
 
 
