@@ -40,16 +40,18 @@ def main(argv: Sequence[str] | None = None) -> float:
 def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     torch.manual_seed(args.seed)
     graph = gnnsys.open(args.graph) if Path(args.graph).is_dir() else dataset(args.graph)
+    seeds = gnnsys.split(graph, "train")
     loader = gnnsys.NeighborLoader(
         graph,
         args.fanout,
-        input_nodes=gnnsys.split(graph, "train"),
+        input_nodes=seeds,
         batch_size=max(1, args.batch_size // session.world_size),
         shuffle=True,
         seed=args.seed,
     )
     rows = graph.node_data["node"]
-    num_classes = int(total(torch.tensor(int(rows["y"][gnnsys.split(graph, "train").ids].max())), "max")) + 1
+    labels = rows["y"][seeds.ids]  # a share may be empty
+    num_classes = 1 + int(total(torch.cat([labels, labels.new_zeros(1)]).max(), "max"))
     model: torch.nn.Module = MODELS[args.model](
         rows["x"].shape[1], args.hidden, len(args.fanout), num_classes, dropout=args.dropout
     )

@@ -16,7 +16,7 @@ def test_ids_are_grouped_by_owner_in_their_own_order(dtype, threads, num_ids, ma
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        counts, _, local = bucket_ids(ids, bounds)
+        counts, order, local = bucket_ids(ids, bounds)
     finally:
         torch.set_num_threads(before)
     owner = torch.searchsorted(bounds, ids.long(), right=True) - 1
