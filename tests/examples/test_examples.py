@@ -29,8 +29,8 @@ def test_node_classification_beats_what_features_alone_allow():
 @pytest.mark.parametrize("model", ["gcn", "gat"])
 def test_node_classification_trains_every_model_on_parts(model, tmp_path):
     partition_graph(dataset("sbm-3k"), 2, tmp_path / "parts")
-    options = [str(tmp_path / "parts"), "--model", model, "--epochs", "8", "--batch-size", "64", "--fanout", "10", "5"]
-    assert example("node_classification").main(options) > 0.55
+    options = [str(tmp_path / "parts"), "--model", model, "--epochs", "12", "--batch-size", "64", "--fanout", "10", "5"]
+    assert example("node_classification").main(options) > 0.6
 
 
 def test_pyg_drop_in_trains_a_pyg_model():
