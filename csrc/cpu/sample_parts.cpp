@@ -20,21 +20,17 @@
 namespace gnnsys {
 namespace {
 
+constexpr int64_t kEdgeBlock = 512;  // edges that are read at once: all about them stays in the first cache
 constexpr int64_t kGroup = 256;  // seeds whose positions are all there before neighbours are read
 
-// One part: local ids below num_core are core nodes, which follow `first`; the others are listed in `halo`.
-template <typename original_t, typename halo_t>
-struct Part {
+// The columns of one part, which seeds are.
+template <typename original_t>
+struct Columns {
   const int64_t* indptr;
-  const int32_t* indices;
   const original_t* original;
-  const halo_t* halo;
   int64_t first_row;
   int64_t first_edge;
   int64_t num_edges;
-  int64_t first;
-  uint32_t num_core;
-  uint32_t num_local;
 };
 
 struct Bounds {
@@ -63,72 +59,116 @@ void check_part(const Bounds& bounds, size_t p, const Tensor& indptr, const Tens
 }
 
 // Seeds as rows of their parts. Random reads stand in a loop without branches on what is read, so that they overlap.
-template <typename id_t, typename part_t>
-void count_parts(const id_t* seeds, int64_t num_seeds, const int64_t* bound, const std::vector<part_t>& parts,
-                 const Request<int64_t>& q, int32_t* owner, int64_t* rng_ids, Row* rows, int64_t* offsets,
-                 Faults* faults) {
+template <typename id_t, typename columns_t>
+void count_parts(const id_t* seeds, int64_t num_seeds, const int64_t* bound, const std::vector<columns_t>& parts,
+                 const Request<int64_t>& q, int64_t* rng_ids, Row* rows, int64_t* offsets, Faults* faults) {
   parallel_for(num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
-    for (int64_t begin = lo; begin < hi; begin += kOwnerBlock) {
-      find_owners(seeds + begin, std::min(kOwnerBlock, hi - begin), bound, static_cast<int64_t>(parts.size()),
-                  owner + begin);
-    }
-    const part_t* const part = parts.data();
-    for (int64_t i = lo; i < hi; ++i) {
-      const part_t& own = part[owner[i]];
-      const int64_t row = seeds[i] - own.first_row;
-      rows[i] = {own.indptr[row], own.indptr[row + 1] - own.indptr[row]};
-      rng_ids[i] = own.original[row];
-    }
-    for (int64_t i = lo; i < hi; ++i) {
-      const part_t& own = part[owner[i]];
-      Row& row = rows[i];
-      if (row.begin < 0 || row.degree < 0 || row.begin + row.degree > own.num_edges) {
-        faults->bad_row = seeds[i];
-        row = {0, 0};
-      } else if (row.degree > kMaxDegree) {
-        faults->huge_degree = seeds[i];
+    const columns_t* const part = parts.data();
+    int32_t owner[kOwnerBlock];
+    for (int64_t block = lo; block < hi; block += kOwnerBlock) {
+      const int64_t size = std::min(kOwnerBlock, hi - block);
+      find_owners(seeds + block, size, bound, static_cast<int64_t>(parts.size()), owner);
+      for (int64_t i = 0; i < size; ++i) {
+        const columns_t& own = part[owner[i]];
+        const int64_t row = seeds[block + i] - own.first_row;
+        __builtin_prefetch(own.indptr + row);
+        __builtin_prefetch(own.original + row);
       }
-      row.begin += own.first_edge;
-      offsets[i + 1] = q.count(row.degree);
+      for (int64_t i = 0; i < size; ++i) {
+        const columns_t own = part[owner[i]];
+        const int64_t row = seeds[block + i] - own.first_row;
+        rows[block + i] = {own.indptr[row], own.indptr[row + 1] - own.indptr[row]};
+        rng_ids[block + i] = own.original[row];
+      }
+      for (int64_t i = 0; i < size; ++i) {
+        const columns_t own = part[owner[i]];
+        Row& row = rows[block + i];
+        if (row.begin < 0 || row.degree < 0 || row.begin > own.num_edges - row.degree) {
+          faults->bad_row = seeds[block + i];
+        } else if (row.degree > kMaxDegree) {
+          faults->huge_degree = seeds[block + i];
+        }
+        row.begin += own.first_edge;
+        offsets[block + i + 1] = q.count(row.degree);
+      }
     }
   });
 }
 
-// Global ids of one seed's neighbours. Whether one is of the core is no branch: it would often be mispredicted.
-template <typename id_t, typename part_t>
-bool name_row(const part_t own, const int64_t* edges, int64_t size, id_t* out) {
-  bool whole = true;
-  for (int64_t e = 0; e < size; ++e) {
-    const auto local = static_cast<uint32_t>(own.indices[edges[e] - own.first_edge]);
-    const bool is_known = local < own.num_local;
-    const bool is_halo = is_known && local >= own.num_core;
-    const auto listed = static_cast<int64_t>(own.halo[is_halo ? local - own.num_core : 0]);
-    out[e] = static_cast<id_t>(is_halo ? listed : own.first + local);
-    whole &= is_known;
+// What reading a neighbour needs of its part: addresses as if indices were numbered by global edge and halo by local id.
+struct Names {
+  uintptr_t indices;
+  uintptr_t halo;
+  int64_t first;
+  uint32_t num_core;
+  uint32_t num_local;
+};
+
+// out[i] = *at[i]. A loop of its own: it is so short that the processor keeps many of these far reads in flight.
+template <typename T>
+void read_all(const T* const* at, int64_t size, T* out) {
+  for (int64_t i = 0; i < size; ++i) {
+    out[i] = *at[i];
   }
-  return whole;
 }
 
-template <typename id_t, typename part_t>
-bool fill_parts(const Request<int64_t>& q, const std::vector<part_t>& parts, const int32_t* owner, const Row* rows,
+template <typename T>
+const T* address(uintptr_t base, uint64_t at) {
+  return reinterpret_cast<const T*>(base + at * sizeof(T));
+}
+
+// Global ids of the sources of edges, at most kEdgeBlock of them; false where a local id is neither core nor halo.
+// Nothing branches on what was read: the part follows from the edge, and a core neighbour reads the first entry of the
+// halo in vain.
+template <typename halo_t, typename id_t>
+bool name_sources(const Names* names, const int64_t* bounds, int64_t num_parts, const int64_t* edges, int64_t size,
+                  id_t* out) {
+  int32_t owner[kEdgeBlock];
+  const uint32_t* index_at[kEdgeBlock];
+  uint32_t local[kEdgeBlock];
+  const halo_t* halo_at[kEdgeBlock];
+  halo_t listed[kEdgeBlock];
+  find_owners(edges, size, bounds, num_parts, owner);
+  for (int64_t e = 0; e < size; ++e) {
+    index_at[e] = address<uint32_t>(names[owner[e]].indices, static_cast<uint64_t>(edges[e]));
+  }
+  read_all(index_at, size, local);
+  uint32_t outside = 0;
+  for (int64_t e = 0; e < size; ++e) {
+    const Names& own = names[owner[e]];
+    const uint32_t is_listed = static_cast<uint32_t>(local[e] >= own.num_core) & (local[e] < own.num_local);
+    outside |= static_cast<uint32_t>(local[e] >= own.num_local);
+    halo_at[e] = address<halo_t>(own.halo, own.num_core + (local[e] - own.num_core) * is_listed);
+  }
+  read_all(halo_at, size, listed);
+  for (int64_t e = 0; e < size; ++e) {
+    const Names& own = names[owner[e]];
+    const auto core = static_cast<id_t>(own.first + local[e]);
+    out[e] = local[e] < own.num_core ? core : static_cast<id_t>(listed[e]);
+  }
+  return outside == 0;
+}
+
+template <typename halo_t, typename id_t>
+bool fill_parts(const Request<int64_t>& q, const std::vector<Names>& names, const int64_t* edge_bounds, const Row* rows,
                 const int64_t* offsets, id_t* neighbors, int64_t* edges) {
   std::atomic<bool> whole{true};
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     PlainWriter<int64_t> writer(q, rows, offsets, edges);
+    bool known = true;
     for (int64_t group = lo; group < hi; group += kGroup) {
       const int64_t group_end = std::min(group + kGroup, hi);
       for (int64_t i = group; i < group_end; ++i) {
         writer.write(i);
       }
       writer.flush();
-      bool known = true;
-      for (int64_t i = group; i < group_end; ++i) {
-        known &= name_row(parts[static_cast<size_t>(owner[i])], edges + offsets[i], offsets[i + 1] - offsets[i],
-                          neighbors + offsets[i]);
+      for (int64_t e = offsets[group]; e < offsets[group_end]; e += kEdgeBlock) {
+        known &= name_sources<halo_t>(names.data(), edge_bounds, static_cast<int64_t>(names.size()), edges + e,
+                                      std::min(kEdgeBlock, offsets[group_end] - e), neighbors + e);
       }
-      if (!known) {
-        whole = false;
-      }
+    }
+    if (!known) {
+      whole = false;
     }
   });
   return whole;
@@ -136,20 +176,32 @@ bool fill_parts(const Request<int64_t>& q, const std::vector<part_t>& parts, con
 
 using Tensors = const std::vector<Tensor>&;
 
-template <typename original_t, typename halo_t>
-std::vector<Part<original_t, halo_t>> make_parts(const Bounds& bounds, Tensors indptr, Tensors indices,
-                                                 Tensors original, Tensors halo) {
-  static const halo_t none = 0;  // an empty halo has no address to read from
-  std::vector<Part<original_t, halo_t>> parts;
+template <typename original_t>
+std::vector<Columns<original_t>> make_columns(const Bounds& bounds, Tensors indptr, Tensors indices,
+                                              Tensors original) {
+  std::vector<Columns<original_t>> columns;
   for (size_t p = 0; p < indptr.size(); ++p) {
+    columns.push_back({const_data<int64_t>(indptr[p]), const_data<original_t>(original[p]),
+                       Bounds::first(bounds.dst, p), Bounds::first(bounds.edge, p), indices[p].numel()});
+  }
+  return columns;
+}
+
+template <typename halo_t>
+std::vector<Names> make_names(const Bounds& bounds, Tensors indices, Tensors halo) {
+  static const halo_t none = 0;  // an empty halo has no address to read from
+  const auto shifted = [](const auto* data, int64_t first) {
+    return reinterpret_cast<uintptr_t>(data) - static_cast<uintptr_t>(first) * sizeof(*data);
+  };
+  std::vector<Names> names;
+  for (size_t p = 0; p < indices.size(); ++p) {
     const int64_t num_core = Bounds::size(bounds.src, p);
-    parts.push_back({const_data<int64_t>(indptr[p]), const_data<int32_t>(indices[p]),
-                     const_data<original_t>(original[p]), halo[p].numel() ? const_data<halo_t>(halo[p]) : &none,
-                     Bounds::first(bounds.dst, p), Bounds::first(bounds.edge, p), indices[p].numel(),
+    const auto* listed = halo[p].numel() ? const_data<halo_t>(halo[p]) : &none;
+    names.push_back({shifted(const_data<int32_t>(indices[p]), Bounds::first(bounds.edge, p)), shifted(listed, num_core),
                      Bounds::first(bounds.src, p), static_cast<uint32_t>(num_core),
                      static_cast<uint32_t>(num_core + halo[p].numel())});
   }
-  return parts;
+  return names;
 }
 
 std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std::vector<Tensor> indices,
@@ -177,7 +229,6 @@ std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std:
   CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
   const int64_t num_seeds = seeds.numel();
   std::vector<int64_t> rng_ids(static_cast<size_t>(num_seeds));
-  std::vector<int32_t> owner(static_cast<size_t>(num_seeds));
   std::vector<Row> rows(static_cast<size_t>(num_seeds));
   Request<int64_t> q{};
   q.num_seeds = num_seeds;
@@ -194,27 +245,27 @@ std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std:
   }
   Tensor offsets = empty_cpu({num_seeds + 1}, ScalarType::Long);
   auto* const offset = mutable_data<int64_t>(offsets);
-  Tensor neighbors, edges;
-  bool whole = true;
+  Faults faults;
   dispatch_ids(original[0], [&](auto original_id) {
-    dispatch_ids(halo[0], [&](auto halo_id) {
-      const auto parts = make_parts<decltype(original_id), decltype(halo_id)>(bounds, indptr, indices, original, halo);
-      Faults faults;
-      dispatch_ids(seeds, [&](auto id) {
-        count_parts(const_data<decltype(id)>(seeds), num_seeds, const_data<int64_t>(dst_bounds), parts, q,
-                    owner.data(), rng_ids.data(), rows.data(), offset, &faults);
-      });
-      faults.raise();
-      offset[0] = 0;
-      for (int64_t i = 0; i < num_seeds; ++i) {
-        offset[i + 1] += offset[i];
-      }
-      neighbors = empty_cpu({offset[num_seeds]}, wide ? ScalarType::Long : ScalarType::Int);
-      edges = empty_cpu({offset[num_seeds]}, ScalarType::Long);
-      dispatch_ids(neighbors, [&](auto id) {
-        whole = fill_parts(q, parts, owner.data(), rows.data(), offset, mutable_data<decltype(id)>(neighbors),
-                           mutable_data<int64_t>(edges));
-      });
+    const auto columns = make_columns<decltype(original_id)>(bounds, indptr, indices, original);
+    dispatch_ids(seeds, [&](auto id) {
+      count_parts(const_data<decltype(id)>(seeds), num_seeds, const_data<int64_t>(dst_bounds), columns, q,
+                  rng_ids.data(), rows.data(), offset, &faults);
+    });
+  });
+  faults.raise();
+  offset[0] = 0;
+  for (int64_t i = 0; i < num_seeds; ++i) {
+    offset[i + 1] += offset[i];
+  }
+  Tensor neighbors = empty_cpu({offset[num_seeds]}, wide ? ScalarType::Long : ScalarType::Int);
+  Tensor edges = empty_cpu({offset[num_seeds]}, ScalarType::Long);
+  bool whole = true;
+  dispatch_ids(halo[0], [&](auto halo_id) {
+    const auto names = make_names<decltype(halo_id)>(bounds, indices, halo);
+    dispatch_ids(neighbors, [&](auto id) {
+      whole = fill_parts<decltype(halo_id)>(q, names, const_data<int64_t>(edge_bounds), rows.data(), offset,
+                                            mutable_data<decltype(id)>(neighbors), mutable_data<int64_t>(edges));
     });
   });
   CHECK_ARG(whole, "indices must name core and halo nodes of their part, some name neither");
