@@ -72,7 +72,7 @@ def _first_value(value: float, spec: TableSpec) -> float:
         if spec.dtype.is_floating_point:
             found = float(value)
             largest = torch.finfo(spec.dtype).max
-            fits = not math.isfinite(found) or abs(found) <= largest
+            fits = math.isinf(found) or abs(found) <= largest  # and not nan, which is never the same again
         else:
             found = int(value)
             limits = (0, 1) if spec.dtype == torch.bool else (torch.iinfo(spec.dtype).min, torch.iinfo(spec.dtype).max)

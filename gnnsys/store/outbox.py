@@ -72,6 +72,8 @@ class Outbox:
     ) -> None:  # fmt: skip
         step = (spec.number, machine)
         if kind == Kind.STEP:
+            if step not in self.steps:
+                raise ValueError(f"table {spec.name!r} was dropped or loaded while this step was being sent")
             options = {**(options or {}), "step": self.steps[step]}
         sequence = self._numbering.next(machine)
         answers.append(self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout))

@@ -168,6 +168,7 @@ def test_making_and_dropping_a_table_leaves_alone_what_the_process_reads_by_itse
         (torch.bool, 2, "has no 2"),
         (torch.float16, 1e9, "has no 1000000000.0"),
         (torch.float32, 10**400, "to begin with"),
+        (torch.float32, float("nan"), "has no nan"),
         (torch.float32, ("uniform", 0.0, 1.0, 2**70), "seed"),
         (torch.float32, ("uniform", "a", 1.0, 1), "has no 'a'"),
         (torch.complex64, "zeros", "cannot be torch.complex64"),
