@@ -82,8 +82,11 @@ def accuracy(model: torch.nn.Module, graph: gnnsys.Graph, which: str, args: argp
     """With all neighbours of every node; each trainer takes its share of the nodes."""
     model.eval()
     model = getattr(model, "module", model)  # no gradients to average: plain forward
+    num_hops = len(args.fanout) + (
+        args.model == "gcn"
+    )  # GCN divides by a neighbour's degree: its in-edges must be there
     loader = gnnsys.NeighborLoader(
-        graph, [-1] * len(args.fanout), input_nodes=gnnsys.split(graph, which), batch_size=args.batch_size
+        graph, [-1] * num_hops, input_nodes=gnnsys.split(graph, which), batch_size=args.batch_size
     )
     right = torch.zeros(2, dtype=torch.int64)
     for batch in loader:
