@@ -217,8 +217,11 @@ class Session:
             for client in self._clients:
                 ends.callback(client.close)
             if wait:
-                for graph in self._graphs.values():
-                    graph.store.flush()
+                for path, graph in self._graphs.items():
+                    try:
+                        graph.store.flush()
+                    except Exception as error:  # the others still need this rank's server
+                        _log.error("rank %d: a push to a table of %s was not applied: %s", self.rank, path, error)
                 if self._server is not None:
                     self._wait_for_others()
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnsys.comm.arrays import DTYPES
 from gnnsys.ops import BufferPool
 from gnnsys.store.pull import Pull
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.wire import WIRE_DTYPES
+
+_SEEDS = 1 << 63
 
 
 def check_ids(ids: Tensor, spec: TableSpec) -> None:
@@ -31,17 +35,53 @@ def checked_rows(spec: TableSpec, ids: Tensor, rows: Tensor) -> tuple[Tensor, Te
     return ids.detach().cpu().contiguous(), rows.detach().cpu()
 
 
+def check_new(spec: TableSpec) -> None:
+    """ValueError unless such a table may be created: its rows can travel, its name leaves the graph's tables alone."""
+    if spec.dtype not in DTYPES:
+        names = ", ".join(str(dtype)[6:] for dtype in DTYPES)
+        raise ValueError(f"table {spec.name!r} cannot be {spec.dtype}: rows travel as {names}")
+    first, *others = spec.name.split("/")
+    if first in ("global", "original") or (first in ("node", "edge") and len(others) < 2):
+        raise ValueError(
+            f"a table cannot be named {spec.name!r}: tables of the graph begin like this; data of nodes is "
+            "node/TYPE/NAME, data of edges edge/SRC|REL|DST/NAME"
+        )
+
+
 def init_json(init: str | float | tuple[str, float, float, int], spec: TableSpec) -> dict[str, Any]:
     """How a shard is told what first values rows have; ValueError where that is no way."""
-    if init == "zeros":
+    if isinstance(init, str) and init == "zeros":
         return {"kind": "zeros"}
     if isinstance(init, (int, float)) and not isinstance(init, bool):
-        return {"kind": "constant", "value": float(init)}
+        return {"kind": "constant", "value": _first_value(init, spec)}
     if isinstance(init, tuple) and len(init) == 4 and init[0] == "uniform":
         if not spec.dtype.is_floating_point:
             raise ValueError(f"uniform values are floating, table {spec.name!r} is {spec.dtype}")
-        return {"kind": "uniform", "low": float(init[1]), "high": float(init[2]), "seed": int(init[3])}
+        seed = init[3]
+        if not isinstance(seed, int) or not 0 <= seed < _SEEDS:
+            raise ValueError(f"the seed of table {spec.name!r} must be a whole number in [0, 2**63), got {seed!r}")
+        low, high = _first_value(init[1], spec), _first_value(init[2], spec)
+        return {"kind": "uniform", "low": low, "high": high, "seed": seed}
     raise ValueError(f'init must be "zeros", a number or ("uniform", low, high, seed), got {init!r}')
+
+
+def _first_value(value: float, spec: TableSpec) -> float:
+    """The number as the table's dtype has it; whole ones stay whole, whatever their size."""
+    problem = ValueError(f"table {spec.name!r} is {spec.dtype}, which has no {value!r} to begin with")
+    try:
+        if spec.dtype.is_floating_point:
+            found = float(value)
+            largest = torch.finfo(spec.dtype).max
+            fits = math.isinf(found) or abs(found) <= largest  # and not nan, which is never the same again
+        else:
+            found = int(value)
+            limits = (0, 1) if spec.dtype == torch.bool else (torch.iinfo(spec.dtype).min, torch.iinfo(spec.dtype).max)
+            fits = found == value and limits[0] <= found <= limits[1]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise problem from error
+    if not fits:
+        raise problem
+    return found
 
 
 def out_for(pull: Pull, spec: TableSpec, buffers: BufferPool) -> Tensor:

@@ -54,8 +54,9 @@ class SharedRows:
     def open(cls, address: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows | None:
         """The rows at an address that `address()` gave, read only; None where this process cannot reach them."""
         size = _Layout(shape, dtype).total
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # the number may be a pipe's by now: opening one can wait
         try:
-            descriptor = os.open(f"/proc/{int(address['pid'])}/fd/{int(address['fd'])}", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(f"/proc/{int(address['pid'])}/fd/{int(address['fd'])}", flags)
         except OSError:  # another host, another user, another container: rows come through the shard instead
             return None
         try:

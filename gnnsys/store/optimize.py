@@ -18,6 +18,12 @@ from gnnsys.store.rows import PartRows
 # The states of an optimizer, by the last part of their table's name.
 STATES: dict[str, tuple[str, ...]] = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",)}
 
+
+def state_names(table: str) -> list[str]:
+    """The tables that optimizers may keep beside one."""
+    return [f"{table}/{state}" for states in STATES.values() for state in states]
+
+
 Step = Callable[[PartRows, Sequence[PartRows], Sequence[Tensor], Sequence[Tensor]], int]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import CommError, RemoteError, RemoteValueError
+from gnnsys.comm import RemoteError
 from gnnsys.ops import move_rows
 from gnnsys.store.peers import Answer
 from gnnsys.store.places import Run
@@ -19,31 +20,51 @@ _MESSAGE_BYTES = 16 << 20
 
 
 class PendingPush:
-    """A push under way."""
+    """A push under way. `lost` is told of one whose fate is unknown: its table's rows are then, too."""
 
     def __init__(
-        self, spec: TableSpec, answers: list[Answer], refused: Refused, lost: Callable[[Exception], None]
+        self, spec: TableSpec, answers: list[Answer], refused: Refused, lost: Callable[[str, Exception], None]
     ) -> None:
         self._spec, self._answers, self._refused, self._lost = spec, answers, refused, lost
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        self.is_told = False  # what went wrong, if anything did, was raised to somebody
 
     def done(self) -> bool:
         """Whether every shard has answered."""
-        return all(answer.done() for answer in self._answers)
+        return all(answer.done() for answer in list(self._answers))
 
     def result(self) -> None:
         """Returns when the push was applied; raises what a shard said against it."""
-        for answer in self._answers:
-            try:
-                answer.result()
-            except RemoteValueError as error:
-                raise self._refused(error, [self._spec]) from error
-            except RemoteError as error:
-                if error.remote_type == "TimeoutError":
-                    raise TimeoutError(error.remote_text) from error
-                raise
-            except CommError as error:
-                self._lost(error)
-                raise
+        error = self.settle()
+        if error is not None:
+            self.is_told = True
+            raise error
+
+    def settle(self) -> Exception | None:
+        """Waits for every shard; what the first one that did not apply the push said."""
+        with self._lock:
+            while self._answers:
+                error = self._wait(self._answers[0])
+                self._error = self._error or error
+                del self._answers[0]
+            return self._error
+
+    def _wait(self, answer: Answer) -> Exception | None:
+        try:
+            answer.result()
+        except ValueError as error:  # the shard looked at it and changed nothing
+            refused = self._refused(error, [self._spec])
+            refused.__cause__ = error
+            return refused
+        except Exception as error:  # it never ran, was given up, broke off, or nobody knows
+            self._lost(self._spec.name, error)
+            if isinstance(error, RemoteError) and error.remote_type == "TimeoutError":
+                late = TimeoutError(error.remote_text)
+                late.__cause__ = error
+                return late
+            return error
+        return None
 
 
 def push_messages(spec: TableSpec, runs: Sequence[Run], rows: Tensor, mode: str) -> Iterator[tuple[int, list[Tensor]]]:

@@ -27,13 +27,16 @@ class Numbering:
     """The sequence numbers of one stream of pushes, from the side that makes them: one count per machine."""
 
     def __init__(self) -> None:
-        self._stream = secrets.randbits(63 - _STREAM_SHIFT)
+        self.stream = secrets.randbits(63 - _STREAM_SHIFT)
         self._next: dict[int, int] = {}
 
     def next(self, machine: int) -> int:
-        number = self._next.get(machine, 0)
-        self._next[machine] = number + 1
-        return (self._stream << _STREAM_SHIFT) | number
+        """The number of the next push to a machine; the same again until one was `sent`."""
+        return (self.stream << _STREAM_SHIFT) | self._next.get(machine, 0)
+
+    def sent(self, machine: int) -> None:
+        """The next push went out, and the one after it has its turn."""
+        self._next[machine] = self._next.get(machine, 0) + 1
 
 
 class Pushes:
@@ -47,6 +50,13 @@ class Pushes:
     def submit(self, request: Request, apply: Apply) -> Future[Reply]:
         """Applies `apply` in its turn, in this call or in a later one of the same sender."""
         stream, number = divmod(request.sequence, 1 << _STREAM_SHIFT)
+        return self._sender(request, stream).submit(number, apply)
+
+    def end(self, request: Request, stream: int) -> None:
+        """Applies nothing more of a stream: its sender has lost a push, and begins another one."""
+        self._sender(request, stream).end()
+
+    def _sender(self, request: Request, stream: int) -> _Sender:
         key = (request.sender, request.incarnation, stream)
         with self._lock:
             sender = self._senders.get(key)
@@ -55,7 +65,7 @@ class Pushes:
                 if len(self._senders) > self._max_senders:
                     self._senders.popitem(last=False)
             self._senders.move_to_end(key)
-        return sender.submit(number, apply)
+        return sender
 
 
 class _Sender:
@@ -65,12 +75,22 @@ class _Sender:
         self._waiting: dict[int, Apply] = {}
         self._answers: OrderedDict[int, Future[Reply]] = OrderedDict()
         self._lock = threading.Lock()
+        self._is_ended = False
+
+    def end(self) -> None:
+        with self._lock:
+            self._is_ended = True
+            for number in self._waiting:
+                self._answers[number].set_exception(_ended(number))
+            self._waiting.clear()
 
     def submit(self, sequence: int, apply: Apply) -> Future[Reply]:
         with self._lock:
             known = self._answers.get(sequence)
             if known is not None:
                 return known
+            if self._is_ended:
+                raise _ended(sequence)
             if sequence < self._next:
                 raise ValueError(f"push {sequence} was applied too long ago to say more: the next one is {self._next}")
             if sequence >= self._next + self._window:
@@ -94,6 +114,10 @@ class _Sender:
             answer.set_result(done)
         else:
             done.add_done_callback(lambda future: _pass_on(future, answer))
+
+
+def _ended(number: int) -> RuntimeError:
+    return RuntimeError(f"push {number} came after its sender had given it up for lost")
 
 
 def _pass_on(done: Future[Reply], answer: Future[Reply]) -> None:

@@ -21,58 +21,100 @@ from torch import Tensor
 from gnnsys.comm import Reply
 
 _MAX_RANKS = 1 << 16
+_MAX_PAST = 1024
+_RESTART = 1 << 20  # more steps than can be under way
 _MARGIN_SECONDS = 1.0  # an answer sent so long before the deadline is sure to arrive in time
 
 
 @dataclass(eq=False)
 class Contribution:
-    """What one rank brings to a step: (part, row numbers in it, gradients), perhaps none."""
+    """What one rank of a job brings to a step: (part, row numbers in it, gradients), perhaps none."""
 
     rank: int
     world_size: int
     optimizer: dict[str, Any]
     items: list[tuple[int, Tensor, Tensor]]
+    incarnation: int = 0
+    step: int = 0
     answer: Future[Reply] = field(default_factory=Future)
 
 
 class Rounds:
     """The steps of one table that wait for ranks. `apply` is called with one contribution per rank, in rank order.
 
-    Not locked: the table's lock is held around every call.
+    Ranks number their steps from `next` on, and only equal numbers of one job (incarnation) meet. A step that was given
+    up leaves ranks apart that others believe together: no further one is taken until the table is loaded again, or
+    another job begins. Not locked: the table's lock is held around every call.
     """
 
     def __init__(self, name: str, apply: Callable[[Sequence[Contribution]], None]) -> None:
+        self.next = 0  # the number of the step that is applied next
         self._name, self._apply = name, apply
-        self._queues: dict[int, deque[Contribution]] = {}
+        self._waiting: dict[int, dict[int, Contribution]] = {}  # by step and rank
+        self._incarnation: int | None = None
+        self._past: deque[int] = deque(maxlen=_MAX_PAST)  # incarnations of jobs before this one
+        self._given_up: int | None = None
 
     def add(self, new: Contribution) -> None:
         """Queues a contribution and applies every step that is complete with it."""
         if not 0 <= new.rank < new.world_size <= _MAX_RANKS:
             raise ValueError(f"rank must be in [0, world_size), got {new.rank} of {new.world_size}")
-        self._queues.setdefault(new.rank, deque()).append(new)
-        while all(self._queues.get(rank) for rank in range(new.world_size)):
-            self._finish([self._queues[rank].popleft() for rank in range(new.world_size)])
+        self._begin_job(new.incarnation)
+        what = f"step {new.step} of table {self._name!r} by rank {new.rank}"
+        if self._given_up is not None:
+            raise TimeoutError(
+                f"{what} comes too late: step {self._given_up} was given up because ranks did not come, and the table "
+                "must be loaded from a save, on every rank"
+            )
+        if new.step < self.next or new.rank in self._waiting.get(new.step, {}):
+            raise RuntimeError(
+                f"{what} cannot be: it came already, or the table was loaded since and this rank did not take part; "
+                f"the next one is {self.next}. Every rank must load the table from a save"
+            )
+        self._waiting.setdefault(new.step, {})[new.rank] = new
+        while len(self._waiting.get(self.next, {})) == new.world_size:
+            came = self._waiting.pop(self.next)
+            self.next += 1
+            self._finish([came[rank] for rank in sorted(came)])
 
     def withdraw(self, late: Contribution, waited: float) -> None:
-        """Gives up a step that is still incomplete; nothing where it was applied."""
-        queue = self._queues.get(late.rank, deque())
-        if late not in queue:
+        """Gives up a step that is still incomplete, and those behind it; nothing where it was applied."""
+        if self._waiting.get(late.step, {}).get(late.rank) is not late:
             return
-        place = queue.index(late)
-        missing = [r for r in range(late.world_size) if len(self._queues.get(r, ())) <= place]
-        queue.remove(late)
-        late.answer.set_exception(
-            TimeoutError(
-                f"step of table {self._name!r}: no gradients came from rank {', '.join(map(str, missing))} within "
-                f"{waited:.1f} s: every rank must call step() as often as the others, with or without gradients"
-            )
-        )
+        self._given_up = late.step
+        waiting, self._waiting = self._waiting, {}
+        for came in waiting.values():
+            for contribution in came.values():
+                missing = [str(rank) for rank in range(contribution.world_size) if rank not in came]
+                contribution.answer.set_exception(
+                    TimeoutError(
+                        f"step of table {self._name!r}: no gradients came from rank {', '.join(missing)} within "
+                        f"{waited:.1f} s: every rank must call step() as often as the others, with or without gradients"
+                    )
+                )
+
+    def restart(self, why: str) -> None:
+        """Fails what waits and takes steps again, under numbers that nothing still under way can have."""
+        self.fail(RuntimeError(f"step of table {self._name!r}: {why}"))
+        self._given_up = None
+        self.next += _RESTART
 
     def fail(self, error: Exception) -> None:
         """Fails everything that waits."""
-        for queue in self._queues.values():
-            while queue:
-                queue.popleft().answer.set_exception(error)
+        waiting, self._waiting = self._waiting, {}
+        for came in waiting.values():
+            for contribution in came.values():
+                contribution.answer.set_exception(error)
+
+    def _begin_job(self, incarnation: int) -> None:
+        if incarnation == self._incarnation:
+            return
+        if incarnation in self._past:
+            raise RuntimeError(f"step of table {self._name!r}: another job has begun to train it, this one is over")
+        if self._incarnation is not None:
+            self._past.append(self._incarnation)
+            self.fail(RuntimeError(f"step of table {self._name!r}: another job has begun to train it"))
+        self._incarnation, self._given_up = incarnation, None
 
     def _finish(self, contributions: list[Contribution]) -> None:
         try:

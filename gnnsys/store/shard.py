@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -21,7 +22,7 @@ from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.table import Table
-from gnnsys.store.wire import PUSH_MODES, named_array, read_plan
+from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
 
@@ -32,6 +33,7 @@ class Shard:
     def __init__(self, machine: int = 0) -> None:
         self.machine = machine
         self._tables: dict[int, Table] = {}  # by number
+        self._names: dict[str, Table] = {}
         self._lock = threading.RLock()
         self._pushes = Pushes()
         self._deadlines = Deadlines()
@@ -41,7 +43,7 @@ class Shard:
         """Serves `rows`, which never change: a map of the part's files, say."""
         added = PartRows(spec, part, rows)
         with self._lock:
-            table = self._tables.get(spec.number)
+            table = self.find(spec.name)
             if table is None:
                 table = self._register(Table(spec, self._make_state))
             elif table.spec != spec or table.init is not None:
@@ -57,7 +59,7 @@ class Shard:
         if any(not 0 <= part < spec.num_parts for part in parts):
             raise ValueError(f"table {spec.name!r} has parts 0 to {spec.num_parts - 1}, got {list(parts)}")
         with self._lock:
-            table = self._tables.get(spec.number)
+            table = self.find(spec.name)
             if table is not None:
                 if (table.spec, table.init, sorted(table.parts)) != (spec, init, sorted(parts)):
                     raise ValueError(
@@ -69,25 +71,27 @@ class Shard:
             table.init = init
             for part in parts:
                 table.parts[part] = PartRows.create(spec, part)
-                fill(table.parts[part])
+                try:
+                    fill(table.parts[part])
+                except (RuntimeError, OverflowError, TypeError) as error:
+                    raise ValueError(f"table {spec.name!r} cannot begin with {init}: {error}") from error
             return self._register(table)
 
-    def load(self, spec: TableSpec | None, name: str, parts: Sequence[int], folder: str) -> tuple[Table, str]:
+    def load(self, name: str, parts: Sequence[int], folder: str, generation: int = 0) -> tuple[Table, str]:
         """Makes, or fills again, a table from what `save` wrote; returns it and the name of the save."""
         saved = [load_part(folder, name, part) for part in parts]
         if not saved:
             raise ValueError(f"machine {self.machine} serves no part of table {name!r}")
         if any((s.spec, s.save, s.steps) != (saved[0].spec, saved[0].save, saved[0].steps) for s in saved):
             raise ValueError(f"{folder!r} mixes parts of table {name!r} that were saved at different times")
-        if spec is not None and saved[0].spec != spec:
-            raise ValueError(f"{folder!r} holds {saved[0].spec}, not {spec}")
         with self._lock:
-            table = self._tables.get(saved[0].spec.number)
+            table = self.find(name)
             if table is None:
-                table = self.create(saved[0].spec, parts, {"kind": "zeros"})
+                table = self.create(replace(saved[0].spec, generation=generation), parts, {"kind": "zeros"})
             if table.spec != saved[0].spec or table.init is None or sorted(table.parts) != sorted(parts):
                 raise ValueError(f"table {name!r} exists and is another one: {table.spec}, not {saved[0].spec}")
         with table.lock:
+            table.rounds.restart(f"table {name!r} was loaded from a save meanwhile")
             for s in saved:
                 table.part(s.part).fill(s.rows)
                 for state, rows in s.states.items():
@@ -104,7 +108,7 @@ class Shard:
             if table.init is None:
                 raise ValueError(f"table {name!r} belongs to the graph's files and cannot be dropped")
             for dropped in [table, *table.states.values()]:
-                del self._tables[dropped.spec.number]
+                del self._tables[dropped.spec.number], self._names[dropped.spec.name]
         for dropped in [table, *table.states.values()]:
             dropped.drop()
         return True
@@ -135,6 +139,7 @@ class Shard:
         with self._lock:
             tables = list(self._tables.values())
             self._tables.clear()
+            self._names.clear()
         for table in tables:
             table.drop()
 
@@ -162,6 +167,9 @@ class Shard:
             for (table, part, ids, rows), item in zip(work, items):
                 if not 0 <= item[4] < len(PUSH_MODES):
                     raise ValueError(f"malformed request: unknown mode {item[4]}")
+                if len(items) > 1:  # all or none of them; of one alone, the native code sees to it
+                    table.check_push(part, ids, rows)
+            for (table, part, ids, rows), item in zip(work, items):
                 table.push(part, ids, rows, add=PUSH_MODES[item[4]] == "add")
             return Reply()
 
@@ -169,13 +177,14 @@ class Shard:
 
     def _step(self, request: Request) -> Any:
         def apply() -> Any:
-            table, items = self.table(_name(request)), read_plan(request.arrays, 3)
             arrays, options = request.arrays, request.options
+            numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
+            if not all(type(n) is int for n in numbers) or not isinstance(options.get("optimizer"), dict):
+                raise ValueError("malformed request: a step has a table, a number, a world_size and an optimizer")
+            number, step, world_size = numbers
+            table, items = self._by_number(number), read_plan(arrays, 3)
             found = [(part, named_array(arrays, ids), named_array(arrays, grads)) for part, ids, grads in items]
-            world_size = options.get("world_size")
-            if not isinstance(world_size, int) or not isinstance(options.get("optimizer"), dict):
-                raise ValueError("malformed request: a step has a world_size and an optimizer")
-            new = Contribution(request.sender, world_size, options["optimizer"], found)
+            new = Contribution(request.sender, world_size, options["optimizer"], found, request.incarnation, step)
             remaining = request.remaining()
             table.step(new)
             if not new.answer.done():
@@ -187,15 +196,16 @@ class Shard:
     def _create(self, request: Request) -> Reply:
         options = request.options
         bounds = request.arrays[0].tolist() if request.arrays else None
-        spec = TableSpec.from_json(options["spec"], bounds) if "spec" in options else None
-        parts = [int(part) for part in options["parts"]]
+        generation, parts = int(options.get("generation", 0)), [int(part) for part in options["parts"]]
         if "load" in options:
-            table, save = self.load(spec, _name(request), parts, str(options["load"]))
-            return Reply([table.spec.bounds_tensor], {"spec": _without_bounds(table.spec), "save": save})
-        if spec is None:
+            if options.get("ends") is not None:
+                self._pushes.end(request, int(options["ends"]))
+            table, save = self.load(_name(request), parts, str(options["load"]), generation)
+            return Reply([table.spec.bounds_tensor], {**_described(table.spec), "save": save})
+        if "spec" not in options:
             raise ValueError("malformed request: no table is described")
-        self.create(spec, parts, options["init"])
-        return Reply()
+        table = self.create(TableSpec.from_json(options["spec"], bounds, generation), parts, options["init"])
+        return Reply([table.spec.bounds_tensor], _described(table.spec))
 
     def _save(self, request: Request) -> Reply:
         options = request.options
@@ -208,22 +218,25 @@ class Shard:
             return Reply(options={"machine": self.machine, "num_tables": len(self._tables)})
         table = self.table(_name(request))
         shared = {str(p): rows.shared.address() for p, rows in table.parts.items() if rows.shared and not rows.dropped}
-        options = {"spec": _without_bounds(table.spec), "shared": shared, "steps": table.steps}
+        steps = {"steps": table.steps, "step": table.rounds.next}
+        options = {**_described(table.spec), "shared": shared, **steps}
         return Reply([table.spec.bounds_tensor], options)
 
     def _register(self, table: Table) -> Table:
         known = self._tables.setdefault(table.spec.number, table)
         if known is not table:
             raise ValueError(f"table {table.spec.name!r} cannot be told apart from {known.spec.name!r}: rename one")
+        self._names[table.spec.name] = table
         return table
 
     def find(self, name: str) -> Table | None:
-        return next((t for t in list(self._tables.values()) if t.spec.name == name), None)
+        """The table of that name, or None."""
+        return self._names.get(name)
 
     def _by_number(self, number: int) -> Table:
         table = self._tables.get(number)
         if table is None:
-            raise ValueError(f"table number {number} does not exist: it was dropped, or never created")
+            raise ValueError(unknown_table(number))
         return table
 
     def _make_state(self, spec: TableSpec, parts: Sequence[int], initial: float) -> Table:
@@ -241,7 +254,7 @@ def _filler(init: dict[str, Any]) -> Callable[[PartRows], object]:
         if init["kind"] == "zeros":
             return lambda rows: None
         if init["kind"] == "constant":
-            value = float(init["value"])
+            value = init["value"]
             return lambda rows: rows.rows.fill_(value)
         if init["kind"] == "uniform":
             low, high, seed = float(init["low"]), float(init["high"]), int(init["seed"])
@@ -258,5 +271,7 @@ def _name(request: Request) -> str:
     return name
 
 
-def _without_bounds(spec: TableSpec) -> dict[str, Any]:
-    return {key: value for key, value in spec.to_json().items() if key != "bounds"}
+def _described(spec: TableSpec) -> dict[str, Any]:
+    """What a table is, but for its bounds, which travel as an array."""
+    values = {key: value for key, value in spec.to_json().items() if key != "bounds"}
+    return {"spec": values, "generation": spec.generation}

@@ -1,7 +1,8 @@
 """What a table is: its name, its rows' shape and dtype, and which rows each part has.
 
 Tables of nodes and edges are named "node/TYPE/NAME" and "edge/SRC|REL|DST/NAME" and cut where the parts are; any other
-name is a free-standing table. On the wire a table is known by a number made of its name, so nobody has to agree on it.
+name is a free-standing table. On the wire a table is known by a number made of its name and of the generation that it
+was given when it was created: who has looked at it before it was dropped and made anew does not reach the new one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -26,13 +27,14 @@ _MAX_NAME = 512
 @dataclass(frozen=True)
 class TableSpec:
     """Part p has the rows [bounds[p], bounds[p + 1]). A `mutable` table is trained or written while it is read: its
-    rows are pulled when they are needed, never ahead."""
+    rows are pulled when they are needed, never ahead. `generation` tells apart tables that had one name in turn."""
 
     name: str
     row_shape: tuple[int, ...]
     dtype: torch.dtype
     bounds: tuple[int, ...]
     mutable: bool = False
+    generation: int = field(default=0, compare=False)  # 0: of the graph's files
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _MAX_NAME:
@@ -68,8 +70,9 @@ class TableSpec:
 
     @cached_property
     def number(self) -> int:
-        """What stands for the name on the wire: 63 bits of its hash."""
-        return int.from_bytes(hashlib.blake2b(self.name.encode(), digest_size=8).digest(), "little") >> 1
+        """What stands for the table on the wire: 63 bits of a hash of its name and generation."""
+        text = f"{self.name}\0{self.generation}" if self.generation else self.name
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
     @cached_property
     def bounds_tensor(self) -> Tensor:
@@ -82,7 +85,7 @@ class TableSpec:
 
     def like(self, name: str, dtype: torch.dtype) -> TableSpec:
         """A table beside this one: other values for the same rows."""
-        return TableSpec(name, self.row_shape, dtype, self.bounds, self.mutable)
+        return TableSpec(name, self.row_shape, dtype, self.bounds, self.mutable, self.generation)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `from_json` takes."""
@@ -95,14 +98,17 @@ class TableSpec:
         }
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], bounds: Sequence[int] | None = None) -> TableSpec:
+    def from_json(
+        cls, values: Mapping[str, Any], bounds: Sequence[int] | None = None, generation: int = 0
+    ) -> TableSpec:
         """The spec that `to_json` described; ValueError where it did not describe one."""
         try:
             dtype = dtype_named(values["dtype"])
             if dtype is None:
                 raise ValueError(f"unknown dtype {values['dtype']!r}")
             found = values["bounds"] if bounds is None else bounds
-            return cls(values["name"], tuple(values["row_shape"]), dtype, tuple(found), bool(values["mutable"]))
+            mutable = bool(values["mutable"])
+            return cls(values["name"], tuple(values["row_shape"]), dtype, tuple(found), mutable, int(generation))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a table: {error!r}") from error
 

@@ -16,21 +16,22 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind, RemoteValueError
 from gnnsys.ops import BufferPool
-from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
+from gnnsys.store.checks import check_ids, check_new, checked_rows, init_json, out_for
 from gnnsys.store.memory import SharedRows
+from gnnsys.store.optimize import check_optimizer, state_names
+from gnnsys.store.outbox import Outbox
 from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
 from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
-from gnnsys.store.pushes import Numbering
+from gnnsys.store.renew import Outdated, RenewedPull
 from gnnsys.store.rows import PartRows
 from gnnsys.store.shard import Shard
 from gnnsys.store.spec import TableSpec, even_bounds
 from gnnsys.store.tensor import DistTensor
-from gnnsys.store.wire import PUSH_MODES
+from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
-_OUTSTANDING = 64  # pushes to one table that may be under way
 _ORDER_SECONDS = 600.0  # to make, write or read a whole table
 
 
@@ -63,9 +64,7 @@ class Store:
         self._specs: dict[str, TableSpec] = {}
         self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
         self._places: dict[str, list[tuple[Place, ...]]] = {}
-        self._numbering = Numbering()
-        self._outstanding: dict[str, list[PendingPush]] = {}
-        self._lost: Exception | None = None
+        self._outbox = Outbox(self._peers, self._refused)
         self._lock = threading.RLock()
         self._buffers = BufferPool(_FREE_BUFFERS)
 
@@ -112,34 +111,40 @@ class Store:
             raise ValueError("pass either num_rows or bounds")
         cut = even_bounds(num_rows, self.num_parts) if num_rows is not None else tuple(int(b) for b in bounds or ())
         spec = TableSpec(name, tuple(row_shape), dtype, cut, mutable)
+        check_new(spec)
         if spec.num_parts != self.num_parts:
             raise ValueError(f"bounds must have {self.num_parts + 1} entries, one more than parts, got {len(cut)}")
         options = {"spec": {**spec.to_json(), "bounds": None}, "init": init_json(init, spec)}
-        self._ask_all(Kind.CREATE, [spec.bounds_tensor], options, with_parts=True)
-        self._forget(name)
-        self.register(spec)
+        self._make(name, [spec.bounds_tensor], options)
         return DistTensor(self, name)
 
     def load(self, name: str, folder: str) -> DistTensor:
-        """Makes a table, or fills one that exists, from what `save` wrote, the optimizer's state included."""
-        received = self._ask_all(Kind.CREATE, (), {"name": name, "load": str(folder)}, with_parts=True)
+        """Makes a table, or fills one that exists, from what `save` wrote, the optimizer's state included.
+
+        Every rank that pushes to the table calls this, while none does. After a push was lost, pushes go on from here.
+        """
+        broken = self._outbox.broken_stream
+        if broken is None:
+            self._outbox.settle(name)
+        options = {"name": name, "load": str(folder), "ends": broken}
+        received = self._make(name, (), options)
         if len({(r.options or {})["save"] for r in received}) != 1:
             raise ValueError(f"{folder!r} holds parts of table {name!r} from different saves on different machines")
-        self._forget(name)
-        self.register(_spec_of(received[0].options or {}, received[0].arrays))
+        self._outbox.recover(name)
         return DistTensor(self, name)
 
     def save(self, name: str, folder: str, *, overwrite: bool = False) -> None:
         """Writes a table, each part on the machine that serves it. One rank calls this, while none pushes."""
-        self._wait_for_pushes(name)
+        self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
         self._ask_all(Kind.SAVE, (), options)
 
     def drop(self, name: str) -> None:
         """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
-        self._wait_for_pushes(name)
+        self._outbox.settle(name)
         received = self._ask_all(Kind.DROP, (), {"name": name})
         self._forget(name)
+        self._outbox.recover(name)
         if not any((r.options or {}).get("dropped") for r in received):
             raise ValueError(f"table {name!r} does not exist: it was dropped, or never created")
 
@@ -172,7 +177,7 @@ class Store:
 
     def locate(self, name: str, ids: Tensor) -> list[Run]:
         """The ids grouped by part, with the places their rows may be had from."""
-        return locate(ids, self.spec(name), self._live_places(name))
+        return locate(ids, *self._known(name))
 
     def pull(
         self, pulls: Sequence[Pull], *, priority: int = 0, batch: int = -1, layer: int = -1,
@@ -180,15 +185,27 @@ class Store:
     ) -> PendingPull:  # fmt: skip
         """Starts reading rows: one message per machine for all `pulls`, own rows meanwhile; `.result()` has them.
 
-        Pulls with the same `ids` object, of tables that are cut alike, are looked up and sent once.
+        Pulls with the same `ids` object, of tables that are cut alike, are looked up and sent once. A table that was
+        dropped and made anew since this process looked at it is looked at again.
         """
+
+        def start() -> PendingPull:
+            return self._pull(pulls, priority=priority, batch=batch, layer=layer, timeout=timeout)
+
+        try:
+            return RenewedPull(start(), start)
+        except Outdated:
+            return start()
+
+    def _pull(
+        self, pulls: Sequence[Pull], *, priority: int, batch: int, layer: int, timeout: float | None
+    ) -> PendingPull:
         found: dict[tuple[int, tuple[int, ...]], list[Run]] = {}
         held: dict[int, Tensor] = {}  # the ids as they are looked up
         wanted = []
         for pull in pulls:
-            self._wait_for_pushes(pull.table)
-            places = self._live_places(pull.table)
-            spec = self.spec(pull.table)
+            self._outbox.wait(pull.table)
+            spec, places = self._known(pull.table)
             check_ids(pull.ids, spec)
             ids = held.setdefault(id(pull.ids), pull.ids.detach().cpu().contiguous())
             target = Target(pull, spec, out_for(pull, spec, self._buffers))
@@ -217,13 +234,10 @@ class Store:
         """
         if mode not in PUSH_MODES:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
-        spec = self.spec(name)
+        spec, places = self._known(name)
         ids, rows = checked_rows(spec, ids, rows)
-        runs = self.locate(name, ids)
-        answers = []
-        for part, arrays in push_messages(spec, runs, rows, mode):
-            answers.append(self._send(self.machine_of_part[part], Kind.PUSH, arrays))
-        return self._note(name, PendingPush(spec, answers, self._refused, self._lose))
+        messages = push_messages(spec, locate(ids, spec, places), rows, mode)
+        return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
         self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None
@@ -233,66 +247,51 @@ class Store:
         Every rank calls this once per step, perhaps with no ids. A row's gradients are summed in rank order and divided
         by the number of ranks. `optimizer` is what `SparseAdam` and `SparseAdagrad` describe themselves as.
         """
-        spec = self.spec(name)
+        check_optimizer(optimizer)
+        spec, places = self._known(name)
         ids, grads = checked_rows(spec, ids, grads)
-        runs = self.locate(name, ids)
-        options = {"name": name, "world_size": self.world_size, "optimizer": dict(optimizer)}
-        messages = step_messages(spec, runs, grads, self.machine_of_part)
-        answers = [self._send(machine, Kind.STEP, arrays, options, timeout) for machine, arrays in messages]
-        return self._note(name, PendingPush(spec, answers, self._refused, self._lose))
+        options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
+        messages = step_messages(spec, locate(ids, spec, places), grads, self.machine_of_part)
+        self._look_up_steps(spec)
+        return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 
     def flush(self) -> None:
         """Waits until everything this process pushed was applied."""
-        for name in list(self._outstanding):
-            self._wait_for_pushes(name)
+        self._outbox.wait_for_all()
 
     # Inside
 
-    def _send(
-        self,
-        machine: int,
-        kind: Kind,
-        arrays: Sequence[Tensor],
-        options: dict[str, Any] | None = None,
-        timeout: float | None = None,
-    ) -> Answer:
-        if self._lost is not None:
-            raise RuntimeError(
-                f"an earlier push was lost, nobody can say what rows are now: load tables from a save. {self._lost}"
-            ) from self._lost
-        with self._lock:  # numbers go out in the order they are given
-            sequence = self._numbering.next(machine)
-            return self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout)
+    def _look_up_steps(self, spec: TableSpec) -> None:
+        """Asks the machines once which step of a table is next; from then on this process counts."""
+        steps = self._outbox.steps
+        missing = [machine for machine in self._machines if (spec.number, machine) not in steps]
+        answers = [self._peers.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
+        for machine, answer in zip(missing, answers):
+            described = self._answer(answer).options
+            if described["generation"] != spec.generation:
+                raise self._refused(ValueError(unknown_table(spec.number)), [spec])
+            steps.setdefault((spec.number, machine), described["step"])
 
-    def _lose(self, error: Exception) -> None:
-        """A push whose fate is unknown: nobody can say what the rows are, and later pushes would wait for it."""
-        self._lost = error
-
-    def _note(self, name: str, push: PendingPush) -> PendingPush:
-        with self._lock:
-            under_way = [p for p in self._outstanding.get(name, []) if not p.done()]
-            self._outstanding[name] = [*under_way, push]
-        if len(under_way) >= _OUTSTANDING:
-            under_way[0].result()
-        return push
-
-    def _wait_for_pushes(self, name: str) -> None:
-        under_way = self._outstanding.get(name)
-        if not under_way:
-            return
-        for push in under_way:
-            push.result()
-        with self._lock:
-            left = [p for p in self._outstanding.get(name, []) if p not in under_way]
-            self._outstanding[name] = left
+    def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
+        """Has every machine make a table. The first one says which generation it is of, for all ranks that ask."""
+        first, *others = self._machines
+        options = {**options, "generation": secrets.randbits(62)}
+        received = self._ask_all(Kind.CREATE, arrays, options, machines=[first])
+        options["generation"] = received[0].options["generation"]
+        received += self._ask_all(Kind.CREATE, arrays, options, machines=others)
+        if any(r.options["generation"] != options["generation"] for r in received):
+            raise ValueError(f"table {name!r} is being dropped or made by another rank at this time: let one do it")
+        self._forget(name)
+        self.register(_spec_of(received[0].options, received[0].arrays))
+        return received
 
     def _ask_all(
-        self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, with_parts: bool = False
+        self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, machines: Sequence[int] | None = None
     ) -> list[Any]:
         answers = []
-        for machine in self._machines:
+        for machine in self._machines if machines is None else machines:
             parts = [part for part, owner in enumerate(self.machine_of_part) if owner == machine]
-            extra = {"parts": parts} if with_parts else {}
+            extra = {"parts": parts} if kind == Kind.CREATE else {}
             answers.append(self._peers.ask(machine, kind, arrays, options | extra, timeout=_ORDER_SECONDS))
         return [self._answer(answer) for answer in answers]
 
@@ -305,19 +304,29 @@ class Store:
 
     def _refused(self, error: Exception, specs: Sequence[TableSpec]) -> ValueError:
         """A shard's error, with names where it has numbers; what it does not have is looked up anew next time."""
-        text = str(error)
+        text, outdated = str(error), False
         for spec in specs:
             number = f"table number {spec.number}"
-            if number in text and spec.name not in self._rows:
+            if number in text:
                 self._forget(spec.name)
+                outdated = True
             text = text.replace(number, f"table {spec.name!r}")
-        return ValueError(text)
+        return Outdated(text) if outdated else ValueError(text)
 
     def _forget(self, name: str) -> None:
+        """What was created under this name, and what an optimizer keeps beside it, is looked up anew."""
         with self._lock:
-            for known in [n for n in self._specs if n == name or n.startswith(f"{name}/")]:
-                for table in (self._specs, self._rows, self._places):
-                    table.pop(known, None)  # type: ignore[attr-defined]
+            for known in (name, *state_names(name)):
+                self._places.pop(known, None)
+                if known not in self._rows:  # rows that this process was given stay: nobody drops them
+                    spec = self._specs.pop(known, None)
+                    if spec is not None:
+                        self._outbox.forget_steps(spec.number)
+
+    def _known(self, name: str) -> tuple[TableSpec, list[tuple[Place, ...]]]:
+        """A table and its places, of one generation."""
+        places = self._live_places(name)
+        return self.spec(name), places
 
     def _live_places(self, name: str) -> list[tuple[Place, ...]]:
         """Places of a table; looked up anew where the owner has dropped what they lead to."""
@@ -355,4 +364,4 @@ def _at(run: Run, places: Sequence[Place]) -> Run:
 
 
 def _spec_of(options: Mapping[str, Any], arrays: Sequence[Tensor]) -> TableSpec:
-    return TableSpec.from_json(options["spec"], arrays[0].tolist())
+    return TableSpec.from_json(options["spec"], arrays[0].tolist(), options["generation"])

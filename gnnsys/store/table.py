@@ -13,6 +13,7 @@ from gnnsys.store.optimize import STATES, check_optimizer, make_step
 from gnnsys.store.rounds import Contribution, Rounds
 from gnnsys.store.rows import PartRows
 from gnnsys.store.spec import TableSpec
+from gnnsys.store.wire import WIRE_DTYPES
 
 
 class Table:
@@ -46,6 +47,17 @@ class Table:
         if rows.dropped:
             raise ValueError(f"table {self.spec.name!r} was dropped")
         return rows
+
+    def check_push(self, part: int, ids: Tensor, rows: Tensor) -> None:
+        """ValueError where `push` would refuse these."""
+        spec, mine = self.spec, self.writable_part(part)
+        if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"ids of table {spec.name!r} must be int32 or int64 [n], got {ids.dtype}")
+        floating = rows.dtype in WIRE_DTYPES and spec.dtype in WIRE_DTYPES
+        if tuple(rows.shape) != (ids.numel(), *spec.row_shape) or (rows.dtype != spec.dtype and not floating):
+            raise ValueError(f"rows do not fit table {spec.name!r}: {rows.dtype} {list(rows.shape)}")
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < mine.rows.shape[0]:
+            raise ValueError(f"table {spec.name!r}: part {part} has {mine.rows.shape[0]} rows, not all of the ids")
 
     def push(self, part: int, ids: Tensor, rows: Tensor, *, add: bool) -> None:
         """Writes or adds rows, in order."""

@@ -5,7 +5,7 @@ No JSON on these paths. A table is its number, a dtype its place in WIRE_DTYPES;
     PULL   plan [items, 5]: table, part, array of row numbers, array of columns, dtype
            reply, in chunks: pieces [k, 3]: item, first row, number of rows; then k arrays of rows
     PUSH   plan [items, 5]: table, part, array of row numbers, array of rows, mode
-    STEP   plan [items, 3]: part, array of row numbers, array of gradients; options: table, world_size, optimizer
+    STEP   plan [items, 3]: part, array of row numbers, array of gradients; options: table, step, world_size, optimizer
 """
 
 from __future__ import annotations
@@ -56,3 +56,8 @@ def named_array(arrays: Sequence[Tensor], place: int) -> Tensor:
     if not 1 <= place < len(arrays):
         raise ValueError(f"malformed request: it names array {place} of {len(arrays)}")
     return arrays[place]
+
+
+def unknown_table(number: int) -> str:
+    """What is said of a table that is not there; who asked knows its name."""
+    return f"table number {number} does not exist: it was dropped, or never created"

@@ -109,6 +109,25 @@ dist.barrier()
     assert left_in_memory() <= shared
 
 
+REFUSED = """
+import sys, torch, gnnsys
+session = gnnsys.init(timeout=30, process_group=False)
+graph = gnnsys.open(sys.argv[1])
+session.barrier()
+if session.rank == 0:  # the one that serves; nobody asks what became of this push
+    x = graph.node_data[graph.node_types[0]]["x"]
+    graph.store.push(x.name, torch.tensor([0]), torch.zeros(1, *x.shape[1:], dtype=x.dtype))
+else:
+    print(sum(len(session.status()) for _ in range(200)))
+session.close()
+"""
+
+
+def test_a_push_that_was_refused_does_not_take_the_server_from_the_others(parts):
+    first, second = run_ranks(REFUSED, 2, parts, timeout=80)
+    assert "is never written" in first.stderr and second.stdout.split() == ["200"]
+
+
 WAIT = """
 import sys, threading, gnnsys
 session = gnnsys.init(timeout=30)

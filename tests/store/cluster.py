@@ -48,7 +48,7 @@ def cluster(machine_of_part: Sequence[int], num_ranks: int = 1) -> Iterator[Clus
     shards = [Shard(machine) for machine in range(max(machine_of_part) + 1)]
     servers = [Server(shard.handlers()).start() for shard in shards]
     peers = {machine: server.endpoints[0] for machine, server in enumerate(servers)}
-    clients = [Client(peers, sender=rank, incarnation=rank + 1, timeout=20) for rank in range(num_ranks)]
+    clients = [Client(peers, sender=rank, incarnation=1, timeout=20) for rank in range(num_ranks)]
     try:
         yield Cluster(
             machine_of_part, shards, servers, clients,

@@ -99,7 +99,7 @@ def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
     rows = shard.create(spec, [0], {"kind": "zeros"}).part(0).rows
     ids, values, sequence = torch.tensor([3]), torch.ones(1, 2), itertools.count()
     adagrad = {"kind": "adagrad", "lr": 0.5, "lr_decay": 0.0, "initial": 0.0, "eps": 0.0}
-    good = {"name": "t", "world_size": 1, "optimizer": adagrad}
+    good = {"table": spec.number, "step": 0, "world_size": 1, "optimizer": adagrad}
     number, make = spec.number, {"spec": spec.to_json() | {"name": "u"}, "init": {"kind": "zeros"}}
     for kind, arrays, options in [
         (Kind.PUSH, [], {}),
@@ -109,7 +109,8 @@ def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
         (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), torch.tensor([10]), values], {}),
         (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), ids.double(), values], {}),
         (Kind.PUSH, [torch.tensor([[number, 0, 1, 2, 0]]), ids, torch.ones(1, 3)], {}),
-        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "name": 5}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "table": 5}),
+        (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "step": None}),
         (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "world_size": 1 << 40}),
         (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, values], {**good, "world_size": "1"}),
         (Kind.STEP, [torch.tensor([[0, 1, 2]]), ids, torch.ones(1, 3)], good),

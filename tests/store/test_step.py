@@ -1,10 +1,12 @@
 """A step is applied when all ranks have come, in their order, once; who does not come is named."""
 
+import tempfile
+
 import pytest
 import torch
 
-from gnnsys.comm import Kind, Request
-from gnnsys.store import Shard, TableSpec
+from gnnsys.comm import Client, Kind, Request
+from gnnsys.store import Shard, Store, TableSpec
 from gnnsys.store.rounds import Contribution, Rounds
 from tests.store.cluster import cluster, random_ids, random_rows
 
@@ -71,25 +73,91 @@ def test_ranks_that_do_not_come_are_named_before_the_deadline():
                 TimeoutError, match=r"table 't': no gradients came from rank (2, )?1, 3|rank 0, 1, 3|1, 3"
             ):
                 step.result()
-        steps = [store.step("t", torch.tensor([1]), torch.ones(1, 4), ADAGRAD) for store in c.stores]
-        for step in steps:
-            step.result()
-        torch.testing.assert_close(c.stores[0].tensor("t")[torch.tensor([1])], torch.full((1, 4), -0.5))
+        with pytest.raises(RuntimeError, match="an earlier push was lost, to table 't'"):
+            c.stores[0].step("t", *NOTHING, ADAGRAD)
 
 
 def test_a_late_rank_is_told_apart_from_one_that_is_a_step_behind():
     rounds = Rounds("t", lambda contributions: None)
-    mine = [Contribution(0, 3, ADAGRAD, []) for _ in range(2)]
+    mine = [Contribution(0, 3, ADAGRAD, [], step=step) for step in range(2)]
     other = Contribution(1, 3, ADAGRAD, [])
     for contribution in [*mine, other]:
         rounds.add(contribution)
-    rounds.withdraw(mine[1], 1.0)
-    with pytest.raises(TimeoutError, match="rank 1, 2 within"):
-        mine[1].answer.result(0)
     rounds.withdraw(mine[0], 1.0)
-    with pytest.raises(TimeoutError, match="rank 2 within"):
-        mine[0].answer.result(0)
+    for contribution, missing in [(mine[0], "2"), (other, "2"), (mine[1], "1, 2")]:
+        with pytest.raises(TimeoutError, match=f"rank {missing} within"):
+            contribution.answer.result(0)
     rounds.withdraw(mine[0], 1.0)
+    for step in range(3):
+        with pytest.raises(TimeoutError, match="step 0 was given up"):
+            rounds.add(Contribution(2, 3, ADAGRAD, [], step=step))
+
+
+def test_steps_of_one_job_and_one_number_alone_meet():
+    applied = []
+    rounds = Rounds("t", lambda contributions: applied.append([c.step for c in contributions]))
+    old = Contribution(0, 2, ADAGRAD, [], incarnation=1)
+    rounds.add(old)
+    rounds.add(Contribution(1, 2, ADAGRAD, [], incarnation=2))
+    with pytest.raises(RuntimeError, match="another job has begun"):
+        old.answer.result(0)
+    with pytest.raises(RuntimeError, match="another job has begun"):
+        rounds.add(Contribution(1, 2, ADAGRAD, [], incarnation=1))
+    rounds.add(Contribution(0, 2, ADAGRAD, [], incarnation=2, step=1))
+    assert not applied
+    rounds.add(Contribution(0, 2, ADAGRAD, [], incarnation=2))
+    with pytest.raises(RuntimeError, match="came already"):
+        rounds.add(Contribution(0, 2, ADAGRAD, [], incarnation=2))
+    rounds.add(Contribution(1, 2, ADAGRAD, [], incarnation=2, step=1))
+    assert applied == [[0, 0], [1, 1]]
+    rounds.restart("it was loaded")
+    with pytest.raises(RuntimeError, match="Every rank must load"):
+        rounds.add(Contribution(0, 2, ADAGRAD, [], incarnation=2, step=2))
+
+
+def test_gradients_of_a_job_that_died_are_not_summed_into_the_next_ones():
+    with cluster([0], 2) as c:
+        c.stores[0].create("t", 4, (1,))
+        c.stores[0].step("t", torch.tensor([0]), torch.ones(1, 1), ADAGRAD)  # its rank 1 dies
+        with Client(c.clients[0].peers, sender=1, incarnation=99, timeout=5) as client:
+            new = Store(machine_of_part=[0], client=client, rank=1, world_size=2)
+            with pytest.raises(TimeoutError, match="rank 0"):
+                new.step("t", torch.tensor([1]), torch.ones(1, 1), ADAGRAD, timeout=0.5).result()
+        assert not c.shards[0].table("t").part(0).rows.any()
+
+
+def test_a_step_that_was_given_up_is_not_matched_with_the_next_one_and_loading_puts_ranks_together_again(tmp_path):
+    with cluster([0, 1], 2) as c:
+        first, second = c.stores
+        first.create("t", 4, (1,))
+        first.save("t", str(tmp_path))
+        ids, grads = torch.tensor([0, 3]), torch.ones(2, 1)
+        for store in c.stores:
+            store.step("t", ids[:0], grads[:0], ADAGRAD)  # numbers are known now
+        first.flush()
+        with pytest.raises(TimeoutError, match="rank 1 within"):
+            first.step("t", ids, grads, ADAGRAD, timeout=0.5).result()
+        with pytest.raises(TimeoutError, match="given up"):
+            second.step("t", ids, grads, ADAGRAD).result()
+        for store in c.stores:
+            with pytest.raises(RuntimeError, match="load tables from a save"):
+                store.step("t", ids, grads, ADAGRAD)
+            store.load("t", str(tmp_path))
+        for step in [store.step("t", ids, grads, ADAGRAD) for store in c.stores]:
+            step.result()
+        assert first.tensor("t")[:].flatten().tolist() == [-0.5, 0, 0, -0.5]
+
+
+def test_a_rank_that_did_not_load_a_table_with_the_others_is_told():
+    with cluster([0], 2) as c, tempfile.TemporaryDirectory() as folder:
+        for store in c.stores:
+            store.create("t", 4, (4,))
+        for step in [store.step("t", *NOTHING, ADAGRAD) for store in c.stores]:
+            step.result()
+        c.stores[0].save("t", folder)
+        c.stores[0].load("t", folder)
+        with pytest.raises(RuntimeError, match="Every rank must load the table"):
+            c.stores[1].step("t", *NOTHING, ADAGRAD).result()
 
 
 def test_a_step_that_comes_again_counts_once():
@@ -98,7 +166,7 @@ def test_a_step_that_comes_again_counts_once():
     step = shard.handlers()[Kind.STEP]
 
     def request(sender: int) -> Request:
-        options = {"name": "t", "world_size": 2, "optimizer": ADAGRAD}
+        options = {"table": spec.number, "step": 0, "world_size": 2, "optimizer": ADAGRAD}
         arrays = [torch.tensor([[0, 1, 2]]), torch.tensor([3]), torch.ones(1, 4)]
         return Request.local(Kind.STEP, arrays, options, sender=sender, incarnation=1)
 
