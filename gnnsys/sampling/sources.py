@@ -120,10 +120,15 @@ def weight_rows(name: str, rows: Tensor) -> Tensor:
 
 def time_rows(name: str, rows: Tensor) -> Tensor:
     """Times as they are compared, int64; ValueError where they cannot be."""
-    rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
-    if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-        raise ValueError(f"time {name!r} must hold integers, such as seconds, got {list(rows.shape)} {rows.dtype}")
-    return rows.to(torch.int64).contiguous()
+    check_time(name, rows.shape, rows.dtype)
+    return rows.reshape(-1).to(torch.int64).contiguous()
+
+
+def check_time(name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """ValueError unless rows of this kind are times: one whole number each, so that they compare exactly."""
+    is_column = len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
+    if not is_column or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise ValueError(f"time {name!r} must hold integers, such as seconds, got {list(shape)} {dtype}")
 
 
 def with_node_time(source: EdgeSource, time: Tensor) -> EdgeSource:
