@@ -169,7 +169,7 @@ class PartsJoin:
     @property
     def waits(self) -> bool:
         """Whether sampling or rows wait for other machines."""
-        return len(self._graph.parts_here) < self._graph.parts.num_parts or self._fetch.waits()
+        return len(self._graph.parts_here) < self._graph.parts.num_parts or self._fetch.waits
 
     def forget(self) -> None:
         """Nothing that is under way now is shared with batches to come."""
