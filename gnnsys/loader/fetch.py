@@ -38,7 +38,7 @@ class Fetch:
 
     def __init__(self, graph: Graph | DistGraph, *, names: Names | None, wire_dtype: torch.dtype | None) -> None:
         check_names(graph, names)
-        data: dict[AnyType, Mapping[str, Any]] = {**graph.node_data, **graph.edge_data}
+        data = _data_of(graph)
         self._arrays = {key: list(_chosen(names, key, arrays)) for key, arrays in data.items()}
         sources = [source for arrays in self._arrays.values() for _, source in arrays]
         self.num_arrays = len(sources)  # of a batch, over all types
@@ -252,14 +252,19 @@ def _ids_by_type(sampled: Sampled) -> Iterator[tuple[AnyType, Tensor]]:
             yield edge_type, ids
 
 
+def _data_of(graph: Graph | DistGraph) -> dict[AnyType, Mapping[str, Any]]:
+    data: dict[AnyType, Mapping[str, Any]] = dict(graph.node_data.items())
+    data.update(graph.edge_data.items())
+    return data
+
+
 def check_names(graph: Graph | DistGraph, names: Names | None) -> None:
     """ValueError unless every name that is to be fetched is an array of the graph."""
     if names is None:
         return
     if isinstance(names, str):
         raise ValueError(f"fetch must be a list of names, got {names!r}: write [{names!r}]")
-    data: dict[AnyType, Mapping[str, Any]] = dict(graph.node_data.items())
-    data.update(graph.edge_data.items())
+    data = _data_of(graph)
     if isinstance(names, Mapping):
         for key, chosen in names.items():
             if key not in data:

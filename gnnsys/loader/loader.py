@@ -54,6 +54,8 @@ class Loader:
         pipeline: PipelineOptions | None = None,
     ) -> None:
         options = PipelineOptions() if pipeline is None else pipeline
+        if not isinstance(options, PipelineOptions):
+            raise ValueError(f"pipeline must be a gnnsys.loader.PipelineOptions, got {type(options).__name__}")
         target = resolve(device)
         self.graph = graph
         self._schedule = schedule
