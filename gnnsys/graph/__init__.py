@@ -8,7 +8,7 @@ from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph, as_ids
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
-from gnnsys.graph.rows import check_weight
+from gnnsys.graph.rows import check_data, check_weight, is_source
 from gnnsys.graph.saved import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 
@@ -20,6 +20,7 @@ __all__ = [
     "Graph",
     "NodeType",
     "as_ids",
+    "check_data",
     "check_weight",
     "dataset",
     "edge_type_key",
@@ -29,6 +30,7 @@ __all__ = [
     "from_ogb",
     "from_ogb_dict",
     "from_pyg",
+    "is_source",
     "load",
     "rmat",
     "save",

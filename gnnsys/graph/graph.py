@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph.rows import check_id_dtype, check_rows, check_weight
+from gnnsys.graph.rows import check_data, check_id_dtype, check_rows, check_weight, is_source
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 from gnnsys.ops import CSC
 
@@ -46,8 +46,8 @@ class Graph:
         for node_type, count in self._num_nodes.items():
             if count < 0:
                 raise ValueError(f"num_nodes[{node_type!r}] must be >= 0, got {count}")
-        self.node_data: dict[NodeType, dict[str, Tensor]] = {t: {} for t in self._num_nodes}
-        self.edge_data: dict[EdgeType, dict[str, Tensor]] = {t: {} for t in self._csc}
+        self.node_data: dict[NodeType, dict[str, Any]] = {t: {} for t in self._num_nodes}
+        self.edge_data: dict[EdgeType, dict[str, Any]] = {t: {} for t in self._csc}
         for edge_type, structure in self._csc.items():
             self._check_structure(edge_type, structure)
         for node_type, arrays in (node_data or {}).items():
@@ -123,23 +123,31 @@ class Graph:
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
-    def set_node_data(self, name: str, rows: Tensor, node_type: NodeType | None = None) -> None:
-        """Adds or replaces one array of rows, one row per node."""
+    def set_node_data(self, name: str, rows: Any, node_type: NodeType | None = None) -> None:
+        """Adds or replaces one array of rows, one row per node: a tensor, or a source of rows that loaders read by id
+        (`gnnsys.store.FeatureSource`)."""
         node_type = self._node_type(node_type)
-        check_rows(rows, self._num_nodes[node_type], f"node_data[{node_type!r}][{name!r}]", "node")
+        check_data(rows, self._num_nodes[node_type], f"node_data[{node_type!r}][{name!r}]", "node")
         self.node_data[node_type][name] = rows
 
-    def set_edge_data(self, name: str, rows: Tensor, edge_type: EdgeType | None = None) -> None:
-        """Adds or replaces one array of rows, row i for the i-th edge the user gave.
+    def set_edge_data(self, name: str, rows: Any, edge_type: EdgeType | None = None) -> None:
+        """Adds or replaces one array of rows, row i for the i-th edge the user gave: a tensor, or a source of rows.
 
         An array called `weight` or `edge_weight` must be fit to draw by: finite and not negative.
         """
         edge_type = self._edge_type(edge_type)
         where = f"edge_data[{edge_type!r}][{name!r}]"
-        check_rows(rows, self._csc[edge_type].num_edges, where, "edge")
-        if name in ("weight", "edge_weight") and rows.dim() == 1:
+        check_data(rows, self._csc[edge_type].num_edges, where, "edge")
+        if name in ("weight", "edge_weight") and isinstance(rows, Tensor) and rows.dim() == 1:
             check_weight(rows, where)
         self.edge_data[edge_type][name] = rows
+
+    def check_in_memory(self, purpose: str) -> None:
+        """ValueError where some array is a source of rows: `purpose` needs them all in memory."""
+        for arrays in (*self.node_data.values(), *self.edge_data.values()):
+            for name, rows in arrays.items():
+                if is_source(rows):
+                    raise ValueError(f"{purpose} needs rows in memory, and {name!r} is a {type(rows).__name__}")
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 _PIECE = 1 << 20  # rows that are looked at together
 
 
-def check_rows(rows: Tensor, num_rows: int, where: str, per: str) -> None:
+def is_source(rows: Any) -> bool:
+    """Whether `rows` reads rows by id (a table, or a user's own class) instead of being them."""
+    has_reads = all(callable(getattr(rows, name, None)) for name in ("read", "begin_read"))
+    return not isinstance(rows, Tensor) and has_reads and isinstance(getattr(rows, "dtype", None), torch.dtype)
+
+
+def check_data(rows: Any, num_rows: int, where: str, per: str) -> None:
+    """ValueError, naming `where`, unless `rows` is a tensor that `check_rows` passes, or a source of as many rows."""
+    if not is_source(rows):
+        check_rows(rows, num_rows, where, per)
+        return
+    shape = getattr(rows, "shape", None)
+    if not shape or shape[0] != num_rows:
+        got = None if shape is None else list(shape)
+        raise ValueError(f"{where} has shape {got}, expected {num_rows} rows, one per {per}")
+
+
+def check_rows(rows: Any, num_rows: int, where: str, per: str) -> None:
     """ValueError, naming `where`, unless `rows` is a dense CPU tensor with one row per node or edge."""
     if not isinstance(rows, Tensor):
-        raise ValueError(f"{where} must be a torch.Tensor, got {type(rows).__name__}: pass torch.as_tensor(...)")
+        raise ValueError(
+            f"{where} must be a torch.Tensor, got {type(rows).__name__}: pass torch.as_tensor(...), or a source of "
+            "rows with shape, dtype, read and begin_read (gnnsys.store.FeatureSource)"
+        )
     if rows.layout != torch.strided:
         raise ValueError(f"{where} must be dense, got {rows.layout}: pass .to_dense()")
     if rows.device.type != "cpu":

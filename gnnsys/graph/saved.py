@@ -22,6 +22,7 @@ FORMAT, VERSION = "gnnsys-graph", 1
 
 def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Writes `graph` to the directory `path`, which must not exist unless `overwrite`."""
+    graph.check_in_memory("saving a graph")
     with staged(path, overwrite=overwrite, format=FORMAT, what="a saved graph") as folder:
         _write(graph, folder)
 

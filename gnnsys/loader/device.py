@@ -58,9 +58,14 @@ class Copy:
 
 def resolve(device: torch.device | str | None) -> torch.device | None:
     """The device to copy to, None for none; ValueError where it is not there."""
-    if device is None or torch.device(device).type == "cpu":
+    if device is None:
         return None
-    wanted = torch.device(device)
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if wanted.type == "cpu":
+        return None
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != wanted.type:
         raise ValueError(f"device={str(wanted)!r} is not available here: torch finds {accelerator or 'no accelerator'}")

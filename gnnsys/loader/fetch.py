@@ -21,6 +21,7 @@ from gnnsys.ops import move_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import DistTensor, PendingPull, Pull, Store
+from gnnsys.store.source import PendingRead, put_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
 Names: TypeAlias = Sequence[str] | Mapping[AnyType, Sequence[str]]
@@ -31,14 +32,19 @@ class Fetch:
 
     `names` chooses arrays, for all types or by type; None means all but those that train (`mutable` is True): these
     are read in the forward pass, because a row that is fetched ahead may be an old one when it is used. `wire_dtype`
-    is how floats travel between machines.
+    is how floats travel between machines. What there is to fetch is decided once: arrays that the graph is given
+    later, or instead of others, are not seen.
     """
 
     def __init__(self, graph: Graph | DistGraph, *, names: Names | None, wire_dtype: torch.dtype | None) -> None:
         check_names(graph, names)
-        self._graph = graph
-        self._names = names
-        self._wire_dtype = wire_dtype
+        data = _data_of(graph)
+        self._arrays = {key: list(_chosen(names, key, arrays)) for key, arrays in data.items()}
+        sources = [source for arrays in self._arrays.values() for _, source in arrays]
+        self.num_arrays = len(sources)  # of a batch, over all types
+        self.is_in_memory = all(isinstance(source, Tensor) for source in sources)  # nothing to begin
+        self.waits = any(not isinstance(source, Tensor) and getattr(source, "is_remote", True) for source in sources)
+        self._wire_dtype = check_wire_dtype(wire_dtype, sources)
         self._rows = Rows(BufferPool(max_free=0))
         self._window: Window | None = None
         self._counts = dict.fromkeys(_COUNTS, 0)
@@ -49,23 +55,18 @@ class Fetch:
         self._rows = rows
         self._window = Window(num_in_flight) if num_in_flight > 0 else None
 
-    @property
-    def num_arrays(self) -> int:
-        """How many arrays a batch has, over all types."""
-        return sum(1 for _ in self._wanted())
-
     def begin(self, sampled: Sampled) -> Sampled:
         """Sends the requests for everything that is not in this process's memory."""
+        if self.is_in_memory:
+            return sampled
         order = _Order(sampled)
         for key, ids in _ids_by_type(sampled):
-            for name, source in self._sources(key):
-                if isinstance(source, Tensor):
-                    order.in_memory.append((key, name, source, ids))
-                else:
+            for name, source in self._arrays[key]:
+                if not isinstance(source, Tensor):
                     order.add(key, name, source, ids, self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype))
-        sampled.pending = order
         if not order.arriving:
             return sampled
+        sampled.pending = order
         with order.flight.lock:
             try:
                 if self._window is not None and order.shared:
@@ -78,22 +79,25 @@ class Fetch:
 
     def finish(self, sampled: Sampled) -> Sampled:
         """Gathers what is in memory, while the rest arrives; then waits for the rest."""
-        order: _Order = sampled.pending
+        order: _Order | None = sampled.pending
         sampled.pending = None
-        moved = dict.fromkeys(_COUNTS, 0)
+        num_bytes = 0
         rows: dict[AnyType, dict[str, Tensor]] = {}
-        for key, name, source, ids in order.in_memory:
-            out = rows.setdefault(key, {})[name] = self._rows(source, ids)
-            moved["bytes_local"] += out.nbytes
-        if order.arriving:
+        for key, ids in _ids_by_type(sampled):
+            into = rows[key] = {} if order is None else dict(order.arriving.get(key, {}))
+            for name, source in self._arrays[key]:
+                if isinstance(source, Tensor):
+                    into[name] = out = self._rows(source, ids)
+                    num_bytes += out.nbytes
+        moved = {"bytes_local": num_bytes}
+        if order is not None:
             order.flight.complete()
-            for key, name, out in order.arriving:
-                rows.setdefault(key, {})[name] = out
-            rows = {key: {name: rows[key][name] for name, _ in self._sources(key)} for key in rows}  # in graph's order
+            for key, into in rows.items():  # in the graph's order
+                rows[key] = {name: into[name] for name, _ in self._arrays[key]}
             order.count(moved)
         sampled.rows = rows
         if sampled.trace is not None:
-            sampled.trace.bytes.update({flow: moved[f"bytes_{flow}"] for flow in ("local", "remote", "shared")})
+            sampled.trace.bytes.update({flow: moved.get(f"bytes_{flow}", 0) for flow in ("local", "remote", "shared")})
         with self._lock:
             for name, count in moved.items():
                 self._counts[name] += count
@@ -112,28 +116,17 @@ class Fetch:
         if self._window is not None:
             self._window.forget()
 
-    def waits(self) -> bool:
-        """Whether some array is not in this process's memory, so that fetching it means waiting."""
-        return any(not isinstance(source, Tensor) and getattr(source, "is_remote", True) for source in self._wanted())
 
-    def _wanted(self) -> Iterator[Any]:
-        """The sources of all arrays that a batch has, over all types."""
-        types: list[AnyType] = [*self._graph.node_types, *self._graph.edge_types]
-        for key in types:
-            for _, source in self._sources(key):
-                yield source
-
-    def _sources(self, key: AnyType) -> Iterator[tuple[str, Any]]:
-        """Names and sources of a type's arrays that are wanted, in the graph's order."""
-        data = self._graph.edge_data[key] if isinstance(key, tuple) else self._graph.node_data[key]
-        names = self._names.get(key, ()) if isinstance(self._names, Mapping) else self._names
-        for name, source in data.items():
-            if names is None:
-                is_wanted = isinstance(source, Tensor) or getattr(source, "mutable", None) is not True
-            else:
-                is_wanted = name in names
-            if is_wanted:
-                yield name, source
+def _chosen(names: Names | None, key: AnyType, arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and sources of a type's arrays that are wanted, in the graph's order."""
+    named = names.get(key, ()) if isinstance(names, Mapping) else names
+    for name, source in arrays.items():
+        if named is None:
+            is_wanted = isinstance(source, Tensor) or getattr(source, "mutable", None) is not True
+        else:
+            is_wanted = name in named
+        if is_wanted:
+            yield name, source
 
 
 class _Group(NamedTuple):
@@ -148,15 +141,14 @@ _COUNTS = ("bytes_local", "bytes_remote", "bytes_shared", "rows_asked", "rows_sh
 
 
 class _Order:
-    """What one batch needs: arrays in memory, and tables to ask for, those with the same ids and owners together."""
+    """What one batch asks for, tables with the same ids and owners together."""
 
     def __init__(self, sampled: Sampled) -> None:
         self.batch = sampled.position
         self.flight = Flight()
-        self.in_memory: list[tuple[AnyType, str, Tensor, Tensor]] = []
-        self.arriving: list[tuple[AnyType, str, Tensor]] = []
+        self.arriving: dict[AnyType, dict[str, Tensor]] = {}
         self.legs: dict[_Group, Leg] = {}
-        self._tables: dict[_Group, list[Any]] = {}  # sources, as outs of the leg
+        self._tables: dict[_Group, list[tuple[str, Any]]] = {}  # names and sources, as outs of the leg
         self._pulls: list[PendingPull] = []
 
     def add(self, key: AnyType, name: str, source: Any, ids: Tensor, out: Tensor) -> None:
@@ -167,8 +159,8 @@ class _Order:
             self.legs[group] = Leg(group, ids, remote, [], source.shape[0])
             self._tables[group] = []
         self.legs[group].outs.append(out)
-        self._tables[group].append(source)
-        self.arriving.append((key, name, out))
+        self._tables[group].append((name, source))
+        self.arriving.setdefault(key, {})[name] = out
 
     @property
     def shared(self) -> list[Leg]:
@@ -181,23 +173,24 @@ class _Order:
         pending: list[Pending] = []
         for group, leg in self.legs.items():
             ids = leg.ids if leg.asked is None else leg.ids[leg.asked]
-            for source, out in zip(self._tables[group], leg.outs):
+            for (name, source), out in zip(self._tables[group], leg.outs):
                 if is_table(source):
                     pulls.setdefault(id(source.store), (source.store, []))[1].append(
                         make_pull(source, ids, out, leg.asked, wire_dtype)
                     )
                 elif leg.asked is None:
-                    pending.append(source.begin_read(ids, out))
+                    pending.append(_Read(source.begin_read(ids, out), out, name))
                 else:
                     rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype)
-                    pending.append(_Scattered(source.begin_read(ids, rows), rows, out, leg.asked))
+                    pending.append(_Scattered(_Read(source.begin_read(ids, rows), rows, name), out, leg.asked))
         self._pulls = [store.pull(wanted, batch=self.batch) for store, wanted in pulls.values()]
         return [*self._pulls, *pending]
 
     def count(self, counts: dict[str, int]) -> None:
         """Adds what was moved, once it is all there."""
+        counts.update(dict.fromkeys(_COUNTS, 0) | counts)
         for group, leg in self.legs.items():
-            for source, out in zip(self._tables[group], leg.outs):
+            for (_, source), out in zip(self._tables[group], leg.outs):
                 row_bytes = prod(out.shape[1:]) * out.element_size()
                 num_asked = leg.remote.numel() - leg.num_shared
                 counts["rows_asked"] += num_asked
@@ -209,17 +202,26 @@ class _Order:
         counts["bytes_remote"] += sum(pull.bytes_remote for pull in self._pulls)
 
 
+class _Read(NamedTuple):
+    """A read from a source that is no table: its rows are in `out`, or the source has brought its own."""
+
+    pending: PendingRead
+    out: Tensor
+    name: str
+
+    def result(self) -> Tensor:
+        return put_rows(self.pending.result(), self.out, self.name)
+
+
 class _Scattered(NamedTuple):
     """A read of some of a batch's rows from a source that fills whole buffers."""
 
-    pending: Any
-    rows: Tensor
+    read: _Read
     out: Tensor
     at: Tensor
 
     def result(self) -> None:
-        self.pending.result()
-        move_rows(self.rows, self.out, order=self.at)
+        move_rows(self.read.result(), self.out, order=self.at)
 
 
 def is_table(source: Any) -> TypeGuard[DistTensor]:
@@ -233,6 +235,14 @@ def make_pull(source: DistTensor, ids: Tensor, out: Tensor, at: Tensor | None, w
     return Pull(source.name, ids, out=out, at=at, wire_dtype=wire_dtype if narrows else None)
 
 
+def check_wire_dtype(wire_dtype: torch.dtype | None, sources: Sequence[Any]) -> torch.dtype | None:
+    """ValueError unless floats can travel so: narrowed to 16 bits, or as what some array is (which narrows nothing)."""
+    allowed = {torch.float16, torch.bfloat16, *(s.dtype for s in sources if s.dtype.is_floating_point)}
+    if wire_dtype is not None and (not isinstance(wire_dtype, torch.dtype) or wire_dtype not in allowed):
+        raise ValueError(f"wire_dtype must be torch.float16, torch.bfloat16 or None (as stored), got {wire_dtype!r}")
+    return wire_dtype
+
+
 def _ids_by_type(sampled: Sampled) -> Iterator[tuple[AnyType, Tensor]]:
     """Ids whose rows are wanted; with expand="frontier" edges are in the blocks, and have none."""
     sample = sampled.sample
@@ -242,14 +252,19 @@ def _ids_by_type(sampled: Sampled) -> Iterator[tuple[AnyType, Tensor]]:
             yield edge_type, ids
 
 
+def _data_of(graph: Graph | DistGraph) -> dict[AnyType, Mapping[str, Any]]:
+    data: dict[AnyType, Mapping[str, Any]] = dict(graph.node_data.items())
+    data.update(graph.edge_data.items())
+    return data
+
+
 def check_names(graph: Graph | DistGraph, names: Names | None) -> None:
     """ValueError unless every name that is to be fetched is an array of the graph."""
     if names is None:
         return
     if isinstance(names, str):
         raise ValueError(f"fetch must be a list of names, got {names!r}: write [{names!r}]")
-    data: dict[AnyType, Mapping[str, Any]] = dict(graph.node_data.items())
-    data.update(graph.edge_data.items())
+    data = _data_of(graph)
     if isinstance(names, Mapping):
         for key, chosen in names.items():
             if key not in data:

@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
 
     ticket: Ticket
     chosen: Tensor  # int64, positions in what the loader was given
-    trace: BatchTrace
+    trace: BatchTrace | None  # None where no records are kept
 
 
 @dataclass

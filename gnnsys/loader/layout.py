@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gnnsys.loader.device import Copy
-from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.options import PipelineOptions, check_count
 from gnnsys.pipeline import Stage
 
 PLACES = ("schedule", "sample", "fetch", "compact")  # where a user's stage may follow
@@ -28,8 +28,8 @@ class Layout:
     options: PipelineOptions
 
     def __post_init__(self) -> None:
-        if self.num_threads < 0 or self.prefetch < 1:
-            raise ValueError(f"num_threads must be >= 0 and prefetch >= 1, got {self.num_threads} and {self.prefetch}")
+        check_count("num_threads", self.num_threads, 0)
+        check_count("prefetch", self.prefetch, 1)
 
     @property
     def sample_depth(self) -> int:
@@ -93,7 +93,14 @@ class Layout:
 
 
 def check_user_stages(stages: Sequence[Stage]) -> None:
+    if not isinstance(stages, Sequence):
+        raise ValueError(f"stages must be a list of gnnsys.pipeline.Stage, got {type(stages).__name__}")
     for stage in stages:
+        if not isinstance(stage, Stage):
+            raise ValueError(
+                f"stages must be gnnsys.pipeline.Stage, got {type(stage).__name__}: write Stage(name, function, "
+                f'after="fetch"), after one of {", ".join(PLACES)}'
+            )
         if stage.after not in PLACES:
             raise ValueError(f"stage {stage.name!r}: after must be one of {', '.join(PLACES)}, got {stage.after!r}")
         if stage.name in (*PLACES, "copy", "arrive", "transform"):

@@ -18,6 +18,7 @@ from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
+from gnnsys.loader.seeds import check_alone
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
@@ -177,6 +178,7 @@ def resolve_inputs(
     edge_type, index = named_links(graph, given)
     if index is not None:
         return resolve_inputs(graph, (edge_type, index), label, time)
+    check_alone(graph, edge_type, None)
     num_edges = graph.num_edges(edge_type)
     if num_edges == 0:
         raise ValueError("edge_label_index is empty: no links to start from")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
+from gnnsys.loader.read import read_rows
 from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
 
 
@@ -121,7 +122,7 @@ class LinkSeeder:
             dst = torch.cat([dst, self._graph_ids(drawn, dst_type)])
         out, src_at, dst_at = self._place(src, dst, links.time, num_positives)
         if self._negatives is not None and self._negatives.is_triplet:
-            out.values = _triplets(src_at, dst_at, num_positives)
+            out.values = _triplets(src_at, dst_at, num_positives, int(self._negatives.amount))
             if links.time is not None:
                 out.values["seed_time"] = links.time
             return out
@@ -184,12 +185,12 @@ def _apart(edge_type: EdgeType, src: Tensor, dst: Tensor) -> dict[NodeType, Tens
     return {edge_type[0]: src, edge_type[2]: dst}
 
 
-def _triplets(src_at: Tensor, dst_at: Tensor, num_positives: int) -> dict[str, Tensor]:
-    negative = dst_at[num_positives:].view(-1, num_positives).t() if num_positives else dst_at[:0].view(0, 1)
+def _triplets(src_at: Tensor, dst_at: Tensor, num_positives: int, amount: int) -> dict[str, Tensor]:
+    negative = dst_at[num_positives:].view(amount, num_positives).t()
     return {
         "src_index": src_at,
         "dst_pos_index": dst_at[:num_positives],
-        "dst_neg_index": negative.squeeze(1) if negative.shape[1] == 1 else negative.contiguous(),
+        "dst_neg_index": negative.squeeze(1) if amount == 1 else negative.contiguous(),
     }
 
 
@@ -229,7 +230,7 @@ def _by_original(graph: DistGraph, node_type: NodeType, rows: Any) -> Tensor | N
     """Rows of all nodes in the order of their original ids."""
     if rows is None or rows.shape[0] != graph.num_nodes(node_type):  # which whoever draws by them refuses
         return rows
-    return rows[graph.global_ids(torch.arange(graph.num_nodes(node_type)), node_type)]
+    return read_rows([(rows, graph.global_ids(torch.arange(graph.num_nodes(node_type)), node_type))])[0]
 
 
 def check_labels(negatives: NegativeSampling | None, label: Any) -> Any:

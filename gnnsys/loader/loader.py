@@ -30,10 +30,11 @@ class Loader:
     With `num_threads=0` everything happens in `next`; None is one thread, or three where sampling waits for other
     machines. With `across_epochs` the pipeline runs on into the next epoch while this one ends; without it nothing is
     loaded between epochs (choose that if rows of the graph change then). `fetch` names the arrays that batches have,
-    for all types or by type: all by default, but for tables that train, which are read in the forward pass. They
-    travel as `wire_dtype` if one is given. `stages` are the user's own, each with the stage it comes `after`:
-    "schedule" (gets `Inputs`), "sample" or "fetch" (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid
-    out. Subclasses give the sample stage: a callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
+    for all types or by type: all by default, but for tables that train, which are read in the forward pass. Rows
+    travel as `wire_dtype` if one is given. What the graph is given after the loader was made, the loader does not see.
+    `stages` are the user's own, each with the stage it comes `after`: "schedule" (gets `Inputs`), "sample" or "fetch"
+    (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid out. Subclasses give the sample stage: a
+    callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
     """
 
     def __init__(
@@ -53,20 +54,21 @@ class Loader:
         pipeline: PipelineOptions | None = None,
     ) -> None:
         options = PipelineOptions() if pipeline is None else pipeline
+        if not isinstance(options, PipelineOptions):
+            raise ValueError(f"pipeline must be a gnnsys.loader.PipelineOptions, got {type(options).__name__}")
         target = resolve(device)
         self.graph = graph
         self._schedule = schedule
         self._across_epochs = across_epochs
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
-        waits = self._fetch.waits() or getattr(graph, "is_remote", False)
+        waits = self._fetch.waits or getattr(graph, "is_remote", False)
         if num_threads is None:
             num_threads = _REMOTE_THREADS if waits else 1
         layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options)
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         self._fetch.prepare(Rows(pool, pin=target is not None), layout.num_in_flight if waits and options.share else 0)
-        self._trace = Trace(options.trace)
-        self._observer = self._trace.add_time if options.trace else None
+        self._trace = Trace(options.trace) if options.trace else None
         self._stages = layout.arrange(
             self._make_stages(sample, target), transform, stages, None if target is None else Copy(target)
         )
@@ -77,25 +79,29 @@ class Loader:
 
     def _make_stages(self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any) -> list[Stage]:
         # These must not refer to the loader: threads hold the stages, and would keep it alive.
-        schedule, trace, fetch = self._schedule, self._trace, self._fetch
+        schedule, trace, fetch, device_name = self._schedule, self._trace, self._fetch, str(device or "cpu")
 
         def choose(ticket: Ticket) -> Inputs:
             chosen = schedule.inputs(ticket)
-            record = BatchTrace(*ticket, device=str(device or "cpu"), num_seeds=chosen.numel())
+            if trace is None:
+                return Inputs(ticket, chosen, None)
+            record = BatchTrace(*ticket, device=device_name, num_seeds=chosen.numel())
             trace.start(schedule.position(ticket), record)
             return Inputs(ticket, chosen, record)
 
         def sample_inputs(inputs: Inputs) -> Sampled:
             sampled = sample(inputs.ticket, inputs.chosen)
             sampled.position = schedule.position(inputs.ticket)
-            sampled.trace = inputs.trace
-            describe(sampled, inputs.trace)
+            if inputs.trace is not None:
+                sampled.trace = inputs.trace
+                describe(sampled, inputs.trace)
             return sampled
 
+        begin = None if fetch.is_in_memory else fetch.begin
         return [
             Stage("schedule", choose, threads=0),
             Stage("sample", sample_inputs, threads=0),
-            Stage("fetch", fetch.finish, threads=0, begin=fetch.begin, counts=fetch.counts),
+            Stage("fetch", fetch.finish, threads=0, begin=begin, counts=fetch.counts),
             Stage("compact", Compact(self.graph), threads=0),
         ]
 
@@ -136,7 +142,8 @@ class Loader:
     def _pipeline_at(self, position: int) -> Pipeline:
         if self._pipeline is None or self._pipeline.is_closed:
             self._fetch.forget()
-            self._pipeline = Pipeline(self._source, self._stages, position=position, observer=self._observer)
+            observer = None if self._trace is None else self._trace.add_time
+            self._pipeline = Pipeline(self._source, self._stages, position=position, observer=observer)
         elif self._pipeline.position != position:
             self._fetch.forget()
             self._pipeline.seek(position)
@@ -154,7 +161,7 @@ class Loader:
         chosen = torch.as_tensor(index, dtype=torch.int64)
         if chosen.dim() != 1 or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self._num_inputs):
             raise ValueError(f"index must be one-dimensional with values in [0, {self._num_inputs}), got {index}")
-        item: Any = Inputs(_CALL, chosen, BatchTrace(*_CALL, num_seeds=chosen.numel()))
+        item: Any = Inputs(_CALL, chosen, None)
         for stage in self._stages[1:]:
             item = stage.run(item if stage.begin is None else stage.begin(item))
         return item
@@ -190,7 +197,7 @@ class Loader:
 
     def trace(self) -> list[BatchTrace]:
         """Records of the last batches (`PipelineOptions.trace` of them), those in flight included."""
-        return self._trace.records()
+        return [] if self._trace is None else self._trace.records()
 
     def close(self) -> None:
         """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit."""
@@ -205,6 +212,10 @@ class Loader:
 def describe(sampled: Sampled, record: BatchTrace) -> None:
     """Nodes and edges per hop, into the batch's record; in all where a sample does not say what was found when."""
     sample = sampled.sample
-    record.nodes = {t: sample.num_sampled_nodes.get(t, [ids.numel()]) for t, ids in sample.node.items()}
-    edges = {t: [row.numel()] for t, row in sample.row.items()} | sample.num_sampled_edges
+    record.nodes = sample.num_sampled_nodes
+    if len(record.nodes) < len(sample.node):
+        record.nodes = {t: [ids.numel()] for t, ids in sample.node.items()} | record.nodes
+    edges = sample.num_sampled_edges
+    if not edges.keys() >= sample.row.keys():
+        edges = {t: [row.numel()] for t, row in sample.row.items()} | edges
     record.edges = {"|".join(t): counts for t, counts in edges.items()}

@@ -14,6 +14,7 @@ from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.read import read_rows
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
@@ -90,6 +91,8 @@ class NeighborLoader(Loader):
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
         else:
+            if not callable(sampler):
+                raise ValueError(f"sampler must be a function sampler(graph, seeds, key) -> Sample, got {sampler!r}")
             ours_alone = (num_neighbors, input_time, time_attr, weight_attr, replace or None, disjoint or None)
             if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
                 raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
@@ -130,7 +133,8 @@ class _SampleNodes:
         self._node_type = node_type
         self._nodes = nodes
         self._input_time = input_time
-        self._time_attr = time_attr
+        self._own_time = None if time_attr is None else graph.node_data[node_type].get(time_attr)
+        self._is_timed = time_attr is not None
         self._seed = seed
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
@@ -149,11 +153,11 @@ class _SampleNodes:
 
     def _times(self, chosen: Tensor, nodes: Tensor) -> Tensor | None:
         """The seeds' times: as given, or their own."""
-        if self._time_attr is None:
+        if not self._is_timed:
             return None
         if self._input_time is not None:
             return self._input_time[chosen]
-        return self._graph.node_data[self._node_type][self._time_attr][nodes]
+        return read_rows([(self._own_time, nodes)])[0]
 
 
 class _SampleWith:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from operator import index
+from typing import Any
 
 STAGES = ("schedule", "sample", "fetch", "copy", "compact")
+
+
+def check_count(name: str, value: Any, least: int) -> int:
+    """A whole number that is not less than `least`; ValueError for anything else."""
+    try:
+        count = index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number >= {least}, got {value!r}") from None
+    if count < least or isinstance(value, bool):
+        raise ValueError(f"{name} must be >= {least}, got {value}")
+    return count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +44,5 @@ class PipelineOptions:
             for stage, value in getattr(self, option.name).items():
                 if stage not in STAGES:
                     raise ValueError(f"{option.name}: there is no stage {stage!r}, only {', '.join(STAGES)}")
-                if value < 0:
-                    raise ValueError(f"{option.name}: {stage} must be >= 0, got {value}")
-        if self.trace < 0:
-            raise ValueError(f"trace must be >= 0, got {self.trace}")
+                check_count(f"{option.name}: {stage}", value, 0)
+        check_count("trace", self.trace, 0)

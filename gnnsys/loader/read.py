@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from gnnsys.loader.fetch import is_table
+from gnnsys.store import Pull
+from gnnsys.store.source import put_rows
 
 
 def read_rows(wanted: Iterable[tuple[Any, Tensor]]) -> list[Tensor]:
     """The rows of each (source, ids): one pull for all tables of a store, the other sources meanwhile."""
-    from gnnsys.store import Pull
-
     tables: dict[int, tuple[Any, list[tuple[int, Pull]]]] = {}
-    begun: dict[int, Any] = {}
+    begun: dict[int, tuple[Any, Tensor]] = {}
     rows: dict[int, Tensor] = {}
     for number, (source, ids) in enumerate(wanted):
         if isinstance(source, Tensor):
@@ -24,9 +24,11 @@ def read_rows(wanted: Iterable[tuple[Any, Tensor]]) -> list[Tensor]:
         elif is_table(source):
             tables.setdefault(id(source.store), (source.store, []))[1].append((number, Pull(source.name, ids)))
         else:
-            begun[number] = source.begin_read(ids, torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype))
+            out = torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype)
+            begun[number] = source.begin_read(ids, out), out
     under_way = [(store.pull([pull for _, pull in some]), some) for store, some in tables.values()]
     for pending, some in under_way:
         rows.update(zip((number for number, _ in some), pending.result()))
-    rows.update({number: reading.result() for number, reading in begun.items()})
+    for number, (reading, out) in begun.items():
+        rows[number] = put_rows(reading.result(), out, "array")
     return [rows[number] for number in range(len(rows))]

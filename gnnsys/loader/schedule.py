@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from gnnsys.loader.options import check_count
 from gnnsys.ops import stream_key
 
 _SHUFFLE = 0x5348  # domain of the shuffle's stream: apart from sampling and negatives under the same seed
@@ -58,8 +59,7 @@ class Schedule:
     largest: int | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        self.batch_size = check_count("batch_size", self.batch_size, 1)
         if self.largest is not None and self.largest < self.num_inputs:
             raise ValueError(f"the largest share has {self.largest} seeds, but this one {self.num_inputs}")
         self._orders: dict[int, Tensor] = {}

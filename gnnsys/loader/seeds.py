@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType, as_ids
+from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
+from gnnsys.loader.read import read_rows
 from gnnsys.loader.schedule import Share
 from gnnsys.sampling import DistGraph
 
@@ -26,12 +27,29 @@ def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[No
         return _from_share(graph, input_nodes)
     node_type, chosen = _split_type(graph, input_nodes)
     num_nodes = graph.num_nodes(node_type)
+    if chosen is None or isinstance(chosen, str):
+        check_alone(graph, node_type, chosen)
     if isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
     nodes = torch.arange(num_nodes) if chosen is None else as_ids(chosen, num_nodes, "input_nodes").long()
     if nodes.numel() == 0:
         raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
     return node_type, nodes
+
+
+def check_alone(graph: Graph | DistGraph, key: NodeType | EdgeType, mask: str | None) -> None:
+    """ValueError where a graph in parts has several ranks: each would go through all of `mask`, or of everything."""
+    placement = getattr(graph, "placement", None)
+    if placement is None or placement.world_size == 1:
+        return
+    kind = "nodes" if isinstance(key, str) else "edges"
+    what = f"all {kind} of {key!r}" if mask is None else f"all {kind} of {key!r} in {mask!r}"
+    name = "None" if mask is None else f'"{mask.removesuffix("_mask")}"'
+    of_type = "" if isinstance(key, str) and len(graph.node_types) == 1 else f", type={key!r}"
+    raise ValueError(
+        f"with {placement.world_size} ranks, every rank would go through {what}: write "
+        f"gnnsys.split(graph, {name}{of_type}) for this rank's share, or their ids if every rank is meant to have all"
+    )
 
 
 def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tensor:
@@ -46,7 +64,7 @@ def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tenso
         return rows
     num_nodes = graph.num_nodes(node_type)
     ends = range(0, num_nodes, _PIECE)
-    pieces = [rows[torch.arange(first, min(first + _PIECE, num_nodes))] for first in ends]
+    pieces = [read_rows([(rows, torch.arange(first, min(first + _PIECE, num_nodes)))])[0] for first in ends]
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool)
 
 

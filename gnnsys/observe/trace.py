@@ -26,8 +26,8 @@ class BatchTrace:
 
     def add_time(self, stage: str, began: float, ended: float) -> None:
         """A stage may work on a batch more than once: from the first start to the last end."""
-        first, last = self.stages.get(stage, (began, ended))
-        self.stages[stage] = min(first, began), max(last, ended)
+        before = self.stages.get(stage)
+        self.stages[stage] = (began, ended) if before is None else (min(before[0], began), max(before[1], ended))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -53,10 +53,9 @@ class Trace:
                 self._records.popitem(last=False)
 
     def add_time(self, position: int, stage: str, began: float, ended: float) -> None:
-        with self._lock:
-            record = self._records.get(position)
-            if record is not None:
-                record.add_time(stage, began, ended)
+        record = self._records.get(position)  # no lock: a look-up is one step, and one thread at a time has the batch
+        if record is not None:
+            record.add_time(stage, began, ended)
 
     def records(self) -> list[BatchTrace]:
         """By position; of batches still in flight as far as they are known."""

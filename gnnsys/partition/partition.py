@@ -54,6 +54,7 @@ def partition_graph(
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
     check_halo_hops(halo_hops)
+    graph.check_in_memory("partitioning a graph")
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
     assigned = assign_parts(

@@ -49,6 +49,7 @@ def write_parts(
     """
     if halo_hops < 1:
         raise ValueError(f"halo_hops must be at least 1, got {halo_hops}")
+    graph.check_in_memory("partitioning a graph")
     assignment.check(graph)
     for edge_type in graph.edge_types:
         _check_edge_ids(graph.csc(edge_type), edge_type)

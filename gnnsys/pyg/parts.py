@@ -20,7 +20,7 @@ from gnnsys.loader.join import Rows, Sampled
 from gnnsys.loader.link import resolve_inputs
 from gnnsys.loader.links import Inputs
 from gnnsys.loader.schedule import Schedule, Share, Ticket
-from gnnsys.loader.seeds import read_mask, resolve_nodes
+from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph, Sample
 
@@ -33,21 +33,13 @@ def resolve_input_nodes(graph: DistGraph, input_nodes: Any) -> Any:
         node_type, ids = resolve_nodes(graph, input_nodes)
         return _with_type(graph, node_type, ids if isinstance(ids, Tensor) else ids[:])
     node_type, chosen = _split_type(graph, input_nodes)
+    if chosen is None or isinstance(chosen, str):
+        check_alone(graph, node_type, chosen)
     if chosen is None:
-        check_alone(graph, f"input_nodes=gnnsys.split(graph, None, type={node_type!r})", "nodes")
         chosen = torch.arange(graph.num_nodes(node_type))
     elif isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
     return _with_type(graph, node_type, chosen if isinstance(chosen, Tensor) else torch.as_tensor(chosen))
-
-
-def check_alone(graph: DistGraph, instead: str, what: str) -> None:
-    """ValueError where there are several ranks: each would go through everything."""
-    if graph.placement is not None and graph.placement.world_size > 1:
-        raise ValueError(
-            f"with {graph.placement.world_size} ranks, all {what} would be every rank's: write {instead} for this "
-            "rank's share, or their ids if every rank is meant to have them all"
-        )
 
 
 def _split_type(graph: DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
@@ -113,8 +105,6 @@ def resolve_links(graph: DistGraph, given: Any) -> tuple[Any, LinkInputs | None]
         graph.num_edges(edge_type)  # ValueError where there is no such type
         return (None if graph.is_homogeneous else edge_type, named), None
     edge_type, inputs, num_links, _ = resolve_inputs(graph, given, None, None)
-    if not is_share:
-        check_alone(graph, f"edge_label_index=gnnsys.split(graph, None, type={edge_type!r})", "edges")
     input_type = None if graph.is_homogeneous else edge_type
     links = LinkInputs(inputs, num_links, input_type)
     return (input_type, links), links
@@ -169,7 +159,7 @@ class PartsJoin:
     @property
     def waits(self) -> bool:
         """Whether sampling or rows wait for other machines."""
-        return len(self._graph.parts_here) < self._graph.parts.num_parts or self._fetch.waits()
+        return len(self._graph.parts_here) < self._graph.parts.num_parts or self._fetch.waits
 
     def forget(self) -> None:
         """Nothing that is under way now is shared with batches to come."""

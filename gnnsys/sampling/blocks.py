@@ -97,9 +97,9 @@ def sample_neighbors(
     for t, ids in wanted.items():
         _check_nodes(ids, graph.num_nodes(t[2]), t[2])
     hoods = neighborhoods(graph, weight=weight)
-    as_stored = {t: wanted[t].to(hoods.id_dtypes[t[2]]) for t in wanted}
+    as_stored = {dst: wanted[t].to(hoods.id_dtypes[dst]) for dst, t in {t[2]: t for t in wanted}.items()}
     requests = [
-        HopRequest(t, as_stored[t], _fanout_of(fanout, t), stream_key(*key, hop, edge_type_key(t))) for t in wanted
+        HopRequest(t, as_stored[t[2]], _fanout_of(fanout, t), stream_key(*key, hop, edge_type_key(t))) for t in wanted
     ]
     found = hoods.sample(requests, replace=replace, batch=key.batch, hop=hop)
     out = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Kind
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, check_data
 from gnnsys.ops import CSC
 from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
@@ -110,13 +110,13 @@ class DistGraph:
         """Adds or replaces one array of rows for this process: a tensor of all rows by global id, a table, or any
         source of features."""
         node_type = self._node_type(node_type)
-        _check_rows(rows, self.num_nodes(node_type), f"node_data[{node_type!r}][{name!r}]", "node")
+        check_data(rows, self.num_nodes(node_type), f"node_data[{node_type!r}][{name!r}]", "node")
         self.node_data[node_type][name] = rows
 
     def set_edge_data(self, name: str, rows: Any, edge_type: EdgeType | None = None) -> None:
         """The same for edges, rows by global edge id."""
         edge_type = self._edge_type(edge_type)
-        _check_rows(rows, self.num_edges(edge_type), f"edge_data[{edge_type!r}][{name!r}]", "edge")
+        check_data(rows, self.num_edges(edge_type), f"edge_data[{edge_type!r}][{name!r}]", "edge")
         self.edge_data[edge_type][name] = rows
 
     # -- ids ---------------------------------------------------------------------------------------------------------
@@ -213,9 +213,3 @@ def _one_of(given: Any, known: list[Any], what: str) -> Any:
     if given not in known:
         raise ValueError(f"{what} {given!r} does not exist, the graph has {known}")
     return given
-
-
-def _check_rows(rows: Any, count: int, name: str, what: str) -> None:
-    shape = getattr(rows, "shape", None)
-    if not shape or shape[0] != count:
-        raise ValueError(f"{name} must have a row per {what}, {count}, got {None if shape is None else list(shape)}")

@@ -152,9 +152,10 @@ class _Plan:
         self._requests, self._owners = requests, owners
         self._seeds: list[_Seeds] = []
         self._slot_of: list[int] = []
-        known: dict[tuple[int, ...], int] = {}
+        known: dict[tuple[object, ...], int] = {}
         for request in requests:
-            same = (id(request.seeds), id(request.tree), id(request.seed_time))
+            # The type too: one tensor may name nodes of two types, which other parts own.
+            same = (request.edge_type[2], id(request.seeds), id(request.tree), id(request.seed_time))
             if same not in known:
                 known[same] = len(self._seeds)
                 self._seeds.append(_group_seeds(request, owners))

@@ -7,6 +7,7 @@ of the indices in order of time where the files have another order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,15 @@ from gnnsys.partition import Part, Parts
 from gnnsys.partition.relabel import id_dtype
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.sources import EdgeSource, rows_to_draw_by, time_rows, weight_rows, with_edge_time, with_node_time
+from gnnsys.sampling.sources import (
+    EdgeSource,
+    check_time,
+    rows_to_draw_by,
+    time_rows,
+    weight_rows,
+    with_edge_time,
+    with_node_time,
+)
 
 
 class ViewSpec(NamedTuple):
@@ -42,8 +52,15 @@ UNIFORM = ViewSpec()
 
 
 def draws_by(parts: Parts, spec: ViewSpec) -> dict[EdgeType, str]:
-    """What each edge type is drawn by (see `rows_to_draw_by`); ValueError where no type has such rows."""
-    return rows_to_draw_by(parts.schema.node_data, parts.schema.edge_data, spec.weight, spec.time)
+    """What each edge type is drawn by (see `rows_to_draw_by`); ValueError where there are no such rows to draw by."""
+    schema = parts.schema
+    found = rows_to_draw_by(schema.node_data, schema.edge_data, spec.weight, spec.time)
+    for edge_type, by in found.items():
+        key: NodeType | EdgeType = edge_type[0] if by == "node time" else edge_type
+        if by.endswith("time"):
+            rows = (schema.node_data[key] if isinstance(key, str) else schema.edge_data[key])[str(spec.time)]
+            check_time(str(spec.time), (parts.book.num_ids(key), *rows.row_shape), rows.dtype)
+    return found
 
 
 def halo_sources(part: Part, node_type: NodeType) -> Tensor:
@@ -74,9 +91,9 @@ class PartView:
             elif by == "node time":
                 own = time_rows(str(spec.time), part.node_data[edge_type[0]][str(spec.time)])
                 source = with_node_time(source, torch.cat([own, halo_time[edge_type[0]]]))
-            order = source.csc.edge_ids
+            csc, order = source.csc, source.csc.edge_ids
             self._order[edge_type] = None if order is None else order.to(id_dtype(order.numel()))
-            self._sources[edge_type] = source
+            self._sources[edge_type] = replace(source, csc=CSC(csc.indptr, csc.indices, csc.num_src))  # not both orders
 
     def sample(
         self,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, check_weight
+from gnnsys.graph import EdgeType, Graph, NodeType, check_weight, is_source
 from gnnsys.ops import CSC, gather_rows
 
 MAX_FANOUT = 1 << 28  # what the kernel's 32-bit arithmetic on draws leaves room for
@@ -71,11 +71,13 @@ def edge_sources(graph: Graph, weight: str | None, time: str | None) -> dict[Edg
         source = EdgeSource(graph.csc(edge_type))
         rows = graph.edge_data[edge_type]
         if by[edge_type] == "weight":
-            source = replace(source, weight=_by_position(source.csc, weight_rows(str(weight), rows[str(weight)])))
+            of_edge = weight_rows(str(weight), _in_memory(str(weight), rows[str(weight)]))
+            source = replace(source, weight=_by_position(source.csc, of_edge))
         elif by[edge_type] == "node time":
-            source = with_node_time(source, time_rows(str(time), graph.node_data[edge_type[0]][str(time)]))
+            of_node = _in_memory(str(time), graph.node_data[edge_type[0]][str(time)])
+            source = with_node_time(source, time_rows(str(time), of_node))
         elif by[edge_type] == "edge time":
-            of_position = _by_position(source.csc, time_rows(str(time), rows[str(time)]))
+            of_position = _by_position(source.csc, time_rows(str(time), _in_memory(str(time), rows[str(time)])))
             source = with_edge_time(source, of_position)
         sources[edge_type] = source
     return sources
@@ -107,6 +109,12 @@ def rows_to_draw_by(
     return found
 
 
+def _in_memory(name: str, rows: Any) -> Tensor:
+    if is_source(rows):
+        raise ValueError(f"{name!r} is a {type(rows).__name__}: weights and times to draw by must be tensors in memory")
+    return rows
+
+
 def _by_position(csc: CSC, rows: Tensor) -> Tensor:
     return rows.contiguous() if csc.edge_ids is None else rows.index_select(0, csc.edge_ids)
 
@@ -120,10 +128,15 @@ def weight_rows(name: str, rows: Tensor) -> Tensor:
 
 def time_rows(name: str, rows: Tensor) -> Tensor:
     """Times as they are compared, int64; ValueError where they cannot be."""
-    rows = rows.view(-1) if rows.dim() == 2 and rows.shape[1] == 1 else rows
-    if rows.dim() != 1 or rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool:
-        raise ValueError(f"time {name!r} must hold integers, such as seconds, got {list(rows.shape)} {rows.dtype}")
-    return rows.to(torch.int64).contiguous()
+    check_time(name, rows.shape, rows.dtype)
+    return rows.reshape(-1).to(torch.int64).contiguous()
+
+
+def check_time(name: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """ValueError unless rows of this kind are times: one whole number each, so that they compare exactly."""
+    is_column = len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
+    if not is_column or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise ValueError(f"time {name!r} must hold integers, such as seconds, got {list(shape)} {dtype}")
 
 
 def with_node_time(source: EdgeSource, time: Tensor) -> EdgeSource:

@@ -116,7 +116,8 @@ def test_sharing_can_be_left_away_and_is_never_done_with_rows_that_may_change() 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_batch_that_its_user_overwrites_leaves_other_batches_alone(num_threads: int) -> None:
-    graph, source = make_graph(mutable=False)
+    sent = Barrier(3)  # nothing arrives before three batches are in flight: some rows are shared for sure
+    graph, source = make_graph(mutable=False, before_begin=sent.come, before_result=sent.wait)
     loader = NeighborLoader(graph, [4, 3], num_threads=num_threads, **OPTIONS)
     for _ in range(4):
         for batch in loader:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, NodeType
 from gnnsys.partition import relabel
-from gnnsys.sampling import NeighborSampler, SampleKey
+from gnnsys.sampling import NeighborSampler, SampleKey, sample_neighbors
+from gnnsys.sampling.part_view import ViewSpec
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
 
 KEY = SampleKey(seed=3, epoch=1, batch=4)
@@ -180,6 +181,32 @@ def test_one_hop_sends_one_message_to_each_other_machine(parted_types) -> None:
     assert mine.client.counters()["kinds"]["SAMPLE"]["messages_out"] - before == len(graphs) - 1
 
 
+def test_one_tensor_may_name_nodes_of_two_types(parted_types) -> None:
+    graph, graphs = parted_types
+    for mine in graphs:
+        ids = torch.arange(21, 29, dtype=torch.int32)  # as stored: nothing copies it on its way
+        found = sample_neighbors(mine, {"paper": ids, "author": ids}, -1)
+        whole = sample_neighbors(graph, {t: mine.original_ids(ids, t) for t in ("paper", "author")}, -1)
+        assert sum(edges.ids.numel() for edges in found.values()) > 50
+        for t, expected in whole.items():
+            assert torch.equal(found[t].indptr, expected.indptr), t
+            assert torch.equal(mine.original_ids(found[t].ids, t[0]), expected.ids), t
+
+
+@pytest.mark.parametrize("time", ["x", "w", "wide", "flag"])
+def test_times_that_cannot_be_any_are_refused_as_in_memory_before_anybody_is_asked(tmp_path: Path, time: str) -> None:
+    graph = homogeneous()
+    graph.set_node_data("wide", torch.zeros(120, 2, dtype=torch.int64))
+    graph.set_edge_data("flag", torch.zeros(900, dtype=torch.bool))
+    with machines(graph, tmp_path / "p", 2) as graphs:
+        with pytest.raises(ValueError, match="must hold integers") as expected:
+            NeighborSampler(graph, [2], time=time)
+        with pytest.raises(ValueError) as got:
+            NeighborSampler(graphs[0], [2], time=time)
+        assert str(got.value) == str(expected.value)
+        assert "PREPARE" not in graphs[0].client.counters()["kinds"]
+
+
 def test_lookups_agree_with_the_whole_graph(parted_types) -> None:
     graph, graphs = parted_types
     for mine in graphs:
@@ -200,3 +227,12 @@ def test_lookups_agree_with_the_whole_graph(parted_types) -> None:
         graphs[0].num_edges(("paper", "cites", "author"))
     with pytest.raises(ValueError, match="no edge or node type has rows named 'nothing'"):
         NeighborSampler(graphs[0], [2], weight="nothing")
+
+
+def test_a_view_in_time_keeps_the_order_of_its_edges_once(parted) -> None:
+    _, graphs = parted
+    views = graphs[0].neighborhoods(time="et")._views
+    view = views.view(ViewSpec(time="et").key, 0)
+    source, order = view._sources[EDGE], view._order[EDGE]
+    assert order is not None and order.dtype == torch.int32 and order.numel() == source.csc.num_edges
+    assert source.csc.edge_ids is None

@@ -150,7 +150,7 @@ def test_a_process_alone_needs_no_network(tmp_path: Path) -> None:
     assert alone.num_edges(EDGE) == 900 and repr(alone).startswith("DistGraph(nodes {node: 120}")
     with pytest.raises(ValueError, match="need a client"):
         DistGraph(parts, Store(machine_of_part=[0, 1, 1], local=shard), None, 0, [0, 1, 1])
-    with pytest.raises(ValueError, match="must have a row per node, 120"):
+    with pytest.raises(ValueError, match="expected 120 rows, one per node"):
         alone.set_node_data("short", torch.zeros(7))
     alone.set_node_data("mine", torch.zeros(120, 2))
     assert alone.node_data[NODE]["mine"].shape == (120, 2)
