@@ -1,7 +1,8 @@
 """The machine's graph server as a child process, seen from the trainer that starts it.
 
 The child is in a session of its own, so Ctrl-C does not reach it before its trainers are done; it ends when the pipe to
-it closes, which the kernel sees to even when this process is killed.
+it closes, which the kernel sees to even when this process is killed. Forked children of this process let go of the
+pipe, so that they do not keep the server alive.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ class ServerProcess:
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
+        _started.add(self)
 
     def order(self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int) -> None:
         """What to serve and where. Keys go through the pipe, where no other process sees them."""
@@ -76,11 +79,12 @@ class ServerProcess:
         return list(values["endpoints"])
 
     def close(self, timeout: float = _END_SECONDS) -> None:
-        """Ends it: by closing its input, and if it does not heed that in time, by force. Idempotent."""
+        """Ends it: closes its input and says so, and if it does not heed that in time, by force. Idempotent."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
+        process.terminate()  # whoever else may hold the pipe
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -103,3 +107,17 @@ class ServerProcess:
                 return b""
             line += piece
         return line
+
+
+_started: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for server in list(_started):
+        for pipe in (server._process.stdin, server._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
