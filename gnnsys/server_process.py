@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class ServerProcess:
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
+        self._watcher: threading.Thread | None = None
+        self._is_closing = False
         _started.add(self)
 
     def order(self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int) -> None:
@@ -78,9 +80,20 @@ class ServerProcess:
             raise RuntimeError(f"the graph server did not start: {values['error']}")
         return list(values["endpoints"])
 
+    def watch(self, on_end: Callable[[int], None]) -> None:
+        """Has `on_end` called with the exit code, in a thread, should the child end before `close`."""
+
+        def wait() -> None:
+            code = self._process.wait()  # as long as the child lives, which `close` sees to
+            if not self._is_closing:
+                on_end(code)
+
+        self._watcher = threading.Thread(target=wait, name="gnnsys-server-watch", daemon=True)
+        self._watcher.start()
+
     def close(self, timeout: float = _END_SECONDS) -> None:
         """Ends it: closes its input and says so, and if it does not heed that in time, by force. Idempotent."""
-        process = self._process
+        process, self._is_closing = self._process, True
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -90,6 +103,8 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._watcher is not None:
+            self._watcher.join(timeout)
         process.stdout.close()
 
     def _read_line(self, timeout: float) -> bytes | None:

@@ -271,6 +271,14 @@ class Session:
             name=f"rank-{group.rank}",
         )
         self._clients.append(self.client)
+        if self._server is not None:
+            self._server.watch(self._lose_server)
+
+    def _lose_server(self, code: int) -> None:
+        """Whoever waits for this machine's server here learns at once that it has ended."""
+        assert self._server is not None and self.client is not None
+        text = f"the graph server of machine {self.machine} (process {self._server.pid}) ended with exit code {code}"
+        self.client.lose(self.machine, f"{text}; what it printed says why")
 
     def _settle_address(self) -> str:
         """Where this machine is reached. Only the leaders look, and all ranks hear what is wrong."""
@@ -355,7 +363,7 @@ def _reset_timeouts() -> None:
     world = c10d._get_default_group()
     for device in world._device_types:
         backend = world._get_backend(device)
-        backend._set_default_timeout(c10d._get_default_timeout(backend.name()))
+        backend._set_default_timeout(c10d._get_default_timeout(dist.Backend(backend.name())))
 
 
 def _describe(makes: bool, backend: str | None) -> str:

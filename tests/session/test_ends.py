@@ -45,3 +45,23 @@ def test_ranks_that_differ_about_the_process_group_are_told_instead_of_waiting()
     for rank in run_ranks(DIFFERENT, 2):
         assert "rank 0 and ranks 1 differ: init makes a process group" in rank.stdout
         assert "init makes no process group on rank 1" in rank.stdout
+
+
+SERVER_DIES = """
+import os, signal, time, gnnsys
+session = gnnsys.init(timeout=20, process_group=False)
+session.barrier()
+if session.rank == 0:
+    os.kill(session.status()[0]["pid"], signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        session.status()
+    except gnnsys.comm.PeerLost as error:
+        print(time.monotonic() - began, error)
+session.close(wait=False)
+"""
+
+
+def test_a_machine_learns_at_once_that_its_own_server_has_ended():
+    took, _, text = run_ranks(SERVER_DIES, 2)[0].stdout.partition(" ")
+    assert float(took) < 5 and "the graph server of machine 0" in text and "exit code -9" in text
