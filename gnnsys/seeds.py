@@ -259,7 +259,8 @@ def _choose(
         if mask.numel() != offsets[-1]:
             raise ValueError(f"the mask must have a row for each of {offsets[-1]} {type!r}, got {mask.numel()}")
         return _Masked(mask.cpu(), offsets)
-    ids = as_ids(torch.as_tensor(what), offsets[-1], "ids")
+    given = torch.as_tensor(what)
+    ids = as_ids(given if given.numel() else given.long(), offsets[-1], "ids")  # an empty list has no integers to tell
     return _Listed(ids.cpu().long().sort().values, offsets)
 
 

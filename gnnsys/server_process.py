@@ -1,7 +1,8 @@
 """The machine's graph server as a child process, seen from the trainer that starts it.
 
 The child is in a session of its own, so Ctrl-C does not reach it before its trainers are done; it ends when the pipe to
-it closes, which the kernel sees to even when this process is killed.
+it closes, which the kernel sees to even when this process is killed. Forked children of this process let go of the
+pipe, so that they do not keep the server alive.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ class ServerProcess:
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
+        self._watcher: threading.Thread | None = None
+        self._is_closing = False
+        _started.add(self)
 
     def order(self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int) -> None:
         """What to serve and where. Keys go through the pipe, where no other process sees them."""
@@ -75,17 +80,31 @@ class ServerProcess:
             raise RuntimeError(f"the graph server did not start: {values['error']}")
         return list(values["endpoints"])
 
+    def watch(self, on_end: Callable[[int], None]) -> None:
+        """Has `on_end` called with the exit code, in a thread, should the child end before `close`."""
+
+        def wait() -> None:
+            code = self._process.wait()  # as long as the child lives, which `close` sees to
+            if not self._is_closing:
+                on_end(code)
+
+        self._watcher = threading.Thread(target=wait, name="gnnsys-server-watch", daemon=True)
+        self._watcher.start()
+
     def close(self, timeout: float = _END_SECONDS) -> None:
-        """Ends it: by closing its input, and if it does not heed that in time, by force. Idempotent."""
-        process = self._process
+        """Ends it: closes its input and says so, and if it does not heed that in time, by force. Idempotent."""
+        process, self._is_closing = self._process, True
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
+        process.terminate()  # whoever else may hold the pipe
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._watcher is not None:
+            self._watcher.join(timeout)
         process.stdout.close()
 
     def _read_line(self, timeout: float) -> bytes | None:
@@ -103,3 +122,17 @@ class ServerProcess:
                 return b""
             line += piece
         return line
+
+
+_started: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for server in list(_started):
+        for pipe in (server._process.stdin, server._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+
+
+os.register_at_fork(after_in_child=_let_go)

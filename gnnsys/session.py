@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from gnnsys.comm import Client, CommError, Keys, Kind
 from gnnsys.comm.address import LOOPBACK, Found, endpoint, find_address, interface_of, is_loopback, settle_address
@@ -66,8 +68,7 @@ def init(
     try:
         session._begin_server()
         address = session._settle_address()
-        if process_group:
-            session._make_process_group(backend, address)
+        session._make_process_group(process_group, backend, address)
         session._order_server(server_threads, address)
     except BaseException:
         session.close(wait=False)
@@ -252,7 +253,7 @@ class Session:
             return
         # On one machine too: whoever else has an account there could connect to its loopback interface.
         made = Keys.generate().to_json() if group.rank == 0 else None
-        keys = Keys.from_json(group.share("key", made))
+        keys = Keys.from_json(group.share_secret("key", made))
         problem, endpoints = None, None
         if self._server is not None:
             try:
@@ -273,6 +274,14 @@ class Session:
             name=f"rank-{group.rank}",
         )
         self._clients.append(self.client)
+        if self._server is not None:
+            self._server.watch(self._lose_server)
+
+    def _lose_server(self, code: int) -> None:
+        """Whoever waits for this machine's server here learns at once that it has ended."""
+        assert self._server is not None and self.client is not None
+        text = f"the graph server of machine {self.machine} (process {self._server.pid}) ended with exit code {code}"
+        self.client.lose(self.machine, f"{text}; what it printed says why")
 
     def _settle_address(self) -> str:
         """Where this machine is reached. Only the leaders look, and all ranks hear what is wrong."""
@@ -296,8 +305,18 @@ class Session:
         settled = {machine: given for machine, given in group.gather("addresses", [group.machine, address]) if given}
         return str(settled[group.machine])
 
-    def _make_process_group(self, backend: str | None, address: str) -> None:
-        if not dist.is_available() or dist.is_initialized():
+    def _make_process_group(self, wanted: bool, backend: str | None, address: str) -> None:
+        """Where all ranks want one and none has. Ranks that differ would wait for each other: they are told."""
+        makes = wanted and dist.is_available() and not dist.is_initialized()
+        choices = self.group.gather("process group", [makes, backend if makes else None])
+        others = [rank for rank, choice in enumerate(choices) if choice != choices[0]]
+        if others:
+            raise ValueError(
+                f"rank 0 and ranks {', '.join(map(str, others))} differ: {_describe(*choices[0])} on rank 0, "
+                f"{_describe(*choices[others[0]])} on rank {others[0]}; call gnnsys.init() with the same process_group "
+                "and backend everywhere, and make a process group of your own on every rank or on none"
+            )
+        if not makes:
             return
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
@@ -305,8 +324,12 @@ class Session:
         if interface is not None:  # gloo asks what the host's own name means, which may be loopback
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         store = self.group.process_group_store or dist.HashStore()
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
+        names = {name.rpartition(":")[2] for name in backend.split(",")}
+        wait = timedelta(seconds=self.timeout) if names <= {"gloo", "nccl"} else None  # others cannot be reset below
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=wait)
         self._made_process_group = True
+        if wait is not None:
+            _reset_timeouts()
 
     def _destroy_process_group(self) -> None:
         if self._made_process_group and dist.is_initialized():
@@ -336,6 +359,18 @@ class Session:
                     "rank %d closes while others have not: they asked nothing for %g s", self.rank, self.timeout
                 )
                 return
+
+
+def _reset_timeouts() -> None:
+    """The ranks have met within the session's deadline; collectives may take as long as torch lets them by default."""
+    world = c10d._get_default_group()
+    for device in world._device_types:
+        backend = world._get_backend(device)
+        backend._set_default_timeout(c10d._get_default_timeout(dist.Backend(backend.name())))
+
+
+def _describe(makes: bool, backend: str | None) -> str:
+    return f"init makes a process group (backend {backend or 'by default'})" if makes else "init makes no process group"
 
 
 _open_sessions: list[Session] = []  # only for `current`; what a process has is in the sessions themselves

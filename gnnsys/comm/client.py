@@ -137,11 +137,19 @@ class Client:
         except ValueError as error:
             del channel.outstanding[request_id]
             pending.fail(CommError(str(error)))
+        if link.end:
+            self.lose(peer, link.end)
         if pending.deadline < self._next_deadline:
             self._next_deadline = pending.deadline
         if pending.deadline < self._wakes_at:
             self._wake_up.wake()
         return pending
+
+    def lose(self, peer: int, why: str) -> None:
+        """Fails what a peer has not answered and all that is asked of it later: somebody knows that it has ended."""
+        link = self._links[peer]
+        link.end = why
+        self._fail_all(link, lambda pending: PeerLost(why, peer=peer, silent_for=0.0))
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""

@@ -47,6 +47,7 @@ class Link:
         self.peer = peer
         self.endpoint = endpoint
         self.last_heard = 0.0  # never
+        self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
         self.channels = {each: Channel(each) for each in CLASSES}
         self._name = name

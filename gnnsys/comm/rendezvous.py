@@ -140,6 +140,18 @@ class Group:
             raise RendezvousError(f"rank {root} did not arrive at {name!r} within {timeout:g} s")
         return self._get(key)
 
+    def share_secret(self, name: str, value: Any = None, root: int = 0, timeout: float | None = None) -> Any:
+        """The same as `share`; it is deleted from the store once every rank has it, or one does not come for it."""
+        key = f"{_PREFIX}/{self.nonce}/{name}/{self._turns.get(name, -1) + 1}"
+        try:
+            shared = self.share(name, value, root, timeout)
+            self.barrier(f"{name} taken", timeout)
+        finally:
+            if self._store is not None and self.rank == root:
+                with contextlib.suppress(RuntimeError, OSError):  # it went with the store
+                    self._store.delete_key(key)
+        return shared
+
     def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
         """Returns when every rank has called it."""
         self.gather(name, None, timeout)

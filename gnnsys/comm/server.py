@@ -6,6 +6,7 @@ connection and request id. Large replies are the exception: they are not kept, a
 
 from __future__ import annotations
 
+import itertools
 import logging
 import select
 import threading
@@ -68,7 +69,6 @@ class Server:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
         if threads < 1 or native_threads < 1:
             raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
-        self.closing = False
         self._handlers = dict(handlers)
         self._bind = tuple(bind)
         self._keys = keys
@@ -84,6 +84,7 @@ class Server:
         self._kept: OrderedDict[tuple[bytes, int], list[Buffer]] = OrderedDict()  # small replies, for when one was lost
         self._tally = Tally()
         self._service_us: dict[int, int] = {}
+        self._arrivals = itertools.count()
         self._workers = Workers(threads, native_threads, self._run, f"{name}-work")
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._stop = False
@@ -122,6 +123,7 @@ class Server:
                 "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.items())},
                 "queue": len(self._workers),
                 "unanswered": len(self._jobs),
+                "worker_errors": self._workers.num_raised,
                 "refused_keys": 0 if self._gate is None else self._gate.refused,
             }
 
@@ -129,7 +131,6 @@ class Server:
         """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
         if not self._closed.acquire(blocking=False):
             return
-        self.closing = True
         if not self._workers.close(_CLOSE_SECONDS):
             _log.warning("%s: a handler is still running %.0f s after close()", self._name, _CLOSE_SECONDS)
         self._stop = True
@@ -155,6 +156,10 @@ class Server:
             self._send(job.identity, job.header, frames)
             if is_last:
                 self._finish(job, frames)
+
+    def resume(self, job: Job) -> None:
+        """Puts a parked job back where it was in the order; from a finalizer, so no lock may be taken here."""
+        self._workers.put(job.order, job)
 
     def note(self, event: str) -> None:
         self._tally.note(event)
@@ -189,7 +194,6 @@ class Server:
             _log.exception("%s: the thread that reads has ended", self._name)
             raise
         finally:
-            self.closing = True
             for job in list(self._jobs.values()):
                 job.refuse(wire.FAILED, "Closed", "the server was closed before it answered", event="closed")
             self._close_sockets()
@@ -211,7 +215,11 @@ class Server:
             if gate is not None:
                 gate.answer_all()
             for frames in router.receive(_DRAIN, 2 + self._limits.max_arrays):
-                self._accept(frames[0].bytes, frames[1:])
+                try:
+                    self._accept(frames[0].bytes, frames[1:])
+                except Exception:  # whatever somebody sent, the others are served
+                    self.note("not accepted")
+                    _log.exception("%s goes on after a message it could not take", self._name)
             now = time.monotonic()
             if now > next_sweep:
                 next_sweep = now + _SWEEP_SECONDS
@@ -239,7 +247,8 @@ class Server:
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)
             return
-        job = Job(self, identity, header, frames, now)
+        deadline = now + min(header.timeout_us / 1e6, self._limits.max_seconds)
+        job = Job(self, identity, header, frames, deadline, next(self._arrivals))
         with self._lock:
             is_new = job.key not in self._jobs and job.key not in self._kept
             if is_new:
@@ -249,7 +258,7 @@ class Server:
         if not is_new:
             self.note("repeated")
         elif self._may_enter(job):
-            self._workers.put(header.priority, job)
+            self._workers.put(job.order, job)
 
     def _may_enter(self, job: Job) -> bool:
         kind = job.header.kind
@@ -258,8 +267,8 @@ class Server:
             job.refuse(
                 wire.UNKNOWN_KIND, "ValueError", f"kind {kind} is not served here; {served} are", event="unknown kind"
             )
-        elif len(self._workers) >= self._limits.max_queue:
-            job.refuse(wire.BUSY, "Busy", f"{self._limits.max_queue} requests wait already", event="busy")
+        elif len(self._jobs) > self._limits.max_queue:  # it is one of them
+            job.refuse(wire.BUSY, "Busy", f"{self._limits.max_queue} requests are unanswered already", event="busy")
         else:
             return True
         return False
@@ -272,7 +281,7 @@ class Server:
             return
         status = wire.OTHER_VERSION if error.reason == "version" else wire.MALFORMED
         header = wire.reply_header(prefix, status=status)
-        frames = wire.encode(header, (), {"type": "WireError", "text": str(error)}, self._limits)
+        frames = wire.encode(header, (), {"type": "WireError", "text": str(error)}, Limits())
         self._send(identity, header, frames)
 
     def _answer_ping(self, identity: bytes, header: Header, frames: list[zmq.Frame]) -> None:

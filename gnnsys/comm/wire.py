@@ -51,7 +51,8 @@ class Limits:
     max_dims: int = 8
     max_frame_bytes: int = 1 << 32
     max_options_bytes: int = 1 << 16
-    max_queue: int = 1 << 16  # requests that wait in a server
+    max_queue: int = 1 << 16  # requests that a server has and has not answered
+    max_seconds: int = 3600  # that a server keeps a request, whatever time its sender gave it
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -1,30 +1,37 @@
 """The threads that run a server's handlers, in the order of (priority, arrival).
 
-A handler's native work releases the GIL; each thread has a count of native threads of its own.
+A handler's native work releases the GIL; each thread has a count of native threads of its own. Nothing that a call
+raises ends a thread.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+_log = logging.getLogger(__name__)
+
 _START_SECONDS = 10.0
+
+Entry = tuple[tuple[int, int], Any]
 
 
 class Workers:
-    """`put(priority, item)` from one thread; `run(item)` in one of the threads, smallest priority first."""
+    """`put(order, item)` from any thread, a finalizer too; `run(item)` in one of the threads, smallest order first."""
 
     def __init__(self, num_threads: int, native_threads: int, run: Callable[[Any], None], name: str) -> None:
+        self.num_raised = 0  # calls that raised
         self._run = run
-        self._heap: list[tuple[int, int, Any]] = []
-        self._lock = threading.Lock()
-        self._arrived = 0
+        self._incoming: SimpleQueue[Entry] = SimpleQueue()  # its put is re-entrant, a lock is not
+        self._heap: list[Entry] = []
+        self._lock = threading.Lock()  # of the heap
         self._tokens: SimpleQueue[bool] = SimpleQueue()  # one per item: waits in C, unlike a Condition
         self._threads = [
             threading.Thread(target=self._work, args=(native_threads,), name=f"gnnsys-{name}-{number}", daemon=True)
@@ -41,10 +48,9 @@ class Workers:
         # set_num_threads in a thread also changes the count that later threads begin with: put that back.
         torch.set_num_threads(native_threads)
 
-    def put(self, priority: int, item: Any) -> None:
-        with self._lock:
-            self._arrived += 1
-            heapq.heappush(self._heap, (priority, self._arrived, item))
+    def put(self, order: tuple[int, int], item: Any) -> None:
+        """`order` is (priority, arrival), and no two items that wait have the same."""
+        self._incoming.put((order, item))
         self._tokens.put(True)
 
     def _work(self, native_threads: int) -> None:
@@ -52,16 +58,32 @@ class Workers:
         torch.set_num_threads(native_threads)
         self._started.release()
         while self._tokens.get():
-            with self._lock:
-                if not self._heap:
-                    continue
-                item = heapq.heappop(self._heap)[2]
-            self._run(item)
+            item = self._take()
+            try:
+                if item is not None:
+                    self._run(item)
+            except BaseException:
+                self.num_raised += 1
+                _log.exception("%s goes on after an error", threading.current_thread().name)
             del item  # its frames must not live on while this thread waits for the next one
+
+    def _take(self) -> Any:
+        """The item that is first in order; None where they were dropped."""
+        with self._lock:
+            self._sort_in()
+            return heapq.heappop(self._heap)[1] if self._heap else None
+
+    def _sort_in(self) -> None:
+        try:
+            while True:
+                heapq.heappush(self._heap, self._incoming.get_nowait())
+        except Empty:
+            return
 
     def close(self, timeout: float) -> bool:
         """Ends every thread once its current call returns; drops what waits. False where a call is still running."""
         with self._lock:
+            self._sort_in()
             self._heap.clear()
         for _ in self._threads:
             self._tokens.put(False)
@@ -72,4 +94,4 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread())
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return len(self._heap) + self._incoming.qsize()

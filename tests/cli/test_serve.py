@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,10 +60,31 @@ def test_served_parts_are_opened_with_their_key_alone(graph, parts, tmp_path):
         assert [ended.returncode for ended in running.wait(30)] == [0, 0]
 
 
+def test_without_a_key_file_one_is_made_for_the_run_that_only_its_owner_reads(parts):
+    with processes() as running:
+        command = [sys.executable, "-m", "gnnsys.cli", "serve", parts]
+        running.start("server", command)
+        running.start("open server", [*command, "--no-key"])
+        first, second = (running.await_output(number, "open it with").splitlines() for number in (0, 1))
+        key = Path(first[1].partition("key='")[2].partition("'")[0])
+        assert key.stat().st_mode & 0o777 == 0o600 and "key=" not in second[1]
+        with gnnsys.init(process_group=False, timeout=5) as session:
+            for printed, has_key in ((first, key), (second, None)):
+                opened = session.open(parts, servers=[printed[0].split()[-1]], key=has_key)
+                assert opened.num_nodes() == 80
+        with gnnsys.init(process_group=False, timeout=0.5) as session, pytest.raises(CommError):
+            session.open(parts, servers=[first[0].split()[-1]])
+        for _, process in running.processes:
+            process.send_signal(signal.SIGTERM)
+        assert [ended.returncode for ended in running.wait(30)] == [0, 0]
+        assert not key.parent.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--bind", "0.0.0.0"], "--bind 0.0.0.0 is open to other machines: give --key FILE"),
+        (["--bind", "0.0.0.0", "--no-key"], "--bind 0.0.0.0 is open to other machines: give --key FILE"),
         (["--bind", "[::]:0"], "is open to other machines: give --key FILE"),
         (["--bind", "localhost:port"], "--bind must be HOST or HOST:PORT, got 'localhost:port'"),
         (["--parts", "0,7"], "--parts must be in [0, 2), got '0,7'"),

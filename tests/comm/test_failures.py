@@ -181,6 +181,17 @@ def test_a_peer_that_never_was_is_lost_or_late_whichever_is_first():
             client.request(0, 16, timeout=0.05).result()
 
 
+def test_a_peer_that_is_known_to_have_ended_is_waited_for_no_longer():
+    release = threading.Event()
+    with joined({16: lambda _: (release.wait(DEADLINE), Reply())[1]}) as (_, client):
+        pending = client.request(0, 16)
+        client.lose(0, "it ended with 9")
+        for each in (pending, client.request(0, 16)):
+            with pytest.raises(PeerLost, match="it ended with 9"):
+                each.result(timeout=1)
+        release.set()
+
+
 def test_a_peer_that_starts_late_is_found():
     with Server({}) as server:
         endpoint = server.endpoints[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -31,8 +33,9 @@ def stranger():
     """Connects bare sockets that send whatever they like."""
     context = zmq.Context()
 
-    def connect(endpoint: str, keys: Keys | None = None, server_key: str = "") -> zmq.Socket:
+    def connect(endpoint: str, keys: Keys | None = None, server_key: str = "", queue: int = 1000) -> zmq.Socket:
         dealer = context.socket(zmq.DEALER)
+        dealer.rcvhwm = queue
         dealer.linger = 0
         dealer.rcvtimeo = int(1000 * DEADLINE)
         if keys is not None:
@@ -201,13 +204,105 @@ def test_a_full_queue_refuses_and_recovers():
         assert release.wait(DEADLINE)
         return Reply()
 
-    with joined({16: hold}, threads=1, limits=Limits(max_queue=2)) as (_, client):
+    with joined({16: hold}, threads=1, limits=Limits(max_queue=3)) as (_, client):
         running = client.request(0, 16)
         assert held.wait(DEADLINE)
         waiting = [client.request(0, 16) for _ in range(3)]
-        with pytest.raises(RemoteError, match="2 requests wait already"):
+        with pytest.raises(RemoteError, match="3 requests are unanswered already"):
             waiting[2].result()
         release.set()
         for pending in (running, *waiting[:2]):
             pending.result()
         assert client.request(0, Kind.PULL).result().arrays == []
+
+
+@pytest.mark.parametrize("text", ["\U0001f600" * 70_000, "\0" * 70_000])
+def test_an_error_of_any_length_is_told_and_ends_no_worker(text):
+    def fail(_: Request) -> Reply:
+        raise ValueError(text)
+
+    with joined({16: fail, 17: echo}, threads=1) as (server, client):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=text[:100]):
+                client.request(0, 16).result()
+        assert client.request(0, 17, [torch.tensor([5])]).result().arrays[0].item() == 5
+        assert server.counters()["worker_errors"] == 0
+
+
+def test_an_error_that_cannot_even_be_told_ends_no_worker():
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def fail(_: Request) -> Reply:
+        raise Speechless
+
+    with joined({16: fail, 17: echo}, threads=1) as (server, client):
+        lost = [client.request(0, 16, timeout=0.2) for _ in range(2)]
+        assert client.request(0, 17, [torch.tensor([5])]).result().arrays[0].item() == 5
+        assert server.counters()["worker_errors"] == 2
+        for pending in lost:
+            with pytest.raises(DeadlineExceeded):
+                pending.result()
+
+
+def test_readers_that_do_not_read_hold_up_nobody_and_are_given_up(stranger):
+    rows, closed = torch.ones(1 << 20), threading.Semaphore(0)
+
+    def stream(_: Request):
+        try:
+            for _ in range(100):
+                yield Reply([rows])
+        finally:
+            closed.release()
+
+    with joined({16: stream, 17: echo}, threads=2) as (server, client):
+        dealers = [stranger(server.endpoints[0], queue=1) for _ in range(3)]
+        for dealer in dealers:
+            dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=2 * 10**6), (), None, Limits()))
+        deadline = time.monotonic() + DEADLINE
+        while server.counters()["kinds"].get("PULL", {}).get("messages_in", 0) < 3:
+            assert time.monotonic() < deadline
+            client.request(0, 17).result()
+        for number in range(20):
+            assert client.request(0, 17, [torch.tensor([number])], timeout=1).result().arrays[0].item() == number
+        assert server.counters()["unanswered"] == 3
+        for _ in range(3):
+            assert closed.acquire(timeout=DEADLINE), "the iterator of a reply that nobody takes was kept"
+        assert server.counters()["events"]["expired"] == 3
+
+
+def test_a_reader_that_is_slow_gets_everything_in_order():
+    def stream(_: Request):
+        for number in range(40):
+            yield Reply([torch.full((1 << 18,), number)])  # 80 MB in all
+
+    with joined({16: stream, 17: echo}, threads=1) as (_, client):
+        chunks = client.request(0, 16).chunks()
+        numbers = []
+        for chunk in chunks:
+            numbers.append(int(chunk.arrays[0][-1]))
+            client.request(0, 17).result()  # the only worker is free in between
+        assert numbers == list(range(40))
+
+
+def test_requests_that_wait_for_a_future_count_as_unanswered():
+    futures = [Future() for _ in range(2)]
+    with joined({21: lambda request: futures[request.sequence]}, limits=Limits(max_queue=2)) as (_, client):
+        waiting = [client.request(0, 21, sequence=number) for number in range(2)]
+        with pytest.raises(RemoteError, match="2 requests are unanswered already"):
+            client.request(0, 21).result()
+        for future, pending in zip(futures, waiting):
+            future.set_result(Reply())
+            pending.result()
+
+
+def test_a_server_keeps_no_request_longer_than_its_own_limit():
+    left = []
+    with joined({16: lambda request: (left.append(request.remaining()), Reply())[1]}, limits=Limits(max_seconds=9)) as (
+        _,
+        client,
+    ):
+        client.request(0, 16, timeout=10**9).result()
+        client.request(0, 16, timeout=5).result()
+    assert 8 < left[0] <= 9 and 4 < left[1] <= 5

@@ -111,6 +111,8 @@ def test_masks_ids_and_everything_may_be_split(graph):
     assert torch.equal(split(graph, mask).ids, mask.nonzero().view(-1))
     assert split(graph, [7, 3, 5], placement=ranks(2)[0]).ids.tolist() == [3]
     assert split(graph, torch.tensor([7, 3, 5]), placement=ranks(2)[1]).ids.tolist() == [5, 7]
+    for nothing in ([], torch.tensor([])):
+        assert len(split(graph, nothing)) == 0 and split(graph, nothing, placement=ranks(2)[1]).largest == 0
     column = graph.node_data[NODE]["many_mask"][:, 2].nonzero().view(-1)
     assert torch.equal(split(graph, "many", column=2).ids, column)
     everything = split(graph, None, placement=ranks(3)[2])

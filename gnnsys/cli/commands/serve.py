@@ -1,7 +1,8 @@
 """Serve parts of a graph to others, as a server on its own.
 
 Jobs under torchrun start their servers themselves; this one outlives them. It answers until it is interrupted.
-Beyond this machine it listens only with a key, which those who ask must have too.
+Whoever asks must have its key. Without --key one is made for this run, in a file that only its owner reads: the
+loopback interface is open to every account of the machine.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("parts_dir", metavar="DIR", type=Path, help="a directory that gnnsys partition wrote")
     parser.add_argument("--parts", help="which parts, such as 0,1 (default: every part whose folder is there)")
     parser.add_argument("--bind", default="127.0.0.1", metavar="HOST[:PORT]", help="where to listen (127.0.0.1)")
-    parser.add_argument("--key", type=Path, metavar="FILE", help="key file; it is made where it does not exist")
+    key = parser.add_mutually_exclusive_group()
+    key.add_argument("--key", type=Path, metavar="FILE", help="key file; it is made where it does not exist")
+    key.add_argument("--no-key", action="store_true", help="serve every account of this machine (loopback only)")
     parser.add_argument("--threads", type=int, default=2, help="requests answered at once (2)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the files with their checksums")
 
 
 def run(args: argparse.Namespace) -> int:
+    import contextlib
     import signal
+    import tempfile
 
     from gnnsys.comm.address import is_loopback
     from gnnsys.comm.key_file import make_key
@@ -30,17 +35,19 @@ def run(args: argparse.Namespace) -> int:
     if args.key is None and not is_loopback(host):
         raise ValueError(f"--bind {args.bind} is open to other machines: give --key FILE, which is made if need be")
     own_parts = _own_parts(args.parts_dir, args.parts)
-    keys = None if args.key is None else make_key(args.key)
-    server = GraphServer(bind=[endpoint], keys=keys, threads=args.threads)
-    try:
+    with contextlib.ExitStack() as ends:
+        path = args.key
+        if path is None and not args.no_key:
+            path = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-serve-"))) / "key"
+        keys = None if path is None else make_key(path)
+        server = GraphServer(bind=[endpoint], keys=keys, threads=args.threads)
+        ends.callback(server.close)
         server.open(str(args.parts_dir), own_parts, verify=not args.no_verify)
         (listens,) = server.start()
-        key = "" if args.key is None else f", key={str(args.key)!r}"
+        key = "" if path is None else f", key={str(path)!r}"
         print(f"serving {', '.join(f'part {part}' for part in own_parts)} of {args.parts_dir} at {listens}")
         print(f"open it with gnnsys.open({str(args.parts_dir)!r}, servers=[{listens!r}]{key})", flush=True)
         wait_for_end(server.stopped, [signal.SIGINT, signal.SIGTERM], watch_input=False)
-    finally:
-        server.close()
     return 0
 
 
