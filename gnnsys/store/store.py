@@ -352,6 +352,8 @@ class Store:
         if found or not mine or not self._peers.reaches(self.machine):
             return found
         described = self._answer(self._peers.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
+        if described.options["generation"] != spec.generation:
+            raise self._refused(ValueError(unknown_table(spec.number)), [spec])
         for part, address in described.options["shared"].items():
             shared = SharedRows.open(address, spec.part_shape(int(part)), spec.dtype)
             if shared is not None:

@@ -129,6 +129,16 @@ def test_a_reader_notices_that_a_table_was_dropped_and_made_anew():
                 owner.drop("e")
 
 
+def test_a_reader_that_looked_at_a_table_and_not_at_its_rows_notices_too():
+    with cluster([0, 0], 2) as c:
+        owner, near = c.stores
+        owner.create("e", bounds=(0, 4, 10))
+        view = near.tensor("e")
+        owner.drop("e")
+        owner.create("e", bounds=(0, 6, 10))[:] = torch.arange(10.0)
+        assert view[torch.arange(10)].tolist() == list(range(10))
+
+
 def test_a_push_to_a_table_that_was_made_anew_is_refused_once_and_changes_nothing():
     with cluster([0, 1]) as c:
         owner, far = c.stores[0], Store(machine_of_part=[0, 1], machine=7, client=c.clients[0])
