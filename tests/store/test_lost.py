@@ -74,7 +74,7 @@ def test_what_a_server_was_too_busy_for_counts_as_lost():
 
     handlers = {**shard.handlers(), Kind.STATUS: hold}
     with (
-        Server(handlers, threads=1, limits=Limits(max_queue=1)) as server,
+        Server(handlers, threads=1, limits=Limits(max_queue=2)) as server,
         Client({0: server.endpoints[0]}, sender=0, incarnation=1, timeout=20) as client,
     ):
         store = Store(machine_of_part=[0], machine=7, client=client)
