@@ -137,6 +137,14 @@ def test_a_sampler_alone_brings_what_is_to_be_prefetched(plain) -> None:
     assert "x" in a[2][0].srcdata and "t" in a[2][-1].dstdata and "number" in a[2][0].edata
 
 
+def test_all_of_a_mask_is_refused_among_several_ranks(plain, monkeypatch) -> None:
+    _, (mine, *_) = plain
+    monkeypatch.setattr(mine, "placement", Placement(0, (0, 1), (0,) * mine.parts.num_parts))
+    with pytest.raises(ValueError, match=r'2 ranks.* write gnnsys.split\(graph, "train"\)'):
+        ours.DataLoader(mine, "train", ours.NeighborSampler([2]))
+    ours.DataLoader(mine, SEEDS, ours.NeighborSampler([2])).close()
+
+
 def test_edges_that_are_excluded_are_never_drawn(plain, hetero) -> None:
     _, (mine, *_) = plain
     banned = torch.arange(0, 900, 3)

@@ -204,6 +204,8 @@ def test_all_nodes_are_refused_among_several_ranks(plain, hetero, monkeypatch) -
         for given in names:
             with pytest.raises(ValueError, match=r"2 ranks.*write gnnsys.split\(graph, None"):
                 NeighborLoader(mine, [2], input_nodes=given)
+        with pytest.raises(ValueError, match=r'2 ranks.*write gnnsys.split\(graph, "train"'):
+            NeighborLoader(mine, [2], input_nodes="train" if mine.is_homogeneous else ("paper", "train_mask"))
         with pytest.raises(ValueError, match=r"write gnnsys.split\(graph, None, type="):
             LinkNeighborLoader(mine, [2], edge_label_index=None if mine.is_homogeneous else CITES)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,6 +63,22 @@ class Read:
         self._out.copy_(self._source.rows[self._ids])
         self._source.finished.append(self._number)
         return self._out
+
+
+class Fresh(Source):
+    """Reads return tensors of their own and leave `out` alone; `change` is done to them."""
+
+    def __init__(
+        self, rows: Tensor, mutable: bool | None = None, change: Callable[[Tensor], Any] = lambda r: r
+    ) -> None:
+        super().__init__(rows, mutable)
+        self._change = change
+
+    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._change(self.rows[ids])
+
+    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> Any:
+        return SimpleNamespace(result=lambda: self.read(ids))
 
 
 class Barrier:

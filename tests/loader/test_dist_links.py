@@ -13,6 +13,7 @@ from gnnsys.graph import EDGE, NODE
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.loader.batch import Batch
 from gnnsys.sampling import DistGraph, sample_from_blocks, sample_neighbors, to_block
+from tests.loader.test_shares import Seeds
 from tests.sampling.machines import WRITES, homogeneous, machines, typed
 
 LINKS = {
@@ -224,3 +225,12 @@ def test_neighbours_of_a_user_are_the_samplers(parted) -> None:
         mine.sample_neighbors(torch.tensor([120]), 4)
     with pytest.raises(ValueError, match="fanout must be"):
         mine.sample_neighbors(nodes, -2)
+
+
+def test_an_empty_batch_of_triplets_has_the_shape_of_a_full_one(tmp_path: Path) -> None:
+    with machines(homogeneous(), tmp_path / "p", 2) as graphs:
+        share = Seeds(torch.empty(0, dtype=torch.int64), EDGE, 3)  # type: ignore[arg-type]
+        for amount, shape in ((2, [0, 2]), (1, [0])):
+            options = {"neg_sampling": ("triplet", amount), "batch_size": 2}
+            loader = LinkNeighborLoader(graphs[0], [2], edge_label_index=share, **options)
+            assert [list(batch.dst_neg_index.shape) for batch in loader] == [shape] * 2

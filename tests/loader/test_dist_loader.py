@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.graph import NODE, Graph
-from gnnsys.loader import Batch, NeighborLoader, PipelineOptions, Sampled
+from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.loader import Batch, LinkNeighborLoader, NeighborLoader, PipelineOptions, Sampled
 from gnnsys.loader.fetch import Fetch
 from gnnsys.loader.join import Rows
 from gnnsys.ops import BufferPool
+from gnnsys.partition import Placement
 from gnnsys.sampling import DistGraph, NeighborSampler, SampleKey
+from gnnsys.seeds import split
 from tests.loader.test_shares import Seeds
 from tests.sampling.machines import homogeneous, machines, typed
 
@@ -137,6 +139,24 @@ def test_a_mask_of_the_graph_selects_seeds_by_global_id(tmp_path: Path) -> None:
                 batch = next(iter(NeighborLoader(there, [2], input_nodes=nodes, batch_size=500)))
                 original = there.original_ids(batch.n_id[: batch.batch_size], NODE)
                 assert torch.equal(original.sort().values, torch.arange(0, graph.num_nodes(), 3))
+
+
+def test_all_of_a_mask_or_of_everything_is_refused_among_several_ranks(tmp_path: Path) -> None:
+    graph = homogeneous()
+    graph.set_node_data("train_mask", torch.arange(graph.num_nodes()) % 3 == 0)
+    with machines(graph, tmp_path / "parts", 2) as (mine, _):
+        mine.placement = Placement(0, (0, 1), (0, 1))
+        for nodes in ("train", "train_mask"):
+            with pytest.raises(ValueError, match=r'with 2 ranks.* write gnnsys.split\(graph, "train"\) for this rank'):
+                NeighborLoader(mine, [2], input_nodes=nodes)
+        for links in (None, EDGE):
+            with pytest.raises(ValueError, match=r"2 ranks.* write gnnsys.split\(graph, None, type="):
+                LinkNeighborLoader(mine, [2], edge_label_index=links)
+        with pytest.raises(ValueError, match=r"2 ranks.* write gnnsys.split\(graph, None\)"):
+            NeighborLoader(mine, [2])
+        next(iter(NeighborLoader(mine, [2], input_nodes=split(mine, None))))
+        next(iter(LinkNeighborLoader(mine, [2], edge_label_index=split(mine, None, type=EDGE))))
+        next(iter(NeighborLoader(mine, [2], input_nodes=torch.arange(20))))  # every rank all of them, on purpose
 
 
 def test_seeds_have_their_own_time_on_any_machine(tmp_path: Path) -> None:

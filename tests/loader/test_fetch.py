@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.graph import EDGE, NODE, Graph, save
 from gnnsys.loader import Batch, LinkNeighborLoader, NeighborLoader, PipelineOptions
 from gnnsys.observe import BatchTrace
-from tests.loader.sources import Barrier, Source
+from tests.loader.sources import Barrier, Fresh, Source
 
 NUM_NODES, NUM_EDGES, DIM = 400, 4000, 70
 
@@ -24,9 +24,9 @@ def make_graph(**options) -> tuple[Graph, Source]:
     x, y = torch.rand(NUM_NODES, DIM, generator=stream), torch.arange(NUM_NODES)
     graph = Graph.from_edge_index(edge_index, NUM_NODES, {"y": y})
     source = Source(x, **options)
-    graph.node_data[NODE]["x"] = source  # type: ignore[assignment]
+    graph.set_node_data("x", source)
     weight = Source(torch.rand(NUM_EDGES, generator=stream), options.get("mutable"))
-    graph.edge_data[EDGE]["w"] = weight  # type: ignore[assignment]
+    graph.set_edge_data("w", weight)
     return graph, source
 
 
@@ -216,3 +216,71 @@ def traces_of_an_epoch(graph: Graph) -> list[BatchTrace]:
     loader = NeighborLoader(graph, [4, 3], across_epochs=False, **OPTIONS)
     list(loader)
     return loader.trace()
+
+
+@pytest.mark.parametrize("mutable", [None, False])
+@pytest.mark.parametrize("disjoint", [False, True])
+def test_rows_that_a_source_returns_are_the_batchs(mutable: bool | None, disjoint: bool) -> None:
+    graph, source = make_graph()
+    graph.set_node_data("x", Fresh(source.rows, mutable))
+    loader = NeighborLoader(graph, [4, 3], disjoint=disjoint, **OPTIONS)
+    for batch in loader:
+        assert torch.equal(batch.x, source.rows[batch.n_id])
+
+
+@pytest.mark.parametrize("change", [lambda rows: rows[1:], lambda rows: rows.double(), lambda rows: None])
+def test_rows_of_another_shape_or_dtype_are_refused(change) -> None:
+    graph, source = make_graph()
+    graph.set_node_data("x", Fresh(source.rows, change=change))
+    with pytest.raises(ValueError, match=r"source of 'x' must return rows \[\d+, 70\] torch.float32, got"):
+        next(iter(NeighborLoader(graph, [4, 3], **OPTIONS)))
+
+
+def test_arrays_are_settled_when_a_loader_is_made() -> None:
+    graph, source = make_graph()
+    loader = NeighborLoader(graph, [4, 3], **OPTIONS)
+    for number, batch in enumerate(loader):
+        if number == 3:
+            graph.set_node_data("late", torch.arange(NUM_NODES))
+            graph.set_node_data("x", torch.zeros(NUM_NODES, 1))
+        assert "late" not in batch and torch.equal(batch.x, source.rows[batch.n_id])
+    again = next(iter(NeighborLoader(graph, [4, 3], **OPTIONS)))
+    assert torch.equal(again.late, again.n_id) and again.x.shape[1] == 1
+
+
+def test_a_graph_takes_tensors_and_sources_and_nothing_else(tmp_path) -> None:
+    graph, source = make_graph()
+    for rows in (torch.rand(NUM_NODES, 2).numpy(), [1.0] * NUM_NODES, object()):
+        with pytest.raises(
+            ValueError, match=r"must be a torch.Tensor, got .* a source of rows with shape, dtype, read"
+        ):
+            graph.set_node_data("z", rows)
+    with pytest.raises(ValueError, match="expected 4000 rows, one per edge"):
+        graph.set_edge_data("z", source)
+    with pytest.raises(ValueError, match="saving a graph needs rows in memory, and 'x' is a Source"):
+        save(graph, tmp_path / "graph")
+    with pytest.raises(ValueError, match="'w' is a Source: weights and times to draw by must be tensors"):
+        NeighborLoader(graph, [2], weight_attr="w")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"wire_dtype": "bf16"}, "wire_dtype must be torch.float16, torch.bfloat16 or None"),
+        ({"wire_dtype": torch.int8}, "wire_dtype must be torch.float16, torch.bfloat16 or None"),
+        ({"wire_dtype": torch.float64}, "wire_dtype must be torch.float16, torch.bfloat16 or None"),
+        ({"stages": [len]}, r"stages must be gnnsys.pipeline.Stage, got builtin.*write Stage\("),
+        ({"stages": len}, "stages must be a list of gnnsys.pipeline.Stage"),
+        ({"pipeline": {}}, "pipeline must be a gnnsys.loader.PipelineOptions, got dict"),
+        ({"sampler": 3}, r"sampler must be a function sampler\(graph, seeds, key\)"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number >= 1, got 2.5"),
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"num_threads": 1.5}, "num_threads must be a whole number >= 0"),
+        ({"prefetch": 0}, "prefetch must be >= 1, got 0"),
+        ({"device": "nope"}, "device must be one of torch's, such as 'cpu' or 'cuda:0', got 'nope'"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_with_what_can(argument: dict, message: str) -> None:
+    graph, _ = make_graph()
+    with pytest.raises(ValueError, match=message):
+        NeighborLoader(graph, None if "sampler" in argument else [2], **argument)
