@@ -19,7 +19,6 @@ from gnnsys.ops._library import native
 from gnnsys.partition import Part, Parts
 from gnnsys.partition.relabel import id_dtype
 from gnnsys.sampling.owners import part_bounds
-from gnnsys.sampling.sources import EdgeSource, rows_to_draw_by, time_rows, weight_rows, with_edge_time, with_node_time
 from gnnsys.sampling.sources import (
     EdgeSource,
     check_time,
