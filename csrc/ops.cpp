@@ -18,7 +18,11 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? exclude, Tensor? tree, Tensor? rng_ids) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
 
-  // Hops over several parts: cpu/stitch.cpp
+  // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
+  m.def(
+      "sample_parts(Tensor[] indptr, Tensor[] indices, Tensor[] original, Tensor[] halo, Tensor dst_bounds, "
+      "Tensor src_bounds, Tensor edge_bounds, Tensor seeds, int fanout, bool replace, int key, Tensor? tree, bool wide) "
+      "-> (Tensor indptr, Tensor ids, Tensor edges)");
   m.def(
       "name_neighbors(Tensor indptr, Tensor neighbors, Tensor positions, int first, int num_core, Tensor halo, "
       "int first_edge, Tensor? order, bool wide_ids, bool wide_edges) -> (Tensor counts, Tensor ids, Tensor edges)");
@@ -74,6 +78,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "-> (Tensor indptr, Tensor indices, Tensor edge_ids)");
   m.def("transpose(Tensor indptr, Tensor indices, int num_src) -> (Tensor indptr, Tensor indices, Tensor positions)");
   m.def("degrees(Tensor ids, int num_nodes) -> Tensor");
+  m.def("expand_indptr(Tensor indptr, int first, Tensor(a!) out) -> ()");
   m.def("in_subgraph(Tensor indptr, Tensor indices, Tensor nodes) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
   m.def(
       "induced_subgraph(Tensor indptr, Tensor indices, Tensor nodes, Tensor? src_nodes=None) "
@@ -141,6 +146,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "float tolerance, float slack, int key) -> (Tensor part, Tensor loads, Tensor stats)");
 
   // Tables: cpu/store/
+  m.def("gather_parts(Tensor[] srcs, int[] parts, Tensor ids, Tensor bounds, Tensor(a!) out, Tensor? at) -> ()");
   m.def(
       "move_rows(Tensor src, Tensor? index, Tensor? order, Tensor(a!) out, Tensor? columns, Tensor? versions) -> bool");
   m.def("update_rows(Tensor(a!) dst, Tensor(b!)? versions, Tensor index, Tensor src, bool add) -> ()");

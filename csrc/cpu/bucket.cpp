@@ -2,11 +2,11 @@
 #include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/tensors.h"
+#include "cpu/owners.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -14,48 +14,12 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kGrain = 1 << 14;
-constexpr int64_t kBlock = 2048;  // ids whose buckets are found at once, in the first cache
-
-constexpr int64_t kFew = 32;
-
-// The bucket of an id is the last one whose bound is not above it, so empty buckets are never chosen. With few buckets
-// it is a count of comparisons: the owners of a batch's ids alternate, and a search would mispredict at every step.
-template <typename id_t>
-void find_buckets(const id_t* ids, int64_t size, const int64_t* bounds, int64_t num_buckets, int32_t* out) {
-  if (num_buckets <= kFew) {
-    std::fill(out, out + size, 0);
-    for (int64_t b = 1; b < num_buckets; ++b) {
-      // A bound that no id of this width reaches counts nothing.
-      if (bounds[b] > std::numeric_limits<id_t>::max()) {
-        break;
-      }
-      const auto bound = static_cast<id_t>(bounds[b]);
-      for (int64_t i = 0; i < size; ++i) {
-        out[i] += ids[i] >= bound;
-      }
-    }
-    return;
-  }
-  int64_t last = 0;  // ids often come in runs of one owner
-  for (int64_t i = 0; i < size; ++i) {
-    const int64_t id = ids[i];
-    if (id < bounds[last] || id >= bounds[last + 1]) {
-      last = std::upper_bound(bounds, bounds + num_buckets + 1, id) - bounds - 1;
-    }
-    out[i] = static_cast<int32_t>(last);
-  }
-}
 
 // Work: two passes over the ids. Bytes: ids read twice; 8 (order), 4 (bucket) and one id (local) written per id.
 std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& bounds) {
   check_ids(ids, "ids");
-  check_vector(bounds, "bounds");
-  check_dtype(bounds, ScalarType::Long, "bounds");
-  CHECK_ARG(bounds.numel() >= 2, "bounds must have one entry more than there are buckets, got ", bounds.numel());
-  const int64_t num_buckets = bounds.numel() - 1;
+  const int64_t num_buckets = check_bounds(bounds, "bounds");
   const auto* bound = const_data<int64_t>(bounds);
-  CHECK_ARG(bound[0] == 0 && std::is_sorted(bound, bound + num_buckets + 1),
-            "bounds must start at 0 and never decrease");
   check_id_range(ids, bound[num_buckets], "ids");
   const int64_t size = ids.numel();
   const int threads = num_threads_for(size, kGrain);
@@ -73,9 +37,9 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
     on_threads(threads, [&](int t, int n) {
       const Range r = share_of(size, t, n);
       int64_t* mine = next.data() + t * num_buckets;
-      for (int64_t begin = r.begin; begin < r.end; begin += kBlock) {
-        const int64_t end = std::min(begin + kBlock, r.end);
-        find_buckets(in + begin, end - begin, bound, num_buckets, bucket.data() + begin);
+      for (int64_t begin = r.begin; begin < r.end; begin += kOwnerBlock) {
+        const int64_t end = std::min(begin + kOwnerBlock, r.end);
+        find_owners(in + begin, end - begin, bound, num_buckets, bucket.data() + begin);
         for (int64_t i = begin; i < end; ++i) {
           ++mine[bucket[static_cast<size_t>(i)]];
         }

@@ -146,6 +146,28 @@ Tensor degrees(const Tensor& ids, int64_t num_nodes) {
   return out;
 }
 
+// The column of each edge, from `first` on: out[e] = first + c for indptr[c] <= e < indptr[c + 1].
+void expand_indptr(const Tensor& indptr, int64_t first, Tensor out) {
+  check_vector(indptr, "indptr");
+  check_dtype(indptr, ScalarType::Long, "indptr");
+  check_vector(out, "out");
+  check_dtype(out, ScalarType::Long, "out");
+  CHECK_ARG(indptr.numel() >= 1, "indptr must have at least one entry");
+  check_monotone(indptr);
+  const auto* begin = const_data<int64_t>(indptr);
+  const int64_t num_columns = indptr.numel() - 1;
+  CHECK_ARG(begin[0] == 0 && begin[num_columns] == out.numel(), "indptr must go from 0 to len(out) = ", out.numel());
+  auto* const to = mutable_data<int64_t>(out);
+  parallel_for(num_columns, 1 << 12, [=](int64_t lo, int64_t hi) {
+    for (int64_t c = lo; c < hi; ++c) {
+      const int64_t end = begin[c + 1];
+      for (int64_t e = begin[c]; e < end; ++e) {
+        to[e] = first + c;
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace gnnsys
 
@@ -153,5 +175,6 @@ STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
   m.impl("coo_to_csc", TORCH_BOX(&gnnsys::coo_to_csc));
   m.impl("transpose", TORCH_BOX(&gnnsys::transpose));
   m.impl("degrees", TORCH_BOX(&gnnsys::degrees));
+  m.impl("expand_indptr", TORCH_BOX(&gnnsys::expand_indptr));
   m.impl("validate_csc", TORCH_BOX(&gnnsys::validate_csc));
 }

@@ -7,12 +7,14 @@ from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
+from gnnsys.ops.parted import PartedCSC, sample_parts
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
 from gnnsys.ops.stitch import Piece, name_neighbors, stitch
 from gnnsys.ops.store import (
     fill_uniform,
+    gather_parts,
     move_rows,
     num_versions,
     sparse_adagrad_step,
@@ -20,7 +22,7 @@ from gnnsys.ops.store import (
     update_rows,
 )
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
-from gnnsys.ops.structure import bfs_order, degrees, in_subgraph, induced_subgraph
+from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 
 __all__ = [
     "CSC",
@@ -30,6 +32,7 @@ __all__ = [
     "Neighbors",
     "NodeRun",
     "PairTable",
+    "PartedCSC",
     "Piece",
     "bfs_order",
     "bucket_ids",
@@ -39,9 +42,11 @@ __all__ = [
     "degrees",
     "drop_pages",
     "edge_softmax",
+    "expand_indptr",
     "fill_uniform",
     "find_edges",
     "gat_aggregate",
+    "gather_parts",
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
@@ -54,6 +59,7 @@ __all__ = [
     "random_permutation",
     "rmat_edges",
     "sample_neighbors",
+    "sample_parts",
     "scatter_rows",
     "sddmm",
     "sparse_adagrad_step",

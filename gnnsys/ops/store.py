@@ -6,7 +6,7 @@ read again. Without it nothing else may touch the rows meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -42,6 +42,22 @@ def move_rows(
     """
     if not native.move_rows(src, index, order, out, columns, versions):
         raise RuntimeError("a row stayed half written for 10 s: the process that owns the table died while writing it")
+    return out
+
+
+def gather_parts(
+    parts: Mapping[int, Tensor], ids: Tensor, bounds: Tensor, out: Tensor, at: Tensor | None = None
+) -> Tensor:
+    """`out[i]` (or `out[at[i]]`) is row ids[i] of a table of which part p has rows bounds[p] to bounds[p + 1].
+
+    `parts` are the rows of some parts; rows of the others are left alone. Cast to out's dtype between floating dtypes.
+    As fast as a gather from one piece: rows are written in the order of the ids.
+
+    >>> gather_parts({0: torch.tensor([7, 8]), 1: torch.tensor([9])}, torch.tensor([2, 0]), torch.tensor([0, 2, 3]),
+    ...              torch.empty(2, dtype=torch.long))
+    tensor([9, 7])
+    """
+    native.gather_parts(list(parts.values()), list(parts), ids, bounds, out, at)
     return out
 
 

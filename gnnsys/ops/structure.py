@@ -18,6 +18,16 @@ def degrees(ids: Tensor, num_nodes: int) -> Tensor:
     return native.degrees(ids.contiguous(), num_nodes)
 
 
+def expand_indptr(indptr: Tensor, first: int, out: Tensor) -> Tensor:
+    """The column of every edge, counted from `first`: `out[e] = first + c` for indptr[c] <= e < indptr[c + 1].
+
+    >>> expand_indptr(torch.tensor([0, 2, 2, 3]), 5, torch.empty(3, dtype=torch.int64))
+    tensor([5, 5, 7])
+    """
+    native.expand_indptr(indptr, first, out)
+    return out
+
+
 def in_subgraph(csc: CSC, nodes: Tensor) -> CSC:
     """All in-edges of `nodes`: column i holds those of nodes[i], sources keep their ids. A node may be listed twice."""
     indptr, neighbors, positions = native.in_subgraph(csc.indptr, csc.indices, nodes.contiguous())
@@ -66,6 +76,11 @@ def _transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, T
 @torch.library.register_fake("gnnsys::degrees")
 def _degrees(ids: Tensor, num_nodes: int) -> Tensor:
     return ids.new_empty(num_nodes, dtype=torch.int64)
+
+
+@torch.library.register_fake("gnnsys::expand_indptr")
+def _expand_indptr(indptr: Tensor, first: int, out: Tensor) -> None:
+    return None
 
 
 @torch.library.register_fake("gnnsys::validate_csc")

@@ -1,5 +1,6 @@
 """In-edges of a parted graph: remote parts are asked first, own parts sampled meanwhile, the answers stitched.
 
+Where all parts are here and draws are uniform, neither is needed: seeds are looked up and answered in their order.
 One message per machine and hop has the seeds of all edge types. Ids are global throughout; what an exclusion names is
 the first edge of the part plus a position of the view, so that it needs no look-up where it is used.
 """
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from gnnsys.comm import Kind
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, Neighbors, Piece, gather_rows, stitch
+from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
 from gnnsys.partition.relabel import id_dtype
 from gnnsys.sampling.hop import Answer, Draw, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
-from gnnsys.sampling.part_view import ViewSpec
+from gnnsys.sampling.part_view import UNIFORM, ViewSpec
 from gnnsys.sampling.part_views import PartViews
 
 if TYPE_CHECKING:
@@ -44,6 +45,27 @@ class DistNeighborhoods:
         last: bool = False,
         batch: int = -1,
         hop: int = -1,
+    ) -> list[Neighbors]:
+        whole = [self._whole(request) for request in requests]
+        asked = [request for request, csc in zip(requests, whole) if csc is None]
+        found = iter(self._sample_by_part(asked, replace, last, batch, hop) if asked else ())
+        return [
+            next(found) if csc is None else self._sample_whole(csc, request, replace)
+            for request, csc in zip(requests, whole)
+        ]
+
+    def _whole(self, request: HopRequest) -> PartedCSC | None:
+        """What a request is answered from at once: uniform draws where all parts are here."""
+        is_plain = self._spec == UNIFORM and (request.exclude is None or not request.exclude.numel())
+        return self._views.whole(request.edge_type) if is_plain else None
+
+    def _sample_whole(self, csc: PartedCSC, request: HopRequest, replace: bool) -> Neighbors:
+        wide = self.id_dtypes[request.edge_type[0]] == torch.int64
+        seeds = request.seeds.contiguous()
+        return sample_parts(csc, seeds, request.fanout, key=request.key, replace=replace, tree=request.tree, wide=wide)
+
+    def _sample_by_part(
+        self, requests: Sequence[HopRequest], replace: bool, last: bool, batch: int, hop: int
     ) -> list[Neighbors]:
         plan = _Plan(requests, self._owners)
         options = (self._spec.key, self._edge_types, replace, last)

@@ -8,7 +8,7 @@ every node seen so far, one block per hop); under both, the same (hop, node) get
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
-from gnnsys.ops import CSC, IdTable, Neighbors, stream_key
+from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
@@ -115,6 +115,15 @@ class NeighborSampler:
         self._free_tables.append(tables)
 
 
+class _HopEdges(NamedTuple):
+    """Edges of one hop: those of column c, indptr[c] to indptr[c + 1], go to local node first + c."""
+
+    indptr: Tensor
+    first: int
+    local: Tensor  # local ids of the sources
+    positions: Tensor
+
+
 class _Walk:
     """One sample in the making: what is known of each node type, hop by hop."""
 
@@ -127,7 +136,7 @@ class _Walk:
         self.tables = tables
         self.nodes: dict[NodeType, list[Tensor]] = {t: [] for t in graph.node_types}
         self.num_nodes: dict[NodeType, list[int]] = {t: [] for t in graph.node_types}
-        self.edges: dict[EdgeType, list[tuple[Tensor, Tensor, Tensor]]] = {t: [] for t in graph.edge_types}
+        self.edges: dict[EdgeType, list[_HopEdges]] = {t: [] for t in graph.edge_types}
         self.num_edges: dict[EdgeType, list[int]] = {t: [] for t in graph.edge_types}
         self.blocks: list[Block] = []
         for t in graph.node_types:
@@ -166,7 +175,7 @@ class _Walk:
             self._add_block(structure, before)
         else:
             for edge_type, (indptr, local, positions) in structure.items():
-                self.edges[edge_type].append((local, _columns(indptr, first[edge_type[2]], local.numel()), positions))
+                self.edges[edge_type].append(_HopEdges(indptr, first[edge_type[2]], local, positions))
 
     def _frontier(self, node_type: NodeType, begin: int, end: int) -> Tensor:
         """Ids of the local nodes begin..end, the last chunks of what was found."""
@@ -215,11 +224,9 @@ class _Walk:
     def finish(self) -> Sample:
         row, col, edge = {}, {}, {}
         for edge_type, hops in self.edges.items():
-            empty = torch.empty(0, dtype=torch.int64)
-            rows, cols, positions = ([h[i] for h in hops] or [empty] for i in range(3))
-            row[edge_type] = torch.cat(rows)
-            col[edge_type] = torch.cat(cols)
-            edge[edge_type] = self.neighborhoods.edge_ids(edge_type, torch.cat(positions))
+            row[edge_type], col[edge_type] = _join_edges(hops)
+            positions = torch.cat([h.positions for h in hops]) if hops else torch.empty(0, dtype=torch.int64)
+            edge[edge_type] = self.neighborhoods.edge_ids(edge_type, positions)
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
         node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
@@ -300,10 +307,16 @@ class _DisjointWalk(_Walk):
         return sample
 
 
-def _columns(indptr: Tensor, first: int, num_edges: int) -> Tensor:
-    """The destination's local id of each sampled edge."""
-    dst = torch.arange(first, first + indptr.numel() - 1)
-    return torch.repeat_interleave(dst, indptr.diff(), output_size=num_edges)
+def _join_edges(hops: Sequence[_HopEdges]) -> tuple[Tensor, Tensor]:
+    """Sources and destinations of all hops' edges, two rows of one tensor."""
+    out = torch.empty(2, sum(h.local.numel() for h in hops), dtype=torch.int64)
+    row, col = out
+    end = 0
+    for hop in hops:
+        begin, end = end, end + hop.local.numel()
+        row[begin:end] = hop.local
+        expand_indptr(hop.indptr, hop.first, col[begin:end])
+    return row, col
 
 
 def _seed_trees(seeds: Mapping[NodeType, Tensor], tree: Mapping[NodeType, Tensor] | None) -> dict[NodeType, Tensor]:

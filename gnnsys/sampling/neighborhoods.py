@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.ops import CSC, Neighbors, find_edges, sample_neighbors
+from gnnsys.ops import CSC, Neighbors, find_edges, gather_rows, sample_neighbors
 from gnnsys.sampling.sources import edge_sources
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class GraphNeighborhoods:
 
     def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
         edge_ids = self._sources[edge_type].csc.edge_ids
-        return positions if edge_ids is None else edge_ids.index_select(0, positions).to(torch.int64)
+        return positions if edge_ids is None else gather_rows(edge_ids, positions).to(torch.int64)
 
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         return find_edges(self.csc(edge_type), src, dst)

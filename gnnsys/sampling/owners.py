@@ -41,7 +41,7 @@ class Owners:
                 away.setdefault(machine, []).append(part)
         self.away = away  # machine -> parts, ascending
         types: list[NodeType | EdgeType] = [*book.node_offsets, *book.edge_offsets]
-        self._bounds = {t: _part_bounds(book, t) for t in types}
+        self._bounds = {t: part_bounds(book, t) for t in types}
 
     def bounds(self, type: NodeType | EdgeType) -> Tensor:
         """First id of every part, and the end, int64 [num_parts + 1]."""
@@ -53,6 +53,7 @@ class Owners:
         return Grouped(order, local, [0, *counts.cumsum(0).tolist()])
 
 
-def _part_bounds(book: PartitionBook, type: NodeType | EdgeType) -> Tensor:
+def part_bounds(book: PartitionBook, type: NodeType | EdgeType) -> Tensor:
+    """First id of every part, and the end, int64 [num_parts + 1]."""
     ranges = book.ranges(type)
     return torch.cat([ranges[:, 0], ranges[-1:, 1]]).contiguous()

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, Piece, gather_rows, name_neighbors, sample_neighbors
+from gnnsys.ops import CSC, PartedCSC, Piece, gather_rows, name_neighbors, sample_neighbors
 from gnnsys.ops._library import native
 from gnnsys.partition import Part, Parts
 from gnnsys.partition.relabel import id_dtype
+from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.sources import (
     EdgeSource,
     check_time,
@@ -152,6 +153,19 @@ def core_csc(part: Part, edge_type: EdgeType) -> CSC:
     if csc.num_dst == num_core:
         return csc
     return CSC(csc.indptr[: num_core + 1], csc.indices[: int(csc.indptr[num_core])], csc.num_src)
+
+
+def whole_csc(parts: Parts, edge_type: EdgeType) -> PartedCSC | None:
+    """In-edges of all parts as one; None where parts are not stored alike."""
+    src, _, dst = edge_type
+    all_parts = [parts.part(p) for p in range(parts.book.num_parts)]
+    cscs = [core_csc(part, edge_type) for part in all_parts]
+    original, halo = [part.original_ids(dst) for part in all_parts], [part.halo(src) for part in all_parts]
+    is_alike = all(len({ids.dtype for ids in lists}) == 1 for lists in (original, halo))
+    if not is_alike or any(csc.edge_ids is not None for csc in cscs):
+        return None
+    bounds = [part_bounds(parts.book, t) for t in (dst, src, edge_type)]
+    return PartedCSC([csc.indptr for csc in cscs], [csc.indices for csc in cscs], original, halo, *bounds)
 
 
 def local_sources(part: Part, node_type: NodeType, ids: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
+from gnnsys.ops import PartedCSC
 from gnnsys.partition import Parts
 from gnnsys.sampling.hop import Answer, Draw, PartsRequest
-from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources
+from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources, whole_csc
 
 _SEEDS_PER_PIECE = 1 << 14
 _SEEDS_PER_PIECE_OF_ALL = 1 << 11  # with fanout -1 a seed may have any number of neighbours
@@ -30,6 +31,8 @@ class PartViews:
         self.parts, self.own_parts = parts, list(own_parts)
         self._lock = threading.Lock()
         self._views: dict[int, dict[int, PartView]] = {}
+        self._has_all = sorted(self.own_parts) == list(range(parts.book.num_parts))
+        self._whole: dict[EdgeType, PartedCSC | None] = {}
         self.prepare(UNIFORM, {})
 
     def has(self, spec: ViewSpec) -> bool:
@@ -67,6 +70,12 @@ class PartViews:
         if part not in views:
             raise ValueError(f"part {part} is not here, only {self.own_parts}")
         return views[part]
+
+    def whole(self, edge_type: EdgeType) -> PartedCSC | None:
+        """Structure as one, where every part is here and stored alike; None where not."""
+        if edge_type not in self._whole:
+            self._whole[edge_type] = whole_csc(self.parts, edge_type) if self._has_all else None
+        return self._whole[edge_type]
 
     def edge_type(self, index: int) -> EdgeType:
         edge_types = self.parts.schema.edge_types

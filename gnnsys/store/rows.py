@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnsys.ops import fill_uniform, move_rows, update_rows
+from gnnsys.ops import fill_uniform, gather_rows, move_rows, update_rows
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.spec import TableSpec
 
@@ -48,7 +48,10 @@ class PartRows:
 
     def read(self, index: Tensor, out: Tensor, order: Tensor | None = None, columns: Tensor | None = None) -> None:
         """`out[order[j]] = rows[index[j]]`; each row is whole, even while another is written."""
-        move_rows(self.rows, out, index=index, order=order, columns=columns, versions=self.versions)
+        if order is None and columns is None and self.versions is None:
+            gather_rows(self.rows, index, out)
+        else:
+            move_rows(self.rows, out, index=index, order=order, columns=columns, versions=self.versions)
 
     def update(self, index: Tensor, rows: Tensor, *, add: bool = False) -> None:
         """`rows[index] = ...` or `+=`, in order. One caller at a time: the shard's lock on the table sees to it."""

@@ -20,7 +20,7 @@ from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
-from gnnsys.store.pull import PendingPull, Pull, Target, begin
+from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.pushes import Numbering
 from gnnsys.store.rows import PartRows
@@ -183,26 +183,30 @@ class Store:
         Pulls with the same `ids` object, of tables that are cut alike, are looked up and sent once.
         """
         found: dict[tuple[int, tuple[int, ...]], list[Run]] = {}
+        held: dict[int, Tensor] = {}  # the ids as they are looked up
         wanted = []
         for pull in pulls:
             self._wait_for_pushes(pull.table)
             places = self._live_places(pull.table)
             spec = self.spec(pull.table)
             check_ids(pull.ids, spec)
+            ids = held.setdefault(id(pull.ids), pull.ids.detach().cpu().contiguous())
+            target = Target(pull, spec, out_for(pull, spec, self._buffers))
+            if self._policy is nearest and target.takes_all(places):
+                wanted.append(Wanted(target, ids, ()))
+                continue
             key = (id(pull.ids), spec.bounds)
             runs = found.get(key)
             if runs is None:
-                ids = pull.ids.detach().cpu().contiguous()
                 runs = found[key] = locate(ids, spec, places)
-            target = Target(pull, spec, out_for(pull, spec, self._buffers))
-            wanted.append((target, [_at(run, places[run.part]) for run in runs]))
+            wanted.append(Wanted(target, ids, [_at(run, places[run.part]) for run in runs]))
         try:
             return begin(
                 wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
                 refused=self._refused,
             )  # fmt: skip
         except ValueError as error:
-            raise self._refused(error, [target.spec for target, _ in wanted]) from error
+            raise self._refused(error, [target.spec for target, _, _ in wanted]) from error
 
     # Writing
 
