@@ -97,7 +97,9 @@ class Fetch:
             order.count(moved)
         sampled.rows = rows
         if sampled.trace is not None:
-            sampled.trace.bytes.update({flow: moved.get(f"bytes_{flow}", 0) for flow in ("local", "remote", "shared")})
+            flows = sampled.trace.bytes
+            flows["local"], flows["remote"] = moved["bytes_local"], moved.get("bytes_remote", 0)
+            flows["shared"] = moved.get("bytes_shared", 0)
         with self._lock:
             for name, count in moved.items():
                 self._counts[name] += count

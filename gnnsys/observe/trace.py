@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-@dataclass
+@dataclass(slots=True)
 class BatchTrace:
     """What is known of one batch; times are seconds of `time.perf_counter` in this process."""
 
@@ -23,11 +23,6 @@ class BatchTrace:
     edges: dict[str, list[int]] = field(default_factory=dict)  # per edge type, "src|relation|dst", per hop
     bytes: dict[str, int] = field(default_factory=dict)  # per flow: local, remote, shared, device
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and end
-
-    def add_time(self, stage: str, began: float, ended: float) -> None:
-        """A stage may work on a batch more than once: from the first start to the last end."""
-        before = self.stages.get(stage)
-        self.stages[stage] = (began, ended) if before is None else (min(before[0], began), max(before[1], ended))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -47,15 +42,18 @@ class Trace:
     def start(self, position: int, record: BatchTrace) -> None:
         """`record` is that of the batch at `position` from now on, also where that batch was loaded before."""
         with self._lock:
-            self._records.pop(position, None)
+            if position in self._records:
+                del self._records[position]  # so that it becomes the newest
             self._records[position] = record
             while len(self._records) > self._size:
                 self._records.popitem(last=False)
 
     def add_time(self, position: int, stage: str, began: float, ended: float) -> None:
+        """A stage may work on a batch more than once: from the first start to the last end."""
         record = self._records.get(position)  # no lock: a look-up is one step, and one thread at a time has the batch
         if record is not None:
-            record.add_time(stage, began, ended)
+            before = record.stages.get(stage)
+            record.stages[stage] = (began, ended) if before is None else (min(before[0], began), max(before[1], ended))
 
     def records(self) -> list[BatchTrace]:
         """By position; of batches still in flight as far as they are known."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -286,7 +285,7 @@ class _DisjointWalk(_Walk):
         }
         time = dict.fromkeys(tree) if self._tree_time is None else {t: self._tree_time[of] for t, of in tree.items()}
         return [
-            replace(request, tree=tree[request.edge_type[2]], seed_time=time[request.edge_type[2]])
+            request._replace(tree=tree[request.edge_type[2]], seed_time=time[request.edge_type[2]])
             for request in super()._requests(hop, key, frontier, exclude)
         ]
 

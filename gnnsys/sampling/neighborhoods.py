@@ -7,8 +7,7 @@ by the same keys, so whoever asks gets the same neighbours.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 AnyGraph: TypeAlias = "Graph | DistGraph"
 
 
-@dataclass(frozen=True)
-class HopRequest:
+class HopRequest(NamedTuple):
     """One edge type's part of a hop: up to `fanout` in-edges of each seed, drawn by `key`.
 
     `exclude` is what `Neighborhoods.find_edges` returned; `tree` and `seed_time` have an entry per seed. A seed's time
