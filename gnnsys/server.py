@@ -49,7 +49,10 @@ class GraphServer:
         self._lock = threading.Lock()
         handlers: dict[int, Handler] = dict.fromkeys([*self._services, *GRAPH_KINDS], self._ask)
         handlers |= {Kind.OPEN: self._handle_open, Kind.STATUS: self._status, Kind.STOP: self._stop}
-        self.server = Server(handlers, bind=bind, keys=keys, threads=threads, name=f"machine-{machine}")
+        native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
+        self.server = Server(
+            handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}"
+        )
 
     def start(self) -> list[str]:
         """Begins to serve; the endpoints."""

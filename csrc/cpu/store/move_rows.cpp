@@ -16,7 +16,8 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kColumnsPrefetch = 512;  // of a row of which some columns are read
-constexpr int64_t kArrivedBytesPerThread = 1 << 22;  // rows in turn just came in: other cores still receive and send
+// Rows in turn just came in: other cores still receive and send, and are left to that where there are few.
+inline int64_t arrived_bytes_per_thread() { return torch::stable::get_num_threads() > 4 ? 1 << 20 : 1 << 22; }
 
 struct Bits128 {
   uint64_t words[2];
@@ -94,7 +95,7 @@ bool move(char* out, const char* src, List<index_t> index, List<order_t> order, 
   const int64_t bytes = copy.from_bytes();
   const int64_t wanted = wanted_bytes(copy);
   const int64_t ahead = index.ids == nullptr ? size : rows_ahead(wanted);  // rows in turn: the hardware knows
-  const int64_t bytes_per_thread = index.ids == nullptr ? kArrivedBytesPerThread : kBytesPerThread;
+  const int64_t bytes_per_thread = index.ids == nullptr ? arrived_bytes_per_thread() : kBytesPerThread;
   std::atomic<bool> whole{true};
   parallel_for(size, bytes_per_thread / std::max<int64_t>(wanted, 1), [&, out, src](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
