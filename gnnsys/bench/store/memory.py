@@ -1,7 +1,8 @@
 """What one more trainer on a machine takes: processes that open the same parts and load the same batches.
 
-Shared pages are counted once (PSS, summed over the processes), so what the second adds is what it does not share. Of
-that, what a process takes that has only imported everything is not the graph's doing, and is taken off.
+What the second adds is what it shares with nobody (private pages, clean or not), once the first has touched the same
+pages. Of that, what a process takes that has only imported everything is not the graph's doing, and is taken off. (Sums
+of PSS would not do: a graph server that maps the same files has its share of them, which shrinks.)
 """
 
 from __future__ import annotations
@@ -43,11 +44,9 @@ def _measure(parts: Path) -> dict[str, float]:
         first = stack.enter_context(Child(MODULE, str(parts)))
         first.answer()
         trainer = proportional_bytes(first.pid)
-        before = proportional_bytes(bare.pid) + trainer
         second = stack.enter_context(Child(MODULE, str(parts)))
         second.answer()
-        after = sum(proportional_bytes(child.pid) for child in (bare, first, second))
-        return {"bare": alone, "first": trainer, "second": after - before}
+        return {"bare": alone, "first": trainer, "second": proportional_bytes(second.pid, only_private=True)}
 
 
 def proportional_bytes(pid: int, *, only_private: bool = False) -> float:
