@@ -63,7 +63,8 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
         model.train()
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            # The mean, and 0 of an empty batch: a trainer whose share ran out still takes part in the step.
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size], reduction="sum") / max(1, batch.batch_size)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
