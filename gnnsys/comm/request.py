@@ -10,19 +10,17 @@ from typing import Any, Union
 
 from torch import Tensor
 
-from gnnsys.comm.wire import Header, Message, make_header
+from gnnsys.comm.wire import Message, make_header
 
 
-class Request:
-    """One request; `arrays` are views of what was received and are never written into."""
+class Request(Message):
+    """A message that a handler answers, and until when."""
 
-    __slots__ = ("arrays", "deadline", "header", "message", "options")
+    __slots__ = ("deadline", "message")
 
     def __init__(self, message: Message, deadline: float) -> None:
+        super().__init__(message.header, message.arrays, message.options)
         self.message = message
-        self.header: Header = message.header
-        self.arrays: list[Tensor] = message.arrays
-        self.options: dict[str, Any] = message.options
         self.deadline = deadline  # time.monotonic()
 
     @classmethod
@@ -36,30 +34,6 @@ class Request:
             batch=batch, layer=layer,
         )  # fmt: skip
         return cls(Message(header, list(arrays), options or {}), time.monotonic() + timeout)
-
-    @property
-    def kind(self) -> int:
-        return self.header.kind
-
-    @property
-    def sender(self) -> int:
-        return self.header.sender
-
-    @property
-    def incarnation(self) -> int:
-        return self.header.incarnation
-
-    @property
-    def sequence(self) -> int:
-        return self.header.sequence
-
-    @property
-    def batch(self) -> int:
-        return self.header.batch
-
-    @property
-    def layer(self) -> int:
-        return self.header.layer
 
     def remaining(self) -> float:
         """Seconds to the request's deadline; not below zero."""
