@@ -34,34 +34,34 @@ class Request(NamedTuple):
     key: SampleKey
 
 
-class EpochIterator:
-    """What `iter(loader)` returns; with `persistent_workers` the same one, with the same threads, every epoch."""
+class Running:
+    """An epoch and the pipeline that loads it. They hold no loader: one that keeps its workers can be let go."""
 
     def __init__(self, loader: ThreadedLoader) -> None:
-        self._loader = loader
-        self._epoch = self._begin()
-        self._pipeline = self._start()
+        self.epoch = _begin(loader)
+        self.pipeline = self._start(loader)
 
-    def _begin(self) -> Epoch:
-        """The loader's state is this epoch's from here on, whatever became of the one before."""
-        epoch = Epoch(self._loader)
-        self._loader.progress = epoch
-        return epoch
-
-    def _start(self) -> Pipeline:
-        self._loader.forget()
-        timeout = self._loader.timeout if self._loader.timeout > 0 else None
-        stages = make_stages(self._loader)
-        return Pipeline(self._epoch.requests, stages, position=self._epoch.start, timeout=timeout)
-
-    def _reset(self, loader: ThreadedLoader, first_iter: bool = False) -> None:
-        """torch's name for the next epoch of persistent workers."""
-        self._epoch = self._begin()
-        if self._pipeline.is_closed:  # by an error in the last epoch
-            self._pipeline = self._start()
+    def begin_again(self, loader: ThreadedLoader) -> None:
+        """The next epoch, with the same threads unless an error ended them."""
+        self.epoch = _begin(loader)
+        if self.pipeline.is_closed:
+            self.pipeline = self._start(loader)
         else:
-            self._loader.forget()
-            self._pipeline.seek(self._epoch.start, self._epoch.requests)
+            loader.forget()
+            self.pipeline.seek(self.epoch.start, self.epoch.requests)
+
+    def _start(self, loader: ThreadedLoader) -> Pipeline:
+        loader.forget()
+        timeout = loader.timeout if loader.timeout > 0 else None
+        return Pipeline(self.epoch.requests, make_stages(loader), position=self.epoch.start, timeout=timeout)
+
+
+class EpochIterator:
+    """What `iter(loader)` returns; with `persistent_workers` all of them go on with the epoch begun last."""
+
+    def __init__(self, loader: ThreadedLoader, running: Running) -> None:
+        self._loader = loader
+        self._running = running
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -70,15 +70,23 @@ class EpochIterator:
         return len(self._loader)
 
     def __next__(self) -> Any:
+        epoch = self._running.epoch
         try:
-            batch = next(self._pipeline)
+            batch = next(self._running.pipeline)
         except StopIteration:
-            if self._loader.progress is self._epoch:
+            if self._loader.progress is epoch:
                 self._loader.progress = None
             raise
-        self._epoch.seen += 1
-        self._loader.progress = self._epoch
+        epoch.seen += 1
+        self._loader.progress = epoch
         return batch
+
+
+def _begin(loader: ThreadedLoader) -> Epoch:
+    """The loader's state is this epoch's from here on, whatever became of the one before."""
+    epoch = Epoch(loader)
+    loader.progress = epoch
+    return epoch
 
 
 class Epoch:

@@ -93,6 +93,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
             time_attr=time_attr,
             **kwargs,
         )
+        self._untie()
         check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
@@ -185,6 +186,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             neighbor_sampler=neighbor_sampler,
             **kwargs,
         )
+        self._untie()
         if links is None:
             check_links(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
         else:

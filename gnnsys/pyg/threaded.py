@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ from gnnsys.loader.join import Rows
 from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pyg.arguments import check_index, check_share
-from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request
+from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
@@ -45,6 +46,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share."""
         self.seed = seed
         self.progress: Epoch | None = None
+        self._running: Running | None = None  # of persistent workers
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
         self._sampler = sampler
@@ -62,10 +64,11 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             return
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
-        self._join = Join(data, self._graph, Rows(pool), kwargs.get("custom_cls"))
+        self._join = Join(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
 
-    def _graph(self) -> AnyGraph | None:
-        return self._sampler.graph if isinstance(self._sampler, NeighborSampler) else None
+    def _untie(self) -> None:
+        """After the DataLoader's own __init__, which kept a bound method of ours: the loader would hold itself."""
+        del self.__dict__["collate_fn"]
 
     @property
     def _index_sampler(self) -> Any:
@@ -157,8 +160,14 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
     # -- epochs and state ----------------------------------------------------------------------------------------------
 
-    def _get_iterator(self) -> EpochIterator:  # type: ignore[override]
-        return EpochIterator(self)
+    def __iter__(self) -> EpochIterator:  # type: ignore[override]
+        if not self.persistent_workers:
+            return EpochIterator(self, Running(self))
+        if self._running is None:
+            self._running = Running(self)
+        else:
+            self._running.begin_again(self)
+        return EpochIterator(self, self._running)
 
     def check_worker_number_rationality(self) -> None:
         """torch warns of more worker processes than cores; ours are threads, and idle ones cost nothing."""
@@ -210,3 +219,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             yield
         finally:
             self.worker_init_fn = before
+
+
+def _graph_of(sampler: BaseSampler) -> AnyGraph | None:
+    return sampler.graph if isinstance(sampler, NeighborSampler) else None
