@@ -47,12 +47,14 @@ def init(
     server_threads: int = 2,
     process_group: bool = True,
     backend: str | None = None,
+    encrypt: bool = True,
 ) -> Session:
     """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
 
     `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
     start apart. A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is,
-    or `backend`. The session is closed by `close()`, by `with`, or when the process exits.
+    or `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
+    networks that nobody else can read. The session is closed by `close()`, by `with`, or when the process exits.
 
     >>> with gnnsys.init() as session:
     ...     graph = gnnsys.open("parts/")
@@ -69,7 +71,7 @@ def init(
         session._begin_server()
         address = session._settle_address()
         session._make_process_group(process_group, backend, address)
-        session._order_server(server_threads, address)
+        session._order_server(server_threads, address, encrypt)
     except BaseException:
         session.close(wait=False)
         raise
@@ -247,12 +249,12 @@ class Session:
         if self.world_size > 1 and self.group.is_leader:
             self._server = ServerProcess()
 
-    def _order_server(self, threads: int, address: str) -> None:
+    def _order_server(self, threads: int, address: str, encrypt: bool) -> None:
         group = self.group
         if group.world_size == 1:
             return
         # On one machine too: whoever else has an account there could connect to its loopback interface.
-        made = Keys.generate().to_json() if group.rank == 0 else None
+        made = Keys.generate(encrypts=encrypt).to_json() if group.rank == 0 else None
         keys = Keys.from_json(group.share_secret("key", made))
         problem, endpoints = None, None
         if self._server is not None:

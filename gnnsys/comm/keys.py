@@ -1,12 +1,16 @@
 """The job's key: one CURVE pair that every process of the job has. Who does not have it is refused before any message.
 
 Both ends use the same pair: a client proves that it owns the secret key of the one public key that servers admit.
+Encryption costs more than the network where links are fast: a job whose network is its own may do without. Servers
+then still admit only who knows the key (libzmq's PLAIN), but whoever can read the wire reads it, and the key with it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 from dataclasses import dataclass, field
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -20,6 +24,7 @@ class Keys:
 
     public: str
     secret: str = field(repr=False)
+    encrypts: bool = True
 
     def __post_init__(self) -> None:
         for name in ("public", "secret"):
@@ -28,38 +33,49 @@ class Keys:
                 raise ValueError(f"the {name} key must be 40 characters of Z85; make a pair with Keys.generate()")
 
     @classmethod
-    def generate(cls) -> Keys:
+    def generate(cls, *, encrypts: bool = True) -> Keys:
         public, secret = zmq.curve_keypair()
-        return cls(public.decode(), secret.decode())
+        return cls(public.decode(), secret.decode(), encrypts)
 
-    def to_json(self) -> dict[str, str]:
-        return {"public": self.public, "secret": self.secret}
+    def to_json(self) -> dict[str, Any]:
+        keys = {"public": self.public, "secret": self.secret}
+        return keys if self.encrypts else {**keys, "encrypts": False}
 
     @classmethod
-    def from_json(cls, value: dict[str, str]) -> Keys:
-        if not isinstance(value, dict) or set(value) != {"public", "secret"}:
+    def from_json(cls, value: dict[str, Any]) -> Keys:
+        if not isinstance(value, dict) or set(value) - {"encrypts"} != {"public", "secret"}:
             raise ValueError('keys are an object with "public" and "secret"')
-        return cls(value["public"], value["secret"])
+        if value.get("encrypts", True) not in (True, False):
+            raise ValueError(f"encrypts is true or false, not {value['encrypts']!r}")
+        return cls(value["public"], value["secret"], value.get("encrypts", True))
 
     def protect_client(self, socket: zmq.Socket) -> None:
-        """Before `connect`: speak to a server of this job only."""
+        """Before `connect`: speak to a server of this job only. Without encryption the server proves nothing."""
+        if not self.encrypts:
+            socket.plain_username = self.public.encode()
+            socket.plain_password = self.secret.encode()
+            return
         socket.curve_publickey = self.public.encode()
         socket.curve_secretkey = self.secret.encode()
         socket.curve_serverkey = self.public.encode()
 
     def protect_server(self, socket: zmq.Socket) -> None:
         """Before `bind`: answer only who owns this pair. The context needs a `Gate`."""
+        socket.zap_domain = b"gnnsys"
+        if not self.encrypts:
+            socket.plain_server = True
+            return
         socket.curve_server = True
         socket.curve_publickey = self.public.encode()
         socket.curve_secretkey = self.secret.encode()
-        socket.zap_domain = b"gnnsys"
 
 
 class Gate:
-    """Answers libzmq's question whether a client may connect: only with the job's public key."""
+    """Answers libzmq's question whether a client may connect: only with the job's key."""
 
     def __init__(self, context: zmq.Context, keys: Keys) -> None:
-        self._admitted = z85.decode(keys.public)
+        self._mechanism = b"CURVE" if keys.encrypts else b"PLAIN"
+        self._admitted = z85.decode(keys.public) if keys.encrypts else keys.public.encode() + keys.secret.encode()
         self.socket = context.socket(zmq.REP)
         self.socket.linger = 0
         self.socket.bind(_ZAP)
@@ -73,7 +89,8 @@ class Gate:
 
     def _answer(self, question: list[bytes]) -> None:
         version, request_id, mechanism = question[0], question[1], question[5]
-        admitted = mechanism == b"CURVE" and question[6:] == [self._admitted]
+        given = question[6:]  # a public key whose secret key was proven, or a name and a password
+        admitted = mechanism == self._mechanism and hmac.compare_digest(b"".join(given), self._admitted)
         self.refused += not admitted
         code, text = (b"200", b"OK") if admitted else (b"400", b"not a key of this job")
         self.socket.send_multipart([version, request_id, code, text, b"", b""])

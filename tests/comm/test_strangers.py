@@ -48,20 +48,23 @@ def stranger():
     context.destroy(linger=0)
 
 
-def test_the_right_key_is_admitted_and_large_replies_pass():
-    keys = Keys.generate()
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_the_right_key_is_admitted_and_large_replies_pass(encrypts):
+    keys = Keys.generate(encrypts=encrypts)
     with joined({16: echo}, keys=keys) as (server, client):
         array = torch.rand(300_000)
         assert torch.equal(client.request(0, 16, [array]).result().arrays[0], array)
         assert server.counters()["refused_keys"] == 0
 
 
-def test_a_wrong_key_or_none_never_gets_a_reply():
-    keys, other = Keys.generate(), Keys.generate()
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_a_wrong_key_or_none_never_gets_a_reply(encrypts):
+    keys, other = Keys.generate(encrypts=encrypts), Keys.generate(encrypts=encrypts)
     served = []
     with Server({16: lambda request: (served.append(1), Reply())[1]}, keys=keys) as server:
         # The second knows the server's public key, which is no secret, but not the secret key that belongs to it.
-        for wrong in (other, Keys(keys.public, other.secret), None):
+        half, misread = Keys(keys.public, other.secret, encrypts), Keys(keys.public, keys.secret, not encrypts)
+        for wrong in (other, half, misread, None):
             client = Client({0: server.endpoints[0]}, sender=0, incarnation=0, keys=wrong)
             with client, pytest.raises(DeadlineExceeded, match="never heard of"):
                 client.request(0, 16, timeout=0.3).result()
@@ -82,8 +85,9 @@ def test_a_key_pair_of_another_job_is_refused_by_the_gate(stranger):
         assert server.counters()["refused_keys"] >= 1 and server.counters()["kinds"] == {}
 
 
-def test_keys_travel_as_json_and_do_not_show_their_secret():
-    keys = Keys.generate()
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_keys_travel_as_json_and_do_not_show_their_secret(encrypts):
+    keys = Keys.generate(encrypts=encrypts)
     assert Keys.from_json(keys.to_json()) == keys
     assert keys.secret not in repr(keys)
     for bad in ({}, {"public": keys.public}, {"public": "x", "secret": keys.secret}, [keys.public, keys.secret]):

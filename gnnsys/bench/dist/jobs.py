@@ -53,13 +53,14 @@ class Jobs:
         phases = [Phase(name=UNLIMITED, warm=WARM)]
         return self._job("one host", TWO_LEVEL, 1, phases, num_seed_parts=1)[UNLIMITED]
 
-    def two_hosts(self, phase: str) -> PhaseFigures:
+    def two_hosts(self, phase: str, *, encrypt: bool = True) -> PhaseFigures:
         """Two hosts, as DistDGL has: "non-stop" at the peer's rate, and "compute" without any loading."""
         phases = [
             Phase(name=NON_STOP, rate=self.settings.peer_rate, warm=WARM),
             Phase(name=COMPUTE, mode=COMPUTE, warm=1),
         ]
-        return self._job("two hosts", TWO_LEVEL, 2, phases)[phase]
+        name = "two hosts" if encrypt else "two hosts in the clear"
+        return self._job(name, TWO_LEVEL, 2, phases, encrypt=encrypt)[phase]
 
     def distdgl(self) -> float:
         """Samples per second of DistDGL on two hosts, the best of its settings."""
@@ -68,14 +69,16 @@ class Jobs:
     def _job(self, name: str, kind: str, num_hosts: int, phases: list[Phase], **options: Any) -> dict[str, PhaseFigures]:
         return self._workload.once(f"dist/{name}", lambda: self._run(name, kind, num_hosts, phases, **options))
 
-    def _run(self, name: str, kind: str, num_hosts: int, phases: list[Phase], **options: Any) -> dict[str, PhaseFigures]:
+    def _run(
+        self, name: str, kind: str, num_hosts: int, phases: list[Phase], encrypt: bool = True, **options: Any
+    ) -> dict[str, PhaseFigures]:
         _check_lab()
         settings, folder = self.settings, self._workload.folder
         # One host alone opens the parts of all: its part is the same one.
         num_parts = settings.hosts if num_hosts == 1 else num_hosts
         parts = self._aloud(f"{kind} in {num_parts} parts", lambda: make_parts(folder, settings, kind, num_parts))
         where = task_folder(folder, settings) / f"job-{name.replace(' ', '-')}"
-        task = settings.task(num_hosts)
+        task = replace(settings.task(num_hosts), encrypt=encrypt)
         found = self._aloud(name, lambda: run_job(where, parts, phases, task, cpu=settings.cpu, **options))
         for figures in found.values():
             _say(f"  {name}, {figures.describe()}")

@@ -24,6 +24,7 @@ class Task:
     learning_rate: float = 0.003
     num_epochs: int = 3
     max_steps: int | None = None
+    encrypt: bool = True  # what travels between hosts
 
     @property
     def num_trainers(self) -> int:

@@ -32,7 +32,7 @@ def main(folder: Path, parts: str, num_seed_parts: int | None) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     task = Task.load(folder)
-    with gnnsys.init(timeout=WAIT_SECONDS) as session:
+    with gnnsys.init(timeout=WAIT_SECONDS, encrypt=task.encrypt) as session:
         graph = gnnsys.open(parts, verify=False)
         trainer = Trainer(session, graph, task, num_seed_parts)
         for phase in load(folder):
