@@ -50,10 +50,10 @@ class Fetch:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lock = threading.Lock()
 
-    def prepare(self, rows: Rows, num_in_flight: int) -> None:
-        """What to gather into, and how many batches in flight share rows: 0 for none."""
+    def prepare(self, rows: Rows, num_in_flight: int, keep: int = 0) -> None:
+        """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._rows = rows
-        self._window = Window(num_in_flight) if num_in_flight > 0 else None
+        self._window = Window(num_in_flight, keep) if num_in_flight > 0 else None
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Sends the requests for everything that is not in this process's memory."""

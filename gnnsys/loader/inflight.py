@@ -1,8 +1,10 @@
-"""Batches in flight share their rows: what one has asked for, the next copies from it instead of asking again.
+"""Batches share their rows: what one has asked for, those behind it copy instead of asking again.
 
 A flight is one batch whose rows are on their way. Whoever completes it (the fetch stage in the batch's turn, or a
-flight that waits for its rows) hands its rows on to all that registered for them and then leaves the window, before
-anybody else sees the batch: a user may change a batch in place, the rows that others got are those that arrived.
+flight that waits for its rows) hands its rows on to all that registered for them and leaves the window, before anybody
+else sees the batch: a user may change a batch in place, the rows that others got are those that arrived. A copy of what
+it asked for stays with the window for a while. Every row is kept once, by the flight that asked for it: first in, first
+out, which for the same memory saves more than keeping whole batches.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.ops import IdTable, gather_rows, move_rows
+from gnnsys.ops import BufferPool, IdTable, gather_rows, move_rows
 
 _POSITION = 0xFFFFFFFF  # a place is a flight's number, shifted by 32, and a position in its rows
 _SLACK = 1 << 16
@@ -37,6 +39,7 @@ class Leg:
     outs: list[Tensor]  # one per table, [num_rows, ...]
     id_bound: int
     asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
+    held: Tensor | None = None  # int64, positions of ids that others may have from this leg; None: `remote`
     num_shared: int = 0  # rows that come from other batches, or a second time in this one
 
 
@@ -63,6 +66,7 @@ class Flight:
         self.legs: dict[Hashable, Leg] = {}
         self.pending: list[Pending] = []
         self.donors: list[Flight] = []  # flights that bring rows of this one; all of them entered before it
+        self.copies: list[_Move] = []  # rows that were kept of flights before it
         self.repeats: list[_Move] = []  # rows that this flight needs more than once
         self.moves: list[_Move] = []  # rows for others
         self._window: Window | None = None
@@ -78,7 +82,8 @@ class Flight:
                 except BaseException as error:
                     self.fail(error)
                 self._is_done = True
-                self.legs, self.pending, self.donors, self.repeats, self.moves = {}, [], [], [], []
+                self.legs, self.pending, self.donors = {}, [], []
+                self.copies, self.repeats, self.moves = [], [], []
         if self._error is not None:
             raise self._error
 
@@ -87,29 +92,43 @@ class Flight:
             pending.result()
         for donor in self.donors:
             donor.complete()
-        for move in self.repeats:
+        for move in (*self.copies, *self.repeats):
             move()
-        self._leave()
+        if self._window is not None:
+            self._window.land(self)
         for move in self.moves:
             move()
 
     def fail(self, error: BaseException) -> None:
         """Its rows will not come: those that wait for them get the same error, new ones are not offered them."""
         self._error, self._is_done = error, True
-        self._leave()
-
-    def _leave(self) -> None:
         if self._window is not None:
             self._window.leave(self)
 
 
-class Window:
-    """The flights that others may take rows from: the last `size` that are not complete."""
+class _Kept(NamedTuple):
+    """What a complete flight had asked for: by the key of its leg the ids, and their rows in each table."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    ids: dict[Hashable, Tensor]
+    rows: dict[Hashable, list[Tensor]]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(rows.nbytes for tables in self.rows.values() for rows in tables)
+
+
+class Window:
+    """What others may take rows from: the last `size` flights that are not complete, and what is kept of others.
+
+    Kept are at most `keep` times as many bytes as a flight has remote rows.
+    """
+
+    def __init__(self, size: int, keep: int = 0) -> None:
+        self._size, self._keep = size, keep
         self._lock = threading.Lock()
         self._flights: dict[int, Flight] = {}  # by number, oldest first
+        self._kept: dict[int, _Kept] = {}
+        self._buffers = BufferPool(max_free=4)
         self._places: dict[Hashable, _Places] = {}
         self._next = 0
 
@@ -134,55 +153,104 @@ class Window:
         with self._lock:
             self._flights.pop(flight.number, None)
 
+    def land(self, flight: Flight) -> None:
+        """Leaves, but for a copy of what the flight brought."""
+        kept, num_remote = _Kept({}, {}), 0
+        if self._keep:
+            for key, leg in flight.legs.items():
+                held = leg.remote if leg.held is None else leg.held
+                kept.ids[key] = leg.ids.index_select(0, held)
+                kept.rows[key] = [self._copy(out, held) for out in leg.outs]
+                num_remote += sum(leg.remote.numel() * out[:1].nbytes for out in leg.outs)
+        with self._lock:
+            if self._flights.pop(flight.number, None) is None or not kept.ids:
+                return
+            self._kept[flight.number] = kept
+            surplus = self._num_kept_bytes() - self._keep * num_remote
+            for number in list(self._kept):
+                if surplus <= 0:
+                    break
+                surplus -= self._kept.pop(number).num_bytes
+
+    def _copy(self, rows: Tensor, index: Tensor) -> Tensor:
+        return gather_rows(rows, index, out=self._buffers.empty((index.numel(), *rows.shape[1:]), rows.dtype))
+
     def forget(self) -> None:
-        """No later flight takes rows from those that are under way now."""
+        """No later flight takes rows from those that are under way now, or were."""
         with self._lock:
             self._flights.clear()
+            self._kept.clear()
 
     def __len__(self) -> int:
         return len(self._flights)
 
+    def num_kept_bytes(self) -> int:
+        with self._lock:
+            return self._num_kept_bytes()
+
+    def _num_kept_bytes(self) -> int:
+        return sum(each.num_bytes for each in self._kept.values())
+
     def _plan(self, flight: Flight, leg: Leg) -> None:
-        places = self._places.get(leg.key)
-        if places is None:
-            places = self._places[leg.key] = _Places(leg.id_bound)
         ids = leg.ids.index_select(0, leg.remote)  # also where all are remote: `remote` is in the order of their owners
-        if places.is_crowded(ids.numel()):
-            places.clear()
-            for other in self._flights.values():
-                if leg.key in other.legs:
-                    theirs = other.legs[leg.key]
-                    places.put(theirs.ids[theirs.remote], other.number, theirs.remote)
-        before, now = places.put(ids, flight.number, leg.remote)
+        places = self._places_of(leg, ids.numel())
+        local = places.local(ids)
+        before = places.place.index_select(0, local)
         shared = self._is_live(before)
-        repeated = (now & _POSITION != leg.remote).logical_and_(~shared).nonzero().view(-1)
-        taken = shared.nonzero().view(-1)
+        taken, new = shared.nonzero().view(-1), (~shared).nonzero().view(-1)
+        mine = torch.arange(new.numel()) + (flight.number << 32)
+        # An id that comes twice has one place: the other rows are repeats of that one.
+        repeated = (places.put(local.index_select(0, new), mine) != mine).nonzero().view(-1)
         leg.num_shared = taken.numel() + repeated.numel()
         if leg.num_shared == 0:
             return
+        leg.held = leg.remote.index_select(0, new)
         ask = torch.ones(leg.ids.numel(), dtype=torch.bool)
-        for rows in (taken, repeated):
-            ask.index_fill_(0, leg.remote.index_select(0, rows), False)
+        ask.index_fill_(0, leg.remote.index_select(0, taken), False)
+        if repeated.numel():
+            to = leg.held.index_select(0, repeated)
+            rows = places.place.index_select(0, local.index_select(0, new.index_select(0, repeated))) & _POSITION
+            flight.repeats.append(_Move(leg.outs, leg.held.index_select(0, rows), leg.outs, to))
+            ask.index_fill_(0, to, False)
         leg.asked = ask.nonzero().view(-1)
         self._take(flight, leg, before.index_select(0, taken), leg.remote.index_select(0, taken))
-        if repeated.numel():
-            rows = now.index_select(0, repeated) & _POSITION
-            flight.repeats.append(_Move(leg.outs, rows, leg.outs, leg.remote.index_select(0, repeated)))
+
+    def _places_of(self, leg: Leg, num_ids: int) -> _Places:
+        """Where rows of this kind are; made anew when most of what is noted there is about flights that are gone."""
+        places = self._places.get(leg.key)
+        if places is None:
+            places = self._places[leg.key] = _Places(leg.id_bound)
+        if places.num_ids > 2 * (8 + self._size + self._keep) * num_ids + _SLACK:
+            places.clear()
+            for number, kept in self._kept.items():
+                if leg.key in kept.ids:
+                    places.note(kept.ids[leg.key], number)
+            for number, other in self._flights.items():
+                if leg.key in other.legs:
+                    theirs = other.legs[leg.key]
+                    places.note(theirs.ids[theirs.remote if theirs.held is None else theirs.held], number)
+        return places
 
     def _take(self, flight: Flight, leg: Leg, places: Tensor, to: Tensor) -> None:
-        """Registers with the flights that have the rows at `places`; they go to the positions `to` of the leg."""
+        """Has the rows at `places` brought to the positions `to` of the leg: by flights, or from what was kept."""
         numbers, rows = places >> 32, places & _POSITION
-        for number, donor in self._flights.items():
+        for number in (*self._kept, *self._flights):
             mine = (numbers == number).nonzero().view(-1)
-            if mine.numel():
-                source = donor.legs[leg.key].outs
-                move = _Move(source, rows.index_select(0, mine), leg.outs, to.index_select(0, mine))
-                donor.moves.append(move)
-                flight.donors.append(donor)
+            if mine.numel() == 0:
+                continue
+            theirs, at = rows.index_select(0, mine), to.index_select(0, mine)
+            if number in self._kept:
+                flight.copies.append(_Move(self._kept[number].rows[leg.key], theirs, leg.outs, at))
+                continue
+            donor = self._flights[number]
+            other = donor.legs[leg.key]
+            held = other.remote if other.held is None else other.held
+            donor.moves.append(_Move(other.outs, held.index_select(0, theirs), leg.outs, at))
+            flight.donors.append(donor)
 
     def _is_live(self, places: Tensor) -> Tensor:
         """Which places are in flights of the window. Those completed in turn are its oldest: then numbers tell."""
-        numbers = list(self._flights)
+        numbers = sorted((*self._kept, *self._flights))
         if not numbers:
             return torch.zeros(places.numel(), dtype=torch.bool)
         if len(numbers) == self._next - 1 - numbers[0]:  # all between the oldest and the one that enters now
@@ -191,33 +259,32 @@ class Window:
 
 
 class _Places:
-    """Where the rows of ids are: the last flight that has them, and the position there."""
+    """Where the rows of ids are: the flight that asked for them, and which of its rows."""
 
     def __init__(self, id_bound: int) -> None:
         self._table = IdTable(id_bound)
-        self._place = torch.empty(0, dtype=torch.int64)  # by local id of the table
-        self._num_ids = 0
-
-    def is_crowded(self, num_ids: int) -> bool:
-        """Whether most of what is known must be about flights that are gone."""
-        return self._num_ids > 8 * num_ids + _SLACK
+        self.place = torch.empty(0, dtype=torch.int64)  # by local id of the table; -1: nowhere
+        self.num_ids = 0
 
     def clear(self) -> None:
         self._table.clear()
-        self._num_ids = 0
+        self.num_ids = 0
 
-    def put(self, ids: Tensor, number: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Notes that flight `number` has these ids; returns where each was before, and where it is now.
-
-        Before: -1 where nothing had it. Now: one of the positions where several are of the same id.
-        """
+    def local(self, ids: Tensor) -> Tensor:
+        """The rows of `place` that these ids have, made where they had none."""
         local, fresh = self._table.insert(ids)
-        first, self._num_ids = self._num_ids, self._num_ids + fresh.numel()
-        if self._num_ids > self._place.numel():
-            grown = torch.empty(2 * self._num_ids, dtype=torch.int64)
-            grown[:first] = self._place[:first]
-            self._place = grown
-        self._place[first : self._num_ids] = -1
-        before = self._place.index_select(0, local)
-        self._place.scatter_(0, local, (number << 32) + positions)
-        return before, self._place.index_select(0, local)
+        first, self.num_ids = self.num_ids, self.num_ids + fresh.numel()
+        if self.num_ids > self.place.numel():
+            grown = torch.empty(2 * self.num_ids, dtype=torch.int64)
+            grown[:first] = self.place[:first]
+            self.place = grown
+        self.place[first : self.num_ids] = -1
+        return local
+
+    def put(self, local: Tensor, places: Tensor) -> Tensor:
+        """Notes where these are; returns what is noted now: one place for all that are of the same id."""
+        self.place.scatter_(0, local, places)
+        return self.place.index_select(0, local)
+
+    def note(self, ids: Tensor, number: int) -> None:
+        self.put(self.local(ids), torch.arange(ids.numel()) + (number << 32))

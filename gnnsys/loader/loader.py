@@ -67,7 +67,8 @@ class Loader:
         layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options)
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
-        self._fetch.prepare(Rows(pool, pin=target is not None), layout.num_in_flight if waits and options.share else 0)
+        num_shared = layout.num_in_flight if waits and options.share else 0
+        self._fetch.prepare(Rows(pool, pin=target is not None), num_shared, options.keep)
         self._trace = Trace(options.trace) if options.trace else None
         self._stages = layout.arrange(
             self._make_stages(sample, target), transform, stages, None if target is None else Copy(target)

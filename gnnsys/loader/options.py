@@ -28,15 +28,18 @@ class PipelineOptions:
     `threads`: 0 lets the thread of the stage behind run a stage as well. `depths`: how many finished batches may wait
     behind a stage that has threads; behind `sample` they wait with their rows already asked for, so its depth is how
     many batches are on the network besides those that are being sampled. `share`: rows that a batch in flight has asked
-    for are copied from it instead of asked for again. `trace`: of how many batches the record is kept.
+    for are copied from it instead of asked for again; rows from other machines, if they never change, are also kept for
+    batches to come, as many as `keep` batches have. `trace`: of how many batches the record is
+    kept.
 
     >>> PipelineOptions(threads={"sample": 4}, depths={"sample": 3})
-    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, trace=256)
+    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, keep=2, trace=256)
     """
 
     threads: Mapping[str, int] = field(default_factory=dict)
     depths: Mapping[str, int] = field(default_factory=dict)
     share: bool = True
+    keep: int = 2
     trace: int = 256
 
     def __post_init__(self) -> None:
@@ -45,4 +48,5 @@ class PipelineOptions:
                 if stage not in STAGES:
                     raise ValueError(f"{option.name}: there is no stage {stage!r}, only {', '.join(STAGES)}")
                 check_count(f"{option.name}: {stage}", value, 0)
+        check_count("keep", self.keep, 0)
         check_count("trace", self.trace, 0)

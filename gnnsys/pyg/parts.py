@@ -19,6 +19,7 @@ from gnnsys.loader.fetch import Fetch
 from gnnsys.loader.join import Rows, Sampled
 from gnnsys.loader.link import resolve_inputs
 from gnnsys.loader.links import Inputs
+from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes
 from gnnsys.ops.buffers import BufferPool
@@ -154,7 +155,7 @@ class PartsJoin:
     def prepare(self, num_batches: int) -> None:
         """How many batches there may be between having been sampled and being used."""
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
-        self._fetch.prepare(Rows(pool), num_batches if self.waits else 0)
+        self._fetch.prepare(Rows(pool), num_batches if self.waits else 0, PipelineOptions().keep)
 
     @property
     def waits(self) -> bool:

@@ -56,11 +56,14 @@ def asked_ids(leg: Leg) -> Tensor:
     return leg.ids if leg.asked is None else leg.ids[leg.asked]
 
 
+@pytest.mark.parametrize("keep", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_flights_completed_in_any_order_have_their_rows(tables: list[Tensor], size: int, seed: int) -> None:
+def test_random_flights_completed_in_any_order_have_their_rows(
+    tables: list[Tensor], size: int, keep: int, seed: int
+) -> None:
     draw, stream = random.Random(seed), torch.Generator().manual_seed(seed)
-    window = Window(size)
+    window = Window(size, keep)
     waiting: list[tuple[Flight, Leg]] = []
     num_shared = 0
     for _ in range(60):
@@ -89,15 +92,42 @@ def test_an_id_is_asked_for_once_while_a_batch_that_has_it_is_in_flight(tables: 
     first, first_leg = launch(window, tables, torch.tensor([3, 1, 3, 4]))
     second, second_leg = launch(window, tables, torch.tensor([4, 9, 1]))
     assert sorted(asked_ids(first_leg).tolist()) == [1, 3, 4] and asked_ids(second_leg).tolist() == [9]
-    first.complete()  # 4 and 1 are the second's from now on, and can be had from it
+    first.complete()
     third, third_leg = launch(window, tables, torch.tensor([9, 4, 3, 1]))
-    assert asked_ids(third_leg).tolist() == [3]
+    assert asked_ids(third_leg).tolist() == [4, 3, 1]
     second.complete()
     third.complete()
     _, late = launch(window, tables, torch.tensor([9, 4, 3, 1]))
     assert late.asked is None
     for leg in (first_leg, second_leg, third_leg):
         check(tables, leg)
+
+
+def test_rows_are_kept_for_flights_to_come_while_there_is_room(tables: list[Tensor]) -> None:
+    window = Window(4, keep=2)
+    for first in range(0, 300, 30):  # each flight is done before the next one starts; 20 of its 50 rows are not new
+        flight, leg = launch(window, tables, torch.arange(first, first + 50))
+        assert leg.num_shared == (20 if first else 0)
+        flight.complete()
+        check(tables, leg)
+        for out in leg.outs:  # as a user may
+            out.fill_(-7)
+        assert window.num_kept_bytes() <= 2 * sum(out.nbytes for out in leg.outs)
+    _, leg = launch(window, tables, torch.arange(200, 320))  # of 100 rows that fit, those of three flights are there
+    assert leg.num_shared == 90
+    window.forget()
+    assert window.num_kept_bytes() == 0
+
+
+def test_an_old_row_is_asked_for_again_however_often_it_was_used_since(tables: list[Tensor]) -> None:
+    window = Window(4, keep=2)
+    asked = []
+    for k in range(12):
+        flight, leg = launch(window, tables, torch.tensor([0, *range(10 * k + 10, 10 * k + 20)]))
+        asked.append(0 in asked_ids(leg))
+        flight.complete()
+        check(tables, leg)
+    assert asked[0] and 2 <= sum(asked) <= 6
 
 
 def test_a_flight_that_others_wait_for_is_completed_by_whoever_needs_it_first(tables: list[Tensor]) -> None:
@@ -170,7 +200,7 @@ def test_many_ids_over_time_do_not_crowd_the_tables_and_sharing_goes_on(monkeypa
         if previous is not None:
             previous.complete()
         previous = flight
-        assert window._places["x"]._num_ids <= 8 * 100 + 64 + 200
+        assert window._places["x"].num_ids <= 2 * (8 + 2) * 100 + 64 + 200
     assert previous is not None
     previous.complete()
     check(rows, leg)
