@@ -213,6 +213,8 @@ class Group:
 
     def _clear(self, name: str) -> None:
         """Removes the meeting before this one from the store: who came to this one has read all of that."""
+        if self._turns[name] == 0:
+            return
         before = f"{_PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
         for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
             self._call(lambda store, key=key: store.delete_key(key))
