@@ -1,4 +1,4 @@
-"""States in files: `torch.save` with a running CRC-32, read back with `weights_only=True`, errors that name the file."""
+"""States in files: `torch.save` with a running CRC-32, read back with `weights_only=True`; errors name the file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import io
 import os
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, Union
+from typing import IO, Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Source = Union[Path, bytes]  # a file here, or the content of one elsewhere
+Source: TypeAlias = "Path | bytes"  # a file here, or the content of one elsewhere
 
 
 class _Checked(io.RawIOBase):
@@ -43,7 +43,7 @@ def write_state(path: Path, state: Any) -> list[int]:
     with open(path, "wb", buffering=0) as file:
         checked = _Checked(file)
         try:
-            torch.save(state, checked)
+            torch.save(state, cast(IO[bytes], checked))
             os.fsync(file.fileno())
         except (OSError, RuntimeError) as error:
             cause = checked.error or error
