@@ -17,11 +17,11 @@ import torch
 
 def read_generators() -> dict[str, Any]:
     """The states of this process's generators."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, values, next_gauss = random.getstate()
     states = {
         "torch": torch.get_rng_state(),
-        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+        "numpy": [kind, torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)],
         "python": [version, torch.tensor(values, dtype=torch.int64), next_gauss],
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -254,8 +254,8 @@ class _Loaded:
             first = ranks[0]["own"][name]
             if not hasattr(value, "load_state_dicts") and not all(same(first, r["own"][name]) for r in ranks):
                 raise ValueError(
-                    f"{name} was saved by {self._world_size} ranks, each its own, and {self._group.world_size} are here: "
-                    f"a {type(value).__name__} has no load_state_dicts() to deal them out again. Start as many ranks"
+                    f"{name} was saved by {self._world_size} ranks, each its own, and {self._group.world_size} are here"
+                    f": a {type(value).__name__} has no load_state_dicts() to deal them out again. Start as many ranks"
                 )
 
 

@@ -1,4 +1,4 @@
-"""resume: one call that makes a training script survive. It restores what there is to restore, and returns the Saver."""
+"""resume: one call that makes a training script survive. It restores what there is, and returns the Saver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resume(
 
     `states`: modules (DDP or not), optimizers, schedulers, loaders, embeddings, tables, and anything else that has
     state_dict() and load_state_dict(). Generators of torch, numpy and Python are saved without being named. The saver
-    saves every `every` steps and keeps the newest `keep`; with `asynchronous`, files are written while training goes on.
+    saves every `every` steps and keeps the newest `keep`; with `asynchronous` it writes while training goes on.
 
     >>> saver = gnnsys.resume("checkpoints/", every=100, model=model, optimizer=optimizer, loader=loader)
     >>> for epoch in range(loader.epoch, 10):

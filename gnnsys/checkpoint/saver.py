@@ -1,8 +1,8 @@
 """Saver: counts steps and saves the job. A copy is taken at a step boundary, and written while training goes on.
 
-A save has two halves. In `save`, all ranks meet, nothing is under way, and every rank and shard copies what it has; then
-training goes on. In a thread everything is written, the ranks meet again, and the checkpoint counts or is removed: on
-all machines or on none.
+A save has two halves. In `save`, all ranks meet, nothing is under way, and every rank and shard copies what it has;
+then training goes on. In a thread everything is written, the ranks meet again, and the checkpoint counts or is removed:
+on all machines or on none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _WRITE_SECONDS = 1800.0  # for a machine to write what it has
 
-STAGES = ("begun", "copied", "dense written", "rank written", "tables written", "all written", "described", "published", "old removed")  # fmt: skip
+STAGES = (
+    "begun", "copied", "dense written", "rank written", "tables written", "all written", "described", "published",
+    "old removed",
+)  # fmt: skip
 
 
 @dataclass
@@ -64,8 +67,8 @@ class Saver:
     """What `gnnsys.resume` returns.
 
     `steps`: steps done so far, over all lives of the job. `restored`: the checkpoint that was restored, or None.
-    `newest`: the last one that is complete. `on_stage` is called with the name of each of `STAGES` a save passes, in the
-    thread that does it.
+    `newest`: the last one that is complete. `on_stage` is called with the name of each of `STAGES` that a save passes,
+    in the thread that does it.
     """
 
     def __init__(

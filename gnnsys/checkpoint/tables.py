@@ -103,10 +103,10 @@ class SavedTable:
         if rows is not None and here is not None and rows["graph"] == here["graph"]:
             return
         if rows is None or here is None:
+            which = "saved without any parts" if rows is None else "saved beside parts, and none are open now"
             raise ValueError(
-                f"table {self.name!r} has a row for each node or edge of {'parts' if here else 'the parts it was saved'} "
-                f"{'that are open now' if here else 'with'}, and {'was saved without any' if here else 'none are open'}: "
-                "open the same parts as when it was saved"
+                f"table {self.name!r} was {which}: whether its rows are of nodes or edges, and of which, cannot be told. "
+                "Open what was open when it was saved"
             )
         if rows["what"] != "node" or self._graph is None:
             reason = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import os
 import secrets
@@ -217,7 +218,7 @@ class Group:
             return
         before = f"{_PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
         for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
-            self._call(lambda store, key=key: store.delete_key(key))
+            self._call(functools.partial(_delete, key=key))
 
     def _call(self, act: Callable[[dist.Store], Any]) -> Any:
         if self._store is None:
@@ -365,6 +366,10 @@ def _poll(ready: Callable[[], bool], timeout: float) -> bool:
         time.sleep(min(pause, left))
         pause = min(2 * pause, longest)
     return True
+
+
+def _delete(store: dist.Store, key: str) -> None:
+    store.delete_key(key)
 
 
 def _post(rank: int) -> str:

@@ -60,7 +60,7 @@ def save_part(saved: SavedPart, folder: str, overwrite: bool) -> None:
 
 
 def load_part(folder: str, name: str, part: int, *, verify: bool = True) -> SavedPart:
-    """Opens a part that was saved, memory-mapped, its checksums compared unless they were; ValueError names the file."""
+    """Opens a part that was saved, memory-mapped, its checksums compared with `verify`; ValueError names the file."""
     path = part_folder(folder, name, part)
     manifest = read_manifest(path, format=FORMAT, version=VERSION, what=WHAT)
     try:
