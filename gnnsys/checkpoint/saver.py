@@ -204,6 +204,7 @@ class Saver:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
         group = self._group
         if group.is_leader:
+            folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
             (self.folder / copy.staging).mkdir(parents=True, exist_ok=True)
             for name, table in self._states.tables.items():
                 self._copy_table(copy, name, table)

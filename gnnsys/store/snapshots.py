@@ -80,8 +80,8 @@ def _write(copies: list[SavedPart], folder: str, written: Future[Reply]) -> None
             try:
                 save_part(saved, folder, overwrite=False)
             except OSError as error:
-                where = part_folder(folder, saved.spec.name, saved.part)
-                raise OSError(error.errno, f"{error.strerror or error}", str(error.filename or where)) from error
+                where = error.filename or part_folder(folder, saved.spec.name, saved.part)
+                raise ValueError(f"{where}: {error.strerror or error}") from error
             files |= part_files(folder, saved.spec.name, saved.part)
         sync_folders(folder, files)
         written.set_result(Reply(options={"files": files}))
