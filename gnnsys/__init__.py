@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnsys.comm import ShardLost as ShardLost
+    from gnnsys.comm import TrainerLost as TrainerLost
     from gnnsys.graph import Graph as Graph
     from gnnsys.loader import Batch as Batch
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
@@ -33,8 +35,10 @@ _ROOM_OF = {
     "NeighborLoader": "loader",
     "Seeds": "seeds",
     "Session": "session",
+    "ShardLost": "comm",
     "SparseAdagrad": "store",
     "SparseAdam": "store",
+    "TrainerLost": "comm",
     "init": "session",
     "open": "session",
     "split": "seeds",
@@ -51,8 +55,10 @@ __all__ = [
     "NeighborLoader",
     "Seeds",
     "Session",
+    "ShardLost",
     "SparseAdagrad",
     "SparseAdam",
+    "TrainerLost",
     "init",
     "open",
     "split",
