@@ -155,8 +155,7 @@ class Client:
         link = self._links[peer]
         link.end = why
         silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
-        lost = {"machine": peer, "rank": self._sender, "silent_for": silent_for}
-        self._fail_all(link, lambda pending: ShardLost(why, **lost))
+        self._fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,7 @@ class Group:
         """Removes the meeting before this one from the store: who came to this one has read all of that."""
         before = f"{_PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
         for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
-            self._call(lambda store, key=key: store.delete_key(key))
+            self._call(partial(_delete, key=key))
 
     def _call(self, act: Callable[[dist.Store], Any]) -> Any:
         if self._store is None:
@@ -363,6 +364,10 @@ def _poll(ready: Callable[[], bool], timeout: float) -> bool:
         time.sleep(min(pause, left))
         pause = min(2 * pause, longest)
     return True
+
+
+def _delete(store: dist.Store, key: str) -> None:
+    store.delete_key(key)
 
 
 def _post(rank: int) -> str:
