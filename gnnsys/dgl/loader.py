@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dgl
@@ -93,6 +93,9 @@ class DataLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loader.load_state_dict(state)
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        self._loader.load_state_dicts(states)
 
     def close(self) -> None:
         self._loader.close()
