@@ -22,7 +22,7 @@ from gnnsys.comm import Kind, Pending
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.partition import Placement
-from gnnsys.partition.shares import NumbersOnMachines, assign_pieces, assign_shares
+from gnnsys.partition.shares import assign_shares, owners
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.store.spec import edge_table, node_table
 
@@ -112,8 +112,8 @@ class Recipe:
         return self.placement.rank
 
     @property
-    def world_size(self) -> int:
-        return self.placement.world_size
+    def machine_of_rank(self) -> Sequence[int]:
+        return self.placement.machine_of_rank
 
     def share(self, placement: Placement) -> Seeds:
         """The share of another rank, or among other ranks."""
@@ -128,17 +128,9 @@ class Recipe:
             )
         return chosen
 
-    def assign(self, pieces: Sequence[Sequence[tuple[range, int]]]) -> list[int]:
-        """The piece that each rank gets, where a piece has `count` seeds among the numbers of each (numbers, count)."""
-        where = NumbersOnMachines(self.counts, self.placement, _trainers(self.graph))
-        overlaps: list[dict[int, int]] = []
-        for piece in pieces:
-            overlap: dict[int, int] = {}
-            for numbers, count in piece:
-                for machine, common in where.of(numbers).items():
-                    overlap[machine] = overlap.get(machine, 0) + common * count // len(numbers)
-            overlaps.append(overlap)
-        return assign_pieces(overlaps, self.placement.machine_of_rank)
+    def owners(self, numbers: range) -> list[tuple[int, range]]:
+        """These numbers by the machine that owns their ids; empty where nobody serves parts."""
+        return owners(self.counts, self.placement, _trainers(self.graph), numbers)
 
 
 def split(

@@ -33,7 +33,7 @@ class Ranks:
             self._refusal = "its share does not know those of the other ranks: give it what gnnsys.split returns"
         elif own_values:
             self._refusal = f"{' and '.join(own_values)} was given for this rank's seeds alone: keep it with the graph"
-        standing = _standing(graph) if self.recipe is None else (self.recipe.rank, self.recipe.world_size)
+        standing = _standing(graph) if self.recipe is None else (self.recipe.rank, len(self.recipe.machine_of_rank))
         self.rank, self.world_size = standing
 
     def state(self) -> dict[str, Any]:
@@ -54,8 +54,8 @@ class Ranks:
             return
         if state["share"] != ours["share"]:
             raise ValueError(
-                f"this state is of rank {state['rank']} of {state['world_size']} with share={state['share']}, here "
-                f"it is rank {self.rank} of {self.world_size} with {ours['share']}: give load_state_dicts those of all ranks"
+                f"this state is of rank {state['rank']} of {state['world_size']} with share={state['share']}, here it "
+                f"is {ours['share']}, rank {self.rank} of {self.world_size}: give load_state_dicts those of all ranks"
             )
         if state["seeds"] != ours["seeds"]:
             raise ValueError("this state is of a loader with other seeds, or with seeds in other parts")

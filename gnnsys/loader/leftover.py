@@ -7,9 +7,8 @@ seeds, and its size does not depend on their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -33,13 +32,13 @@ class Recipe(Protocol):
     @property
     def rank(self) -> int: ...
     @property
-    def world_size(self) -> int: ...
+    def machine_of_rank(self) -> Sequence[int]: ...
     @property
     def shares(self) -> Sequence[range]:
         """Which numbers each rank has."""
 
-    def assign(self, pieces: Sequence[Sequence[tuple[range, int]]]) -> list[int]:
-        """The piece that each rank gets; a piece has `count` seeds among these numbers, for each (numbers, count)."""
+    def owners(self, numbers: range) -> Sequence[tuple[int, range]]:
+        """These numbers in order, by the machine that owns them; empty where that is nobody's."""
 
     def chosen(self) -> Any:
         """`ids(first, end)`: the ids of numbers first to end, a tensor or a range that is not written out."""
@@ -57,7 +56,7 @@ class Leftover:
 
     @property
     def num_inputs(self) -> int:
-        return sum(end - begin for _, begin, end in self.segments)
+        return _size(self.segments)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -102,19 +101,30 @@ def even_range(batch: int, num_inputs: int, num_batches: int, batch_size: int) -
 def deal(states: Sequence[Mapping[str, Any]], recipe: Recipe, shuffle: bool) -> Leftover:
     """This rank's share of all that the ranks with these states have not consumed of their epoch.
 
-    What is left is put in the order of the origins' numbers and cut into one contiguous piece per rank, sizes equal to
-    one; a piece goes to the machine that owns most of it, while that machine has ranks left.
+    Shares are equal to one. The ranks of a machine fill theirs with what that machine owns, in order; what is then left
+    goes to those who have room. Of an origin that was shuffled all is taken to be where most of it is.
     """
     epoch = int(states[0]["epoch"])
     left, origins = _left(states, epoch)
-    total = sum(end - begin for _, begin, end in left)
-    world_size = recipe.world_size
-    cuts = [total * i // world_size for i in range(world_size + 1)]
-    pieces = [cut(left, first, end) for first, end in pairwise(cuts)]
-    mine = recipe.assign([[_among(origins, s, shuffle) for s in piece] for piece in pieces])[recipe.rank]
-    largest = max(end - first for first, end in pairwise(cuts))
+    total, world_size = _size(left), len(recipe.machine_of_rank)
+    sizes = [total * (rank + 1) // world_size - total * rank // world_size for rank in range(world_size)]
+    owned: dict[int, list[Segment]] = {}
+    for machine, segment in _by_owner(left, origins, recipe, shuffle):
+        owned.setdefault(machine, []).append(segment)
+    given: list[list[Segment]] = [[] for _ in sizes]
+    at = dict.fromkeys(owned, 0)  # how much of a machine's own is given away
+    for rank, machine in enumerate(recipe.machine_of_rank):
+        if machine in owned:
+            given[rank] = cut(owned[machine], at[machine], at[machine] + sizes[rank])
+            at[machine] += _size(given[rank])
+    rest = [s for machine, own in owned.items() for s in cut(own, at[machine], _size(own))]
+    begin = 0
+    for rank, size in enumerate(sizes):
+        room = size - _size(given[rank])
+        given[rank] += cut(rest, begin, begin + room)
+        begin += room
     first = max(int(state["batch"]) for state in states)
-    return Leftover(epoch, first, largest, origins, tuple(pieces[mine]))
+    return Leftover(epoch, first, max(sizes), origins, tuple(_merge(given[recipe.rank], origins)))
 
 
 def cut(segments: Iterable[Segment], first: int, end: int) -> list[Segment]:
@@ -141,7 +151,7 @@ def _left(states: Sequence[Mapping[str, Any]], epoch: int) -> tuple[list[Segment
     left: list[Segment] = []
     for rank, (state, old) in enumerate(zip(states, olds)):
         had = [Segment(rank, 0, len(origins[rank]))] if old is None else list(old.segments)
-        num_inputs = sum(end - begin for _, begin, end in had)
+        num_inputs = _size(had)
         largest, batch = (
             (state["largest"], state["batch"]) if old is None else (old.largest, state["batch"] - old.first)
         )
@@ -150,22 +160,41 @@ def _left(states: Sequence[Mapping[str, Any]], epoch: int) -> tuple[list[Segment
             raise ValueError(f"the state of rank {rank} is at batch {batch} of {steps}: not the state of a loader")
         consumed = even_range(batch, num_inputs, steps, int(state["batch_size"]))[0] if steps else 0
         left += cut(had, consumed, num_inputs)
-    left.sort(key=lambda s: (origins[s.origin].start, s.origin, s.begin))
+    return _merge(left, origins), origins
+
+
+def _merge(segments: Iterable[Segment], origins: Sequence[range]) -> list[Segment]:
+    """The same, ascending by the origins' numbers, neighbours joined."""
     merged: list[Segment] = []
-    for segment in left:
+    for segment in sorted(segments, key=lambda s: (origins[s.origin].start, s)):
         if merged and merged[-1].origin == segment.origin and merged[-1].end == segment.begin:
             merged[-1] = merged[-1]._replace(end=segment.end)
         else:
             merged.append(segment)
-    return merged, origins
+    return merged
 
 
-def _among(origins: Sequence[range], segment: Segment, shuffle: bool) -> tuple[range, int]:
-    """Among which numbers a segment's seeds are, and how many they are."""
-    numbers = origins[segment.origin]
-    if not shuffle:
-        numbers = numbers[segment.begin : segment.end]
-    return numbers, segment.end - segment.begin
+def _by_owner(
+    segments: Iterable[Segment], origins: Sequence[range], recipe: Recipe, shuffle: bool
+) -> Iterator[tuple[int, Segment]]:
+    """Segments by the machine that owns their seeds; -1 where nobody does."""
+    for segment in segments:
+        numbers = origins[segment.origin]
+        owners = recipe.owners(numbers if shuffle else numbers[segment.begin : segment.end])
+        if not owners:
+            yield -1, segment
+        elif shuffle:
+            sizes: dict[int, int] = {}
+            for machine, owned in owners:
+                sizes[machine] = sizes.get(machine, 0) + len(owned)
+            yield max(sizes, key=lambda machine: (sizes[machine], -machine)), segment
+        else:
+            for machine, owned in owners:
+                yield machine, Segment(segment.origin, owned.start - numbers.start, owned.stop - numbers.start)
+
+
+def _size(segments: Iterable[Segment]) -> int:
+    return sum(end - begin for _, begin, end in segments)
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
