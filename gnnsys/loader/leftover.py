@@ -158,7 +158,9 @@ def _left(states: Sequence[Mapping[str, Any]], epoch: int) -> tuple[list[Segment
         steps = num_batches(int(largest), int(state["batch_size"]), bool(state["drop_last"]))
         if not 0 <= batch <= steps:
             raise ValueError(f"the state of rank {rank} is at batch {batch} of {steps}: not the state of a loader")
-        consumed = even_range(batch, num_inputs, steps, int(state["batch_size"]))[0] if steps else 0
+        consumed = num_inputs  # behind the last batch nothing is left: the rest is dropped
+        if batch < steps:
+            consumed = even_range(batch, num_inputs, steps, int(state["batch_size"]))[0]
         left += cut(had, consumed, num_inputs)
     return _merge(left, origins), origins
 

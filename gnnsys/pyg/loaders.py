@@ -12,13 +12,13 @@ from typing import Any
 import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import HeteroData
-from torch_geometric.sampler import BaseSampler, NegativeSampling, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.graph import EdgeType
 from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
 from gnnsys.pyg.join import describe
-from gnnsys.pyg.parts import resolve_input_nodes, resolve_links
+from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.pyg.stores import graph_of, stores
 from gnnsys.pyg.threaded import Output, ThreadedLoader
@@ -76,7 +76,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
                 is_sorted=is_sorted,
                 directed=directed,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes)
+        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes, {"input_time": input_time})
         if graph is not None:
             input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
@@ -96,8 +96,13 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         self._untie()
         check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
+    def _take(self, index: Tensor) -> NodeSamplerInput:
+        if not self._is_taken_over(index):
+            return self.input_data[index]
+        return NodeSamplerInput(index, self.input_ids(index), None, self.input_data.input_type)
+
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        inputs = self.input_data[self._checked(index)]
+        inputs = self._take(self._checked(index))
         if isinstance(self._sampler, NeighborSampler):
             return self._sampler.sample_from_nodes(inputs, key or self._key())
         with self._user_code:
@@ -165,9 +170,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 directed=directed,
                 exclude_supervision=exclude_supervision,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs, given)
+        own_values = {"edge_label": edge_label, "edge_label_time": edge_label_time}
+        self._prepare(data, neighbor_sampler, seed, kwargs, given, own_values)
         if graph is not None:
             edge_label_index, links = resolve_links(graph, given)
+            if links is not None and self.ranks.inputs is not None:
+                self.ranks.inputs = links.ids
         else:
             edge_label_index = complete_links(data, given, neighbor_sampler)
         torch_geometric.loader.LinkNeighborLoader.__init__(
@@ -194,8 +202,16 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             links.check()
             self.input_data, self.edge_label_index = links, given
 
+    def _take(self, index: Tensor) -> EdgeSamplerInput:
+        if not self._is_taken_over(index) or isinstance(self.input_data, LinkInputs):
+            return self.input_data[index]
+        edge_type, data = self.input_data.input_type, self.data
+        edge_index = data.edge_index if edge_type is None else data[edge_type].edge_index
+        row, col = edge_index[:, self.input_ids(index)]
+        return EdgeSamplerInput(index, row, col, None, None, edge_type)
+
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        inputs = self.input_data[self._checked(index)]
+        inputs = self._take(self._checked(index))
         if isinstance(self._sampler, NeighborSampler):
             return self._sampler.sample_from_edges(inputs, self.neg_sampling, key or self._key())
         with self._user_code:

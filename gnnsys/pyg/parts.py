@@ -17,8 +17,9 @@ from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, Sampl
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
 from gnnsys.loader.fetch import Fetch
 from gnnsys.loader.join import Rows, Sampled
+from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.link import resolve_inputs
-from gnnsys.loader.links import Inputs
+from gnnsys.loader.links import EdgeInputs, Inputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes
@@ -74,6 +75,11 @@ class LinkInputs:
         self.input_type = input_type
         self.label: Tensor | None = None
         self.time: Tensor | None = None
+
+    @property
+    def ids(self) -> InputIds | None:
+        """Of the edges that the links are, where they are a share."""
+        return self._inputs.ids if isinstance(self._inputs, EdgeInputs) else None
 
     def size(self, dim: int) -> int:
         return (2, self._num_links)[dim]
