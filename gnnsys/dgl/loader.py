@@ -88,6 +88,11 @@ class DataLoader:
         for triple in self._loader:
             yield triple if self.device is None else _to_device(triple, self.device)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._loader.epoch
+
     def state_dict(self) -> dict[str, Any]:
         return self._loader.state_dict()
 

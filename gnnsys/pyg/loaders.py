@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import HeteroData
@@ -16,6 +17,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.graph import EdgeType
+from gnnsys.loader.fetch import Names
 from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
 from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
@@ -31,6 +33,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
     `data` may also be what `gnnsys.open` returns; `input_nodes` are then global ids, the name of a mask, or this rank's
     share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what is sampled, epoch by
     epoch, whatever torch's generator says; the order of the seeds stays the `sampler`'s (or `shuffle`'s) business.
+    On parts `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         directed: bool = True,
         *,
         seed: int | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
@@ -76,7 +81,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
                 is_sorted=is_sorted,
                 directed=directed,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes, {"input_time": input_time})
+        own_values = {"input_time": input_time}
+        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes, own_values, fetch, wire_dtype)
         if graph is not None:
             input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
@@ -145,6 +151,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         directed: bool = True,
         *,
         seed: int | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         exclude_supervision: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -171,7 +179,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 exclude_supervision=exclude_supervision,
             )
         own_values = {"edge_label": edge_label, "edge_label_time": edge_label_time}
-        self._prepare(data, neighbor_sampler, seed, kwargs, given, own_values)
+        self._prepare(data, neighbor_sampler, seed, kwargs, given, own_values, fetch, wire_dtype)
         if graph is not None:
             edge_label_index, links = resolve_links(graph, given)
             if links is not None and self.ranks.inputs is not None:

@@ -16,6 +16,7 @@ from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
 from gnnsys.loader.elastic import Ranks
+from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Rows
 from gnnsys.loader.leftover import InputIds, Leftover
 from gnnsys.loader.schedule import Share
@@ -51,6 +52,8 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         kwargs: dict[str, Any],
         inputs: Any = None,
         own_values: dict[str, Any] | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
         """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share.
 
@@ -74,11 +77,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         given = [name for name, values in (own_values or {}).items() if values is not None]
         self.ranks = Ranks(graph, inputs, ids, given)
         if graph is not None:
-            join = PartsJoin(graph, kwargs.get("custom_cls"))
+            join = PartsJoin(graph, kwargs.get("custom_cls"), fetch, wire_dtype)
             workers = workers if kwargs.get("num_workers", 0) or not join.waits else REMOTE_THREADS
             join.prepare(workers * (1 + ahead) + 2)
             self._join: Join | PartsJoin = join
             return
+        if fetch is not None or wire_dtype is not None:
+            raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
         self._join = Join(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
