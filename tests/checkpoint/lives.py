@@ -102,6 +102,7 @@ def main() -> None:
     life("unbroken", parts, f"{base}/shared", 8, 4)
     life("cut", parts, f"{base}/own-{{machine}}", 6, 2, cut="described")
     life("resumed", parts, f"{base}/own-{{machine}}", 8, 2, flip=1)
+    life("grown", parts, f"{base}/alone", 9, 3)
     complaints(parts, base)
 
 
