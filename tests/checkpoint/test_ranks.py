@@ -19,7 +19,7 @@ def ran(tmp_path_factory):
     (base / "file").write_text("no folder")
     make_parts(base / "parts")
     train(base / "parts", base / "alone", 3)
-    ranks = run_ranks(PROGRAM, [1, 1], base / "parts", base, timeout=120)
+    ranks = run_ranks(PROGRAM, [1, 1], base / "parts", base, timeout=240)
     told = [[json.loads(line) for line in rank.stdout.splitlines()] for rank in ranks]
     return base, {one["life"]: (one, other) for one, other in zip(*told, strict=True)}
 

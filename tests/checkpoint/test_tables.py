@@ -111,7 +111,7 @@ def test_a_table_that_may_or_may_not_be_of_nodes_is_refused_on_other_parts(tmp_p
     without_loader(parts, tmp_path / "checkpoints", "users")
     by_original_id(parts, tmp_path / "checkpoints", "users")
     others = make_parts(tmp_path / "others", 3, 7)
-    with pytest.raises(ValueError, match="'embedding' was saved with other parts.*named 'node/node/...'"):
+    with pytest.raises(ValueError, match=r"'embedding' was saved with other parts.*named 'node/node/...'"):
         by_original_id(others, tmp_path / "checkpoints", "users")
 
 
