@@ -88,7 +88,8 @@ class Group:
     def apart(self, name: str) -> Group:
         """The same ranks with a connection and names of their own: for a thread that meets others beside this one."""
         other = copy.copy(self)
-        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}", {}, False
+        turn = self._turns[f"apart {name}"] = self._turns.get(f"apart {name}", -1) + 1  # keys of the last one remain
+        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}-{turn}", {}, False
         other._store = None if self._store_of is None else self._store_of()
         return other
 

@@ -66,6 +66,13 @@ def test_files_of_a_machine_that_did_not_come_back_are_missed(base):
         train(base / "parts", base / "own-1", 9)
 
 
+def test_several_savers_of_one_session_do_not_mix_up_their_meetings(base, lives):
+    assert "complaints" in lives
+    for number in range(2):
+        names = {path.name for path in (base / f"twice-{number}" / "step-0000000000").iterdir()}
+        assert names == {"manifest.json", "dense.pt", "rank-0.pt", "rank-1.pt", "tables"}
+
+
 def test_what_is_wrong_on_one_rank_is_the_same_error_on_both(lives):
     one, other = lives["complaints"]
     assert one == other and one["left"] == []
