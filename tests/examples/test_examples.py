@@ -33,6 +33,27 @@ def test_node_classification_trains_every_model_on_parts(model, tmp_path):
     assert example("node_classification").main(options) > 0.6
 
 
+def test_node_classification_goes_on_from_its_last_checkpoint(tmp_path, capsys):
+    options = [
+        "sbm-3k",
+        "--batch-size",
+        "64",
+        "--fanout",
+        "5",
+        "5",
+        "--checkpoints",
+        str(tmp_path),
+        "--save-every",
+        "3",
+    ]
+    whole = example("node_classification").main(
+        [*options[:-3], str(tmp_path / "whole"), *options[-2:], "--epochs", "2"]
+    )
+    example("node_classification").main([*options, "--epochs", "1"])
+    assert list(tmp_path.glob("step-*")), "it has saved"
+    assert example("node_classification").main([*options, "--epochs", "2"]) == whole
+
+
 def test_pyg_drop_in_trains_a_pyg_model():
     pytest.importorskip("torch_geometric")
     assert example("pyg_drop_in").main(["--nodes", "3000", "--epochs", "10"]) > 0.75
