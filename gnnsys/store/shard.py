@@ -18,6 +18,7 @@ from gnnsys.comm import Kind, Reply, Request
 from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
 from gnnsys.store.life import Life
+from gnnsys.store.optimize import STATES
 from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Contribution, Deadlines
 from gnnsys.store.rows import PartRows
@@ -113,6 +114,8 @@ class Shard:
         table = self.table(name)
         if table.init is None:
             raise ValueError(f"table {name!r} belongs to the graph's files and is not restored")
+        if not {*states} <= {state for of in STATES.values() for state in of}:
+            raise ValueError(f"table {name!r} cannot have states {list(states)}: optimizers here keep {STATES}")
         with table.lock:
             table.rounds.restart(f"table {name!r} was restored from a checkpoint meanwhile")
             for state in [state for state in table.states if state not in states]:
