@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -236,14 +235,15 @@ class Shard:
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
         spec = TableSpec.from_json(options["spec"], bounds, generation)
-        if self._life.number and float(options.get("age", 0.0)) > self._life.age and self.find(spec.name) is None:
-            raise self._life.gone()  # it was made on other machines before this life began, and so here too
-        table = self.create(spec, parts, options["init"])
-        return Reply([table.spec.bounds_tensor], self._made(table))
+        with self._lock:
+            existed = self.find(spec.name) is not None
+            if self._life.number and options.get("existed") and not existed:
+                raise self._life.gone()  # other machines have it since before this call: here it was, and is no more
+            table = self.create(spec, parts, options["init"])
+        return Reply([table.spec.bounds_tensor], {**self._made(table), "existed": existed})
 
     def _made(self, table: Table) -> dict[str, Any]:
-        life = {"life": self._life.number, "life_age": self._life.age}
-        return {**_described(table.spec), "age": time.monotonic() - table.born, **life}
+        return {**_described(table.spec), "life": self._life.number, "life_age": self._life.age}
 
     def _save(self, request: Request) -> Reply:
         options = request.options
