@@ -118,6 +118,11 @@ def check_states(states: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("states must be those of all ranks in their order, got none")
     for rank, state in enumerate(states):
         said = state.get("rank", rank), state.get("world_size", len(states))
+        if said == (0, 1) and len(states) > 1 and state.get("share") is None:
+            raise ValueError(
+                f"these are states of {len(states)} loaders that did not know of each other: make the process group "
+                "before the loader (gnnsys.init does), or give each its own by load_state_dict"
+            )
         if said != (rank, len(states)):
             raise ValueError(
                 f"states must be those of all ranks in their order: of {len(states)}, number {rank} is that of rank "

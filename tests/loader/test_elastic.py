@@ -217,6 +217,8 @@ def test_a_group_that_changes_between_two_epochs_needs_no_share(graph: Graph) ->
     states = [{**old.state_dict(), "rank": rank, "world_size": 2} for rank in range(2)]
     with pytest.raises(ValueError, match=r"2 ranks were in the middle.*not a share: give it what gnnsys.split returns"):
         loader.load_state_dicts(states)
+    with pytest.raises(ValueError, match="2 loaders that did not know of each other"):
+        loader.load_state_dicts([old.state_dict(), old.state_dict()])
 
 
 # -- what cannot be ----------------------------------------------------------------------------------------------------
