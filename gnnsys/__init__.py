@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnsys.checkpoint import Saver as Saver
+    from gnnsys.checkpoint import resume as resume
     from gnnsys.comm import ShardLost as ShardLost
     from gnnsys.comm import TrainerLost as TrainerLost
     from gnnsys.graph import Graph as Graph
@@ -33,6 +35,7 @@ _ROOM_OF = {
     "LinkNeighborLoader": "loader",
     "NegativeSampling": "loader",
     "NeighborLoader": "loader",
+    "Saver": "checkpoint",
     "Seeds": "seeds",
     "Session": "session",
     "ShardLost": "comm",
@@ -41,6 +44,7 @@ _ROOM_OF = {
     "TrainerLost": "comm",
     "init": "session",
     "open": "session",
+    "resume": "checkpoint",
     "split": "seeds",
 }
 
@@ -53,6 +57,7 @@ __all__ = [
     "LinkNeighborLoader",
     "NegativeSampling",
     "NeighborLoader",
+    "Saver",
     "Seeds",
     "Session",
     "ShardLost",
@@ -61,6 +66,7 @@ __all__ = [
     "TrainerLost",
     "init",
     "open",
+    "resume",
     "split",
 ]
 

@@ -93,7 +93,8 @@ class Group:
     def apart(self, name: str) -> Group:
         """The same ranks with a connection and names of their own: for a thread that meets others beside this one."""
         other = copy.copy(self)
-        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}", {}, False
+        turn = self._turns[f"apart {name}"] = self._turns.get(f"apart {name}", -1) + 1  # keys of the last one remain
+        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}-{turn}", {}, False
         other._store = None if self._store_of is None else BoundedStore(self._store_of(), self._store_seconds)
         return other
 
@@ -206,6 +207,8 @@ class Group:
 
     def _clear(self, name: str) -> None:
         """Removes the meeting before this one from the store: who came to this one has read all of that."""
+        if self._turns[name] == 0:
+            return
         before = f"{PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
         for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
             self._call(partial(_delete, key=key))
