@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind, RemoteValueError
 from gnnsys.ops import BufferPool
-from gnnsys.store.checks import check_ids, check_new, checked_rows, init_json, out_for
+from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
 from gnnsys.store.outbox import Outbox
@@ -27,7 +27,7 @@ from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.renew import Outdated, RenewedPull
 from gnnsys.store.rows import PartRows
 from gnnsys.store.shard import Shard
-from gnnsys.store.spec import TableSpec, even_bounds
+from gnnsys.store.spec import TableSpec, check_new, even_bounds
 from gnnsys.store.tensor import DistTensor
 from gnnsys.store.wire import PUSH_MODES, unknown_table
 
