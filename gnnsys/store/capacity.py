@@ -23,9 +23,9 @@ def memory_for_tables() -> int:
 
 
 def parts_of_tables() -> int:
-    """How many parts of tables may be created: each holds a descriptor, and half of them are left to connections."""
+    """How many parts of tables may be created: each holds two descriptors, and half are left to connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 16 if soft == resource.RLIM_INFINITY else max(16, soft // 2)
+    return 1 << 16 if soft == resource.RLIM_INFINITY else max(16, soft // 4)
 
 
 def table_bytes(shape: tuple[int, ...], itemsize: int) -> int:

@@ -103,7 +103,7 @@ class Shard:
         if len(created) + len(parts) > self._max_created:
             raise ValueError(
                 f"table {spec.name!r} is one too many: machine {self.machine} has {len(created)} parts of tables and "
-                f"may have {self._max_created} (half of `ulimit -n`): drop some"
+                f"may have {self._max_created} (a quarter of `ulimit -n`): drop some"
             )
 
     def load(self, name: str, parts: Sequence[int], folder: str, generation: int = 0) -> tuple[Table, str]:
