@@ -179,7 +179,8 @@ class Server:
         del self._jobs[job.key]
         self._accounts.leave(job.identity, job.num_bytes)
         kind = job.header.kind
-        self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
+        if kind in self._handlers:  # numbers of kinds that are nobody's are the senders' own
+            self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
         if job.is_kept and job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
             self._kept[job.key] = frames
             if len(self._kept) > _KEPT_REPLIES:
