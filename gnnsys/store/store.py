@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind, RemoteValueError, ShardLost
 from gnnsys.ops import BufferPool
-from gnnsys.store.checks import check_ids, check_new, checked_rows, init_json, out_for
+from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.life import forgotten
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
@@ -29,7 +29,7 @@ from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.renew import RenewedPull
 from gnnsys.store.rows import Outdated, PartRows
 from gnnsys.store.shard import Shard
-from gnnsys.store.spec import TableSpec, even_bounds
+from gnnsys.store.spec import TableSpec, check_new, even_bounds
 from gnnsys.store.tensor import DistTensor
 from gnnsys.store.wire import PUSH_MODES, unknown_table
 
