@@ -52,6 +52,10 @@ class Limits:
     max_frame_bytes: int = 1 << 32
     max_options_bytes: int = 1 << 16
     max_queue: int = 1 << 16  # requests that a server has and has not answered
+    max_client_requests: int = 1 << 14  # of them, those of one client
+    max_client_bytes: int = 1 << 30  # of one client's unanswered requests, and one more beyond it
+    max_bytes: int = 1 << 33  # of all clients' unanswered requests, and one more beyond it
+    max_unread: int = 1 << 13  # messages to a client that does not read; what comes after them is dropped
     max_seconds: int = 3600  # that a server keeps a request, whatever time its sender gave it
 
     def __post_init__(self) -> None:
@@ -251,6 +255,16 @@ def read_header(front: bytes | memoryview, limits: Limits) -> Header:
         text = f"{header.num_option_bytes} bytes of options, at most {limits.max_options_bytes} are allowed"
         raise WireError("options", text)
     return header
+
+
+def check_request(header: Header) -> None:
+    """WireError unless a header can be a request's: what only replies have is zero, and so is what is nothing yet."""
+    if header.flags & REPLY:
+        raise WireError("flags", "a reply where a request was expected")
+    if header.flags or header.status or header.service_us or header.chunk or header.num_chunks:
+        raise WireError(
+            "flags", f"a request with flags {header.flags}, status {header.status} or other fields of replies"
+        )
 
 
 def read_prefix(front: bytes | memoryview) -> Header | None:

@@ -68,15 +68,23 @@ class Ranks:
             raise ValueError(f"this state is in the middle of what other ranks had left, but {self._refusal}")
         return Leftover.from_state(int(state["epoch"]), state["leftover"])
 
-    def is_own(self, states: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these are the states of as many ranks with the same shares: each goes on where it was."""
+    def own_state(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """Of as many ranks with the same shares, the state of the one that had this share: it is gone on with as it is.
+
+        Shares follow machines, and a restart may number these anew: the rank that has a share now need not be the one
+        that had it. None where the shares are others.
+        """
         check_states(states)
         if len(states) != self.world_size:
-            return False
+            return None
         if self.recipe is None or any(state.get("share") is None for state in states):
-            return True
-        ours = [([share.start, share.stop], self.recipe.digest) for share in self.recipe.shares]
-        return ours == [(list(state["share"]), state["seeds"]) for state in states]
+            return states[self.rank]
+        ours = [[share.start, share.stop] for share in self.recipe.shares]
+        theirs = [list(state["share"]) for state in states]
+        if sorted(ours) != sorted(theirs) or any(state["seeds"] != self.recipe.digest for state in states):
+            return None
+        alike = [rank for rank, share in enumerate(theirs) if share == ours[self.rank]]  # several, where they are empty
+        return states[alike[ours[: self.rank].count(ours[self.rank])]]
 
     def deal(self, states: Sequence[Mapping[str, Any]], ours: Mapping[str, Any]) -> Leftover | None:
         """This rank's share of what ranks with these states have left; None at the beginning of an epoch.
@@ -110,6 +118,11 @@ def check_states(states: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("states must be those of all ranks in their order, got none")
     for rank, state in enumerate(states):
         said = state.get("rank", rank), state.get("world_size", len(states))
+        if said == (0, 1) and len(states) > 1 and state.get("share") is None:
+            raise ValueError(
+                f"these are states of {len(states)} loaders that did not know of each other: make the process group "
+                "before the loader (gnnsys.init does), or give each its own by load_state_dict"
+            )
         if said != (rank, len(states)):
             raise ValueError(
                 f"states must be those of all ranks in their order: of {len(states)}, number {rank} is that of rank "

@@ -194,12 +194,13 @@ class Loader:
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
         """Makes the next `iter` go on where all ranks were, however many; `states` are theirs, in the order of ranks.
 
-        As many ranks as now: each goes on where it was. Another number: what none of them has consumed of the epoch is
+        As many ranks as now: each share is gone on with. Another number: what none of them has consumed of the epoch is
         dealt to the ranks there are now, in shares that differ by at most one and as many batches on each; the epochs
         behind it are ordinary. Every rank calls it with the same states. `batch_size` and `drop_last` may be others.
         """
-        if self._ranks.is_own(states):
-            return self.load_state_dict(states[self._ranks.rank])
+        own = self._ranks.own_state(states)
+        if own is not None:
+            return self.load_state_dict(own)
         ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
         leftover = self._ranks.deal(states, ours)
         self._go_to(Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first), leftover)

@@ -234,8 +234,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
         As `gnnsys.NeighborLoader.load_state_dicts`: another number of ranks deals what is left of the epoch anew.
         """
-        if self.ranks.is_own(states):
-            self.load_state_dict(states[self.ranks.rank])
+        own = self.ranks.own_state(states)
+        if own is not None:
+            self.load_state_dict(own)
         else:
             self._go_on(deal_states(self, states))
 

@@ -217,6 +217,8 @@ def test_a_group_that_changes_between_two_epochs_needs_no_share(graph: Graph) ->
     states = [{**old.state_dict(), "rank": rank, "world_size": 2} for rank in range(2)]
     with pytest.raises(ValueError, match=r"2 ranks were in the middle.*not a share: give it what gnnsys.split returns"):
         loader.load_state_dicts(states)
+    with pytest.raises(ValueError, match="2 loaders that did not know of each other"):
+        loader.load_state_dicts([old.state_dict(), old.state_dict()])
 
 
 # -- what cannot be ----------------------------------------------------------------------------------------------------
@@ -285,6 +287,27 @@ def test_ranks_on_other_machines_take_over_what_is_theirs_first(tmp_path, shuffl
             seen, _ = go_on(make, worlds, [1, 1, 1])
             assert torch.equal(graphs[0].original_ids(torch.tensor(all_ids(seen))).sort().values, chosen)
             assert local(seen[-1]) > ordinary - 0.1 > 0.5, (worlds, local(seen[-1]), ordinary)
+
+
+def test_a_restart_that_numbers_the_machines_anew_goes_on_with_the_same_batches(tmp_path) -> None:
+    with machines(homogeneous(), tmp_path / "parts", 2) as graphs:
+
+        def make(rank: int, where: Sequence[int]) -> NeighborLoader:
+            mine = graphs[where[rank]]
+            seeds = split(mine, None, placement=Placement(rank, tuple(where), (0, 1)))
+            return NeighborLoader(mine, [3], input_nodes=seeds, batch_size=7, shuffle=True, num_threads=0)
+
+        olds = [make(rank, (0, 1)) for rank in range(2)]
+        for loader in olds:
+            next(iter(loader))
+        states = through_a_file([loader.state_dict() for loader in olds])
+        for rank, where in ((0, (1, 0)), (1, (1, 0))):
+            old, new = olds[1 - rank], make(rank, where)
+            old.load_state_dict(states[1 - rank])
+            new.load_state_dicts(states)
+            for _ in range(2):  # and the epoch after it
+                for mine, theirs in zip(new, old, strict=True):
+                    assert torch.equal(mine.n_id, theirs.n_id) and torch.equal(mine.edge_index, theirs.edge_index)
 
 
 class Trillion:

@@ -29,6 +29,10 @@ def caught(act):
         facts = {key: getattr(error, key, None) for key in ("machine", "rank", "silent_for")}
         return {"type": type(error).__name__, "text": str(error), "took": time.monotonic() - began, **facts}
 
+def until_lost():
+    for _ in range(100_000):  # a signal takes a moment
+        session.status()
+
 def server(machine):
     return session.status()[machine]["pid"]
 """
@@ -116,10 +120,15 @@ session.group.barrier("awake")
 if session.rank == 0:
     pid = server(1)
     os.kill(pid, signal.SIGSTOP)
-    told["stopped"] = caught(session.status)
+    told["stopped"] = caught(until_lost)
     os.kill(pid, signal.SIGCONT)
     told["back"] = server(1) == pid
 session.group.barrier("seen")
+if session.rank == 1:
+    print(json.dumps(told), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)  # and with the leader its server
+told["killed"] = caught(until_lost)
+told["gone"] = caught(session.barrier)
 session.close(wait=False)
 print(json.dumps(told))
 """
@@ -139,7 +148,8 @@ def seen(graph, tmp_path_factory):
         for running, program in ((lives, LIVES), (silence, SILENCE)):
             start_ranks(running, PRELUDE + program, [1, 1], parts)
         ended = [running.wait(120) for running in (lives, silence)]
-    assert all(rank.returncode == 0 for job in ended for rank in job), "\n".join(str(r) for job in ended for r in job)
+    codes = [[rank.returncode for rank in job] for job in ended]
+    assert codes == [[0, 0], [0, -signal.SIGKILL]], "\n".join(str(rank) for job in ended for rank in job)
     return [[json.loads(rank.stdout) for rank in job] for job in ended]
 
 
@@ -205,6 +215,12 @@ def test_a_server_stopped_for_longer_than_it_may_be_silent_is_lost_and_found_aga
     assert (lost["type"], lost["machine"], lost["rank"]) == ("ShardLost", 1, 0)
     assert lost["silent_for"] >= 2 and lost["took"] < 10 and "start again from the last checkpoint" in lost["text"]
     assert silence[0]["back"]
+
+
+def test_a_killed_leader_takes_its_server_along_and_both_are_named_to_the_others(silence):
+    server, rank = silence[0]["killed"], silence[0]["gone"]
+    assert (server["type"], server["machine"]) == ("ShardLost", 1) and server["took"] < 10
+    assert (rank["type"], rank["rank"]) == ("TrainerLost", 1) and rank["took"] < 10
 
 
 def test_a_server_that_ends_too_often_stays_dead():
