@@ -291,7 +291,7 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
     dims = _dims_struct(num_dims).unpack_from(front, at)
     at += 8 * num_dims
     options = _read_options(bytes(front[at : at + header.num_option_bytes])) if header.num_option_bytes else {}
-    plan = _plan(kinds, dims, at + header.num_option_bytes, frames, limits)
+    plan = locate_arrays(kinds, dims, at + header.num_option_bytes, frames, limits)
     if not plan:
         return Message(header, [], options)
     front = aligned(front)
@@ -302,10 +302,13 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
     return Message(header, arrays, options)
 
 
-def _plan(
+def locate_arrays(
     kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits
 ) -> list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]:
-    """Where each array lies: its memory (None: the first frame), offset, dtype, shape and count."""
+    """Where each array lies: its memory (None: the first frame), offset, dtype, shape and count.
+
+    WireError where descriptors, dimensions and frames disagree; nothing is allocated for what they say.
+    """
     plan: list[tuple[Any, int, torch.dtype, tuple[int, ...], int]] = []
     begin, num_used = 0, 1
     for code, ndim in zip(kinds[::2], kinds[1::2]):
