@@ -35,10 +35,10 @@ def test_every_option_of_the_command_is_on_the_page(capsys):
 def test_every_promise_about_failures_names_a_test_that_exists():
     page = PAGE.with_name("failure.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
-    written = {name for file in Path(__file__).parents[1].rglob("test_*.py") for name in tests_of(file)}
+    written = {name for file in Path(__file__).parents[1].rglob("test_*.py") for name in names_in(file)}
     assert len(rows) > 15 and all("`test_" in row for row in rows)
     assert set(re.findall(r"`(test_\w+)`", page)) <= written
 
 
-def tests_of(file: Path) -> list[str]:
+def names_in(file: Path) -> list[str]:
     return re.findall(r"^def (test_\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE)
