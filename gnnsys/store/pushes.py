@@ -23,6 +23,7 @@ ANSWERED = "answered"  # the option of a push that says how many before it were
 
 _WINDOW = 4096  # answers that are remembered, and pushes that may wait, per sender
 _SENDERS = 4096
+_LOOK_SECONDS = 5.0
 _WAITING_BYTES = 1 << 30  # of pushes that came before their predecessors, of all senders
 _STREAM_SHIFT = 32
 
@@ -72,24 +73,27 @@ class Pushes:
     ) -> None:  # fmt: skip
         self._window, self._max_senders, self._forgot = window, max_senders, forgot or _too_many
         self._room = _Room(max_waiting_bytes)
+        self._next_look = 0.0
         self._senders: OrderedDict[tuple[int, int, int], _Sender] = OrderedDict()  # least recently heard of first
         self._lock = threading.Lock()
 
     def submit(self, request: Request, apply: Apply) -> Future[Reply]:
         """Applies `apply` in its turn, in this call or in a later one of the same sender."""
         stream, number = divmod(request.sequence, 1 << _STREAM_SHIFT)
-        if self._room.is_full:
-            self._drop_overdue()
+        now = time.monotonic()
+        if now > self._next_look or self._room.is_full:
+            self._next_look = now + _LOOK_SECONDS
+            self._drop_overdue(now)
         return self._sender(request, stream).submit(number, _Early(apply, request))
 
     def end(self, request: Request, stream: int) -> None:
         """Applies nothing more of a stream: its sender has lost a push, and begins another one."""
         self._sender(request, stream).end()
 
-    def _drop_overdue(self) -> None:
+    def _drop_overdue(self, now: float) -> None:
+        """Ends streams whose early pushes nobody waits for any more: they would hold their rows for ever."""
         with self._lock:
             senders = list(self._senders.values())
-        now = time.monotonic()
         for sender in senders:
             sender.end(before=now)
 

@@ -47,6 +47,7 @@ def create(shard, bounds=BOUNDS, parts=(0, 1), init=None, **spec):
     ],
 )
 def test_a_table_that_cannot_be_is_refused_and_leaves_nothing_behind(shard, changed, words):
+    gc.collect()  # what tests before this one left
     before = len(os.listdir("/proc/self/fd"))
     parts = changed.get("parts", [0] if "bounds" in changed else [0, 1])
     try:
@@ -56,7 +57,7 @@ def test_a_table_that_cannot_be_is_refused_and_leaves_nothing_behind(shard, chan
     else:
         pytest.fail("it was created")
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before and shard.names() == []
+    assert len(os.listdir("/proc/self/fd")) <= before and shard.names() == []
 
 
 def test_tables_take_no_more_memory_than_was_allowed_and_dropped_ones_give_it_back(shard):
