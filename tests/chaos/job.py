@@ -1,4 +1,4 @@
-"""A job of two hosts with two trainers each under torchrun, its faults, and the judgement of what it came to.
+"""A job of two hosts with two trainers each under torchrun's agents, its faults, and the judgement of what it came to.
 
 Hosts are those of the lab where one can be made, else two agents on this host. A job is judged by comparison with the
 same job unbroken: it must end in time, have done every batch once (what was rolled back counts as not done), and end
@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,20 +20,20 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench.lab import Lab, available
+from gnnsys.bench.lab import Lab, available, wait_all
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.ops import CSC
 from gnnsys.partition import Assignment, write_parts
 from tests.chaos.program import CLASSES
 from tests.faults import Fault, has_happened
-from tests.processes import ROOT, processes, read_ranks, start_agents
+from tests.processes import ROOT, processes
 
 NUM_HOSTS, TRAINERS = 2, 2
 NUM_RANKS = NUM_HOSTS * TRAINERS
 NUM_NODES, NUM_EDGES, NUM_SEEDS = 400, 2400, 219
 MAX_RESTARTS = 3
 DEADLINE = 180.0  # seconds for a job that takes ten on a quiet machine
-PROGRAM = ROOT / "tests" / "chaos" / "program.py"
+AGENT = ROOT / "tests" / "chaos" / "agent.py"
 
 
 @dataclass(frozen=True)
@@ -103,20 +105,24 @@ class Place:
         return self._unbroken[key]
 
     def _launch(self, plan: Path, deadline: float) -> tuple[list[int | None], str]:
-        options = [f"--max-restarts={MAX_RESTARTS}", "--monitor-interval=0.1"]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or a group that restarts reads the keys of the one before
+        command, run_id = [sys.executable, str(AGENT), str(plan)], secrets.token_hex(4)
         if self.lab is not None:
-            arguments = [f"--nproc-per-node={TRAINERS}", *options, str(PROGRAM), str(plan)]
-            env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-            results = self.lab.run(arguments, timeout=deadline, check=False, env=env)
+            meeting = f"{self.lab.names[0]}:{29400 + secrets.randbelow(2000)}"
+            started = [self.lab.start(host, [*command, meeting, run_id], env=env) for host in self.lab.hosts]
+            results = wait_all(started, deadline, check=False)
             return [result.code for result in results], "\n".join(result.output for result in results)
         with processes() as running:
-            start_agents(running, PROGRAM.read_text(), [TRAINERS] * NUM_HOSTS, plan, options=options)
+            place = [f"127.0.0.1:{running.store_port()}", run_id, "127.0.0.1"]
+            for machine in range(NUM_HOSTS):
+                running.start(f"agent {machine}", [*command, *place], env)
             try:
                 ended = running.wait(deadline)
             except AssertionError as error:  # time is over
                 return [None] * NUM_HOSTS, str(error)
-            return [e.returncode for e in ended], "\n".join(map(str, [*ended, *read_ranks(running.folder)]))
+            return [e.returncode for e in ended], "\n".join(map(str, ended))
 
 
 @contextlib.contextmanager

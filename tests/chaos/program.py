@@ -1,14 +1,13 @@
 """The job that chaos breaks, as a user would write it: GraphSAGE on rows and an embedding, with `gnnsys.resume`.
 
 Beside training it only tells: its moments to the injector, and every batch to a file of its rank, from which the judge
-reads what was done, rolled back and done again. Run by torchrun with the file of a `tests.chaos.job.Plan`.
+reads what was done, rolled back and done again. Run with the file of a `tests.chaos.job.Plan`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +96,3 @@ class Log:
 
     def write(self, **values: Any) -> None:
         os.write(self._file, json.dumps(values).encode() + b"\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
