@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnsys.checkpoint import Saver as Saver
+    from gnnsys.checkpoint import resume as resume
     from gnnsys.graph import Graph as Graph
     from gnnsys.loader import Batch as Batch
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
@@ -31,12 +33,14 @@ _ROOM_OF = {
     "LinkNeighborLoader": "loader",
     "NegativeSampling": "loader",
     "NeighborLoader": "loader",
+    "Saver": "checkpoint",
     "Seeds": "seeds",
     "Session": "session",
     "SparseAdagrad": "store",
     "SparseAdam": "store",
     "init": "session",
     "open": "session",
+    "resume": "checkpoint",
     "split": "seeds",
 }
 
@@ -49,12 +53,14 @@ __all__ = [
     "LinkNeighborLoader",
     "NegativeSampling",
     "NeighborLoader",
+    "Saver",
     "Seeds",
     "Session",
     "SparseAdagrad",
     "SparseAdam",
     "init",
     "open",
+    "resume",
     "split",
 ]
 

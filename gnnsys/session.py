@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -123,7 +123,9 @@ class Session:
         self._server: ServerProcess | None = None
         self._made_process_group = False
         self._graphs: dict[str, DistGraph] = {}
+        self._served: list[DistGraph] = []  # by servers of their own
         self._clients: list[Client] = []
+        self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
         self._process = os.getpid()
         atexit.register(self._close_at_exit)
@@ -157,6 +159,11 @@ class Session:
             return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
+    @property
+    def graphs(self) -> list[DistGraph]:
+        """The graphs that were opened in this session."""
+        return [*self._graphs.values(), *self._served]
+
     def barrier(self, timeout: float | None = None) -> None:
         """Returns when every rank has called it; the error names the ranks that did not."""
         self._check_open()
@@ -180,6 +187,7 @@ class Session:
             keys = None if key is None else read_key(key)
             graph, client = open_served(self.group, path, servers, keys, self.timeout)
             self._clients.append(client)
+            self._served.append(graph)
             return graph
         if name in self._graphs:
             return self._graphs[name]
@@ -209,6 +217,11 @@ class Session:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
+        for callback in reversed(self.before_close):
+            try:
+                callback(wait)
+            except Exception as error:  # the others still need this rank's server
+                _log.error("rank %d: %s", self.rank, error)
         atexit.unregister(self._close_at_exit)
         if self in _open_sessions:
             _open_sessions.remove(self)

@@ -8,6 +8,8 @@ deadline whose error names the ranks that never came. Without torchrun there is 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import os
 import secrets
@@ -105,6 +107,13 @@ class Group:
         """A connection of its own for `init_process_group`, under the job's nonce; None in a group of one."""
         return None if self._store_of is None else dist.PrefixStore(f"{_PREFIX}/{self.nonce}/pg", self._store_of())
 
+    def apart(self, name: str) -> Group:
+        """The same ranks with a connection and names of their own: for a thread that meets others beside this one."""
+        other = copy.copy(self)
+        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}", {}, False
+        other._store = None if self._store_of is None else self._store_of()
+        return other
+
     def gather(self, name: str, value: Any = None, timeout: float | None = None) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         if self._store is None:
@@ -120,6 +129,7 @@ class Group:
                 raise RendezvousError(message)
             values = [json.loads(text) for text in self._call(lambda store: store.multi_get(ranks))]
             self._set(f"{key}/all", {"values": values})
+            self._clear(name)
             return values
         if not self._wait([f"{key}/all"], timeout + _GRACE_SECONDS):
             raise RendezvousError(self._absent(name, ranks, timeout))
@@ -201,6 +211,14 @@ class Group:
     def _turn(self, name: str) -> str:
         turn = self._turns[name] = self._turns.get(name, -1) + 1
         return f"{_PREFIX}/{self.nonce}/{name}/{turn}"
+
+    def _clear(self, name: str) -> None:
+        """Removes the meeting before this one from the store: who came to this one has read all of that."""
+        if self._turns[name] == 0:
+            return
+        before = f"{_PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
+        for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
+            self._call(functools.partial(_delete, key=key))
 
     def _call(self, act: Callable[[dist.Store], Any]) -> Any:
         if self._store is None:
@@ -348,6 +366,10 @@ def _poll(ready: Callable[[], bool], timeout: float) -> bool:
         time.sleep(min(pause, left))
         pause = min(2 * pause, longest)
     return True
+
+
+def _delete(store: dist.Store, key: str) -> None:
+    store.delete_key(key)
 
 
 def _post(rank: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from gnnsys.store.rounds import Contribution, Deadlines
 from gnnsys.store.rows import PartRows
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
+from gnnsys.store.snapshots import Snapshots
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
@@ -37,6 +39,7 @@ class Shard:
         self._lock = threading.RLock()
         self._pushes = Pushes()
         self._deadlines = Deadlines()
+        self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
 
     def add(self, spec: TableSpec, part: int, rows: Tensor) -> None:
@@ -99,6 +102,20 @@ class Shard:
             table.steps = saved[0].steps
         return table, saved[0].save
 
+    def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> Table:
+        """Makes a table ready to be written from a checkpoint: with these optimizer states, after so many steps."""
+        table = self.table(name)
+        if table.init is None:
+            raise ValueError(f"table {name!r} belongs to the graph's files and is not restored")
+        with table.lock:
+            table.rounds.restart(f"table {name!r} was restored from a checkpoint meanwhile")
+            for state in [state for state in table.states if state not in states]:
+                self._drop_state(table, state)
+            for state in states:
+                self._state(table, state)
+            table.steps = steps
+        return table
+
     def drop(self, name: str) -> bool:
         """Forgets a table that was created, and its states; False where there was none."""
         with self._lock:
@@ -136,6 +153,7 @@ class Shard:
     def close(self) -> None:
         """Drops what was created and ends the thread that watches deadlines."""
         self._deadlines.close()
+        self._snapshots.close()
         with self._lock:
             tables = list(self._tables.values())
             self._tables.clear()
@@ -202,13 +220,24 @@ class Shard:
                 self._pushes.end(request, int(options["ends"]))
             table, save = self.load(_name(request), parts, str(options["load"]), generation)
             return Reply([table.spec.bounds_tensor], {**_described(table.spec), "save": save})
+        if "restore" in options:
+            if options.get("ends") is not None:
+                self._pushes.end(request, int(options["ends"]))
+            table = self.begin_restore(_name(request), int(options["restore"]), [str(s) for s in options["states"]])
+            return Reply([table.spec.bounds_tensor], _described(table.spec))
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
         table = self.create(TableSpec.from_json(options["spec"], bounds, generation), parts, options["init"])
         return Reply([table.spec.bounds_tensor], _described(table.spec))
 
-    def _save(self, request: Request) -> Reply:
+    def _save(self, request: Request) -> Reply | Future[Reply]:
+        """Writes a table now; or copies it, to be written while training goes on; or waits until that was done."""
         options = request.options
+        if "written" in options:
+            return self._snapshots.written(str(options["written"]))
+        if options.get("snapshot"):
+            steps = self._snapshots.take(self.table(_name(request)), str(options["folder"]), str(options["save"]))
+            return Reply(options=steps)
         parts = self.save(_name(request), str(options["folder"]), str(options["save"]), overwrite=options["overwrite"])
         return Reply(options={"parts": parts})
 
@@ -241,6 +270,12 @@ class Shard:
 
     def _make_state(self, spec: TableSpec, parts: Sequence[int], initial: float) -> Table:
         return self.create(spec, parts, {"kind": "constant", "value": initial} if initial else {"kind": "zeros"})
+
+    def _drop_state(self, table: Table, name: str) -> None:
+        with self._lock:
+            dropped = table.states.pop(name)
+            del self._tables[dropped.spec.number], self._names[dropped.spec.name]
+        dropped.drop()
 
     def _state(self, table: Table, name: str) -> Table:
         if name not in table.states:

@@ -139,6 +139,31 @@ class Store:
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
         self._ask_all(Kind.SAVE, (), options)
 
+    def snapshot(self, name: str, machine: int, folder: str, token: str) -> dict[str, Any]:
+        """Has a machine copy its rows of a table, while no rank pushes; they are written to `folder` in the background.
+
+        Returns steps and optimizer states of the table; `token` names the snapshot to `written`.
+        """
+        self._outbox.wait(name)
+        options = {"name": name, "folder": str(folder), "save": token, "snapshot": True}
+        return dict(self._ask_all(Kind.SAVE, (), options, machines=[machine])[0].options)
+
+    def written(self, machine: int, token: str) -> dict[str, Any]:
+        """Waits until a machine has written a snapshot; its files, by path in the folder: bytes and CRC-32."""
+        return dict(self._ask_all(Kind.SAVE, (), {"written": token}, machines=[machine])[0].options["files"])
+
+    def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> None:
+        """Makes a table ready to be pushed to from a checkpoint, its optimizer's `states` ("NAME/STATE") as well.
+
+        Every rank calls this, while none pushes. After a push was lost, pushes go on from here.
+        """
+        broken = self._outbox.broken_stream
+        if broken is None:
+            self._outbox.settle(name)
+        self._ask_all(Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken})
+        self._forget(name)
+        self._outbox.recover(name)
+
     def drop(self, name: str) -> None:
         """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
         self._outbox.settle(name)
