@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gnnsys.checkpoint import Saver as Saver
     from gnnsys.checkpoint import resume as resume
+    from gnnsys.comm import ShardLost as ShardLost
+    from gnnsys.comm import TrainerLost as TrainerLost
     from gnnsys.graph import Graph as Graph
     from gnnsys.loader import Batch as Batch
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
@@ -36,8 +38,10 @@ _ROOM_OF = {
     "Saver": "checkpoint",
     "Seeds": "seeds",
     "Session": "session",
+    "ShardLost": "comm",
     "SparseAdagrad": "store",
     "SparseAdam": "store",
+    "TrainerLost": "comm",
     "init": "session",
     "open": "session",
     "resume": "checkpoint",
@@ -56,8 +60,10 @@ __all__ = [
     "Saver",
     "Seeds",
     "Session",
+    "ShardLost",
     "SparseAdagrad",
     "SparseAdam",
+    "TrainerLost",
     "init",
     "open",
     "resume",

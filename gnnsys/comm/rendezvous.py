@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import json
 import os
 import secrets
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ class Group:
             return
         before = f"{_PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
         for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
-            self._call(functools.partial(_delete, key=key))
+            self._call(partial(_delete, key=key))
 
     def _call(self, act: Callable[[dist.Store], Any]) -> Any:
         if self._store is None:

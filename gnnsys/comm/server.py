@@ -21,6 +21,7 @@ import zmq
 from gnnsys.comm import wire
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import WireError
+from gnnsys.comm.heard import Heard
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
@@ -69,6 +70,7 @@ class Server:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
         if threads < 1 or native_threads < 1:
             raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
+        self.heard = Heard()
         self._handlers = dict(handlers)
         self._bind = tuple(bind)
         self._keys = keys
@@ -243,6 +245,7 @@ class Server:
         except WireError as error:
             self._refuse(identity, front, error)
             return
+        self.heard.note(header.sender, header.incarnation, now)
         self._tally.received(header.sender, header.kind, wire.num_bytes(frames))
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch import Tensor
 from gnnsys.comm import Kind, Reply, Request
 from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
+from gnnsys.store.life import Life
 from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Contribution, Deadlines
 from gnnsys.store.rows import PartRows
@@ -32,12 +34,15 @@ _FREE_BUFFERS = 16
 class Shard:
     """The tables of one machine. Thread-safe: handlers are called by several threads at once."""
 
-    def __init__(self, machine: int = 0) -> None:
+    def __init__(self, machine: int = 0, life: Life | None = None) -> None:
         self.machine = machine
+        self._life = life or Life(machine)
         self._tables: dict[int, Table] = {}  # by number
         self._names: dict[str, Table] = {}
         self._lock = threading.RLock()
-        self._pushes = Pushes()
+        self._dropped: set[int | str] = set()  # numbers and names, in a later life
+        self._pushes = Pushes(forgot=self._life.gone if self._life.number else None)
+        self._watches = False  # over ranks that steps wait for
         self._deadlines = Deadlines()
         self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
@@ -128,6 +133,8 @@ class Shard:
                 del self._tables[dropped.spec.number], self._names[dropped.spec.name]
         for dropped in [table, *table.states.values()]:
             dropped.drop()
+            if self._life.number:
+                self._dropped |= {dropped.spec.number, dropped.spec.name}
         return True
 
     def save(self, name: str, folder: str, save: str, *, overwrite: bool = False) -> list[int]:
@@ -143,7 +150,7 @@ class Shard:
         """The table of that name; ValueError where there is none."""
         table = self.find(name)
         if table is None:
-            raise ValueError(f"table {name!r} does not exist: it was dropped, or never created")
+            raise self._missing(name, f"table {name!r} does not exist: it was dropped, or never created")
         return table
 
     def names(self) -> list[str]:
@@ -178,6 +185,9 @@ class Shard:
 
     def _push(self, request: Request) -> Any:
         arrays = request.arrays
+        if self._life.number:  # before it waits for others of its stream, which may have come in an earlier life
+            for item in read_plan(arrays, 5):
+                self._by_number(item[0])
 
         def apply() -> Reply:
             items = read_plan(arrays, 5)
@@ -194,6 +204,9 @@ class Shard:
         return self._pushes.submit(request, apply)
 
     def _step(self, request: Request) -> Any:
+        if self._life.number and type(request.options.get("table")) is int:
+            self._by_number(request.options["table"])
+
         def apply() -> Any:
             arrays, options = request.arrays, request.options
             numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
@@ -207,9 +220,27 @@ class Shard:
             table.step(new)
             if not new.answer.done():
                 self._deadlines.add(remaining, lambda: table.withdraw(new, remaining))
+                self._watch_ranks()
             return new.answer
 
         return self._pushes.submit(request, apply)
+
+    def _watch_ranks(self) -> None:
+        """From the first step that waits on: those that wait for a rank that counts as dead are told."""
+        if not self._watches and self._life.silent_for is not None:
+            self._watches = True
+            self._deadlines.after(self._life.interval, self._look_for_ranks)
+
+    def _look_for_ranks(self) -> None:
+        life = self._life
+        assert life.silent_for is not None and life.look is not None
+        life.look(life.interval)
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
+            with table.lock:
+                table.rounds.lose_silent(life.silent_for, life.lost_after)
+        self._deadlines.after(life.interval, self._look_for_ranks)
 
     def _create(self, request: Request) -> Reply:
         options = request.options
@@ -219,16 +250,23 @@ class Shard:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
             table, save = self.load(_name(request), parts, str(options["load"]), generation)
-            return Reply([table.spec.bounds_tensor], {**_described(table.spec), "save": save})
+            return Reply([table.spec.bounds_tensor], {**self._made(table), "save": save})
         if "restore" in options:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
             table = self.begin_restore(_name(request), int(options["restore"]), [str(s) for s in options["states"]])
-            return Reply([table.spec.bounds_tensor], _described(table.spec))
+            return Reply([table.spec.bounds_tensor], self._made(table))
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
-        table = self.create(TableSpec.from_json(options["spec"], bounds, generation), parts, options["init"])
-        return Reply([table.spec.bounds_tensor], _described(table.spec))
+        spec = TableSpec.from_json(options["spec"], bounds, generation)
+        if self._life.number and float(options.get("age", 0.0)) > self._life.age and self.find(spec.name) is None:
+            raise self._life.gone()  # it was made on other machines before this life began, and so here too
+        table = self.create(spec, parts, options["init"])
+        return Reply([table.spec.bounds_tensor], self._made(table))
+
+    def _made(self, table: Table) -> dict[str, Any]:
+        life = {"life": self._life.number, "life_age": self._life.age}
+        return {**_described(table.spec), "age": time.monotonic() - table.born, **life}
 
     def _save(self, request: Request) -> Reply | Future[Reply]:
         """Writes a table now; or copies it, to be written while training goes on; or waits until that was done."""
@@ -265,8 +303,12 @@ class Shard:
     def _by_number(self, number: int) -> Table:
         table = self._tables.get(number)
         if table is None:
-            raise ValueError(unknown_table(number))
+            raise self._missing(number, unknown_table(number))
         return table
+
+    def _missing(self, which: int | str, text: str) -> Exception:
+        """What is said of a table that is not here: an earlier life may have had it."""
+        return self._life.gone() if self._life.number and which not in self._dropped else ValueError(text)
 
     def _make_state(self, spec: TableSpec, parts: Sequence[int], initial: float) -> Table:
         return self.create(spec, parts, {"kind": "constant", "value": initial} if initial else {"kind": "zeros"})

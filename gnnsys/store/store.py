@@ -17,6 +17,7 @@ from torch import Tensor
 from gnnsys.comm import Client, Kind, RemoteValueError
 from gnnsys.ops import BufferPool
 from gnnsys.store.checks import check_ids, check_new, checked_rows, init_json, out_for
+from gnnsys.store.life import forgotten
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
 from gnnsys.store.outbox import Outbox
@@ -24,8 +25,8 @@ from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
 from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
-from gnnsys.store.renew import Outdated, RenewedPull
-from gnnsys.store.rows import PartRows
+from gnnsys.store.renew import RenewedPull
+from gnnsys.store.rows import Outdated, PartRows
 from gnnsys.store.shard import Shard
 from gnnsys.store.spec import TableSpec, even_bounds
 from gnnsys.store.tensor import DistTensor
@@ -247,6 +248,8 @@ class Store:
                 wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
                 refused=self._refused,
             )  # fmt: skip
+        except Outdated:
+            raise
         except ValueError as error:
             raise self._refused(error, [target.spec for target, _, _ in wanted]) from error
 
@@ -302,9 +305,11 @@ class Store:
         first, *others = self._machines
         options = {**options, "generation": secrets.randbits(62)}
         received = self._ask_all(Kind.CREATE, arrays, options, machines=[first])
-        options["generation"] = received[0].options["generation"]
+        options |= {key: received[0].options[key] for key in ("generation", "age")}
         received += self._ask_all(Kind.CREATE, arrays, options, machines=others)
         if any(r.options["generation"] != options["generation"] for r in received):
+            if received[0].options["life"]:  # the others have had it since before this one's life
+                raise forgotten(first, received[0].options["life_age"])
             raise ValueError(f"table {name!r} is being dropped or made by another rank at this time: let one do it")
         self._forget(name)
         self.register(_spec_of(received[0].options, received[0].arrays))
@@ -354,9 +359,9 @@ class Store:
         return self.spec(name), places
 
     def _live_places(self, name: str) -> list[tuple[Place, ...]]:
-        """Places of a table; looked up anew where the owner has dropped what they lead to."""
+        """Places of a table; looked up anew where the owner has dropped what they lead to, or has ended."""
         places = self.places(name)
-        if any(p[0].rows is not None and p[0].rows.dropped for p in places):
+        if any(p[0].rows is not None and p[0].rows.outdated for p in places):
             self._forget(name)
             places = self.places(name)
         return places

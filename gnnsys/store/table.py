@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ class Table:
         self.parts: dict[int, PartRows] = {}
         self.lock = threading.RLock()
         self.init: dict[str, Any] | None = None  # how it was created; None: from files
+        self.born = time.monotonic()
         self.steps = 0
         self.states: dict[str, Table] = {}
         self.rounds = Rounds(spec.name, self._apply_step)
