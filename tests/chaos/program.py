@@ -40,7 +40,7 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
     )
     torch.manual_seed(0)
     width = graph.node_data["node"]["x"].shape[1] + (DIM if plan["trains_rows"] else 0)
-    model = DistributedDataParallel(GraphSAGE(width, 16, 2, CLASSES, dropout=0.3))
+    model = DistributedDataParallel(GraphSAGE(width, 16, 2, CLASSES, dropout=0.3), find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
     states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
@@ -54,6 +54,9 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
     where = folder / (f"checkpoints-{session.machine}" if plan["own_disks"] else "checkpoints")
     injector.reached("resume")
     saver = gnnsys.resume(where, every=plan["every"], session=session, **states)
+    saver.on_stage = lambda stage: injector.reached(  # one save is over before the next begins
+        f"{stage.replace(' ', '-')}:{saver.steps // plan['every'] * plan['every']}"
+    )
     log = Log(folder / f"rank-{session.rank}.log")
     log.write(resumed=saver.steps)
     for epoch in range(loader.epoch, plan["epochs"]):
@@ -70,7 +73,7 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
             scheduler.step()
             step = saver.steps + 1
             log.write(step=step, epoch=epoch, seeds=batch.n_id[: batch.batch_size].tolist())
-            injector.reached(f"save:{step}" if step % plan["every"] == 0 else f"step:{step}")
+            injector.reached(f"step:{step}")
             saver.step()
     saver.close()
     write_end(session, folder, states, embedding)
