@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 _DRAIN = 256  # messages read from one socket before the others get their turn
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 500
+_RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
 _BEATS = 4  # signs of life within the time after which they are missed
 
 
@@ -58,11 +59,13 @@ class Client:
         keys: Keys | None = None,
         timeout: float = 60.0,
         limits: Limits | None = None,
-        resend_after: float = 5.0,
-        ping_interval: float = 2.0,
         lost_after: float = 30.0,
+        resend_after: float | None = None,
+        ping_interval: float | None = None,
         name: str = "client",
     ) -> None:
+        resend_after = min(_RESEND_SECONDS, lost_after / 4) if resend_after is None else resend_after
+        ping_interval = min(_PING_SECONDS, lost_after / 8) if ping_interval is None else ping_interval
         for what, value in (("timeout", timeout), ("resend_after", resend_after), ("ping_interval", ping_interval)):
             if not value > 0:
                 raise ValueError(f"{what} is {value}; it must be a positive number of seconds")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 
 _MAX_SENDERS = 1 << 16
+_GAP_SECONDS = 3.0  # between two looks: this process was stopped
 
 
 class Heard:
-    """Written by the thread that reads the sockets, read by any. `look` is called now and then by whoever judges."""
+    """Written by the thread that reads the sockets, read by any."""
 
     def __init__(self) -> None:
         self._at: dict[tuple[int, int], float] = {}  # by sender and incarnation
@@ -26,21 +27,12 @@ class Heard:
             last = sorted(self._at.items(), key=lambda entry: entry[1])[_MAX_SENDERS // 2 :]
             self._at = dict(last)
 
-    def look(self, interval: float) -> None:
-        """Says that this process is awake, as it does every `interval` seconds; after a gap silence begins anew."""
-        now = time.monotonic()
-        if now - self._looked > 2 * interval:
+    def look(self, now: float) -> None:
+        """Called again and again by a thread that is awake: after a gap silence begins anew."""
+        if now - self._looked > _GAP_SECONDS:
             self._since = now
         self._looked = now
-
-    def begin(self) -> None:
-        """Says that `look` will be called from now on."""
-        self._looked = time.monotonic()
 
     def silent_for(self, sender: int, incarnation: int) -> float:
         """Seconds since that sender was heard of; since this server began where it never was."""
         return time.monotonic() - max(self._at.get((sender, incarnation), 0.0), self._since)
-
-    def silences(self, incarnation: int) -> dict[int, float]:
-        """Seconds of silence of every sender of a job that was ever heard of."""
-        return {sender: self.silent_for(sender, job) for sender, job in self._at.copy() if job == incarnation}

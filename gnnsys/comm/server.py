@@ -209,9 +209,9 @@ class Server:
         next_sweep = 0.0
         while not self._stop:
             wake_up.sleeping = True
-            wait = 0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS if self._jobs else None
-            ready = poller.poll(wait)
+            ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
             wake_up.sleeping = False
+            self.heard.look(time.monotonic())
             if ready:
                 wake_up.clear()
             if gate is not None:

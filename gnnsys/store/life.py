@@ -13,26 +13,21 @@ from gnnsys.comm import ShardLost
 
 @dataclass
 class Life:
-    """`number` 0 is the first. `silent_for(rank, incarnation)`: seconds since a rank was heard of, None: nobody knows.
+    """`number` 0 is the first. A rank that is silent for `lost_after` seconds counts as dead.
 
-    A rank that is silent for `lost_after` seconds counts as dead; who judges that calls `look` every `interval`.
+    `silent_for(rank, incarnation)`: seconds since a rank was heard of; None where nobody knows.
     """
 
     machine: int = 0
     number: int = 0
     lost_after: float = 30.0
     silent_for: Callable[[int, int], float] | None = None
-    look: Callable[[float], None] | None = None
     born: float = field(default_factory=time.monotonic)
 
     @property
     def age(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self.born
-
-    @property
-    def interval(self) -> float:
-        return self.lost_after / 8
 
     def gone(self) -> ShardLost:
         """What is said of a table, or a stream of pushes, that an earlier life may have had."""

@@ -1,7 +1,7 @@
 """Optimizer steps of all ranks, matched: a step is applied when every rank's gradients have come, in rank order.
 
-So what a step does never depends on who was first. A rank that does not come is named to those that wait for it, when it
-counts as dead or else a little before their own deadline, and what they brought is withdrawn.
+So what a step does never depends on who was first. A rank that does not come is named to those that wait for it, when
+it counts as dead or else a little before their own deadline, and what they brought is withdrawn.
 """
 
 from __future__ import annotations

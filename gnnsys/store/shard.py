@@ -29,6 +29,7 @@ from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
+_LOOKS = 8  # for dead ranks, in the time after which they count as such
 
 
 class Shard:
@@ -229,18 +230,17 @@ class Shard:
         """From the first step that waits on: those that wait for a rank that counts as dead are told."""
         if not self._watches and self._life.silent_for is not None:
             self._watches = True
-            self._deadlines.after(self._life.interval, self._look_for_ranks)
+            self._deadlines.after(self._life.lost_after / _LOOKS, self._look_for_ranks)
 
     def _look_for_ranks(self) -> None:
         life = self._life
-        assert life.silent_for is not None and life.look is not None
-        life.look(life.interval)
+        assert life.silent_for is not None
         with self._lock:
             tables = list(self._tables.values())
         for table in tables:
             with table.lock:
                 table.rounds.lose_silent(life.silent_for, life.lost_after)
-        self._deadlines.after(life.interval, self._look_for_ranks)
+        self._deadlines.after(life.lost_after / _LOOKS, self._look_for_ranks)
 
     def _create(self, request: Request) -> Reply:
         options = request.options

@@ -29,7 +29,7 @@ if not child:
     signal.pause()
 began = time.monotonic()
 session.close()
-told["closed"] = [time.monotonic() - began, session._server and session._server._process.returncode]
+told["closed"] = [time.monotonic() - began, session._server and session._server.returncode]
 os.kill(child, signal.SIGKILL)
 
 session = gnnsys.init(timeout=30, process_group=False)
