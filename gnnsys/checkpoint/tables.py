@@ -105,7 +105,7 @@ class SavedTable:
         if rows is None or here is None:
             which = "saved without any parts" if rows is None else "saved beside parts, and none are open now"
             raise ValueError(
-                f"table {self.name!r} was {which}: whether its rows are of nodes or edges, and of which, cannot be told. "
+                f"table {self.name!r} was {which}: what nodes or edges its rows are of cannot be told. "
                 "Open what was open when it was saved"
             )
         if rows["what"] != "node" or self._graph is None:
