@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.saver import Saver
 from gnnsys.checkpoint.states import States, sort_states
-from gnnsys.comm.rendezvous import Group, Place
+from gnnsys.comm.joining import Place
+from gnnsys.comm.rendezvous import Group
 
 if TYPE_CHECKING:
     from gnnsys.session import Session
