@@ -6,13 +6,16 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 export DGLBACKEND := pytorch
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test chaos lint bench clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
 
 test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+chaos: $(VENV)/.built $(VENV)/.tools ## kill shards, trainers and leaders of a job on two hosts, 30 times
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: $(VENV)/.built $(VENV)/.tools ## style and types
 	$(BIN)/ruff check .

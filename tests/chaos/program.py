@@ -40,6 +40,7 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
     )
     torch.manual_seed(0)
     width = graph.node_data["node"]["x"].shape[1] + (DIM if plan["trains_rows"] else 0)
+    # Buckets that are laid out anew after the first backward pass would be summed in another order after a restart.
     model = DistributedDataParallel(GraphSAGE(width, 16, 2, CLASSES, dropout=0.3), find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
@@ -52,12 +53,12 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
     torch.manual_seed(100 + session.rank)  # every rank drops other units
 
     where = folder / (f"checkpoints-{session.machine}" if plan["own_disks"] else "checkpoints")
-    injector.reached("resume")
+    log = Log(folder / f"rank-{session.rank}.log")
+    injector.reached("resume-again" if log.has_lines else "resume")
     saver = gnnsys.resume(where, every=plan["every"], session=session, **states)
     saver.on_stage = lambda stage: injector.reached(  # one save is over before the next begins
         f"{stage.replace(' ', '-')}:{saver.steps // plan['every'] * plan['every']}"
     )
-    log = Log(folder / f"rank-{session.rank}.log")
     log.write(resumed=saver.steps)
     for epoch in range(loader.epoch, plan["epochs"]):
         for batch in loader:
@@ -95,6 +96,7 @@ class Log:
     """Lines that stay, however the process ends: each is one write."""
 
     def __init__(self, path: Path) -> None:
+        self.has_lines = path.exists() and path.stat().st_size > 0  # of lives before this one
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, **values: Any) -> None:

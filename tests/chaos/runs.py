@@ -48,7 +48,7 @@ def draw(seed: int) -> Run:
         faults = [replace(first, moment="open", delay=chance.randrange(300))]
     else:
         faults = [replace(first, target="trainer", moment=f"step:{chance.randrange(6, NUM_STEPS)}")]
-        faults.append(replace(first, moment="resume", delay=chance.randrange(100)))
+        faults.append(replace(first, moment="resume-again", delay=chance.randrange(100)))
     trains_rows = target != "shard" or chance.random() < 0.6
     return Run(seed, tuple(faults), trains_rows, chance.random() < 0.5)
 
