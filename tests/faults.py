@@ -13,6 +13,7 @@ import errno
 import os
 import random
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -21,10 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gnnsys.bench.lab import Lab
 from tests.comm.endpoints import Proxy
 from tests.processes import descendants
 
 TARGETS = ("shard", "trainer", "leader")  # a leader is the first trainer of a machine; its shard dies with it
+_TARGETS_OF = {0: ("leader", "shard"), 1: ("trainer",)}  # whose faults a process carries out, by its local rank
 _LOOK_SECONDS = 0.001
 _STOP_SECONDS = 5.0
 
@@ -67,12 +70,9 @@ class Injector:
     """
 
     def __init__(self, faults: Sequence[Fault], folder: Path, *, machine: int, local_rank: int) -> None:
-        role = "leader" if local_rank == 0 else "trainer"
-        mine = [role, "shard"] if role == "leader" else [role]
+        mine = _TARGETS_OF.get(local_rank, ())
         self._folder = folder
         self._faults = [(n, f) for n, f in enumerate(faults) if f.machine == machine and f.target in mine]
-        if self._faults and local_rank > 1:
-            self._faults = []  # the second trainer of a machine is the one that is meant
         for number, fault in self._faults:
             if fault.moment.startswith("file:"):
                 self._later(number, fault)
@@ -192,13 +192,13 @@ class SlowProxy(Proxy):
         self.delay = delay
         super().__init__(endpoint)
 
-    def _forward(self, source: object) -> None:
+    def _forward(self, source: socket.socket) -> None:
         time.sleep(self.delay)
         super()._forward(source)
 
 
 @contextlib.contextmanager
-def link_cut(lab: object, host: int) -> Iterator[None]:
+def link_cut(lab: Lab, host: int) -> Iterator[None]:
     """Pulls a host's cable for as long as the block lasts."""
     lab.cut(host)
     try:
