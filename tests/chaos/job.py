@@ -65,7 +65,7 @@ class Ended:
     @property
     def restarts(self) -> int:
         """How often ranks began again."""
-        return max((sum("resumed" in line for line in log) for log in self.logs), default=0) - 1
+        return max((sum("life" in line for line in log) for log in self.logs), default=0) - 1
 
 
 class Place:
@@ -196,7 +196,7 @@ def history(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in log:
         if "resumed" in line:
             done = [each for each in done if each["step"] <= line["resumed"]]
-        else:
+        elif "step" in line:
             done.append(line)
     return done
 

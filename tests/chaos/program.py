@@ -33,6 +33,8 @@ def main(path: str) -> None:
 
 
 def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector: Injector) -> None:
+    log = Log(folder / f"rank-{session.rank}.log")
+    log.write(life=os.getpid())
     injector.reached("open")
     graph = gnnsys.open(plan["parts"])
     loader = gnnsys.NeighborLoader(
@@ -53,7 +55,6 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
     torch.manual_seed(100 + session.rank)  # every rank drops other units
 
     where = folder / (f"checkpoints-{session.machine}" if plan["own_disks"] else "checkpoints")
-    log = Log(folder / f"rank-{session.rank}.log")
     injector.reached("resume-again" if log.has_lines else "resume")
     saver = gnnsys.resume(where, every=plan["every"], session=session, **states)
     saver.on_stage = lambda stage: injector.reached(  # one save is over before the next begins

@@ -39,7 +39,7 @@ def log(*lives: tuple[int, range]) -> list[dict]:
     """What a rank writes that has as many lives: each with the step it begins after, and the steps it does."""
     lines = []
     for resumed, steps in lives:
-        lines.append({"resumed": resumed})
+        lines += [{"life": 1}, {"resumed": resumed}]
         lines += [{"step": step, "epoch": 0, "seeds": [step]} for step in steps]
     return lines
 
