@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 export DGLBACKEND := pytorch
 
-.PHONY: demo test chaos lint bench clean
+SECONDS ?= 600
+
+.PHONY: demo test chaos lint bench fuzz soak clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
@@ -29,6 +31,13 @@ bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compa
 	$(BIN)/gnnsys bench store
 	$(BIN)/gnnsys bench pipeline
 	$(BIN)/gnnsys bench dist
+
+fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a thousand faults in part files
+	$(BIN)/python -m tests.fuzz.faults --faults 1000
+	$(BIN)/python -m tests.fuzz.run --messages 1000000
+
+soak: $(VENV)/.built $(VENV)/.tools ## a server at full load for SECONDS; fails where anything grows
+	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnsys/*.so

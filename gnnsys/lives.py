@@ -21,25 +21,25 @@ from gnnsys.server_process import ServerProcess
 
 _log = logging.getLogger(__name__)
 
-MAX_RESTARTS = 3
-WITHIN_SECONDS = 600.0
+_WITHIN_SECONDS = 600.0
 _START_SECONDS = 120.0  # for a graph server to import torch on a busy machine
 
 
 class Lives:
     """The constructor starts the first process and returns at once; `order` has it listen, `close` ends what there is.
 
-    `parts` is what the next life opens before it listens: (directory, numbers of parts), or None.
+    `parts` is what the next life opens before it listens: (directory, numbers of parts), or None. There are at most
+    `max_restarts` of them within ten minutes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_restarts: int = 3) -> None:
         self.parts: tuple[str, Sequence[int]] | None = None
         self.is_over = False  # no further life
         self._process = ServerProcess()
         self._number = 0
         self._orders: dict[str, Any] = {}
         self._place: socket.socket | None = None
-        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._restarts: deque[float] = deque(maxlen=max_restarts)
         self._is_closing = False
         self._lock = threading.Lock()  # of starting another one, and of closing
         self._keeper: threading.Thread | None = None
@@ -84,11 +84,12 @@ class Lives:
                 return
             what = f"the graph server of machine {machine} (process {self.pid}) ended with exit code {code}"
             now = time.monotonic()
-            if len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < WITHIN_SECONDS:
+            count = len(self._restarts)
+            if count == self._restarts.maxlen and (count == 0 or now - self._restarts[0] < _WITHIN_SECONDS):
                 self.is_over = True
                 on_end(
-                    f"{what}; it was started again {MAX_RESTARTS} times within {WITHIN_SECONDS / 60:g} minutes and is "
-                    "not once more. What it printed says why; start again from the last checkpoint"
+                    f"{what}; it was started again {count} times within {_WITHIN_SECONDS / 60:g} minutes and is not "
+                    "once more. What it printed says why; start again from the last checkpoint"
                 )
                 return
             self._restarts.append(now)

@@ -33,7 +33,11 @@ _MAX_RANKS = 1024  # whose silence is told at once
 
 
 class GraphServer:
-    """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened."""
+    """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
+
+    A server that stands on its own (`alone`) opens and ends by its owner's word, not by that of those who ask, and
+    saves and loads tables below `folder` only, or nowhere. `max_table_bytes`: see `Shard`.
+    """
 
     def __init__(
         self,
@@ -44,15 +48,22 @@ class GraphServer:
         threads: int = 2,
         life: int = 0,
         lost_after: float = 30.0,
+        alone: bool = False,
+        folder: Path | None = None,
+        max_table_bytes: int | None = None,
     ) -> None:
         self.stopped = threading.Event()
         self._life = Life(machine, life, lost_after, self._silent_for)
-        self._shard = Shard(machine, self._life)
+        nowhere = Path(os.devnull) if alone else None
+        self._make_shard = lambda: Shard(machine, self._life, max_bytes=max_table_bytes, folder=folder or nowhere)
+        self._shard = self._make_shard()
         self._services: dict[int, Handler] = dict(self._shard.handlers())
         self._opened: dict[str, Any] | None = None
         self._lock = threading.Lock()
         handlers: dict[int, Handler] = dict.fromkeys([*self._services, *GRAPH_KINDS], self._ask)
-        handlers |= {Kind.OPEN: self._handle_open, Kind.STATUS: self._status, Kind.STOP: self._stop}
+        handlers[Kind.STATUS] = self._status
+        if not alone:
+            handlers |= {Kind.OPEN: self._handle_open, Kind.STOP: self._stop}
         native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
         self.server = Server(
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}"
@@ -85,7 +96,7 @@ class GraphServer:
         """Serves nothing any more, until another directory is opened. Tables that were created are gone."""
         with self._lock:
             self._shard.close()
-            self._shard = Shard(self._life.machine, self._life)
+            self._shard = self._make_shard()
             self._services, self._opened = dict(self._shard.handlers()), None
 
     def close(self) -> None:

@@ -229,13 +229,13 @@ class _Loaded:
 
         def load() -> None:
             for name, value in self._states.shared.items():
-                unwrapped(value).load_state_dict(self._dense[name])
+                _load(name, unwrapped(value).load_state_dict, self._dense[name])
             for name, value in self._states.own.items():
                 saved = [states["own"][name] for states in self._ranks]
                 if hasattr(value, "load_state_dicts"):
-                    value.load_state_dicts(saved)
+                    _load(name, value.load_state_dicts, saved)
                 else:
-                    value.load_state_dict(saved[self._group.rank if self._is_same_size else 0])
+                    _load(name, value.load_state_dict, saved[self._group.rank if self._is_same_size else 0])
             if self._group.rank < self._world_size:
                 write_generators(self._ranks[self._group.rank]["generators"])
             else:
@@ -257,6 +257,13 @@ class _Loaded:
                     f"{name} was saved by {self._world_size} ranks, each its own, and {self._group.world_size} are here"
                     f": a {type(value).__name__} has no load_state_dicts() to deal them out again. Start as many ranks"
                 )
+
+
+def _load(name: str, load: Callable[[Any], Any], state: Any) -> None:
+    try:
+        load(state)
+    except Exception as error:
+        raise ValueError(f"{name} does not take the state it was saved with: {error}") from error
 
 
 def unwrapped(value: Any) -> Any:

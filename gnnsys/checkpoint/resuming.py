@@ -31,6 +31,9 @@ def resume(
     state_dict() and load_state_dict(). Generators of torch, numpy and Python are saved without being named. The saver
     saves every `every` steps and keeps the newest `keep`; with `asynchronous` it writes while training goes on.
 
+    On the CPU a resumed job does what an unbroken one would, bit for bit. With DDP on more than two ranks that takes
+    `find_unused_parameters=True`: otherwise DDP lays its buckets out anew in every process, and sums in another order.
+
     >>> saver = gnnsys.resume("checkpoints/", every=100, model=model, optimizer=optimizer, loader=loader)
     >>> for epoch in range(loader.epoch, 10):
     ...     for batch in loader:

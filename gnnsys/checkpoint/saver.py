@@ -173,14 +173,14 @@ class Saver:
     # -- the first half: a copy ---------------------------------------------------------------------------------------
 
     def _copy(self) -> _Copy:
-        group, problem = self._group, None
+        group, problem, cause = self._group, None, None
         try:
             for store in self._states.stores():
                 store.flush()
         except Exception as error:
-            problem = f"rank {group.rank}: {error}"
+            problem, cause = f"rank {group.rank}: {error}", error
         told = group.gather("checkpoint begins", [problem, self.steps, secrets.token_hex(8)])
-        _raise_first([problem for problem, _, _ in told])
+        _raise_first([problem for problem, _, _ in told], cause)
         differ = [rank for rank, (_, steps, _) in enumerate(told) if steps != told[0][1]]
         if differ:
             raise ValueError(
@@ -192,11 +192,11 @@ class Saver:
         try:
             self._fill(copy)
         except Exception as error:  # whatever it is, the other ranks must hear of it
-            problem = f"rank {group.rank} cannot save step {copy.steps}: {_told(error)}"
+            problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {_told(error)}", error
         problems = group.gather("checkpoint copied", problem)
         if any(problem is not None for problem in problems):
             self._give_up(copy)
-        _raise_first(problems)
+        _raise_first(problems, cause)
         self.on_stage("copied")
         return copy
 
@@ -204,6 +204,7 @@ class Saver:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
         group = self._group
         if group.is_leader:
+            folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
             (self.folder / copy.staging).mkdir(parents=True, exist_ok=True)
             for name, table in self._states.tables.items():
                 self._copy_table(copy, name, table)
@@ -341,16 +342,19 @@ class Saver:
         for name, table, machine in copy.tables:
             with contextlib.suppress(ValueError, CommError, RuntimeError):
                 table.store.written(machine, copy.token_of(name))
-        with contextlib.suppress(RendezvousError):
+        with contextlib.suppress(RendezvousError, CommError):
             self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may write to the same folder
         if self._group.is_leader:
             shutil.rmtree(self.folder / copy.staging, ignore_errors=True)
 
 
-def _raise_first(problems: list[str | None]) -> None:
+def _raise_first(problems: list[str | None], cause: Exception | None = None) -> None:
+    """Raises what the first rank complains of; a lost shard or rank as what it is where it was noticed."""
+    if isinstance(cause, CommError):
+        raise cause
     first = next((problem for problem in problems if problem is not None), None)
     if first is not None:
-        raise ValueError(first)
+        raise ValueError(first) from cause
 
 
 def _told(error: Exception) -> str:

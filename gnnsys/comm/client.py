@@ -235,7 +235,7 @@ class Client:
             for link, channel, socket in self._channels[:num_polled]:
                 if socket.hot or socket.fd in ready:
                     for frames in socket.receive(_DRAIN, 1 + self._limits.max_arrays):
-                        link.last_heard = now
+                        link.hear(now, self._ping_interval)
                         self._accept(link, channel, frames, now)
             if now >= self._wakes_at:
                 self._check(now)
@@ -316,10 +316,10 @@ class Client:
 
     def _ask(self, link: Link, now: float) -> None:
         for channel in link.channels.values():
-            silent = channel.silent(now - self._resend_after)
+            silent = channel.silent(max(now - self._resend_after, link.returned_at))
             due = silent or (channel.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
-            if not due or (channel.ping_id and now - channel.ping_at < wait):
+            if not due or (channel.ping_id and channel.ping_at > link.returned_at and now - channel.ping_at < wait):
                 continue
             channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
             self._ping(link, channel, channel.ping_id, silent)

@@ -1,8 +1,8 @@
 """A client's connections to one peer, and what it knows of the peer's life.
 
 One DEALER per traffic class. Anything a peer sends counts as a sign of life; its silence matters only while something
-is outstanding. A request that was silent for long is asked for on its own connection, behind itself: an answer that
-does not know it proves that it was lost, and only then is it sent again.
+is outstanding. A request that was silent for long, or since before the peer returned, is asked for on its own
+connection, behind itself: an answer that does not know it proves that it was lost, and only then is it sent again.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Link:
         self.peer = peer
         self.endpoint = endpoint
         self.last_heard = 0.0  # never
+        self.returned_at = 0.0  # when it was heard of again after a silence: what was asked before may be lost
         self.last_said = time.monotonic()  # a new one has its time to begin
         self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
@@ -68,6 +69,12 @@ class Link:
             raise
         shared = self.channels[traffic_class].socket = SharedSocket(socket, wake_up)
         return shared
+
+    def hear(self, now: float, silence: float) -> None:
+        """Something came; after more than `silence` seconds without anything the peer has returned."""
+        if now - self.last_heard > silence:
+            self.returned_at = now
+        self.last_heard = now
 
     def num_outstanding(self) -> int:
         return sum(len(channel.outstanding) for channel in self.channels.values())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from gnnsys.comm.bounded_store import BoundedStore
 from gnnsys.comm.errors import CommError, TrainerLost
 
 if TYPE_CHECKING:
@@ -57,11 +58,12 @@ class Group:
         self.nonce = nonce or secrets.token_hex(16)
         self.timeout = timeout
         self._hosts_store = bool(place and place.hosts_store and store is not None)
-        self._store = store
+        self._store = None if store is None else BoundedStore(store)
         self._store_of = store_of
         self._turns: dict[str, int] = {}
         self._silences: Silences | None = None
         self._lost_after = math.inf
+        self._store_seconds = timeout
 
     def watch(self, silences: Silences, lost_after: float) -> None:
         """From now on a meeting ends with TrainerLost where a rank that does not come was silent for `lost_after`.
@@ -69,6 +71,9 @@ class Group:
         `silences(ranks)` are seconds; where it raises, nobody knows.
         """
         self._silences, self._lost_after = silences, lost_after
+        self._store_seconds = lost_after
+        if self._store is not None:
+            self._store.seconds = lost_after
 
     @property
     def is_leader(self) -> bool:
@@ -88,8 +93,9 @@ class Group:
     def apart(self, name: str) -> Group:
         """The same ranks with a connection and names of their own: for a thread that meets others beside this one."""
         other = copy.copy(self)
-        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}", {}, False
-        other._store = None if self._store_of is None else self._store_of()
+        turn = self._turns[f"apart {name}"] = self._turns.get(f"apart {name}", -1) + 1  # keys of the last one remain
+        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}-{turn}", {}, False
+        other._store = None if self._store_of is None else BoundedStore(self._store_of(), self._store_seconds)
         return other
 
     def gather(self, name: str, value: Any = None, timeout: float | None = None) -> list[Any]:
@@ -189,6 +195,8 @@ class Group:
         self.leave()
         if self._hosts_store:
             self.all_left(timeout)
+        if self._store is not None:
+            self._store.close()
         self._store = self._store_of = None
 
     # -- the store -----------------------------------------------------------------------------------------------------
@@ -205,14 +213,16 @@ class Group:
         for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
             self._call(partial(_delete, key=key))
 
-    def _call(self, act: Callable[[dist.Store], Any]) -> Any:
+    def _call(self, act: Callable[[BoundedStore], Any]) -> Any:
         if self._store is None:
             raise RendezvousError("the group is closed")
         try:
             return act(self._store)
         except (RuntimeError, OSError) as error:
             where = f"rank {self.rank} lost torchrun's store at {self.address}"
-            raise RendezvousError(f"{where}: the process that holds it has ended ({first_line(error)})") from error
+            raise RendezvousError(
+                f"{where}: the process that holds it has ended or cannot be reached ({first_line(error)})"
+            ) from error
 
     def _set(self, key: str, value: Any) -> None:
         self._call(lambda store: store.set(key, json.dumps(value)))
@@ -278,7 +288,7 @@ def poll(ready: Callable[[], bool], timeout: float) -> bool:
     return True
 
 
-def _delete(store: dist.Store, key: str) -> None:
+def _delete(store: BoundedStore, key: str) -> None:
     store.delete_key(key)
 
 

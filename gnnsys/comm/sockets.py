@@ -4,8 +4,8 @@ Handing a message to another thread costs more than sending it: so any thread se
 thread reads. That one sleeps on the socket's descriptor, not in the socket, and is woken by hand where a sender was
 told first that something had arrived.
 A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
-take a large message on a slow link for silence. Send queues have no count limit: what a process may have in flight is
-bounded by its outstanding requests, and ROUTER sockets would drop what is beyond the limit.
+take a large message on a slow link for silence. Send queues of clients have no count limit: what a process may have in
+flight is bounded by its outstanding requests. A server's have: who asks and does not read loses what is beyond it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from gnnsys.comm.keys import Keys
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
+_HANDSHAKE_MS = 10_000  # who connects and does not say who he is holds a descriptor for so long
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
@@ -48,6 +49,7 @@ def make_socket(context: zmq.Context, kind: int, max_frame_bytes: int) -> Any:
     socket.linger = 0
     socket.sndhwm = 0
     socket.maxmsgsize = max_frame_bytes
+    socket.handshake_ivl = _HANDSHAKE_MS
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 10
     socket.tcp_keepalive_intvl = 5
@@ -121,22 +123,26 @@ class WakeUp:
 class SharedSocket:
     """A socket that any thread sends on and one thread, the owner of `wake_up`, reads."""
 
-    def __init__(self, socket: Any, wake_up: WakeUp) -> None:
+    def __init__(self, socket: Any, wake_up: WakeUp, *, waits: bool = True) -> None:
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
         self._socket = socket
         self._wake_up = wake_up
         self._closed = False
+        self._flags = 0 if waits else _NOBLOCK
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Sends one message, large arrays without a copy; ZMQError where the first frame has nowhere to go."""
+        """Sends one message, large arrays without a copy; ZMQError where the first frame has nowhere to go.
+
+        Where the peer's queue is full, waits or raises `zmq.Again`, as was chosen.
+        """
         socket, last = self._socket, len(frames) - 1
         with self.lock:
             if self._closed:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
             for number, frame in enumerate(frames):
-                flags = _MORE if number < last else 0
+                flags = self._flags | _MORE if number < last else self._flags
                 if isinstance(frame, bytes):
                     Raw.send(socket, frame, flags)
                 else:

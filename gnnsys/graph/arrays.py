@@ -162,7 +162,9 @@ def _map(file: Path) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # empty arrays cannot be mapped and come read-only
             return torch.from_numpy(np.asarray(array))
-    except (ValueError, TypeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header makes numpy raise this and that, errors of its tokenizer among them
         raise ValueError(f"{file} is not an array: {error}") from error
 
 

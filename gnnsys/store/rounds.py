@@ -129,6 +129,15 @@ class Rounds:
             for contribution in came.values():
                 contribution.answer.set_exception(error)
 
+    def close(self, error: Exception) -> None:
+        """Fails everything that waits and all that comes later; lets go of the table, whose memory waits for that."""
+        self.fail(error)
+
+        def refuse(_: Sequence[Contribution]) -> None:
+            raise error
+
+        self._apply = refuse
+
     def _begin_job(self, incarnation: int) -> None:
         if incarnation == self._incarnation:
             return

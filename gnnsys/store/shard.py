@@ -6,38 +6,51 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnsys.comm import Kind, Reply, Request
 from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
+from gnnsys.store.capacity import memory_for_tables, parts_of_tables, table_bytes
 from gnnsys.store.life import Life
+from gnnsys.store.optimize import STATES
 from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Contribution, Deadlines
 from gnnsys.store.rows import PartRows
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
 from gnnsys.store.snapshots import Snapshots
-from gnnsys.store.spec import TableSpec
+from gnnsys.store.spec import TableSpec, check_new
 from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
 _LOOKS = 8  # for dead ranks, in the time after which they count as such
+_MAX_PARTS = 1 << 20
 
 
 class Shard:
-    """The tables of one machine. Thread-safe: handlers are called by several threads at once."""
+    """The tables of one machine. Thread-safe: handlers are called by several threads at once.
 
-    def __init__(self, machine: int = 0, life: Life | None = None) -> None:
+    `max_bytes` is how much the tables that are created may take (by default `memory_for_tables()`), `folder` where
+    whoever asks may have tables saved and loaded: None is anywhere, as the user whose process this is.
+    """
+
+    def __init__(
+        self, machine: int = 0, life: Life | None = None, *, max_bytes: int | None = None, folder: Path | None = None
+    ) -> None:
         self.machine = machine
         self._life = life or Life(machine)
+        self._max_bytes = memory_for_tables() if max_bytes is None else max_bytes
+        self._max_created = parts_of_tables()
+        self._folder = None if folder is None else folder.resolve()
         self._tables: dict[int, Table] = {}  # by number
         self._names: dict[str, Table] = {}
         self._lock = threading.RLock()
@@ -65,7 +78,7 @@ class Shard:
         `init` is {"kind": "zeros"}, {"kind": "constant", "value"} or {"kind": "uniform", "low", "high", "seed"}.
         """
         fill = _filler(init)
-        if any(not 0 <= part < spec.num_parts for part in parts):
+        if any(not 0 <= part < spec.num_parts for part in parts) or len(set(parts)) != len(parts):
             raise ValueError(f"table {spec.name!r} has parts 0 to {spec.num_parts - 1}, got {list(parts)}")
         with self._lock:
             table = self.find(spec.name)
@@ -76,15 +89,33 @@ class Shard:
                         "it first, or choose another name"
                     )
                 return table
+            self._check_room(spec, parts)
             table = Table(spec, self._make_state)
             table.init = init
-            for part in parts:
-                table.parts[part] = PartRows.create(spec, part)
-                try:
+            try:
+                for part in parts:
+                    table.parts[part] = PartRows.create(spec, part)
                     fill(table.parts[part])
-                except (RuntimeError, OverflowError, TypeError) as error:
-                    raise ValueError(f"table {spec.name!r} cannot begin with {init}: {error}") from error
-            return self._register(table)
+                return self._register(table)
+            except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+                table.drop()  # its memory and descriptors
+                raise ValueError(f"table {spec.name!r} cannot begin with {init}: {error}") from error
+
+    def _check_room(self, spec: TableSpec, parts: Sequence[int]) -> None:
+        """ValueError where a new table would be more than may be created; before anything is allocated."""
+        created = [rows for table in self._tables.values() if table.init is not None for rows in table.parts.values()]
+        taken = sum(rows.rows.nbytes for rows in created)
+        wanted = sum(table_bytes(spec.part_shape(part), spec.dtype.itemsize) for part in parts)
+        if taken + wanted > self._max_bytes:
+            raise ValueError(
+                f"table {spec.name!r} needs {wanted} bytes on machine {self.machine}, where tables take {taken} and "
+                f"may take {self._max_bytes}: use more machines, or a smaller table"
+            )
+        if len(created) + len(parts) > self._max_created:
+            raise ValueError(
+                f"table {spec.name!r} is one too many: machine {self.machine} has {len(created)} parts of tables and "
+                f"may have {self._max_created} (a quarter of `ulimit -n`): drop some"
+            )
 
     def load(self, name: str, parts: Sequence[int], folder: str, generation: int = 0) -> tuple[Table, str]:
         """Makes, or fills again, a table from what `save` wrote; returns it and the name of the save."""
@@ -113,6 +144,8 @@ class Shard:
         table = self.table(name)
         if table.init is None:
             raise ValueError(f"table {name!r} belongs to the graph's files and is not restored")
+        if not {*states} <= {state for of in STATES.values() for state in of}:
+            raise ValueError(f"table {name!r} cannot have states {list(states)}: optimizers here keep {STATES}")
         with table.lock:
             table.rounds.restart(f"table {name!r} was restored from a checkpoint meanwhile")
             for state in [state for state in table.states if state not in states]:
@@ -244,40 +277,50 @@ class Shard:
 
     def _create(self, request: Request) -> Reply:
         options = request.options
-        bounds = request.arrays[0].tolist() if request.arrays else None
+        bounds = _bounds(request.arrays[0]) if request.arrays else None
         generation, parts = int(options.get("generation", 0)), [int(part) for part in options["parts"]]
         if "load" in options:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
-            table, save = self.load(_name(request), parts, str(options["load"]), generation)
+            table, save = self.load(_name(request), parts, self._allowed(options["load"]), generation)
             return Reply([table.spec.bounds_tensor], {**self._made(table), "save": save})
         if "restore" in options:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
             table = self.begin_restore(_name(request), int(options["restore"]), [str(s) for s in options["states"]])
-            return Reply([table.spec.bounds_tensor], self._made(table))
+            return Reply([table.spec.bounds_tensor], _described(table.spec))
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
         spec = TableSpec.from_json(options["spec"], bounds, generation)
-        if self._life.number and float(options.get("age", 0.0)) > self._life.age and self.find(spec.name) is None:
-            raise self._life.gone()  # it was made on other machines before this life began, and so here too
-        table = self.create(spec, parts, options["init"])
-        return Reply([table.spec.bounds_tensor], self._made(table))
+        check_new(spec)
+        with self._lock:
+            existed = self.find(spec.name) is not None
+            if self._life.number and options.get("existed") and not existed:
+                raise self._life.gone()  # other machines have it since before this call: here it was, and is no more
+            table = self.create(spec, parts, options["init"])
+        return Reply([table.spec.bounds_tensor], {**self._made(table), "existed": existed})
 
     def _made(self, table: Table) -> dict[str, Any]:
-        life = {"life": self._life.number, "life_age": self._life.age}
-        return {**_described(table.spec), "age": time.monotonic() - table.born, **life}
+        return {**_described(table.spec), "life": self._life.number, "life_age": self._life.age}
 
     def _save(self, request: Request) -> Reply | Future[Reply]:
         """Writes a table now; or copies it, to be written while training goes on; or waits until that was done."""
         options = request.options
         if "written" in options:
             return self._snapshots.written(str(options["written"]))
+        folder = self._allowed(options["folder"])
         if options.get("snapshot"):
-            steps = self._snapshots.take(self.table(_name(request)), str(options["folder"]), str(options["save"]))
-            return Reply(options=steps)
-        parts = self.save(_name(request), str(options["folder"]), str(options["save"]), overwrite=options["overwrite"])
-        return Reply(options={"parts": parts})
+            return Reply(options=self._snapshots.take(self.table(_name(request)), folder, str(options["save"])))
+        overwrite = options["overwrite"] is True
+        return Reply(options={"parts": self.save(_name(request), folder, str(options["save"]), overwrite=overwrite)})
+
+    def _allowed(self, folder: Any) -> str:
+        """A folder that somebody asks to save to or load from; ValueError where that is not for them to say."""
+        if not isinstance(folder, str) or not folder or "\0" in folder:
+            raise ValueError(f"malformed request: {folder!r} is not the path of a folder")
+        if self._folder is not None and not Path(folder).resolve().is_relative_to(self._folder):
+            raise ValueError(f"{folder!r} is not below {str(self._folder)!r}, where tables may be saved")
+        return folder
 
     def _describe(self, request: Request) -> Reply:
         """A table, with the addresses of rows in shared memory; without a name, how many tables there are."""
@@ -336,7 +379,7 @@ def _filler(init: dict[str, Any]) -> Callable[[PartRows], object]:
         if init["kind"] == "uniform":
             low, high, seed = float(init["low"]), float(init["high"]), int(init["seed"])
             return lambda rows: rows.fill_uniform(low, high, seed)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"init is not one: {init}: {error!r}") from error
     raise ValueError(f"init must be zeros, constant or uniform, got {init['kind']!r}")
 
@@ -346,6 +389,12 @@ def _name(request: Request) -> str:
     if not isinstance(name, str):
         raise ValueError("malformed request: it names no table")
     return name
+
+
+def _bounds(array: Tensor) -> list[int]:
+    if array.dtype != torch.int64 or array.dim() != 1 or array.numel() > _MAX_PARTS:
+        raise ValueError(f"malformed request: bounds must be int64, one more than parts, got {list(array.shape)}")
+    return array.tolist()
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Snapshots of tables: rows copied at once, written while training goes on.
 
-A snapshot takes the memory of the rows and states it copies until it is on disk, piece by piece given back. One thread
-writes, so that a checkpoint of many tables does not compete with itself for the disk.
+A snapshot takes the memory of the rows and states it copies until it is on disk, given back part by part; a table has
+one at a time. One thread writes, so that a checkpoint of many tables does not compete with itself for the disk.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._written: OrderedDict[str, Future[Reply]] = OrderedDict()
+        self._newest: dict[int, Future[Reply]] = {}  # by table
         self._writer: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
@@ -35,7 +36,10 @@ class Snapshots:
         with self._lock:
             known = token in self._written
             if not known:
-                self._written[token] = Future()
+                before = self._newest.get(table.spec.number)
+                if before is not None and not before.done():
+                    raise ValueError(f"table {table.spec.name!r} is still being written: wait for the save before")
+                self._written[token] = self._newest[table.spec.number] = Future()
             while len(self._written) > _REMEMBERED:
                 self._written.popitem(last=False)
             if self._writer is None:
@@ -54,7 +58,7 @@ class Snapshots:
                 ]  # fmt: skip
             except (RuntimeError, MemoryError) as error:
                 with self._lock:
-                    del self._written[token]
+                    del self._written[token], self._newest[table.spec.number]
                 raise ValueError(f"table {table.spec.name!r} cannot be copied for a checkpoint: {error}") from error
         self._writer.submit(_write, copies, folder, self._written[token])
         return described
@@ -80,8 +84,8 @@ def _write(copies: list[SavedPart], folder: str, written: Future[Reply]) -> None
             try:
                 save_part(saved, folder, overwrite=False)
             except OSError as error:
-                where = part_folder(folder, saved.spec.name, saved.part)
-                raise OSError(error.errno, f"{error.strerror or error}", str(error.filename or where)) from error
+                where = error.filename or part_folder(folder, saved.spec.name, saved.part)
+                raise ValueError(f"{where}: {error.strerror or error}") from error
             files |= part_files(folder, saved.spec.name, saved.part)
         sync_folders(folder, files)
         written.set_result(Reply(options={"files": files}))

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Client, Kind, RemoteValueError
+from gnnsys.comm import Client, Kind, RemoteValueError, ShardLost
 from gnnsys.ops import BufferPool
-from gnnsys.store.checks import check_ids, check_new, checked_rows, init_json, out_for
+from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.life import forgotten
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
@@ -28,12 +29,13 @@ from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.renew import RenewedPull
 from gnnsys.store.rows import Outdated, PartRows
 from gnnsys.store.shard import Shard
-from gnnsys.store.spec import TableSpec, even_bounds
+from gnnsys.store.spec import TableSpec, check_new, even_bounds
 from gnnsys.store.tensor import DistTensor
 from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
 _ORDER_SECONDS = 600.0  # to make, write or read a whole table
+_MAKING_SECONDS, _LOOK_SECONDS = 3.0, 0.1  # between the first and the last machine that a rank makes a table on
 
 
 class Store:
@@ -305,8 +307,8 @@ class Store:
         first, *others = self._machines
         options = {**options, "generation": secrets.randbits(62)}
         received = self._ask_all(Kind.CREATE, arrays, options, machines=[first])
-        options |= {key: received[0].options[key] for key in ("generation", "age")}
-        received += self._ask_all(Kind.CREATE, arrays, options, machines=others)
+        options |= {"generation": received[0].options["generation"], "existed": received[0].options.get("existed")}
+        received += self._make_on_others(arrays, options, others)
         if any(r.options["generation"] != options["generation"] for r in received):
             if received[0].options["life"]:  # the others have had it since before this one's life
                 raise forgotten(first, received[0].options["life_age"])
@@ -314,6 +316,17 @@ class Store:
         self._forget(name)
         self.register(_spec_of(received[0].options, received[0].arrays))
         return received
+
+    def _make_on_others(self, arrays: Sequence[Tensor], options: dict[str, Any], machines: Sequence[int]) -> list[Any]:
+        """A shard that was started again refuses a table that it should have: unless who makes it is about to."""
+        until = time.monotonic() + _MAKING_SECONDS
+        while True:
+            try:
+                return self._ask_all(Kind.CREATE, arrays, options, machines=machines)
+            except ShardLost:
+                if not options["existed"] or time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_SECONDS)
 
     def _ask_all(
         self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, machines: Sequence[int] | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ class Table:
         self.parts: dict[int, PartRows] = {}
         self.lock = threading.RLock()
         self.init: dict[str, Any] | None = None  # how it was created; None: from files
-        self.born = time.monotonic()
         self.steps = 0
         self.states: dict[str, Table] = {}
         self.rounds = Rounds(spec.name, self._apply_step)
@@ -84,7 +82,7 @@ class Table:
     def drop(self) -> None:
         """Tells everyone who reads or waits that the table is gone."""
         with self.lock:
-            self.rounds.fail(ValueError(f"table {self.spec.name!r} was dropped"))
+            self.rounds.close(ValueError(f"table {self.spec.name!r} was dropped"))
             for rows in self.parts.values():
                 if rows.shared is not None:
                     rows.shared.drop()

@@ -1,0 +1,99 @@
+"""Jobs beside each other on one host, of one user and of two: none is answered by another, or reads its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from gnnsys.store.memory import SharedRows
+from tests.processes import ROOT
+
+DEADLINE = 60
+
+JOB = """
+import json, os, sys, torch
+from gnnsys.comm import Client, Keys, Kind
+from gnnsys.server import GraphServer
+from gnnsys.store import Store
+from gnnsys.store.memory import SharedRows
+
+keys, number, user = Keys.generate(), int(sys.argv[1]), int(sys.argv[2])
+if user != os.getuid():
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+server = GraphServer(0, keys=keys)
+(endpoint,) = server.start()
+client = Client({0: endpoint}, sender=0, incarnation=1, keys=keys, timeout=30)
+store = Store(machine_of_part=[0], machine=0, client=client, rank=0, world_size=1)
+store.create("scores", 10, (2,), init=float(number))
+shared = client.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"]
+print(json.dumps({"endpoint": endpoint, "keys": keys.to_json(), "shared": shared, "user": os.getuid()}), flush=True)
+for line in sys.stdin:
+    told = json.loads(line)
+    answered = []
+    for each in told["endpoints"]:
+        with Client({0: each}, sender=0, incarnation=1, keys=keys, timeout=0.5) as stranger:
+            try:
+                answered.append(stranger.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options)
+            except Exception as error:
+                answered.append(type(error).__name__)
+    opened = [SharedRows.open(each, (10, 2), torch.float32) is not None for each in told["shared"]]
+    own = store.tensor("scores")[torch.arange(10)].tolist()
+    print(json.dumps({"answered": answered, "opened": opened, "own": own}), flush=True)
+client.close()
+server.close()
+"""
+
+
+def start(number: int, user: int) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", JOB, str(number), str(user)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd="/")
+
+
+def ask(job: subprocess.Popen[str], others: list[dict], guesses: list[dict]) -> dict:
+    job.stdin.write(json.dumps({"endpoints": [each["endpoint"] for each in others], "shared": guesses}) + "\n")
+    job.stdin.flush()
+    return json.loads(job.stdout.readline())
+
+
+def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
+    me = os.getuid()
+    users = [me, me, *([pwd.getpwnam("nobody").pw_uid] if me == 0 else [])]  # only root has another user to be
+    jobs = [start(number, user) for number, user in enumerate(users)]
+    try:
+        told = [json.loads(job.stdout.readline()) for job in jobs]
+        assert [each["user"] for each in told] == users
+        for number, job in enumerate(jobs):
+            others = [each for each in told if each is not told[number]]
+            guesses = [each["shared"] | {"token": each["shared"]["token"] + 1} for each in others]
+            if users[number] != me:
+                guesses += [each["shared"] for each in others]  # even with everything that the owner knows
+            found = ask(job, others, guesses)
+            assert found["answered"] == ["DeadlineExceeded"] * len(others)
+            assert not any(found["opened"])
+            assert found["own"] == [[float(number)] * 2] * 10
+        assert len({each["keys"]["public"] for each in told}) == len(jobs)
+    finally:
+        for job in jobs:
+            job.stdin.close()
+        codes = [job.wait(DEADLINE) for job in jobs]
+        for job in jobs:
+            job.stdout.close()
+    assert codes == [0] * len(jobs)
+
+
+def test_shared_memory_has_no_name_that_another_job_could_meet():
+    before = set(os.listdir("/dev/shm"))
+    made = SharedRows.create((1000, 4), torch.float32)
+    assert set(os.listdir("/dev/shm")) == before
+    target = os.readlink(f"/proc/self/fd/{made.address()['fd']}")
+    assert target.startswith("/memfd:") and not Path(target).exists()
+    made.drop()
