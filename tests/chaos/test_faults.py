@@ -19,7 +19,7 @@ VICTIM = """
 import sys
 from pathlib import Path
 from tests.faults import Fault, Injector
-injector = Injector([Fault.parse(sys.argv[2])], Path(sys.argv[1]), machine=1, local_rank=1)
+injector = Injector([Fault.parse(line) for line in sys.argv[2:]], Path(sys.argv[1]), machine=1, local_rank=1)
 injector.reached("step:1")
 print("lives", flush=True)
 sys.stdin.readline()
@@ -36,21 +36,22 @@ def test_a_fault_is_the_line_it_is_written_as():
             Fault.parse(wrong)
 
 
-@pytest.mark.parametrize("moment", ["step:2", "file:sign*"])
-def test_a_process_dies_at_its_moment_and_in_its_next_life_no_more(tmp_path, moment):
-    command = [sys.executable, "-c", VICTIM, str(tmp_path), KILL.format("trainer", moment)]
-    for code, sign in ((-9, "x\n"), (0, "x\nx\n")):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+def test_a_process_dies_at_its_moments_each_once_however_often_it_lives(tmp_path):
+    faults = [KILL.format("trainer", moment) for moment in ("step:2", "file:sign*")]
+    command = [sys.executable, "-c", VICTIM, str(tmp_path), *faults]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    for life, code in enumerate((-9, -9, 0)):
         with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as victim:
             try:
                 assert victim.stdout.readline() == "lives\n"
-                (tmp_path / "sign").touch()
-                victim.stdin.write(sign)
+                if life == 1:
+                    (tmp_path / "sign").touch()
+                victim.stdin.write("x\n" if code else "x\nx\n")
                 victim.stdin.flush()
                 assert victim.wait(30) == code
             finally:
                 victim.kill()
-    assert has_happened(tmp_path, 0)
+        assert [has_happened(tmp_path, number) for number in range(2)] == [True, life > 0]
 
 
 def test_a_fault_of_another_process_is_left_to_it(tmp_path):
