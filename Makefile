@@ -8,13 +8,16 @@ export DGLBACKEND := pytorch
 
 SECONDS ?= 600
 
-.PHONY: demo test lint bench fuzz soak clean
+.PHONY: demo test chaos lint bench fuzz soak clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
 
 test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+chaos: $(VENV)/.built $(VENV)/.tools ## kill shards, trainers and leaders of a job on two hosts, 30 times
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: $(VENV)/.built $(VENV)/.tools ## style and types
 	$(BIN)/ruff check .
