@@ -46,7 +46,7 @@ def sanitizer_args() -> list[str]:
     return args + ["-DGNNSYS_STD_THREADS"] if "thread" in sanitizers.split(",") else args
 
 
-sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp"))
+sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp") if p.parent.name != "sanitize" or sanitizer_args())
 headers = sorted(str(p) for p in Path("csrc").glob("**/*.h"))
 
 setup(

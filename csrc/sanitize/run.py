@@ -43,7 +43,8 @@ KINDS = {
         flags="address,undefined",
         runtimes=("libasan.so", "libstdc++.so.6"),
         options={
-            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1",
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1:"
+            "max_allocation_size_mb=2048",
             "UBSAN_OPTIONS": "print_stacktrace=1",
         },
         environment={},
@@ -205,7 +206,7 @@ def run_selftest(kind: Kind, folder: Path, environment: dict[str, str]) -> int:
             command, cwd=folder / "tree", env=environment, capture_output=True, text=True, timeout=300
         )
         reports = read_reports(folder)
-        found = words in reports if words else done.returncode == 0 and not reports
+        found = words in reports + done.stderr if words else done.returncode == 0 and not reports
         print(f"{'ok' if found else 'FAILED'}: {name}: {words or 'no report'}", flush=True)
         if not found:
             print(done.stdout, done.stderr, reports, sep="\n")

@@ -41,7 +41,7 @@ def core_overflow(planted: ctypes.CDLL) -> None:
     memory = torch.zeros(32, dtype=torch.int64)
     longer = (ctypes.c_char * 512).from_address(memory.data_ptr())
     rows = torch.frombuffer(longer, dtype=torch.int64)  # says 64 values where there are 32
-    native.gather_rows(rows.view(8, 8), torch.tensor([7]), None)
+    native.gather_rows(rows.view(8, 8), torch.tensor([4]), None)
 
 
 def core_race(planted: ctypes.CDLL) -> None:
