@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 export DGLBACKEND := pytorch
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench sanitize sanitize-quick sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
@@ -26,6 +26,17 @@ bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compa
 	$(BIN)/gnnsys bench store
 	$(BIN)/gnnsys bench pipeline
 	$(BIN)/gnnsys bench dist
+
+sanitize: $(VENV)/.built $(VENV)/.tools ## native code under AddressSanitizer, UBSan and ThreadSanitizer (docs/native.md)
+	$(BIN)/python csrc/sanitize/run.py address
+	$(BIN)/python csrc/sanitize/run.py thread
+
+sanitize-quick: $(VENV)/.built $(VENV)/.tools ## the part of it that CI runs
+	$(BIN)/python csrc/sanitize/run.py address --quick
+
+sanitize-selftest: $(VENV)/.built $(VENV)/.tools ## mistakes made on purpose, each of which must be found
+	$(BIN)/python csrc/sanitize/run.py address --selftest
+	$(BIN)/python csrc/sanitize/run.py thread --selftest
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnsys/*.so

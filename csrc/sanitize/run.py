@@ -43,7 +43,7 @@ KINDS = {
         flags="address,undefined",
         runtimes=("libasan.so", "libstdc++.so.6"),
         options={
-            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:detect_stack_use_after_return=1:"
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:"
             "max_allocation_size_mb=2048",
             "UBSAN_OPTIONS": "print_stacktrace=1",
         },
