@@ -20,10 +20,10 @@ Adjacency::Adjacency(const std::vector<Tensor>& indptr, const std::vector<Tensor
     const int64_t column = offsets[3 * i + 1];
     const int64_t num_columns = offsets[3 * i + 2];
     const int64_t num_rows = indptr[i].numel() - 1;
-    CHECK_ARG(row >= 0 && row + num_rows <= num_nodes, "a list of rows ", row, " to ", row + num_rows,
-              " does not fit ", num_nodes, " nodes");
-    CHECK_ARG(column >= 0 && num_columns >= 0 && column + num_columns <= num_nodes, "a list of columns ", column,
-              " to ", column + num_columns, " does not fit ", num_nodes, " nodes");
+    CHECK_ARG(row >= 0 && row <= num_nodes - num_rows, "a list of ", num_rows, " rows from ", row, " on does not fit ",
+              num_nodes, " nodes");
+    CHECK_ARG(column >= 0 && num_columns >= 0 && column <= num_nodes - num_columns, "a list of ", num_columns,
+              " columns from ", column, " on does not fit ", num_nodes, " nodes");
     check_id_range(indices[i], num_columns, "indices");
     const int32_t* weights = nullptr;
     if (!weight.empty()) {
