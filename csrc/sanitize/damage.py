@@ -1,7 +1,7 @@
 """A pytest plugin: every native call that the tests make is made again with its arguments damaged.
 
-The first calls of every op with small arguments are kept while the tests run. At the end each is repeated many times with
-one argument made wrong: extreme numbers among its ids and offsets, arrays cut, emptied, lengthened or of another dtype.
+The first calls of every op with small arguments are kept while the tests run. At the end each is repeated many times
+with one argument made wrong: extreme numbers among its ids and offsets, arrays cut, emptied, lengthened or of another dtype.
 An op may refuse (ValueError, RuntimeError) or answer; under AddressSanitizer and UBSan it may not read or write what is
 not its own, nor overflow on the way to refusing.
 """
@@ -119,7 +119,7 @@ def damage_calls(recorder: Recorder) -> str:
                 break
             at = draw.randrange(len(again))
             again[at] = damaged(again[at], names[at], draw)
-            note(name, names[at], trial, again)
+            note(f"{name}: argument {names[at]}, damage {trial}")
             try:
                 op(*again, **named)
                 answers["answered"] += 1
@@ -129,12 +129,12 @@ def damage_calls(recorder: Recorder) -> str:
     return f"{sum(answers.values())} damaged calls of {ops} ops: {dict(answers)}"
 
 
-def note(name: str, argument: str, trial: int, args: list) -> None:
+def note(what: str) -> None:
     """What was tried last, for the reader of a report."""
     path = os.environ.get("GNNSYS_DAMAGE_LOG")
     if path:
         with open(path, "w") as log:
-            log.write(f"{name}: argument {argument}, damage {trial}\n{args}\n")
+            log.write(f"{what}\n")
 
 
 recorder = Recorder(torch.ops.gnnsys)

@@ -134,6 +134,7 @@ def sanitized_environment(kind: Kind, folder: Path) -> dict[str, str]:
     environment["LD_PRELOAD"] = " ".join(runtime(name) for name in kind.runtimes)
     environment["PYTHONPATH"] = str(folder / "tree")
     environment["GNNSYS_SANITIZER"] = kind.flags
+    environment["GNNSYS_DAMAGE_LOG"] = str(folder / "last_damage.txt")
     return environment
 
 

@@ -60,9 +60,11 @@ class LabelCounts {
   explicit LabelCounts(int32_t* counts) : counts_(counts) {}
 
   void add(int32_t label) {
-    if (counts_[label]++ == 0) {
+    if (counts_[label] == 0) {
       seen_.push_back(label);
     }
+    // Unsigned: the array is the caller's, and what it held before must not make an overflow.
+    counts_[label] = static_cast<int32_t>(static_cast<uint32_t>(counts_[label]) + 1);
   }
   int32_t operator[](int32_t label) const { return counts_[label]; }
   const std::vector<int32_t>& seen() const { return seen_; }
