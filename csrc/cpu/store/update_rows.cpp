@@ -123,7 +123,7 @@ void fill_uniform(Tensor rows, int64_t first, double low, double high, int64_t k
     T* const out = mutable_data<T>(rows);
     parallel_for(rows.size(0), (1 << 12) / std::max<int64_t>(size, 1), [=](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const auto row = static_cast<uint64_t>(first + r);
+        const uint64_t row = static_cast<uint64_t>(first) + static_cast<uint64_t>(r);
         Words words{};
         for (int64_t c = 0; c < size; ++c) {
           if (c % 4 == 0) {
