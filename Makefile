@@ -4,12 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
+SECONDS ?= 600
 export DGLBACKEND := pytorch
 
-SECONDS ?= 600
-
-.PHONY: demo test chaos lint bench fuzz soak clean
-.PHONY: demo test lint bench sanitize sanitize-quick sanitize-selftest clean
+.PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
@@ -39,6 +37,7 @@ fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a thousand fa
 
 soak: $(VENV)/.built $(VENV)/.tools ## a server at full load for SECONDS; fails where anything grows
 	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)
+
 sanitize: $(VENV)/.built $(VENV)/.tools ## native code under AddressSanitizer, UBSan and ThreadSanitizer (docs/native.md)
 	$(BIN)/python csrc/sanitize/run.py address
 	$(BIN)/python csrc/sanitize/run.py thread
