@@ -1,9 +1,9 @@
 """A pytest plugin: every native call that the tests make is made again with its arguments damaged.
 
 The first calls of every op with small arguments are kept while the tests run. At the end each is repeated many times
-with one argument made wrong: extreme numbers among its ids and offsets, arrays cut, emptied, lengthened or of another dtype.
-An op may refuse (ValueError, RuntimeError) or answer; under AddressSanitizer and UBSan it may not read or write what is
-not its own, nor overflow on the way to refusing.
+with one argument made wrong: extreme numbers among its ids and offsets, arrays cut, emptied, lengthened or of another
+dtype. An op may refuse (ValueError, RuntimeError) or answer; under AddressSanitizer and UBSan it may not read or write
+what is not its own, nor overflow on the way to refusing.
 """
 
 from __future__ import annotations
