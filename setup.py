@@ -43,7 +43,7 @@ def sanitizer_args() -> list[str]:
     if not sanitizers:
         return []
     args = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-wrapv", "-g1", "-O0"]
-    return args + ["-DGNNSYS_STD_THREADS"] if "thread" in sanitizers.split(",") else args
+    return [*args, "-DGNNSYS_STD_THREADS"] if "thread" in sanitizers.split(",") else args
 
 
 sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp") if p.parent.name != "sanitize" or sanitizer_args())

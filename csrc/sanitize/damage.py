@@ -1,9 +1,9 @@
 """A pytest plugin: every native call that the tests make is made again with its arguments damaged.
 
 The first calls of every op with small arguments are kept while the tests run. At the end each is repeated many times
-with one argument made wrong: extreme numbers among its ids and offsets, arrays cut, emptied, lengthened or of another dtype.
-An op may refuse (ValueError, RuntimeError) or answer; under AddressSanitizer and UBSan it may not read or write what is
-not its own, nor overflow on the way to refusing.
+with one argument made wrong: extreme numbers among its ids and offsets, arrays cut, emptied, lengthened or of another
+dtype. An op may refuse (ValueError, RuntimeError) or answer; under AddressSanitizer and UBSan it may not read or write
+what is not its own, nor overflow on the way to refusing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ EXTREMES = [-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 
 REFUSALS = (ValueError, RuntimeError, IndexError, TypeError, NotImplementedError, OverflowError)
 # Numbers that say how much work to do or memory to take: any value is allowed, and large ones take for ever.
 AMOUNTS = {"rounds", "passes", "work", "num_parts", "num_nodes", "num_src", "num_dst", "num_clusters", "fanout"}
+LEFT_ALONE = {"versions"}  # a row that is being written is waited for, for ten seconds
 AMOUNTS |= {"log2_slots", "num_classes", "limit", "src_skew", "dst_skew"}
 
 
@@ -118,6 +119,8 @@ def damage_calls(recorder: Recorder) -> str:
             if not again:
                 break
             at = draw.randrange(len(again))
+            if names[at] in LEFT_ALONE:
+                continue
             again[at] = damaged(again[at], names[at], draw)
             note(f"{name}: argument {names[at]}, damage {trial}")
             try:
@@ -139,7 +142,7 @@ def note(what: str) -> None:
 
 recorder = Recorder(torch.ops.gnnsys)
 for module_name, module in list(sys.modules.items()):
-    if module_name.startswith("gnnsys.ops.") and hasattr(module, "native"):
+    if module_name.startswith("gnnsys.ops.") and module_name != "gnnsys.ops._library" and hasattr(module, "native"):
         module.native = recorder  # type: ignore[attr-defined]
 
 

@@ -22,7 +22,7 @@ BUILD = REPOSITORY / "build" / "sanitize"
 
 @dataclass(frozen=True)
 class Kind:
-    """A sanitizer: how code is compiled for it, what its runtime is told, and the tests whose native calls it watches."""
+    """A sanitizer: how code is compiled for it, what its runtime is told, and which tests' native calls it watches."""
 
     flags: str
     runtimes: tuple[str, ...]
@@ -43,8 +43,7 @@ KINDS = {
         flags="address,undefined",
         runtimes=("libasan.so", "libstdc++.so.6"),
         options={
-            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:"
-            "max_allocation_size_mb=2048",
+            "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048",
             "UBSAN_OPTIONS": "print_stacktrace=1",
         },
         environment={},

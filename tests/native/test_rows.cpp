@@ -127,7 +127,9 @@ TEST("a row that is read while it is written is never seen half written") {
     for (int64_t i = 0; i < 4000; ++i) {
       const int64_t row = random.below(kRows);
       const std::vector<int64_t> fresh(kSize, seed * 100000 + i);
-      versions.begin_write(row);
+      if (!versions.begin_write(row)) {
+        torn = true;
+      }
       copy(reinterpret_cast<char*>(rows.data()), row, reinterpret_cast<const char*>(fresh.data()), 0);
       versions.end_write(row);
     }
@@ -160,4 +162,14 @@ TEST("a row that is read while it is written is never seen half written") {
     writes += word / 2;
   }
   EXPECT(writes == 8000);
+}
+
+TEST("a row whose writer died is waited for no longer than patience lasts, by readers and writers") {
+  std::vector<uint32_t> words = {0, 7};
+  const Versions versions(words.data(), std::chrono::milliseconds(20));
+  bool copied = false;
+  EXPECT(!versions.read(64, [&] { copied = true; }) && !copied);
+  EXPECT(!versions.begin_write(127) && words[1] == 7);
+  EXPECT(versions.read(63, [&] { copied = true; }) && copied);
+  EXPECT(versions.begin_write(0) && words[0] == 1);
 }

@@ -14,7 +14,7 @@ int64_t planted_undefined(int64_t value) { return value + 1; }
 
 // Two Python threads that call this with one address write it both.
 void planted_race(int64_t* value) {
-  for (int i = 0; i < 100000; ++i) {
+  for (int i = 0; i < 5000000; ++i) {
     *value += 1;
   }
 }
