@@ -4,17 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
+SECONDS ?= 600
 export DGLBACKEND := pytorch
 
-SECONDS ?= 600
-
-.PHONY: demo test lint bench fuzz soak clean
+.PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
 
 test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+chaos: $(VENV)/.built $(VENV)/.tools ## kill shards, trainers and leaders of a job on two hosts, 30 times
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: $(VENV)/.built $(VENV)/.tools ## style and types
 	$(BIN)/ruff check .
@@ -35,6 +37,17 @@ fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a thousand fa
 
 soak: $(VENV)/.built $(VENV)/.tools ## a server at full load for SECONDS; fails where anything grows
 	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)
+
+sanitize: $(VENV)/.built $(VENV)/.tools ## native code under AddressSanitizer, UBSan and ThreadSanitizer (docs/native.md)
+	$(BIN)/python csrc/sanitize/run.py address
+	$(BIN)/python csrc/sanitize/run.py thread
+
+sanitize-quick: $(VENV)/.built $(VENV)/.tools ## the part of it that CI runs
+	$(BIN)/python csrc/sanitize/run.py address --quick
+
+sanitize-selftest: $(VENV)/.built $(VENV)/.tools ## mistakes made on purpose, each of which must be found
+	$(BIN)/python csrc/sanitize/run.py address --selftest
+	$(BIN)/python csrc/sanitize/run.py thread --selftest
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info gnnsys/*.so

@@ -27,21 +27,26 @@ def compile_args() -> list[str]:
     ]
     if sys.platform != "darwin":
         args.append("-fopenmp")
-    if os.environ.get("GNNSYS_SANITIZE"):
-        args += [f"-fsanitize={os.environ['GNNSYS_SANITIZE']}", "-fno-omit-frame-pointer", "-g", "-O1"]
-    return args
+    return args + sanitizer_args()
 
 
 def link_args() -> list[str]:
     args = ["-ltorch_cpu"]
     if sys.platform != "darwin":
         args.append("-fopenmp")
-    if os.environ.get("GNNSYS_SANITIZE"):
-        args.append(f"-fsanitize={os.environ['GNNSYS_SANITIZE']}")
-    return args
+    return args + sanitizer_args()
 
 
-sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp"))
+def sanitizer_args() -> list[str]:
+    """For `make sanitize` (docs/native.md), which builds into a folder of its own."""
+    sanitizers = os.environ.get("GNNSYS_SANITIZE")
+    if not sanitizers:
+        return []
+    args = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-fno-wrapv", "-g1", "-O0"]
+    return [*args, "-DGNNSYS_STD_THREADS"] if "thread" in sanitizers.split(",") else args
+
+
+sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp") if p.parent.name != "sanitize" or sanitizer_args())
 headers = sorted(str(p) for p in Path("csrc").glob("**/*.h"))
 
 setup(

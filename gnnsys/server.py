@@ -2,6 +2,7 @@
 
 `python -m gnnsys.server` is what a session starts once per machine. It is told what to do in one line on its standard
 input, answers with one line (its endpoints, or an error), and lives until that input closes, however its parent ended.
+One that takes the place of another is told which parts that had open, and which life of the machine's shard it is.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from gnnsys.partition import open_parts
 from gnnsys.sampling.select import PartMasks
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.store import Shard
+from gnnsys.store import Life, Shard
 
 GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.INDUCED)
 _PR_SET_PDEATHSIG = 1
+_MAX_RANKS = 1024  # whose silence is told at once
 
 
 class GraphServer:
@@ -44,14 +46,16 @@ class GraphServer:
         bind: Sequence[str] = ("tcp://127.0.0.1:*",),
         keys: Keys | None = None,
         threads: int = 2,
+        life: int = 0,
+        lost_after: float = 30.0,
         alone: bool = False,
         folder: Path | None = None,
         max_table_bytes: int | None = None,
     ) -> None:
         self.stopped = threading.Event()
-        self._machine = machine
+        self._life = Life(machine, life, lost_after, self._silent_for)
         nowhere = Path(os.devnull) if alone else None
-        self._make_shard = lambda: Shard(machine, max_bytes=max_table_bytes, folder=folder or nowhere)
+        self._make_shard = lambda: Shard(machine, self._life, max_bytes=max_table_bytes, folder=folder or nowhere)
         self._shard = self._make_shard()
         self._services: dict[int, Handler] = dict(self._shard.handlers())
         self._opened: dict[str, Any] | None = None
@@ -120,7 +124,13 @@ class GraphServer:
         quiet = (Kind.STATUS.name, Kind.PING.name)
         served = sum(of["messages_in"] for kind, of in counters["kinds"].items() if kind not in quiet)
         opened = self._opened or {"path": None, "parts": [], "digest": None}
-        return Reply(options={"pid": os.getpid(), "served": served, "queue": counters["queue"], **opened})
+        own = {"pid": os.getpid(), "life": self._life.number, "served": served, "queue": counters["queue"]}
+        ranks = [int(rank) for rank in request.options.get("ranks", ())[:_MAX_RANKS]]
+        silent = [self._silent_for(rank, request.incarnation) for rank in ranks]
+        return Reply(options={**own, **opened, "silent": silent})
+
+    def _silent_for(self, rank: int, incarnation: int) -> float:
+        return self.server.heard.silent_for(rank, incarnation)
 
     def _stop(self, request: Request) -> Reply:
         self.stopped.set()
@@ -153,7 +163,17 @@ def main() -> int:
 
 def _make(orders: Mapping[str, Any]) -> GraphServer:
     keys = None if orders["keys"] is None else Keys.from_json(orders["keys"])
-    return GraphServer(int(orders["machine"]), bind=orders["bind"], keys=keys, threads=int(orders["threads"]))
+    graph_server = GraphServer(
+        int(orders["machine"]),
+        bind=orders["bind"],
+        keys=keys,
+        threads=int(orders["threads"]),
+        life=int(orders["life"]),
+        lost_after=float(orders["lost_after"]),
+    )
+    if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
+        graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)
+    return graph_server
 
 
 def _answer(pipe: Any, value: dict[str, Any]) -> None:

@@ -11,25 +11,28 @@ namespace gnnsys {
 
 constexpr int64_t kIdGrain = 1 << 16;
 
-// The position of the first id outside [0, limit), or -1. As unsigned, a negative id is a huge one.
+// The position of the first id outside [0, limit), or -1. As unsigned, a negative id is a huge one: above every id of
+// its own width, though not above a limit that is wider.
 template <typename id_t>
 int64_t first_outside(const id_t* ids, int64_t size, int64_t limit) {
   using unsigned_t = std::make_unsigned_t<id_t>;
+  const uint64_t beyond_width = uint64_t{1} << (8 * sizeof(id_t) - 1);
+  const uint64_t bound = limit < 0 ? 0 : std::min(static_cast<uint64_t>(limit), beyond_width);
   std::atomic<bool> outside{false};
   parallel_for(size, kIdGrain, [&](int64_t begin, int64_t end) {
     unsigned_t largest = 0;
     for (int64_t i = begin; i < end; ++i) {
       largest = std::max(largest, static_cast<unsigned_t>(ids[i]));
     }
-    if (static_cast<uint64_t>(largest) >= static_cast<uint64_t>(limit)) {
+    if (begin < end && static_cast<uint64_t>(largest) >= bound) {
       outside = true;
     }
   });
-  if (!outside || size == 0) {
+  if (!outside) {
     return -1;
   }
   int64_t i = 0;
-  while (static_cast<uint64_t>(static_cast<unsigned_t>(ids[i])) < static_cast<uint64_t>(limit)) {
+  while (static_cast<uint64_t>(static_cast<unsigned_t>(ids[i])) < bound) {
     ++i;
   }
   return i;

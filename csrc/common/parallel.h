@@ -3,32 +3,59 @@
 // The thread count is torch's (torch.set_num_threads, per calling thread). Work is cut into fixed chunks whose
 // bounds depend on the range and the thread count alone; a body must write only what its own index range owns, so
 // results never depend on the number of threads. Bodies must not throw.
+//
+// Threads are OpenMP's, torch's own pool. ThreadSanitizer cannot see how that pool synchronizes, so builds for it define
+// GNNSYS_STD_THREADS and get a std::thread each; the C++ tests, which have no torch, define GNNSYS_WITHOUT_TORCH.
 #pragma once
 
+#ifndef GNNSYS_WITHOUT_TORCH
 #include <torch/csrc/stable/ops.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
 
-#ifdef _OPENMP
+#ifdef GNNSYS_STD_THREADS
+#include <atomic>
+#include <thread>
+#include <vector>
+#elif defined(_OPENMP)
 #include <omp.h>
 #endif
 
 namespace gnnsys {
 
+#ifdef GNNSYS_WITHOUT_TORCH
+inline int threads_of_tests = 4;
+inline int max_threads() { return threads_of_tests; }
+#elif defined(GNNSYS_STD_THREADS)
+// A race needs two: torch's own loops are kept to one thread there, and ours are not.
+inline int max_threads() { return std::max<int>(2, static_cast<int>(torch::stable::get_num_threads())); }
+#elif defined(_OPENMP)
+inline int max_threads() { return static_cast<int>(torch::stable::get_num_threads()); }
+#else
+inline int max_threads() { return 1; }
+#endif
+
+#ifdef GNNSYS_STD_THREADS
+inline bool& inside_loop() {
+  static thread_local bool inside = false;
+  return inside;
+}
+inline bool in_parallel() { return inside_loop(); }
+#elif defined(_OPENMP)
+inline bool in_parallel() { return omp_in_parallel() != 0; }
+#else
+inline bool in_parallel() { return true; }
+#endif
+
 // How many threads a loop over `size` items gets when each is worth at least `grain` items.
 inline int num_threads_for(int64_t size, int64_t grain) {
-#ifdef _OPENMP
-  if (omp_in_parallel()) {
+  if (in_parallel()) {
     return 1;
   }
   const int64_t wanted = size / std::max<int64_t>(grain, 1);
-  return static_cast<int>(std::clamp<int64_t>(wanted, 1, torch::stable::get_num_threads()));
-#else
-  (void)size;
-  (void)grain;
-  return 1;
-#endif
+  return static_cast<int>(std::clamp<int64_t>(wanted, 1, max_threads()));
 }
 
 // Runs body(thread, num_threads) once on each of num_threads threads.
@@ -38,7 +65,22 @@ void on_threads(int num_threads, const Body& body) {
     body(0, 1);
     return;
   }
-#ifdef _OPENMP
+#ifdef GNNSYS_STD_THREADS
+  const auto run = [&](int t) {
+    inside_loop() = true;
+    body(t, num_threads);
+    inside_loop() = false;
+  };
+  std::vector<std::thread> others;
+  others.reserve(static_cast<size_t>(num_threads - 1));
+  for (int t = 1; t < num_threads; ++t) {
+    others.emplace_back(run, t);
+  }
+  run(0);
+  for (std::thread& other : others) {
+    other.join();
+  }
+#elif defined(_OPENMP)
 #pragma omp parallel num_threads(num_threads)
   {
     // OpenMP may grant fewer threads than asked for: a stride over the missing ones keeps all work covered.
@@ -87,12 +129,22 @@ void parallel_for_dynamic(int64_t size, int64_t chunk, const Body& body) {
     }
     return;
   }
+#ifdef GNNSYS_STD_THREADS
+  std::atomic<int64_t> next{0};
+  on_threads(threads, [&](int, int) {
+    for (int64_t c = next.fetch_add(1, std::memory_order_relaxed); c < num_chunks;
+         c = next.fetch_add(1, std::memory_order_relaxed)) {
+      body(c * chunk, std::min(size, (c + 1) * chunk));
+    }
+  });
+#else
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
 #endif
   for (int64_t c = 0; c < num_chunks; ++c) {
     body(c * chunk, std::min(size, (c + 1) * chunk));
   }
+#endif
 }
 
 }  // namespace gnnsys

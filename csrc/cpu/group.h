@@ -7,11 +7,11 @@
 #pragma once
 
 #include "common/parallel.h"
-#include "common/tensors.h"
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -153,8 +153,8 @@ void group_bucketed(const Edges& edges, int64_t num_edges, const Groups<id_t, po
   }
   bucket_begin[buckets.count] = at;
 
-  const Tensor scratch = empty_cpu({num_edges * static_cast<int64_t>(sizeof(Record))}, ScalarType::Byte);
-  auto* const records = static_cast<Record*>(scratch.mutable_data_ptr());
+  const std::unique_ptr<Record[]> scratch(new Record[static_cast<size_t>(num_edges)]);  // not cleared
+  Record* const records = scratch.get();
   const int64_t mask = (int64_t{1} << buckets.shift) - 1;
   on_threads(threads, [&](int t, int n) {
     const Range r = share_of(num_edges, t, n);

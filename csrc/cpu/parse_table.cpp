@@ -17,6 +17,7 @@ namespace gnnsys {
 namespace {
 
 constexpr int64_t kBytesPerThread = 1 << 18;
+constexpr int64_t kMostLines = int64_t{1} << 62;
 constexpr size_t kQuotedBytes = 40;  // of a field that an error shows
 
 bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r' || c == '\v' || c == '\f'; }
@@ -208,6 +209,7 @@ std::vector<Tensor> parse_table(const Tensor& text, std::string kinds, int64_t d
   check_dtype(text, ScalarType::Byte, "text");
   CHECK_ARG(!kinds.empty() && kinds.find_first_not_of("if") == std::string::npos, "kinds must be letters i and f");
   CHECK_ARG(delimiter >= 0 && delimiter < 128 && delimiter != '\n', "delimiter must be a character or 0 for blanks");
+  CHECK_ARG(first_line >= 0 && first_line <= kMostLines, "first_line must be in [0, 2^62], got ", first_line);
   const Format format{kinds, static_cast<char>(delimiter)};
   const std::string_view all(static_cast<const char*>(text.const_data_ptr()), static_cast<size_t>(text.numel()));
   const int threads = num_threads_for(text.numel(), kBytesPerThread);

@@ -52,11 +52,11 @@ inline void check_indptr(const Tensor& indptr, int64_t num_edges) {
   const int64_t num_dst = indptr.numel() - 1;
   std::atomic<bool> sorted{true};
   parallel_for(num_dst, 1 << 15, [&](int64_t begin, int64_t end) {
-    int64_t seen = 0;
+    bool falls = false;  // compared, not subtracted: a difference of any two entries may wrap around
     for (int64_t i = begin; i < end; ++i) {
-      seen |= p[i + 1] - p[i];
+      falls |= p[i + 1] < p[i];
     }
-    if (seen < 0) {
+    if (falls) {
       sorted.store(false, std::memory_order_relaxed);
     }
   });

@@ -69,9 +69,8 @@ struct Faults {
 };
 
 // Whether positions [begin, end) exist and a rank among them fits 32 bits; what is wrong is noted.
-template <typename id_t>
-bool check_row(const Request<id_t>& q, int64_t row, int64_t begin, int64_t end, Faults* faults) {
-  if (begin < 0 || end < begin || end > q.num_edges) {
+inline bool check_row(int64_t begin, int64_t end, int64_t num_edges, int64_t row, Faults* faults) {
+  if (begin < 0 || end < begin || end > num_edges) {
     faults->bad_row = row;
     return false;
   }

@@ -23,7 +23,7 @@ class Collector {
     const int64_t row = q_.seeds[i];
     begin_ = q_.indptr[row];
     end_ = q_.indptr[row + 1];
-    if (!check_row(q_, row, begin_, end_, faults_)) {
+    if (!check_row(begin_, end_, q_.num_edges, row, faults_)) {
       return 0;
     }
     if (weight_ != nullptr) {

@@ -77,19 +77,15 @@ void count_parts(const id_t* seeds, int64_t num_seeds, const int64_t* bound, con
       for (int64_t i = 0; i < size; ++i) {
         const columns_t own = part[owner[i]];
         const int64_t row = seeds[block + i] - own.first_row;
-        rows[block + i] = {own.indptr[row], own.indptr[row + 1] - own.indptr[row]};
+        rows[block + i] = {own.indptr[row], own.indptr[row + 1]};
         rng_ids[block + i] = own.original[row];
       }
       for (int64_t i = 0; i < size; ++i) {
         const columns_t own = part[owner[i]];
         Row& row = rows[block + i];
-        if (row.begin < 0 || row.degree < 0 || row.begin > own.num_edges - row.degree) {
-          faults->bad_row = seeds[block + i];
-        } else if (row.degree > kMaxDegree) {
-          faults->huge_degree = seeds[block + i];
-        }
-        row.begin += own.first_edge;
-        offsets[block + i + 1] = q.count(row.degree);
+        const bool good = check_row(row.begin, row.end, own.num_edges, seeds[block + i], faults);
+        row = good ? Row{row.begin + own.first_edge, row.end + own.first_edge} : Row{0, 0};
+        offsets[block + i + 1] = q.count(row.degree());
       }
     }
   });

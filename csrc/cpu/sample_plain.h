@@ -12,9 +12,11 @@
 
 namespace gnnsys {
 
+// A seed's positions [begin, end), as indptr has them: a degree may be asked for once they were checked.
 struct Row {
   int64_t begin;
-  int64_t degree;
+  int64_t end;
+  int64_t degree() const { return end - begin; }
 };
 
 // Fills rows[i] and offsets[i + 1], seed i's count. Work: one random 16-byte read per seed, in a loop without branches
@@ -24,11 +26,11 @@ void count_plain(const Request<id_t>& q, Row* rows, int64_t* offsets, Faults* fa
   parallel_for(q.num_seeds, kSeedsPerThread, [&](int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; ++i) {
       const int64_t* row = q.indptr + q.seeds[i];
-      rows[i] = {row[0], row[1] - row[0]};
+      rows[i] = {row[0], row[1]};
     }
     for (int64_t i = lo; i < hi; ++i) {
-      check_row(q, q.seeds[i], rows[i].begin, rows[i].begin + rows[i].degree, faults);
-      offsets[i + 1] = q.count(rows[i].degree);
+      const bool good = check_row(rows[i].begin, rows[i].end, q.num_edges, q.seeds[i], faults);
+      offsets[i + 1] = good ? q.count(rows[i].degree()) : 0;
     }
   });
 }
@@ -70,7 +72,7 @@ class PlainWriter {
 
   void write(int64_t i) {
     const int64_t k = offsets_[i + 1] - offsets_[i];
-    if (k == 0 || (k == rows_[i].degree && (!q_.replace || q_.fanout < 0))) {
+    if (k == 0 || (k == rows_[i].degree() && (!q_.replace || q_.fanout < 0))) {
       std::iota(positions_ + offsets_[i], positions_ + offsets_[i + 1], rows_[i].begin);
       return;
     }
@@ -92,7 +94,7 @@ class PlainWriter {
     for (int l = 0; l < num_waiting_; ++l) {
       const int64_t i = waiting_[l];
       const uint32_t* words = words_.data() + static_cast<uint32_t>(l) * padded;
-      const auto n = static_cast<uint32_t>(rows_[i].degree);
+      const auto n = static_cast<uint32_t>(rows_[i].degree());
       if (q_.replace) {
         chooser_.with_replacement(q_.stream(i), words, n, k, ranks_.data());
       } else {

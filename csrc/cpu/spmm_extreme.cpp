@@ -9,6 +9,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <optional>
 #include <tuple>
 
@@ -171,7 +173,25 @@ std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& indptr, const Tensor& indi
   return {out, arg};
 }
 
-// What both gradients check: arg and grad are forward's, so only their shapes can be wrong.
+// Whether every arg names an edge of its row, or none: forward's do, and what they say is written to. One pass.
+bool names_edges(const int64_t* indptr, const int32_t* arg, int64_t num_rows, int64_t size) {
+  std::atomic<bool> good{true};
+  parallel_for(num_rows, (1 << 15) / std::max<int64_t>(size, 1), [&](int64_t begin, int64_t end) {
+    bool outside = false;
+    for (int64_t v = begin; v < end; ++v) {
+      const int64_t degree = indptr[v + 1] - indptr[v];
+      for (int64_t f = 0; f < size; ++f) {
+        outside |= arg[v * size + f] >= degree;
+      }
+    }
+    if (outside) {
+      good = false;
+    }
+  });
+  return good;
+}
+
+// What both gradients check.
 Shape check_gradient(const Tensor& indptr, const Tensor& indices, const Tensor& arg, const Tensor& grad) {
   const Shape shape = check_features(grad, "grad");
   check_ids(indices, "indices");
@@ -180,6 +200,8 @@ Shape check_gradient(const Tensor& indptr, const Tensor& indices, const Tensor& 
   check_contiguous(arg, "arg");
   check_dtype(arg, ScalarType::Int, "arg");
   CHECK_ARG(arg.numel() == grad.numel(), "arg must have as many entries as grad");
+  CHECK_ARG(names_edges(const_data<int64_t>(indptr), const_data<int32_t>(arg), shape.num_rows, shape.size()),
+            "arg must name an in-edge of its row, or none by -1: pass what spmm_extreme returned");
   return shape;
 }
 

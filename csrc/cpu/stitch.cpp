@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kSeedGrain = 1 << 12;
 constexpr int64_t kEdgeGrain = 1 << 14;
+constexpr int64_t kMostIds = int64_t{1} << 62;  // sums of two fit
 
 // What a part's local ids stand for: core nodes follow `first`, halo nodes are listed.
 template <typename halo_t>
@@ -36,7 +37,7 @@ Tensor differences(const Tensor& indptr) {
   const auto* from = const_data<int64_t>(indptr);
   auto* const to = mutable_data<id_t>(out);
   for (int64_t i = 0; i < size; ++i) {
-    to[i] = static_cast<id_t>(from[i + 1] - from[i]);
+    to[i] = static_cast<id_t>(static_cast<uint64_t>(from[i + 1]) - static_cast<uint64_t>(from[i]));
   }
   return out;
 }
@@ -55,7 +56,9 @@ std::tuple<Tensor, Tensor, Tensor> name_neighbors(const Tensor& indptr, const Te
             ", got ", positions.numel());
   CHECK_ARG(neighbors.numel() <= std::numeric_limits<int32_t>::max(),
             "a hop must take fewer than 2^31 edges of a part at once: use smaller batches");
-  CHECK_ARG(first >= 0 && num_core >= 0 && first_edge >= 0, "first, num_core and first_edge must not be negative");
+  const auto is_count = [](int64_t value) { return value >= 0 && value <= kMostIds; };
+  CHECK_ARG(is_count(first) && is_count(num_core) && is_count(first_edge),
+            "first, num_core and first_edge must be in [0, 2^62], got ", first, ", ", num_core, " and ", first_edge);
   check_id_range(neighbors, num_core + halo.numel(), "neighbors");
   if (order) {
     check_ids(*order, "order");
@@ -84,7 +87,7 @@ std::tuple<Tensor, Tensor, Tensor> name_neighbors(const Tensor& indptr, const Te
     const auto fill = [&](const auto& place) {
       parallel_for(size, kEdgeGrain, [&](int64_t begin, int64_t end) {
         for (int64_t e = begin; e < end; ++e) {
-          out[e] = static_cast<edge_t>(first_edge + place(position[e]));
+          out[e] = static_cast<edge_t>(static_cast<uint64_t>(first_edge) + static_cast<uint64_t>(place(position[e])));
         }
       });
     };

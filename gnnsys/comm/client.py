@@ -5,6 +5,7 @@ Every request ends by its deadline: with its reply, with what its handler raised
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from gnnsys.comm import wire
 from gnnsys.comm.counters import Tally
-from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, PeerLost, WireError
+from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
-from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
+from gnnsys.comm.kinds import CONTROL, Kind, traffic_class
 from gnnsys.comm.link import Channel, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
@@ -34,13 +35,16 @@ _log = logging.getLogger(__name__)
 _DRAIN = 256  # messages read from one socket before the others get their turn
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 500
+_RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
+_BEATS = 4  # signs of life within the time after which they are missed
 
 
 class Client:
     """Asks the servers at `peers` (machine -> endpoint) for things.
 
     `sender` and `incarnation` say who asks. `lost_after` is how long a peer may be silent before it counts as dead,
-    `resend_after` how long a request may be before the peer is asked whether it ever arrived.
+    `resend_after` how long a request may be before the peer is asked whether it ever arrived. A peer that is asked
+    nothing is told several times in `lost_after` that this end lives.
 
     >>> with Client({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
     ...     client.request(0, Kind.PULL, [ids]).result().arrays
@@ -55,11 +59,13 @@ class Client:
         keys: Keys | None = None,
         timeout: float = 60.0,
         limits: Limits | None = None,
-        resend_after: float = 5.0,
-        ping_interval: float = 2.0,
         lost_after: float = 30.0,
+        resend_after: float | None = None,
+        ping_interval: float | None = None,
         name: str = "client",
     ) -> None:
+        resend_after = min(_RESEND_SECONDS, lost_after / 4) if resend_after is None else resend_after
+        ping_interval = min(_PING_SECONDS, lost_after / 8) if ping_interval is None else ping_interval
         for what, value in (("timeout", timeout), ("resend_after", resend_after), ("ping_interval", ping_interval)):
             if not value > 0:
                 raise ValueError(f"{what} is {value}; it must be a positive number of seconds")
@@ -75,6 +81,8 @@ class Client:
         self._resend_after = resend_after
         self._ping_interval = ping_interval
         self._lost_after = lost_after
+        self._beat = max(ping_interval, lost_after / _BEATS)
+        self._next_beat = 0.0
         self._name = name
         self._ids = itertools.count(1)
         self._channels: list[tuple[Link, Channel, SharedSocket]] = []  # that have a socket
@@ -149,7 +157,8 @@ class Client:
         """Fails what a peer has not answered and all that is asked of it later: somebody knows that it has ended."""
         link = self._links[peer]
         link.end = why
-        self._fail_all(link, lambda pending: PeerLost(why, peer=peer, silent_for=0.0))
+        silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
+        self._fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""
@@ -174,6 +183,7 @@ class Client:
         socket = channel.socket or self._open(link, channel)
         with socket.lock:
             socket.send(frames)
+            link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
     def _open(self, link: Link, channel: Channel) -> SharedSocket:
@@ -225,14 +235,16 @@ class Client:
             for link, channel, socket in self._channels[:num_polled]:
                 if socket.hot or socket.fd in ready:
                     for frames in socket.receive(_DRAIN, 1 + self._limits.max_arrays):
-                        link.last_heard = now
+                        link.hear(now, self._ping_interval)
                         self._accept(link, channel, frames, now)
             if now >= self._wakes_at:
                 self._check(now)
                 next_tick = now + tick
+            if now >= self._next_beat:
+                self._show_life(now)
 
-    def _time_to_sleep(self, next_tick: float) -> float | None:
-        """Milliseconds until something has to be looked at; None where only news can end the sleep.
+    def _time_to_sleep(self, next_tick: float) -> float:
+        """Milliseconds until something has to be looked at or said.
 
         First says that nobody looks, then looks once more: a request made meanwhile sees the one or the other sees it.
         """
@@ -240,8 +252,8 @@ class Client:
         for _, channel, _ in self._channels:
             if channel.outstanding:
                 self._wakes_at = min(next_tick, self._next_deadline)
-                return 1000 * max(0.0, self._wakes_at - time.monotonic()) + 1
-        return None
+                break
+        return 1000 * max(0.0, min(self._wakes_at, self._next_beat) - time.monotonic()) + 1
 
     def _accept(self, link: Link, channel: Channel, frames: list[zmq.Frame], now: float) -> None:
         try:
@@ -297,24 +309,36 @@ class Client:
             silent_for = link.silent_for(now)
             if silent_for >= self._lost_after:
                 self._tally.note("lost")
-                self._fail_all(link, lambda pending: self._lost(link, pending, silent_for))  # noqa: B023
+                self._fail_all(link, lambda pending: link.lost(pending, self._sender, silent_for))  # noqa: B023
             else:
                 self._next_deadline = min(self._next_deadline, *deadlines)
                 self._ask(link, now)
 
     def _ask(self, link: Link, now: float) -> None:
         for channel in link.channels.values():
-            silent = channel.silent(now - self._resend_after)
+            silent = channel.silent(max(now - self._resend_after, link.returned_at))
             due = silent or (channel.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
-            if not due or (channel.ping_id and now - channel.ping_at < wait):
+            if not due or (channel.ping_id and channel.ping_at > link.returned_at and now - channel.ping_at < wait):
                 continue
             channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
-            header = wire.make_header(
-                Kind.PING, channel.ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
-                incarnation=self._incarnation,
-            )  # fmt: skip
-            self._transmit(link, channel, Kind.PING, wire.encode(header, ids_array(silent), None, self._limits))
+            self._ping(link, channel, channel.ping_id, silent)
+
+    def _ping(self, link: Link, channel: Channel, ping_id: int, asked: list[int]) -> None:
+        header = wire.make_header(
+            Kind.PING, ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+            incarnation=self._incarnation,
+        )  # fmt: skip
+        self._transmit(link, channel, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
+
+    def _show_life(self, now: float) -> None:
+        """Lets every peer that was told nothing for long hear of this end; what it answers is a sign of its life."""
+        for link in self._links.values():
+            if now - link.last_said >= self._beat and not link.end:
+                with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told
+                    self._ping(link, link.channels[CONTROL], next(self._ids), [])
+        self._next_beat = min((max(link.last_said, now - self._beat / 2) for link in self._links.values()), default=now)
+        self._next_beat += self._beat
 
     # Ends of requests
 
@@ -326,20 +350,5 @@ class Client:
                     pending.fail(error_of(pending))
             channel.ping_id = 0
 
-    def _lost(self, link: Link, pending: Pending, silent_for: float) -> PeerLost:
-        text = (
-            f"machine {link.peer} at {link.endpoint} was not heard of for {silent_for:.1f} s while rank {self._sender} "
-            f"waited for {kind_name(pending.kind)}: it has ended, is stopped, cannot be reached from here, or has "
-            "another key; look at its log, or raise lost_after if it may pause that long"
-        )
-        return PeerLost(text, peer=link.peer, silent_for=silent_for)
-
     def _describe_timeout(self, pending: Pending) -> str:
-        link = self._links[pending.peer]
-        now = time.monotonic()
-        heard = f"last heard of {now - link.last_heard:.1f} s ago" if link.last_heard else "never heard of"
-        return (
-            f"rank {self._sender} waited {pending.timeout:.1f} s for machine {link.peer} at {link.endpoint} to answer "
-            f"{kind_name(pending.kind)} (request {pending.request_id}, sent {1 + pending.resent} times); "
-            f"it was {heard}. If it lives and is slow, raise timeout; otherwise look at its log"
-        )
+        return self._links[pending.peer].overdue(pending, self._sender)

@@ -17,6 +17,7 @@ import zmq
 
 from gnnsys.comm import wire
 from gnnsys.comm.accounts import Window
+from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.request import Handlers, Reply, Request
 from gnnsys.comm.wire import Buffer, Header, Limits
@@ -105,20 +106,28 @@ class Job:
             raise TypeError(f"the handler of {kind} returned a {type(answer).__name__}, not a Reply")
 
     def fail(self, error: BaseException) -> None:
+        facts = error.to_json() if isinstance(error, (ShardLost, TrainerLost)) else None
         is_value = isinstance(error, ValueError)
-        self.refuse(wire.FAILED, type(error).__name__, str(error), event="handler raised", is_value=is_value)
+        self.refuse(
+            wire.FAILED, type(error).__name__, str(error), event="handler raised", is_value=is_value, facts=facts
+        )
 
     def expire(self, why: str) -> None:
         if self._window.unpark(self):
             self._chunks = None  # nobody comes back for the rest
         self.refuse(wire.EXPIRED, "DeadlineExceeded", why, event="expired")
 
-    def refuse(self, status: int, type_name: str, text: str, *, event: str, is_value: bool = False) -> None:
+    def refuse(
+        self, status: int, type_name: str, text: str, *, event: str, is_value: bool = False,
+        facts: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Answers with an error, as the last message of this job."""
         self._outbound.note(event)
         options: dict[str, Any] = {"type": type_name[:200], "text": text[:_MAX_TEXT]}
         if is_value:
             options["is_value_error"] = True
+        if facts is not None:
+            options["facts"] = facts
         header = self._reply_header(status=status, num_chunks=self.num_chunks + 1)
         self._send(wire.encode(header, (), options, Limits()), True)
 

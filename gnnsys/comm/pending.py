@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.errors import CommError, DeadlineExceeded, RemoteError, RemoteValueError
+from gnnsys.comm.errors import CommError, DeadlineExceeded, RemoteError, RemoteValueError, told_error
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
@@ -146,6 +146,11 @@ class Pending:
         kind = kind_name(self.kind)
         if message.status == wire.EXPIRED:
             return DeadlineExceeded(f"{self._describe(self)} (machine {self.peer} says: {remote_text})")
+        facts = message.options.get("facts")
+        if isinstance(facts, dict):
+            told = told_error(remote_type, remote_text, facts, rank=message.sender)
+            if told is not None:
+                return told
         is_value = remote_type == "ValueError" or message.options.get("is_value_error") is True
         error = RemoteValueError if is_value else RemoteError
         text = f"{kind} on machine {self.peer} raised {remote_type}: {remote_text}"

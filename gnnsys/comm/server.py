@@ -22,6 +22,7 @@ from gnnsys.comm import wire
 from gnnsys.comm.accounts import Accounts
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import WireError
+from gnnsys.comm.heard import Heard
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
@@ -70,6 +71,7 @@ class Server:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
         if threads < 1 or native_threads < 1:
             raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
+        self.heard = Heard()
         self._handlers = dict(handlers)
         self._bind = tuple(bind)
         self._keys = keys
@@ -219,9 +221,9 @@ class Server:
         next_sweep = 0.0
         while not self._stop:
             wake_up.sleeping = True
-            wait = 0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS if self._jobs else None
-            ready = poller.poll(wait)
+            ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
             wake_up.sleeping = False
+            self.heard.look(time.monotonic())
             if ready:
                 wake_up.clear()
             if gate is not None:
@@ -254,6 +256,7 @@ class Server:
         except WireError as error:
             self._refuse(identity, front, error)
             return
+        self.heard.note(header.sender, header.incarnation, now)
         num_bytes = wire.num_bytes(frames)
         self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:

@@ -25,6 +25,10 @@ _EDGES_PER_PIECE = 1 << 22  # that are looked at or drawn: a hub may be asked fo
 Wanted = dict[tuple[int, NodeType], Tensor]
 
 
+class NotPrepared(ValueError):
+    """A view that is not here: never prepared, or by a process that has been started again since."""
+
+
 class PartViews:
     """Views of `own_parts`. Safe to use from several threads at once."""
 
@@ -67,7 +71,7 @@ class PartViews:
     def view(self, key: int, part: int) -> PartView:
         views = self._views.get(key)
         if views is None:
-            raise ValueError(f"view {key} was not prepared here: prepare it first")
+            raise NotPrepared(f"view {key} was not prepared here: prepare it first")
         if part not in views:
             raise ValueError(f"part {part} is not here, only {self.own_parts}")
         return views[part]

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnsys.comm import Kind
+from gnnsys.comm import Kind, ShardLost, TrainerLost
 from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.pull import Refused
 from gnnsys.store.push import PendingPush
-from gnnsys.store.pushes import Numbering
+from gnnsys.store.pushes import ANSWERED, Numbering
 from gnnsys.store.spec import TableSpec
 
 Message = tuple[int, list[Tensor]]  # the machine it is for, and its arrays
@@ -49,6 +49,9 @@ class Outbox:
         timeout: float | None = None,
     ) -> PendingPush:
         """Sends the messages of one push."""
+        lost = next((error for error in self._lost.values() if isinstance(error, (ShardLost, TrainerLost))), None)
+        if lost is not None:
+            raise lost
         if self._lost:
             (first, error), names = next(iter(self._lost.items())), ", ".join(map(repr, self._lost))
             raise RuntimeError(
@@ -75,9 +78,12 @@ class Outbox:
             if step not in self.steps:
                 raise ValueError(f"table {spec.name!r} was dropped or loaded while this step was being sent")
             options = {**(options or {}), "step": self.steps[step]}
+        answered = self._numbering.answered(machine)
+        if answered:
+            options = {**(options or {}), ANSWERED: answered}
         sequence = self._numbering.next(machine)
         answers.append(self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout))
-        self._numbering.sent(machine)
+        self._numbering.sent(machine, answers[-1])
         if kind == Kind.STEP:
             self.steps[step] += 1
 

@@ -3,7 +3,8 @@
 A sender numbers what it pushes to a machine, 0, 1, 2, ..., in the low half of the message's sequence number; the high
 half tells apart the streams of one process (it may have opened several graphs). A push that comes before its
 predecessors waits for them; one that comes again gets the answer of the first time. What is remembered is a window per
-sender, not its history.
+sender, not its history. A push says how many before it were answered: a shard that knows nothing of those is not the
+one that applied them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 from gnnsys.comm import Reply, Request
+
+ANSWERED = "answered"  # the option of a push that says how many before it were
 
 _WINDOW = 4096  # answers that are remembered, and pushes that may wait, per sender
 _SENDERS = 4096
@@ -26,29 +30,48 @@ _STREAM_SHIFT = 32
 Apply = Callable[[], "Future[Reply] | Reply"]
 
 
+class Answer(Protocol):
+    """A reply that has come or will."""
+
+    def done(self) -> bool: ...
+
+
 class Numbering:
     """The sequence numbers of one stream of pushes, from the side that makes them: one count per machine."""
 
     def __init__(self) -> None:
         self.stream = secrets.randbits(63 - _STREAM_SHIFT)
         self._next: dict[int, int] = {}
+        self._unanswered: dict[int, deque[Answer]] = {}
 
     def next(self, machine: int) -> int:
         """The number of the next push to a machine; the same again until one was `sent`."""
         return (self.stream << _STREAM_SHIFT) | self._next.get(machine, 0)
 
-    def sent(self, machine: int) -> None:
+    def sent(self, machine: int, answer: Answer) -> None:
         """The next push went out, and the one after it has its turn."""
         self._next[machine] = self._next.get(machine, 0) + 1
+        self._unanswered.setdefault(machine, deque()).append(answer)
+
+    def answered(self, machine: int) -> int:
+        """How many pushes to a machine were answered, without a gap."""
+        waiting = self._unanswered.get(machine)
+        while waiting and waiting[0].done():
+            waiting.popleft()
+        return self._next.get(machine, 0) - len(waiting or ())
 
 
 class Pushes:
-    """The pushes of all senders; a sender that was restarted (another incarnation) begins anew."""
+    """The pushes of all senders; a sender that was restarted (another incarnation) begins anew.
+
+    `forgot` makes the error for a stream whose beginning is not known here.
+    """
 
     def __init__(
-        self, window: int = _WINDOW, max_senders: int = _SENDERS, max_waiting_bytes: int = _WAITING_BYTES
-    ) -> None:
-        self._window, self._max_senders = window, max_senders
+        self, window: int = _WINDOW, max_senders: int = _SENDERS, max_waiting_bytes: int = _WAITING_BYTES,
+        forgot: Callable[[], Exception] | None = None,
+    ) -> None:  # fmt: skip
+        self._window, self._max_senders, self._forgot = window, max_senders, forgot or _too_many
         self._room = _Room(max_waiting_bytes)
         self._next_look = 0.0
         self._senders: OrderedDict[tuple[int, int, int], _Sender] = OrderedDict()  # least recently heard of first
@@ -79,6 +102,8 @@ class Pushes:
         with self._lock:
             sender = self._senders.get(key)
             if sender is None:
+                if request.options.get(ANSWERED, 0):
+                    raise self._forgot()
                 sender = self._senders[key] = _Sender(self._window, self._room)
             self._senders.move_to_end(key)
             forgotten = self._senders.popitem(last=False)[1] if len(self._senders) > self._max_senders else None
@@ -166,6 +191,10 @@ class _Sender:
             answer.set_result(done)
         else:
             done.add_done_callback(lambda future: _pass_on(future, answer))
+
+
+def _too_many() -> RuntimeError:
+    return RuntimeError("this sender's pushes before are not known here any more: too many others have pushed since")
 
 
 def _ended(number: int) -> RuntimeError:

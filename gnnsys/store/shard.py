@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,20 @@ from gnnsys.comm import Kind, Reply, Request
 from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
 from gnnsys.store.capacity import memory_for_tables, parts_of_tables, table_bytes
+from gnnsys.store.life import Life
+from gnnsys.store.optimize import STATES
 from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Contribution, Deadlines
 from gnnsys.store.rows import PartRows
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
+from gnnsys.store.snapshots import Snapshots
 from gnnsys.store.spec import TableSpec, check_new
 from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
+_LOOKS = 8  # for dead ranks, in the time after which they count as such
 _MAX_PARTS = 1 << 20
 
 
@@ -38,16 +43,22 @@ class Shard:
     whoever asks may have tables saved and loaded: None is anywhere, as the user whose process this is.
     """
 
-    def __init__(self, machine: int = 0, *, max_bytes: int | None = None, folder: Path | None = None) -> None:
+    def __init__(
+        self, machine: int = 0, life: Life | None = None, *, max_bytes: int | None = None, folder: Path | None = None
+    ) -> None:
         self.machine = machine
+        self._life = life or Life(machine)
         self._max_bytes = memory_for_tables() if max_bytes is None else max_bytes
         self._max_created = parts_of_tables()
         self._folder = None if folder is None else folder.resolve()
         self._tables: dict[int, Table] = {}  # by number
         self._names: dict[str, Table] = {}
         self._lock = threading.RLock()
-        self._pushes = Pushes()
+        self._dropped: set[int | str] = set()  # numbers and names, in a later life
+        self._pushes = Pushes(forgot=self._life.gone if self._life.number else None)
+        self._watches = False  # over ranks that steps wait for
         self._deadlines = Deadlines()
+        self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
 
     def add(self, spec: TableSpec, part: int, rows: Tensor) -> None:
@@ -128,6 +139,22 @@ class Shard:
             table.steps = saved[0].steps
         return table, saved[0].save
 
+    def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> Table:
+        """Makes a table ready to be written from a checkpoint: with these optimizer states, after so many steps."""
+        table = self.table(name)
+        if table.init is None:
+            raise ValueError(f"table {name!r} belongs to the graph's files and is not restored")
+        if not {*states} <= {state for of in STATES.values() for state in of}:
+            raise ValueError(f"table {name!r} cannot have states {list(states)}: optimizers here keep {STATES}")
+        with table.lock:
+            table.rounds.restart(f"table {name!r} was restored from a checkpoint meanwhile")
+            for state in [state for state in table.states if state not in states]:
+                self._drop_state(table, state)
+            for state in states:
+                self._state(table, state)
+            table.steps = steps
+        return table
+
     def drop(self, name: str) -> bool:
         """Forgets a table that was created, and its states; False where there was none."""
         with self._lock:
@@ -140,6 +167,8 @@ class Shard:
                 del self._tables[dropped.spec.number], self._names[dropped.spec.name]
         for dropped in [table, *table.states.values()]:
             dropped.drop()
+            if self._life.number:
+                self._dropped |= {dropped.spec.number, dropped.spec.name}
         return True
 
     def save(self, name: str, folder: str, save: str, *, overwrite: bool = False) -> list[int]:
@@ -155,7 +184,7 @@ class Shard:
         """The table of that name; ValueError where there is none."""
         table = self.find(name)
         if table is None:
-            raise ValueError(f"table {name!r} does not exist: it was dropped, or never created")
+            raise self._missing(name, f"table {name!r} does not exist: it was dropped, or never created")
         return table
 
     def names(self) -> list[str]:
@@ -165,6 +194,7 @@ class Shard:
     def close(self) -> None:
         """Drops what was created and ends the thread that watches deadlines."""
         self._deadlines.close()
+        self._snapshots.close()
         with self._lock:
             tables = list(self._tables.values())
             self._tables.clear()
@@ -189,6 +219,9 @@ class Shard:
 
     def _push(self, request: Request) -> Any:
         arrays = request.arrays
+        if self._life.number:  # before it waits for others of its stream, which may have come in an earlier life
+            for item in read_plan(arrays, 5):
+                self._by_number(item[0])
 
         def apply() -> Reply:
             items = read_plan(arrays, 5)
@@ -205,6 +238,9 @@ class Shard:
         return self._pushes.submit(request, apply)
 
     def _step(self, request: Request) -> Any:
+        if self._life.number and type(request.options.get("table")) is int:
+            self._by_number(request.options["table"])
+
         def apply() -> Any:
             arrays, options = request.arrays, request.options
             numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
@@ -218,9 +254,26 @@ class Shard:
             table.step(new)
             if not new.answer.done():
                 self._deadlines.add(remaining, lambda: table.withdraw(new, remaining))
+                self._watch_ranks()
             return new.answer
 
         return self._pushes.submit(request, apply)
+
+    def _watch_ranks(self) -> None:
+        """From the first step that waits on: those that wait for a rank that counts as dead are told."""
+        if not self._watches and self._life.silent_for is not None:
+            self._watches = True
+            self._deadlines.after(self._life.lost_after / _LOOKS, self._look_for_ranks)
+
+    def _look_for_ranks(self) -> None:
+        life = self._life
+        assert life.silent_for is not None
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
+            with table.lock:
+                table.rounds.lose_silent(life.silent_for, life.lost_after)
+        self._deadlines.after(life.lost_after / _LOOKS, self._look_for_ranks)
 
     def _create(self, request: Request) -> Reply:
         options = request.options
@@ -230,17 +283,35 @@ class Shard:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
             table, save = self.load(_name(request), parts, self._allowed(options["load"]), generation)
-            return Reply([table.spec.bounds_tensor], {**_described(table.spec), "save": save})
+            return Reply([table.spec.bounds_tensor], {**self._made(table), "save": save})
+        if "restore" in options:
+            if options.get("ends") is not None:
+                self._pushes.end(request, int(options["ends"]))
+            table = self.begin_restore(_name(request), int(options["restore"]), [str(s) for s in options["states"]])
+            return Reply([table.spec.bounds_tensor], _described(table.spec))
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
         spec = TableSpec.from_json(options["spec"], bounds, generation)
         check_new(spec)
-        table = self.create(spec, parts, options["init"])
-        return Reply([table.spec.bounds_tensor], _described(table.spec))
+        with self._lock:
+            existed = self.find(spec.name) is not None
+            if self._life.number and options.get("existed") and not existed:
+                raise self._life.gone()  # other machines have it since before this call: here it was, and is no more
+            table = self.create(spec, parts, options["init"])
+        return Reply([table.spec.bounds_tensor], {**self._made(table), "existed": existed})
 
-    def _save(self, request: Request) -> Reply:
+    def _made(self, table: Table) -> dict[str, Any]:
+        return {**_described(table.spec), "life": self._life.number, "life_age": self._life.age}
+
+    def _save(self, request: Request) -> Reply | Future[Reply]:
+        """Writes a table now; or copies it, to be written while training goes on; or waits until that was done."""
         options = request.options
-        folder, overwrite = self._allowed(options["folder"]), options["overwrite"] is True
+        if "written" in options:
+            return self._snapshots.written(str(options["written"]))
+        folder = self._allowed(options["folder"])
+        if options.get("snapshot"):
+            return Reply(options=self._snapshots.take(self.table(_name(request)), folder, str(options["save"])))
+        overwrite = options["overwrite"] is True
         return Reply(options={"parts": self.save(_name(request), folder, str(options["save"]), overwrite=overwrite)})
 
     def _allowed(self, folder: Any) -> str:
@@ -275,11 +346,21 @@ class Shard:
     def _by_number(self, number: int) -> Table:
         table = self._tables.get(number)
         if table is None:
-            raise ValueError(unknown_table(number))
+            raise self._missing(number, unknown_table(number))
         return table
+
+    def _missing(self, which: int | str, text: str) -> Exception:
+        """What is said of a table that is not here: an earlier life may have had it."""
+        return self._life.gone() if self._life.number and which not in self._dropped else ValueError(text)
 
     def _make_state(self, spec: TableSpec, parts: Sequence[int], initial: float) -> Table:
         return self.create(spec, parts, {"kind": "constant", "value": initial} if initial else {"kind": "zeros"})
+
+    def _drop_state(self, table: Table, name: str) -> None:
+        with self._lock:
+            dropped = table.states.pop(name)
+            del self._tables[dropped.spec.number], self._names[dropped.spec.name]
+        dropped.drop()
 
     def _state(self, table: Table, name: str) -> Table:
         if name not in table.states:

@@ -8,11 +8,12 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from gnnsys.comm.rendezvous import Place, RendezvousError, absence, join
+from gnnsys.comm.joining import Place, join
+from gnnsys.comm.rendezvous import RendezvousError, absence
 from tests.processes import run_ranks
 
 MEET = """
-from gnnsys.comm.rendezvous import join
+from gnnsys.comm.joining import join
 group = join(timeout=30)
 print(group.rank, group.world_size, group.machine, group.num_machines, group.local_rank, group.local_world_size)
 print(group.gather("twice", {"rank": group.rank}), group.share("word", "hello" if group.rank == 1 else None, root=1))

@@ -20,10 +20,10 @@ Adjacency::Adjacency(const std::vector<Tensor>& indptr, const std::vector<Tensor
     const int64_t column = offsets[3 * i + 1];
     const int64_t num_columns = offsets[3 * i + 2];
     const int64_t num_rows = indptr[i].numel() - 1;
-    CHECK_ARG(row >= 0 && row + num_rows <= num_nodes, "a list of rows ", row, " to ", row + num_rows,
-              " does not fit ", num_nodes, " nodes");
-    CHECK_ARG(column >= 0 && num_columns >= 0 && column + num_columns <= num_nodes, "a list of columns ", column,
-              " to ", column + num_columns, " does not fit ", num_nodes, " nodes");
+    CHECK_ARG(row >= 0 && row <= num_nodes - num_rows, "a list of ", num_rows, " rows from ", row, " on does not fit ",
+              num_nodes, " nodes");
+    CHECK_ARG(column >= 0 && num_columns >= 0 && column <= num_nodes - num_columns, "a list of ", num_columns,
+              " columns from ", column, " on does not fit ", num_nodes, " nodes");
     check_id_range(indices[i], num_columns, "indices");
     const int32_t* weights = nullptr;
     if (!weight.empty()) {
@@ -43,7 +43,28 @@ NodeWeights node_weights_of(const Tensor& weights, int64_t num_nodes) {
   check_dtype(weights, ScalarType::Long, "weights");
   CHECK_ARG(weights.dim() == 2 && weights.size(0) == num_nodes && weights.size(1) >= 1,
             "weights must be [num_nodes, num_constraints] with at least one constraint");
-  return {const_data<int64_t>(weights), static_cast<int32_t>(weights.size(1))};
+  const auto* const data = const_data<int64_t>(weights);
+  std::vector<int64_t> left(static_cast<size_t>(weights.size(1)), kMostWeight);  // sums of any nodes stay below it
+  for (int64_t v = 0; v < num_nodes; ++v) {
+    for (size_t c = 0; c < left.size(); ++c) {
+      const int64_t weight = data[v * static_cast<int64_t>(left.size()) + static_cast<int64_t>(c)];
+      CHECK_ARG(weight >= 0 && weight <= left[c], "weights must not be negative and add up to at most 2^62, node ", v,
+                " has ", weight);
+      left[c] -= weight;
+    }
+  }
+  return {data, static_cast<int32_t>(weights.size(1))};
+}
+
+const int64_t* limits_of(const Tensor& limits, const NodeWeights& weights) {
+  check_vector(limits, "limits");
+  check_dtype(limits, ScalarType::Long, "limits");
+  CHECK_ARG(limits.numel() == weights.num_constraints, "limits must have one entry per constraint");
+  const auto* const data = const_data<int64_t>(limits);
+  for (int64_t c = 0; c < limits.numel(); ++c) {
+    CHECK_ARG(data[c] >= 0, "limits must not be negative, got ", data[c]);
+  }
+  return data;
 }
 
 }  // namespace gnnsys::partition

@@ -127,7 +127,12 @@ struct NodeWeights {
   const int64_t* of(int32_t v) const { return data + static_cast<int64_t>(v) * num_constraints; }
 };
 
+// Weights are not negative and a constraint's add up to at most kMostWeight, so that no sum of them overflows.
+constexpr int64_t kMostWeight = int64_t{1} << 62;
 NodeWeights node_weights_of(const Tensor& weights, int64_t num_nodes);
+
+// One limit per constraint, none of them negative.
+const int64_t* limits_of(const Tensor& limits, const NodeWeights& weights);
 
 // A well-mixed 64-bit word of (value, key): order and ties are random, and the same everywhere.
 inline uint64_t mix(uint64_t value, uint64_t key) {

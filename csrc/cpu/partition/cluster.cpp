@@ -227,16 +227,13 @@ std::tuple<Tensor, int64_t> cluster(std::vector<Tensor> indptr, std::vector<Tens
                                     const std::optional<Tensor>& part, int64_t rounds, int64_t key) {
   const Adjacency graph(indptr, indices, weight, offsets, node_weights.size(0));
   const NodeWeights weights = node_weights_of(node_weights, graph.num_nodes());
-  check_vector(limits, "limits");
-  check_dtype(limits, ScalarType::Long, "limits");
-  CHECK_ARG(limits.numel() == weights.num_constraints, "limits must have one entry per constraint");
   if (part) {
     check_vector(*part, "part");
     check_dtype(*part, ScalarType::Int, "part");
     CHECK_ARG(part->numel() == graph.num_nodes(), "part must have one entry per node");
   }
   const Tensor out = empty_cpu({graph.num_nodes()}, ScalarType::Int);
-  Clustering clustering(graph, weights, const_data<int64_t>(limits), part ? const_data<int32_t>(*part) : nullptr,
+  Clustering clustering(graph, weights, limits_of(limits, weights), part ? const_data<int32_t>(*part) : nullptr,
                         static_cast<uint64_t>(key));
   clustering.run(rounds);
   return {out, clustering.number(mutable_data<int32_t>(out))};

@@ -102,10 +102,7 @@ std::tuple<int64_t, double> refine(std::vector<Tensor> indptr, std::vector<Tenso
   check_dtype(part, ScalarType::Int, "part");
   CHECK_ARG(part.numel() == graph.num_nodes(), "part must have one entry per node");
   check_id_range(part, num_parts, "part");
-  check_vector(limits, "limits");
-  check_dtype(limits, ScalarType::Long, "limits");
-  CHECK_ARG(limits.numel() == weights.num_constraints, "limits must have one entry per constraint");
-  State state(graph, weights, mutable_data<int32_t>(part), static_cast<int32_t>(num_parts), const_data<int64_t>(limits));
+  State state(graph, weights, mutable_data<int32_t>(part), static_cast<int32_t>(num_parts), limits_of(limits, weights));
   balance(state);
   improve(state, passes);
   if (work > 0) {

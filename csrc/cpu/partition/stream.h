@@ -42,10 +42,9 @@ inline void check_run(const Tensor& indptr, const Tensor& indices, int64_t first
   check_monotone(indptr);
   const auto* p = const_data<int64_t>(indptr);
   const int64_t size = indptr.numel() - 1;
-  CHECK_ARG(p[size] - p[0] == indices.numel(), "indptr speaks of ", p[size] - p[0], " neighbours, indices has ",
-            indices.numel());
-  CHECK_ARG(first >= 0 && first + size <= num_nodes, "nodes ", first, " to ", first + size, " are not in [0, ",
-            num_nodes, ")");
+  CHECK_ARG(p[0] >= 0 && p[size] - p[0] == indices.numel(), "indptr runs from ", p[0], " to ", p[size],
+            ", indices has ", indices.numel(), " neighbours");
+  CHECK_ARG(first >= 0 && first <= num_nodes - size, size, " nodes from ", first, " on are not in [0, ", num_nodes, ")");
   check_id_range(indices, num_nodes, "indices");
 }
 
@@ -61,9 +60,11 @@ class LabelCounts {
   explicit LabelCounts(int32_t* counts) : counts_(counts) {}
 
   void add(int32_t label) {
-    if (counts_[label]++ == 0) {
+    if (counts_[label] == 0) {
       seen_.push_back(label);
     }
+    // Unsigned: the array is the caller's, and what it held before must not make an overflow.
+    counts_[label] = static_cast<int32_t>(static_cast<uint32_t>(counts_[label]) + 1);
   }
   int32_t operator[](int32_t label) const { return counts_[label]; }
   const std::vector<int32_t>& seen() const { return seen_; }

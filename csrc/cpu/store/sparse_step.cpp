@@ -13,6 +13,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <optional>
 #include <vector>
@@ -99,6 +100,7 @@ int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vect
   const int threads = num_threads_for(num_groups, kValuesPerThread / std::max<int64_t>(size, 1));
   std::vector<float> scratch(static_cast<size_t>(threads * size));
   const auto divisor = static_cast<float>(ranks);
+  std::atomic<bool> written{true};
   on_threads(threads, [&](int t, int n) {
     const Range mine = share_of(num_groups, t, n);
     float* const sum = scratch.data() + t * size;
@@ -116,15 +118,23 @@ int64_t step(const Tensor& rows, const std::vector<Tensor>& ids, const std::vect
         sum[i] /= divisor;
       }
       const int64_t row = grouped.rows[static_cast<size_t>(g)];
-      for (const Versions& lock : locks) {
-        lock.begin_write(row);
+      size_t held = 0;
+      while (held < locks.size() && locks[held].begin_write(row)) {
+        ++held;
       }
-      change(row * size, size, sum);
-      for (const Versions& lock : locks) {
-        lock.end_write(row);
+      if (held == locks.size()) {
+        change(row * size, size, sum);
+      }
+      for (size_t k = 0; k < held; ++k) {
+        locks[k].end_write(row);
+      }
+      if (held < locks.size()) {
+        written = false;
+        return;
       }
     }
   });
+  check_written(written);
   return num_groups;
 }
 

@@ -11,6 +11,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <atomic>
 #include <optional>
 
 namespace gnnsys {
@@ -73,18 +74,23 @@ void dispatch_write(const Tensor& dst, const Tensor& src, Body&& body) {
 }
 
 template <typename id_t, typename Change>
-void update(char* dst, const char* src, const id_t* index, int64_t size, Versions versions, const Change change) {
+bool update(char* dst, const char* src, const id_t* index, int64_t size, Versions versions, const Change change) {
   const int64_t grain = kBytesPerThread / std::max<int64_t>(change.from_bytes(), 1);
+  std::atomic<bool> written{true};
   on_threads(num_threads_for(size, grain), [&, dst, src, index](int t, int num_threads) {
     for (int64_t i = 0; i < size; ++i) {
       const int64_t row = index[i];
       if (num_threads == 1 || (row >> Versions::kShift) % num_threads == t) {
-        versions.begin_write(row);
+        if (!versions.begin_write(row)) {
+          written = false;
+          return;
+        }
         change(dst, row, src, i);
         versions.end_write(row);
       }
     }
   });
+  return written;
 }
 
 void update_rows(Tensor dst, const std::optional<Tensor>& versions, const Tensor& index, const Tensor& src, bool add) {
@@ -101,8 +107,8 @@ void update_rows(Tensor dst, const std::optional<Tensor>& versions, const Tensor
   }
   const auto run = [&](const auto& change) {
     dispatch_ids(index, [&](auto id) {
-      update(mutable_data<char>(dst), const_data<char>(src), const_data<decltype(id)>(index), index.numel(),
-             Versions::of(versions), change);
+      check_written(update(mutable_data<char>(dst), const_data<char>(src), const_data<decltype(id)>(index),
+                           index.numel(), Versions::of(versions), change));
     });
   };
   if (add) {
@@ -123,7 +129,7 @@ void fill_uniform(Tensor rows, int64_t first, double low, double high, int64_t k
     T* const out = mutable_data<T>(rows);
     parallel_for(rows.size(0), (1 << 12) / std::max<int64_t>(size, 1), [=](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        const auto row = static_cast<uint64_t>(first + r);
+        const uint64_t row = static_cast<uint64_t>(first) + static_cast<uint64_t>(r);
         Words words{};
         for (int64_t c = 0; c < size; ++c) {
           if (c % 4 == 0) {

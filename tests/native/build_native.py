@@ -1,0 +1,54 @@
+"""Compiles the C++ tests beside this file into one program, without torch's libraries: its headers alone are used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+COMPILE_SECONDS = 300
+FLAGS = ["-std=c++17", "-O0", "-Wall", "-Werror", "-ffp-contract=off", "-pthread"]
+CORE = f"-I{HERE.parents[1] / 'csrc'}"
+DEFINES = ["-DGNNSYS_WITHOUT_TORCH", "-DGNNSYS_STD_THREADS", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def build_native_tests(binary: Path, extra: list[str] | None = None) -> Path:
+    """Fails with what the compiler said."""
+    from torch.utils.cpp_extension import include_paths
+
+    flags = [*FLAGS, *(extra or []), *DEFINES, CORE, *(f"-isystem{path}" for path in include_paths())]
+    objects = Path(f"{binary}.objects")
+    objects.mkdir(parents=True, exist_ok=True)
+
+    def compile_one(source: Path) -> Path:
+        target = objects / f"{source.stem}.o"
+        call(["-c", str(source), "-o", str(target), *flags])
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        parts = list(pool.map(compile_one, sorted(HERE.glob("*.cpp"))))
+    call([*map(str, parts), "-o", str(binary), "-pthread", *(extra or [])])
+    return binary
+
+
+def build_planted(library: Path, extra: list[str]) -> Path:
+    """Mistakes made on purpose, as a library for ctypes."""
+    call(
+        [str(HERE / "planted" / "planted.cpp"), "-shared", "-fPIC", "-o", str(library), *FLAGS, *extra, *DEFINES, CORE]
+    )
+    return library
+
+
+def call(arguments: list[str]) -> None:
+    command = [compiler() or "g++", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
