@@ -120,11 +120,9 @@ class GraphServer:
         return Reply()
 
     def _status(self, request: Request) -> Reply:
-        counters = self.server.counters()
-        quiet = (Kind.STATUS.name, Kind.PING.name)
-        served = sum(of["messages_in"] for kind, of in counters["kinds"].items() if kind not in quiet)
+        load = self.server.load(without=(Kind.STATUS,))
         opened = self._opened or {"path": None, "parts": [], "digest": None}
-        own = {"pid": os.getpid(), "life": self._life.number, "served": served, "queue": counters["queue"]}
+        own = {"pid": os.getpid(), "life": self._life.number, **load}
         ranks = [int(rank) for rank in request.options.get("ranks", ())[:_MAX_RANKS]]
         silent = [self._silent_for(rank, request.incarnation) for rank in ranks]
         return Reply(options={**own, **opened, "silent": silent})

@@ -132,10 +132,14 @@ class Job:
         self._send(wire.encode(header, (), options, Limits()), True)
 
     def _send_future(self, future: Future[Reply], limits: Limits) -> None:
+        error = future.exception(timeout=0)  # not raised: it may be remembered, and would remember this job
+        if error is not None:
+            self.fail(error)
+            return
         try:
             self._send(self._frames_of(future.result(timeout=0), True, limits), True)
-        except BaseException as error:
-            self.fail(error)
+        except BaseException as failure:
+            self.fail(failure)
 
     def _send_chunks(self, limits: Limits) -> None:
         """Sends chunks until that was all, the reader has fallen behind, or others have waited for long enough.

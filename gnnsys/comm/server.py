@@ -133,6 +133,11 @@ class Server:
                 "refused_keys": 0 if self._gate is None else self._gate.refused,
             }
 
+    def load(self, *, without: Sequence[int] = ()) -> dict[str, int]:
+        """How many requests came, but for kinds that do not count, and how many wait: costs next to nothing."""
+        kinds = [kind for kind in self._handlers if kind not in without]
+        return {"served": self._tally.num_received(kinds), "queue": len(self._workers)}
+
     def close(self) -> None:
         """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
         if not self._closed.acquire(blocking=False):

@@ -185,7 +185,7 @@ class _Sender:
         try:
             done = apply()
         except Exception as error:  # the sender's: it gets it as its answer, and the next push has its turn
-            answer.set_exception(error)
+            answer.set_exception(_bare(error))
             return
         if isinstance(done, Reply):
             answer.set_result(done)
@@ -204,6 +204,12 @@ def _ended(number: int) -> RuntimeError:
 def _pass_on(done: Future[Reply], answer: Future[Reply]) -> None:
     error = done.exception()
     if error is not None:
-        answer.set_exception(error)
+        answer.set_exception(_bare(error))
     else:
         answer.set_result(done.result())
+
+
+def _bare(error: BaseException) -> BaseException:
+    """Without the frames it passed through: an answer is remembered, and they hold the rows that were pushed."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -141,3 +142,19 @@ def test_pushes_that_never_have_their_turn_take_so_much_memory_and_no_more():
     lost = [overdue.submit(request(number, -1), apply) for number in range(1, 5)]
     overdue.submit(request(1, 60, sender=1), apply)  # nobody waits for those any more
     assert all(isinstance(future.exception(0), RuntimeError) for future in lost)
+
+
+def test_a_push_that_failed_is_remembered_without_its_rows():
+    pushes = Pushes()
+
+    def fail_with(rows: torch.Tensor):
+        raise ValueError(f"{rows.numel()} rows of no table")
+
+    rows = torch.zeros(1000)
+    alive = weakref.ref(rows)
+    request = Request.local(Kind.PUSH, [rows], sequence=0)
+    answer = pushes.submit(request, lambda rows=rows: fail_with(rows))
+    assert "1000 rows" in str(answer.exception(0))
+    del rows, request
+    gc.collect()
+    assert alive() is None and pushes.submit(Request.local(Kind.PUSH, [], sequence=0), Reply) is answer
