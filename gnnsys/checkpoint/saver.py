@@ -25,7 +25,7 @@ from gnnsys.checkpoint.files import write_array, write_state
 from gnnsys.checkpoint.generators import read_generators
 from gnnsys.checkpoint.restore import Found, unwrapped
 from gnnsys.checkpoint.states import States
-from gnnsys.checkpoint.tables import graph_of, merged_entries, rows_of, table_folder
+from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder
 from gnnsys.comm import CommError
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.store import DistTensor
@@ -53,7 +53,7 @@ class _Copy:
     own: dict[str, Any] = field(default_factory=dict)
     tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
     entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
-    originals: dict[str, Any] = field(default_factory=dict)  # graphs whose nodes' ids are written, by node type
+    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
 
     @property
     def staging(self) -> str:
@@ -224,7 +224,7 @@ class Saver:
             )
         rows = rows_of(table, graph)
         if rows is not None and rows["what"] == "node":
-            copy.originals[rows["type"]] = graph
+            copy.originals[originals_key(rows)] = (graph, rows["type"])
         if store.machine in store.machine_of_part:
             folder = self.folder / copy.staging / table_folder(name)
             described = store.snapshot(table.name, store.machine, str(folder), copy.token_of(name))
@@ -301,7 +301,7 @@ class Saver:
     def _write_originals(self, copy: _Copy, staging: Path) -> dict[str, list[int]]:
         """Original ids of the nodes that rows of tables belong to, for parts that number them otherwise."""
         files = {}
-        for number, (node_type, graph) in enumerate(sorted(copy.originals.items())):
+        for number, (_, (graph, node_type)) in enumerate(sorted(copy.originals.items())):
             (staging / "originals").mkdir(exist_ok=True)
             for part in graph.parts_here:
                 size = len(graph.book.part_range(part, node_type))
@@ -320,8 +320,8 @@ class Saver:
             if problem is not None:
                 return f"machine {group.machine}: rank {rank} wrote elsewhere: {problem}"
         originals = {
-            node_type: [file for file in sorted(files) if file.startswith(f"originals/{number}-")]
-            for number, node_type in enumerate(sorted(copy.originals))
+            key: [file for file in sorted(files) if file.startswith(f"originals/{number}-")]
+            for number, key in enumerate(sorted(copy.originals))
         }
         try:
             tables = merged_entries([entries for _, _, entries in told])

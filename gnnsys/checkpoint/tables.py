@@ -69,6 +69,11 @@ def rows_of(table: DistTensor, graph: DistGraph | None) -> dict[str, Any] | None
     return _belongs(graph, fit[0]) | {"what": "unsure"}
 
 
+def originals_key(rows: Mapping[str, Any]) -> str:
+    """What a manifest lists the original ids of a table's nodes under: types of two graphs may have one name."""
+    return f"{rows['graph']}/{rows['type']}"
+
+
 def _belongs(graph: DistGraph, of: Any) -> dict[str, Any]:
     what = "node" if isinstance(of, str) else "edge"
     return {"graph": digest_of(graph), "what": what, "type": of if what == "node" else "|".join(of)}
@@ -197,9 +202,9 @@ class SavedTable:
         if not self._is_moved:
             return torch.arange(begin, end)
         assert self._graph is not None
-        node_type, found, first = self._entry["rows"]["type"], [], 0
-        for file in originals[node_type]:
+        rows, found, first = self._entry["rows"], [], 0
+        for file in originals.get(originals_key(rows)) or originals[rows["type"]]:
             values = read_array(file)
             found.append(values[max(0, begin - first) : max(0, end - first)])
             first += values.numel()
-        return self._graph.global_ids(torch.cat(found).long(), node_type)
+        return self._graph.global_ids(torch.cat(found).long(), rows["type"])
