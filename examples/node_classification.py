@@ -58,7 +58,8 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
         rows["x"].shape[1], args.hidden, len(args.fanout), num_classes, dropout=args.dropout
     )
     if session.world_size > 1:
-        model = DistributedDataParallel(model)
+        # With checkpoints DDP must keep its first buckets: a resumed run then sums gradients in the same order.
+        model = DistributedDataParallel(model, find_unused_parameters=bool(args.checkpoints))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
     saver = None
     if args.checkpoints:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gnnsys.session import Session
 
 _ROW = 1 << 16  # bytes
+_SECONDS = 1800.0  # for all machines to send or take what they lack
 
 
 def bring(
@@ -51,7 +52,7 @@ def bring(
         store.flush()
     except (RuntimeError, ValueError, OSError) as error:
         problem = error
-    group.agree("checkpoint's files sent", problem)
+    group.agree("checkpoint's files sent", problem, _SECONDS)
     try:
         for file in away:
             if file not in found:
@@ -59,7 +60,7 @@ def bring(
                 found[file] = store.tensor(name)[ids].flatten()[: sizes[file]].numpy().tobytes()
     except (RuntimeError, ValueError, OSError) as error:
         problem = error
-    group.agree("checkpoint's files taken", problem)
+    group.agree("checkpoint's files taken", problem, _SECONDS)
     if group.rank == 0:
         store.drop(name)
     return found

@@ -100,6 +100,20 @@ def check_files(path: Path, files: dict[str, list[int]]) -> str | None:
     return None
 
 
+def check_sizes(path: Path, files: dict[str, list[int]]) -> str | None:
+    """What is wrong with the first of these files that is not here, or not of its size."""
+    for file, (size, _) in files.items():
+        if _size(path / file) != size:
+            found = "is not there" if _size(path / file) < 0 else f"has {_size(path / file)} bytes, not {size}"
+            return f"{path / file} {found}"
+    return None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a checkpoint would have this name."""
+    return _STEP.fullmatch(name) is not None
+
+
 def describe(staging: Path, manifest: dict[str, Any]) -> None:
     """Writes the manifest. Machines that share the folder write the same one, each over the other's."""
     plain = json.loads(json.dumps(manifest))

@@ -50,6 +50,8 @@ def restore(folder: Path, group: Group, session: Session | None, states: States)
     found = _find(folder, group)
     _tidy(folder, group, found)
     if found is None:
+        if group.rank == 0:
+            _log.info("no checkpoint in %s: begins at step 0", folder)
         return None
     path = folder / folders.name_of(found.steps)
     tables = _fitting(group, session, states, found)
@@ -57,6 +59,8 @@ def restore(folder: Path, group: Group, session: Session | None, states: States)
     saved = _Loaded(group, states, found, files)
     _restore_tables(group, path, found, tables, files)
     saved.load()
+    if group.rank == 0:
+        _log.info("restored step %d from %s", found.steps, path)
     return found
 
 
@@ -78,8 +82,8 @@ def _find(folder: Path, group: Group) -> Found | None:
             problem = (
                 f"machine {group.machine}: checkpoints cannot be kept in {error.filename or folder}: {error.strerror}"
             )
-    group.agree("checkpoint's folder", problem)
-    told = group.gather("checkpoints seen", [group.machine, seen, wrong])
+    group.agree("checkpoint's folder", problem, timeout=_READ_SECONDS)
+    told = group.gather("checkpoints seen", [group.machine, seen, wrong], timeout=_READ_SECONDS)
     by_machine = {machine: [Seen(*entry) for entry in entries] for machine, entries, _ in told if entries}
     complaints = [f"machine {machine}: {text}" for machine, _, texts in told for text in texts]
     tokens = {s.token: s.steps for entries in by_machine.values() for s in entries}
@@ -108,7 +112,7 @@ def _share_manifest(folder: Path, group: Group, here: dict[int, Seen]) -> Found:
     machine = min(here)
     root = next(rank for rank, of in enumerate(group.machine_of_rank) if of == machine)
     value = folders.read_checkpoint(folder / here[machine].name) if group.rank == root else None
-    manifest = group.share("checkpoint's manifest", value, root=root)
+    manifest = group.share("checkpoint's manifest", value, root=root, timeout=_READ_SECONDS)
     holders = {file: [m for m, s in sorted(here.items()) if file not in s.lacks] for file in manifest["files"]}
     return Found(manifest, {m: s.name for m, s in here.items()}, holders)
 
@@ -134,28 +138,28 @@ def _tidy(folder: Path, group: Group, found: Found | None) -> None:
         try:
             name = None if found is None else found.names.get(group.machine)
             if found is not None:
-                for seen in sorted(folder.glob("step-*")):
-                    if seen.name > folders.name_of(found.steps):
+                for seen in sorted(folder.iterdir()):
+                    if folders.is_checkpoint(seen.name) and seen.name > folders.name_of(found.steps):
                         folders.set_aside(folder, seen.name)
                 if name is not None and name.startswith("."):
                     folders.publish(folder, name, found.steps, found.manifest["token"])
             folders.sweep(folder)
         except (OSError, ValueError) as error:
             problem = f"machine {group.machine}: {error}"
-    group.agree("checkpoints tidied", problem)
+    group.agree("checkpoints tidied", problem, timeout=_READ_SECONDS)
 
 
 # -- what is in it ----------------------------------------------------------------------------------------------------
 
 
-def _attempt(group: Group, meeting: str, act: Callable[[], Any], timeout: float | None = None) -> Any:
+def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
     """Does something on every rank; where one fails, all raise what it said."""
     problem, result = None, None
     try:
         result = act()
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         problem = error
-    group.agree(meeting, problem, timeout)
+    group.agree(meeting, problem, _READ_SECONDS)
     return result
 
 
@@ -206,8 +210,8 @@ def _restore_tables(
             for table in tables:
                 table.push(path, group.machine, found.holders, originals)
 
-    _attempt(group, "tables are ready", begin, _READ_SECONDS)
-    _attempt(group, "tables are restored", push, _READ_SECONDS)
+    _attempt(group, "tables are ready", begin)
+    _attempt(group, "tables are restored", push)
 
 
 class _Loaded:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.saver import Saver
 from gnnsys.checkpoint.states import States, sort_states
@@ -47,6 +49,11 @@ def resume(
     place = Place.from_environment()
     if session is None and place is not None and place.world_size > 1:
         raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.resume()")
+    if session is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"torch.distributed has {dist.get_world_size()} ranks, and without a session each would save as if it were "
+            "alone, over the others: call gnnsys.init() before gnnsys.resume()"
+        )
     group = Group() if session is None else session.group
     problem, sorted_states = None, States()
     try:
@@ -65,7 +72,20 @@ def resume(
             f"{told[differ[0]]}"
         )
     path = Path(folder).resolve()
+    _check_folders(group, path)
     found = restore(path, group, session, sorted_states)
     return Saver(
         path, group, session, sorted_states, every=every, keep=keep, asynchronous=asynchronous, found=found
     )  # fmt: skip
+
+
+def _check_folders(group: Group, path: Path) -> None:
+    """ValueError, on every rank, where ranks of one machine were given different folders; machines may have theirs."""
+    first: dict[int, tuple[int, str]] = {}
+    for rank, folder in enumerate(group.gather("resume folder", str(path))):
+        other, known = first.setdefault(group.machine_of_rank[rank], (rank, folder))
+        if folder != known:
+            raise ValueError(
+                f"ranks {other} and {rank} are on one machine and call resume() with different folders, {known} and "
+                f"{folder}: a checkpoint is one folder for all ranks, which write files of their own to it"
+            )

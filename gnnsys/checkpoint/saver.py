@@ -25,7 +25,7 @@ from gnnsys.checkpoint.files import write_array, write_state
 from gnnsys.checkpoint.generators import read_generators
 from gnnsys.checkpoint.restore import Found, unwrapped
 from gnnsys.checkpoint.states import States
-from gnnsys.checkpoint.tables import graph_of, rows_of, table_folder
+from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder
 from gnnsys.comm import CommError
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.store import DistTensor
@@ -53,7 +53,7 @@ class _Copy:
     own: dict[str, Any] = field(default_factory=dict)
     tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
     entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
-    originals: dict[str, Any] = field(default_factory=dict)  # graphs whose nodes' ids are written, by node type
+    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
 
     @property
     def staging(self) -> str:
@@ -193,7 +193,7 @@ class Saver:
             self._fill(copy)
         except Exception as error:  # whatever it is, the other ranks must hear of it
             problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {_told(error)}", error
-        problems = group.gather("checkpoint copied", problem)
+        problems = group.gather("checkpoint copied", problem, timeout=_WRITE_SECONDS)
         if any(problem is not None for problem in problems):
             self._give_up(copy)
         _raise_first(problems, cause)
@@ -224,12 +224,16 @@ class Saver:
             )
         rows = rows_of(table, graph)
         if rows is not None and rows["what"] == "node":
-            copy.originals[rows["type"]] = graph
+            copy.originals[originals_key(rows)] = (graph, rows["type"])
         if store.machine in store.machine_of_part:
             folder = self.folder / copy.staging / table_folder(name)
             described = store.snapshot(table.name, store.machine, str(folder), copy.token_of(name))
             copy.tables.append((name, table, store.machine))
-            copy.entries[name] = {"spec": store.spec(table.name).to_json(), "rows": rows, **described}
+            spec = store.spec(table.name)
+            here = sum(
+                spec.bounds[p + 1] - spec.bounds[p] for p, m in enumerate(store.machine_of_part) if m == store.machine
+            )
+            copy.entries[name] = {"spec": spec.to_json(), "rows": rows, "num_here": here, **described}
 
     # -- the second half: on disk -------------------------------------------------------------------------------------
 
@@ -253,7 +257,7 @@ class Saver:
         problems = [problem for problem, _, _ in told]
         if not any(problems):
             self.on_stage("all written")
-            problems = group.gather("checkpoint described", self._describe(copy, told))
+            problems = group.gather("checkpoint described", self._describe(copy, told), timeout=_WRITE_SECONDS)
         if any(problem is not None for problem in problems):
             self._give_up(copy)
         _raise_first(problems)
@@ -289,7 +293,7 @@ class Saver:
             files |= self._write_originals(copy, staging)
         for name, table, machine in copy.tables:
             prefix = table_folder(name)
-            written = table.store.written(machine, copy.token_of(name))
+            written = table.store.written(machine, copy.token_of(name), _WRITE_SECONDS)
             files |= {f"{prefix}/{file}": entry for file, entry in written.items()}
         self.on_stage("tables written")
         return files
@@ -297,7 +301,7 @@ class Saver:
     def _write_originals(self, copy: _Copy, staging: Path) -> dict[str, list[int]]:
         """Original ids of the nodes that rows of tables belong to, for parts that number them otherwise."""
         files = {}
-        for number, (node_type, graph) in enumerate(sorted(copy.originals.items())):
+        for number, (_, (graph, node_type)) in enumerate(sorted(copy.originals.items())):
             (staging / "originals").mkdir(exist_ok=True)
             for part in graph.parts_here:
                 size = len(graph.book.part_range(part, node_type))
@@ -310,12 +314,19 @@ class Saver:
         if not self._group.is_leader:
             return None
         files = {file: entry for _, written, _ in told for file, entry in sorted(written.items())}
-        tables = {name: entry for _, _, entries in told for name, entry in entries.items()}
+        group, names, staging = self._group, self._states.names(), self.folder / copy.staging
+        for rank, (_, written, _) in enumerate(told):
+            problem = folders.check_sizes(staging, written) if group.machine_of_rank[rank] == group.machine else None
+            if problem is not None:
+                return f"machine {group.machine}: rank {rank} wrote elsewhere: {problem}"
         originals = {
-            node_type: [file for file in sorted(files) if file.startswith(f"originals/{number}-")]
-            for number, node_type in enumerate(sorted(copy.originals))
+            key: [file for file in sorted(files) if file.startswith(f"originals/{number}-")]
+            for number, key in enumerate(sorted(copy.originals))
         }
-        group, names = self._group, self._states.names()
+        try:
+            tables = merged_entries([entries for _, _, entries in told])
+        except ValueError as error:
+            return str(error)
         manifest = {
             "format": folders.FORMAT,
             "version": folders.VERSION,
@@ -329,7 +340,6 @@ class Saver:
             "originals": originals,
             "files": files,
         }
-        staging = self.folder / copy.staging
         try:
             sync_folders(staging, [file for file in files if (staging / file).exists()])
             folders.describe(staging, manifest)
@@ -341,7 +351,7 @@ class Saver:
         """Removes what was written so far, once the shards have stopped writing to it."""
         for name, table, machine in copy.tables:
             with contextlib.suppress(ValueError, CommError, RuntimeError):
-                table.store.written(machine, copy.token_of(name))
+                table.store.written(machine, copy.token_of(name), _WRITE_SECONDS)
         with contextlib.suppress(RendezvousError, CommError):
             self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may write to the same folder
         if self._group.is_leader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -69,6 +69,11 @@ def rows_of(table: DistTensor, graph: DistGraph | None) -> dict[str, Any] | None
     return _belongs(graph, fit[0]) | {"what": "unsure"}
 
 
+def originals_key(rows: Mapping[str, Any]) -> str:
+    """What a manifest lists the original ids of a table's nodes under: types of two graphs may have one name."""
+    return f"{rows['graph']}/{rows['type']}"
+
+
 def _belongs(graph: DistGraph, of: Any) -> dict[str, Any]:
     what = "node" if isinstance(of, str) else "edge"
     return {"graph": digest_of(graph), "what": what, "type": of if what == "node" else "|".join(of)}
@@ -77,6 +82,26 @@ def _belongs(graph: DistGraph, of: Any) -> dict[str, Any]:
 def _bounds(graph: DistGraph, of: Any) -> tuple[int, ...]:
     ranges = graph.book.ranges(of)
     return (0, *ranges[:, 1].tolist())
+
+
+def merged_entries(told: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """What a manifest says of each table, of what the machines say; ValueError where those that have rows disagree.
+
+    A machine without rows of a table is never asked for a step of it: what it says of steps and states means nothing.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for name in sorted({name for entries in told for name in entries}):
+        said = [dict(entries[name]) for entries in told if name in entries]
+        having = [entry for entry in said if entry["num_here"]] or said[:1]
+        for entry in having:
+            for what in ("steps", "states"):
+                if entry[what] != having[0][what]:
+                    raise ValueError(
+                        f"table {name!r} cannot be saved: its machines are not at one step, one says {what} "
+                        f"{having[0][what]} and another {entry[what]}. Step its optimizer on every rank"
+                    )
+        merged[name] = {key: value for key, value in having[0].items() if key != "num_here"}
+    return merged
 
 
 class SavedTable:
@@ -177,9 +202,9 @@ class SavedTable:
         if not self._is_moved:
             return torch.arange(begin, end)
         assert self._graph is not None
-        node_type, found, first = self._entry["rows"]["type"], [], 0
-        for file in originals[node_type]:
+        rows, found, first = self._entry["rows"], [], 0
+        for file in originals.get(originals_key(rows)) or originals[rows["type"]]:
             values = read_array(file)
             found.append(values[max(0, begin - first) : max(0, end - first)])
             first += values.numel()
-        return self._graph.global_ids(torch.cat(found).long(), node_type)
+        return self._graph.global_ids(torch.cat(found).long(), rows["type"])

@@ -1,7 +1,7 @@
 """A loader among ranks whose number may change: what its state says of them, and what the states of all of them mean.
 
-Both faces use it, ours and PyG's. Where nothing of an epoch has been consumed every loader can go on; in mid-epoch
-only those whose inputs are a share of `gnnsys.split`, which know what the others have.
+Both faces use it, ours and PyG's. Where nothing of an epoch has been consumed, or all of it, every loader can go on; in
+mid-epoch only those whose inputs are a share of `gnnsys.split`, which know what the others have.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gnnsys.loader.leftover import InputIds, Leftover, Recipe, deal
+from gnnsys.loader.leftover import InputIds, Leftover, Recipe, deal, num_batches
 from gnnsys.loader.schedule import Share
 
 
@@ -64,9 +64,10 @@ class Ranks:
         """What this rank was going through when `state`, its own, was taken; None for an ordinary epoch."""
         if state.get("leftover") is None:
             return None
-        if self._refusal is not None:
+        leftover = Leftover.from_state(int(state["epoch"]), state["leftover"])
+        if self._refusal is not None and leftover.num_inputs:
             raise ValueError(f"this state is in the middle of what other ranks had left, but {self._refusal}")
-        return Leftover.from_state(int(state["epoch"]), state["leftover"])
+        return leftover
 
     def own_state(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Of as many ranks with the same shares, the state of the one that had this share: it is gone on with as it is.
@@ -93,6 +94,8 @@ class Ranks:
         """
         if all(int(state["batch"]) == 0 and state.get("leftover") is None for state in states):
             return None
+        if all(map(is_over, states)):
+            return Leftover(int(states[0]["epoch"]), max(int(state["batch"]) for state in states), 0, (), ())
         problem = self._refusal
         for rank, state in enumerate(states):
             if problem is None and (state.get("share") is None or state["seeds"] != self.state()["seeds"]):
@@ -110,6 +113,19 @@ class Ranks:
             )
         assert self.recipe is not None
         return deal(states, self.recipe, bool(ours["shuffle"]))
+
+
+def is_over(state: Mapping[str, Any]) -> bool:
+    """Whether nothing is left of the epoch that a state was taken in, though its end was not seen."""
+    batch, size, left = int(state["batch"]), state.get("largest"), None
+    if state.get("leftover") is not None:
+        left = Leftover.from_state(int(state["epoch"]), state["leftover"])
+        size = left.largest
+    size = state.get("num_inputs") if size is None else size
+    if size is None or state.get("batch_size") is None:  # the state does not say how long the epoch was
+        return False
+    steps = num_batches(int(size), int(state["batch_size"]), bool(state["drop_last"]))
+    return batch > 0 and batch == steps + (0 if left is None else left.first)
 
 
 def check_states(states: Sequence[Mapping[str, Any]]) -> None:

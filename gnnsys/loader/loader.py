@@ -79,6 +79,7 @@ class Loader:
         )
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
+        self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
         self._is_resuming = False
         self._iteration = 0
 
@@ -118,28 +119,42 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return self._schedule.ticket(self._position).epoch
+        """The epoch that is under way, or that the next `iter` begins or goes on with."""
+        return self._at.epoch
+
+    @property
+    def _at(self) -> Ticket:
+        """How far the consumer is: behind an epoch's last batch still in that epoch, until its end was seen."""
+        if self._ending is None:
+            return self._schedule.ticket(self._position)
+        return Ticket(self._ending, self._position - self._schedule.first(self._ending))
 
     def __iter__(self) -> Iterator[Batch]:
         if len(self) == 0:
             return iter(())
-        if not self._is_resuming and self._schedule.ticket(self._position).batch > 0:
-            self._position = self._schedule.first(self.epoch + 1)  # an epoch that was left early is over
-        self._is_resuming = False
         self._iteration += 1
+        is_resuming, self._is_resuming = self._is_resuming, False
+        if not is_resuming and self._at.batch > 0:
+            self._position = self._schedule.first(self.epoch + 1)  # an epoch that was left early is over
+        elif self._ending is not None:  # resumed behind its last batch: only the caller's own end of it is left to do
+            self._ending = None
+            return iter(())
+        self._ending = None
         return self._epoch(self._iteration, self._pipeline_at(self._position))
 
     def _epoch(self, iteration: int, pipeline: Pipeline) -> Iterator[Batch]:
-        end = self._schedule.first(self.epoch + 1)
+        epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
         try:
             while self._position < end:
                 if iteration != self._iteration:
                     raise RuntimeError("another iteration over this loader has begun: use one loader for each")
                 batch = next(pipeline)
                 self._position += 1
+                self._ending = epoch if self._position == end else None
                 yield batch
                 del batch  # not kept while the next one is waited for
+            if iteration == self._iteration:
+                self._ending = None
         finally:
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
@@ -179,12 +194,15 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """What the consumer has seen; loaded into a loader made alike, the next batch is the one after."""
-        at, leftover = self._schedule.ticket(self._position), self._schedule.leftover
+        at, leftover = self._at, self._schedule.leftover
         left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
         return {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `iter` go on where `state` was taken: with the rest of that epoch."""
+        """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
+
+        The caller's code at the end of that epoch, which the state knows nothing of, is then run once more or at last.
+        """
         self._ranks.check_own(state)
         for name, ours in self._schedule.state().items():
             if state.get(name) != ours:
@@ -210,12 +228,15 @@ class Loader:
             self.close()  # stages that run now know the inputs of before
             self._schedule.leftover = leftover
             self._take_over(leftover)
-        self._position = self._schedule.position(ticket)
+        self._position, end = self._schedule.position(ticket), self._schedule.first(ticket.epoch + 1)
+        self._ending = ticket.epoch if ticket.batch > 0 and self._position == end else None
         self._is_resuming = True
         self._iteration += 1
 
     def _take_over(self, leftover: Leftover | None) -> None:
         inputs, recipe, schedule = self._ranks.inputs, self._ranks.recipe, self._schedule
+        if recipe is None and (leftover is None or not leftover.num_inputs):
+            return
         assert inputs is not None and recipe is not None
 
         def order(origin: int) -> torch.Tensor | None:

@@ -42,7 +42,7 @@ def take_over(loader: ThreadedLoader, state: Mapping[str, Any]) -> Leftover | No
     """Finds the inputs that `state` leaves to this rank; None where its epoch is an ordinary one."""
     leftover, ranks = loader.ranks.leftover_of(state), loader.ranks
     if ranks.inputs is None or ranks.recipe is None:
-        return None
+        return leftover
     ranks.inputs.take_over(leftover, ranks.recipe, _orders(loader, state, leftover))
     return leftover
 

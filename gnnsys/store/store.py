@@ -151,9 +151,17 @@ class Store:
         options = {"name": name, "folder": str(folder), "save": token, "snapshot": True}
         return dict(self._ask_all(Kind.SAVE, (), options, machines=[machine])[0].options)
 
-    def written(self, machine: int, token: str) -> dict[str, Any]:
+    def written(self, machine: int, token: str, timeout: float = _ORDER_SECONDS) -> dict[str, Any]:
         """Waits until a machine has written a snapshot; its files, by path in the folder: bytes and CRC-32."""
-        return dict(self._ask_all(Kind.SAVE, (), {"written": token}, machines=[machine])[0].options["files"])
+        deadline = time.monotonic() + timeout
+        while True:
+            seconds = min(_ORDER_SECONDS, max(1.0, deadline - time.monotonic()))
+            try:
+                answer = self._peers.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
+                return dict(self._answer(answer).options["files"])
+            except TimeoutError:  # one request waits no longer; the shard writes on
+                if time.monotonic() >= deadline:
+                    raise
 
     def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> None:
         """Makes a table ready to be pushed to from a checkpoint, its optimizer's `states` ("NAME/STATE") as well.

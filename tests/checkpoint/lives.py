@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import gnnsys
 from tests.checkpoint.training import Job, digest
 
@@ -104,7 +106,16 @@ def complaints(session: gnnsys.Session, parts: str, base: str) -> None:
     for number in range(2):  # savers of one session do not hear each other
         with gnnsys.resume(f"{base}/twice-{number}", table=table, asynchronous=False) as saver:
             saver.save()
-    print(json.dumps({"life": "complaints", "errors": errors, "left": left}), flush=True)
+    uneven = gnnsys.DistEmbedding(graph.store, None, 2, "uneven", bounds=(0, 10, 10))  # machine 1 has none of it
+    sparse, steps = gnnsys.SparseAdam([uneven], 0.1), []
+    for _ in range(2):
+        with gnnsys.resume(f"{base}/uneven", uneven=uneven, sparse=sparse, asynchronous=False) as saver:
+            uneven(torch.arange(3)).sum().backward()
+            sparse.step()
+            saver.step()
+            saver.save()
+            steps.append(saver.steps)
+    print(json.dumps({"life": "complaints", "errors": errors, "left": left, "uneven": steps}), flush=True)
 
 
 def main() -> None:

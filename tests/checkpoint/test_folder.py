@@ -72,6 +72,18 @@ def test_every_file_of_a_checkpoint_is_checked_and_an_older_one_stands_in(folder
         assert life.values() == ([2.0], [2.0])
 
 
+def test_files_of_other_names_are_left_alone_and_what_is_restored_is_logged(folder, caplog):
+    (folder / "step-notes.txt").write_text("mine")
+    with caplog.at_level("INFO", "gnnsys.checkpoint"), Life(folder):
+        assert (folder / "step-notes.txt").read_text() == "mine"
+    with caplog.at_level("INFO", "gnnsys.checkpoint"), Life(folder / "new"):
+        pass
+    assert [record.message for record in caplog.records] == [
+        f"restored step 2 from {folder / 'step-0000000002'}",
+        f"no checkpoint in {folder / 'new'}: begins at step 0",
+    ]
+
+
 def test_where_none_is_whole_the_file_is_named_and_nothing_begins_anew(folder):
     for path in folder.iterdir():
         file = path / "dense.pt"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from gnnsys.checkpoint.resuming import _check_folders
+from gnnsys.checkpoint.tables import merged_entries
+from gnnsys.comm.rendezvous import Group
 from tests.checkpoint.training import digest, make_parts, train
 from tests.processes import run_ranks
 
@@ -76,8 +80,32 @@ def test_several_savers_of_one_session_do_not_mix_up_their_meetings(base, lives)
 def test_what_is_wrong_on_one_rank_is_the_same_error_on_both(lives):
     one, other = lives["complaints"]
     assert one == other and one["left"] == []
+    assert one["uneven"] == [1, 2], "a machine that has no rows of a table has nothing to say of it"
     steps, strange, names, folder = one["errors"]
     assert "rank 0 saves after step 0 and rank 1 after step 1" in steps
     assert "rank 1 cannot save step 5: strange['value'] is a slice" in strange
     assert "rank 0 and rank 1 call resume() with different states" in names
     assert "machine 1: checkpoints cannot be kept in" in folder and "/file: File exists" in folder
+
+
+def test_ranks_of_one_machine_must_give_one_folder():
+    class TwoRanks(Group):
+        def gather(self, name, value=None, timeout=None):
+            return ["/a/ckpt-0", value]
+
+    group = TwoRanks()
+    group.machine_of_rank = [0, 0]
+    with pytest.raises(ValueError, match=r"ranks 0 and 1 are on one machine and call .* different folders, /a/ckpt-0"):
+        _check_folders(group, Path("/a/ckpt-1"))
+    group.machine_of_rank = [0, 1]
+    _check_folders(group, Path("/a/ckpt-1"))
+
+
+def test_machines_with_rows_must_agree_on_the_steps_of_a_table():
+    entry = {"spec": {}, "rows": None, "steps": 3, "states": ["m"], "num_here": 10}
+    empty = entry | {"steps": 0, "states": [], "num_here": 0}
+    assert merged_entries([{"t": entry}, {"t": empty}, {}])["t"] == {
+        "spec": {}, "rows": None, "steps": 3, "states": ["m"],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"'t' cannot be saved: .* one says steps 3 and another 2"):
+        merged_entries([{"t": entry}, {"t": entry | {"steps": 2}}])

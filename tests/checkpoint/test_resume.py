@@ -30,6 +30,35 @@ def test_a_resumed_job_ends_with_the_bits_of_an_unbroken_one(parts, unbroken, tm
     assert_same(values, unbroken[0])
 
 
+def test_what_a_script_does_at_the_end_of_an_epoch_is_not_lost_behind_the_last_batch(tmp_path):
+    graph = gnnsys.Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), num_nodes=4)
+
+    def life(folder, ends_at=None):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        loader = gnnsys.NeighborLoader(graph, [1], input_nodes=None, batch_size=1, shuffle=True)
+        states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+        with gnnsys.resume(folder, every=len(loader), **states) as saver:
+            for _ in range(loader.epoch, 3):
+                for batch in loader:
+                    optimizer.zero_grad()
+                    model(batch.n_id.float().view(-1, 1)).sum().backward()
+                    optimizer.step()
+                    saver.step()
+                    if saver.steps == ends_at:
+                        loader.close()
+                        return None
+                scheduler.step()
+        loader.close()
+        return model.weight.item(), scheduler.get_last_lr()
+
+    life(tmp_path / "left", ends_at=4)
+    life(tmp_path / "left", ends_at=8)
+    assert life(tmp_path / "left") == life(tmp_path / "unbroken")
+
+
 def test_an_epoch_has_the_steps_these_tests_think_it_has(parts):
     with gnnsys.init(process_group=False):
         assert len(Job(gnnsys.open(parts)).loader) == EPOCH

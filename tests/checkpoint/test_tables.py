@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gnnsys
+from gnnsys.checkpoint.tables import originals_key
 from gnnsys.store import Shard, Store
 from tests.checkpoint.training import DIM, NUM_NODES, Job, make_parts
 
@@ -125,3 +126,7 @@ def test_a_table_of_parts_is_not_restored_where_none_are_open(tmp_path):
     with pytest.raises(ValueError, match="'users' was saved beside parts, and none are open now"):
         gnnsys.resume(tmp_path / "checkpoints", users=users)
     shard.close()
+
+
+def test_nodes_of_two_graphs_are_told_apart_though_their_type_has_one_name():
+    assert originals_key({"graph": "a", "type": "node"}) != originals_key({"graph": "b", "type": "node"})

@@ -13,6 +13,7 @@ import torch
 
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
+from gnnsys.loader.elastic import is_over
 from gnnsys.loader.leftover import InputIds, Leftover, cut, deal
 from gnnsys.loader.schedule import Schedule
 from gnnsys.partition import Placement
@@ -48,13 +49,14 @@ def go_on(make: Make, worlds: Sequence[int], steps: Sequence[int], states: Any =
             loader.load_state_dicts(states)
         last = number == len(worlds) - 1
         seen.append([])
-        if loaders[0].epoch > 0:  # what was left is less than a batch, and dropped
-            seen[-1] = [[] for _ in loaders]
-            break
         for loader in loaders:
             batches = list(loader) if last else [batch for _, batch in zip(range(steps[number]), loader)]
             seen[-1].append([loader.input_ids(batch.input_id) for batch in batches])
         states = through_a_file([loader.state_dict() for loader in loaders])
+        if all(map(is_over, states)):
+            for loader in loaders:
+                loader.load_state_dicts(states)
+                assert loader.epoch == 0 and list(loader) == []
         if loaders[0].epoch > 0:
             break
     return seen, loaders
@@ -68,6 +70,31 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("shared_out", [True, False])
+def test_behind_its_last_batch_an_epoch_is_entered_once_more_whatever_the_ranks(graph: Graph, shared_out: bool) -> None:
+    def make(rank: int, world_size: int) -> NeighborLoader:
+        nodes = share(graph, None, rank, world_size) if shared_out else torch.arange(rank * 30, rank * 30 + 50)
+        loader = NeighborLoader(graph, [2], input_nodes=nodes, batch_size=10, num_threads=0)
+        loader._ranks.rank, loader._ranks.world_size = rank, world_size
+        return loader
+
+    states = []
+    for loader in [make(rank, 2) for rank in range(2)]:
+        for number, _ in enumerate(loader, start=1):
+            if number == len(loader):
+                assert (loader.epoch, loader.state_dict()["batch"]) == (0, number), "its end was not seen"
+                states.append(loader.state_dict())
+        assert (loader.epoch, loader.state_dict()["batch"]) == (1, 0)
+    for world_size in (1, 2, 3):
+        loader = make(0, world_size)
+        loader.load_state_dicts(through_a_file(states))
+        again = make(0, world_size)
+        again.load_state_dict(through_a_file(loader.state_dict()))
+        for resumed in (loader, again):
+            assert resumed.epoch == 0 and list(resumed) == [] and resumed.epoch == 1
+            assert len(list(resumed)) == len(resumed)
 
 
 @pytest.mark.parametrize("case", range(30))
