@@ -7,6 +7,7 @@ connection, behind itself: an answer that does not know it proves that it was lo
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
@@ -50,7 +51,7 @@ class Link:
         self.endpoint = endpoint
         self.last_heard = 0.0  # never
         self.returned_at = 0.0  # when it was heard of again after a silence: what was asked before may be lost
-        self.last_said = time.monotonic()  # a new one has its time to begin
+        self.last_said = -math.inf  # never: a new one is told at once that this end lives
         self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
         self.channels = {each: Channel(each) for each in CLASSES}

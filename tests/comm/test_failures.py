@@ -212,6 +212,14 @@ def test_a_client_that_was_paused_itself_takes_nobody_for_dead(monkeypatch):
         assert "lost" not in client.counters()["events"]
 
 
+def test_a_new_client_is_heard_of_at_once():
+    with joined({}, client={"lost_after": 10 * DEADLINE}) as (server, _):
+        deadline = time.monotonic() + DEADLINE
+        while 3 not in server.counters()["peers"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_what_cannot_be_sent_says_why_and_the_client_lives_on(monkeypatch):
     def full(*_):
         raise zmq.ZMQError(errno.EMFILE)
