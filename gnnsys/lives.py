@@ -103,10 +103,10 @@ class Lives:
                 return
             self._number += 1
             self._process = ServerProcess()
-        self._process.order(**self._orders, life=self._number, parts=self.parts, parent_death=True)
         try:
+            self._process.order(**self._orders, life=self._number, parts=self.parts, parent_death=True)
             self._process.endpoints(_START_SECONDS)
-        except RuntimeError as error:
+        except (RuntimeError, OSError, ValueError) as error:  # the latter where `close` has shut its pipes meanwhile
             if not self._is_closing:
                 _log.error("life %d of machine %d's graph server: %s", self._number, self._orders["machine"], error)
             self._process.close()

@@ -6,6 +6,7 @@ part missing on one machine is the same error everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +55,8 @@ def open_in_group(
     except ValueError:
         remember(None, ())
         if group.is_leader:  # what this machine has opened is of no use without the others
-            client.request(group.machine, Kind.OPEN, options={"path": None}).result()
+            with contextlib.suppress(CommError):  # every rank raises what went wrong first
+                client.request(group.machine, Kind.OPEN, options={"path": None}).result()
         raise
 
 

@@ -93,14 +93,16 @@ def open(
     *,
     session: Session | None = None,
     verify: bool = True,
+    timeout: float = _OPEN_SECONDS,
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
     Each machine needs the manifest and the folders of the parts it serves; where all have all, parts are served in
-    equal blocks. With `verify` every file is read once and compared with its checksum. What is wrong on one machine is
-    the same ValueError on every rank. A process that was not launched by torchrun needs no `init` for it.
+    equal blocks. With `verify` every file is read once and compared with its checksum; `timeout` is how many seconds a
+    machine may take for it. What is wrong on one machine is the same ValueError on every rank. A process that was not
+    launched by torchrun needs no `init` for it.
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
@@ -110,7 +112,7 @@ def open(
         if Place.from_environment() is not None:
             raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
         session = init(process_group=False)
-    return session.open(path, verify=verify, servers=servers, key=key)
+    return session.open(path, verify=verify, timeout=timeout, servers=servers, key=key)
 
 
 class Session:

@@ -77,6 +77,7 @@ class Accounts:
 
     def __init__(self, limits: Limits, on_room: Callable[[Any], None]) -> None:
         self.bytes = 0
+        self._joint_bytes = 0  # of them
         self._limits = limits
         self._on_room = on_room
         self._accounts: dict[bytes, Account] = {}
@@ -87,29 +88,33 @@ class Accounts:
             account = self._accounts[client] = Account(Window(WINDOW_BYTES, self._on_room))
         return account
 
-    def enter(self, account: Account, num_bytes: int) -> str | None:
+    def enter(self, account: Account, num_bytes: int, *, is_joint: bool = False) -> str | None:
         """Books a request; what speaks against serving it, if anything does. Either way it must `leave`.
 
         A request is admitted while there is room for one of no size: one that is larger than the limit is, alone.
+        What is answered once all ranks have sent theirs (`is_joint`) is not held against the limit over all clients:
+        refusing one would hold up all the others.
         """
-        limits, held, of_all = self._limits, account.bytes, self.bytes
+        limits, held, of_all = self._limits, account.bytes, self.bytes - self._joint_bytes
         account.requests += 1
         account.bytes += num_bytes
         self.bytes += num_bytes
+        self._joint_bytes += num_bytes if is_joint else 0
         if account.requests > limits.max_client_requests:
             return f"{limits.max_client_requests} requests of this client are unanswered already"
         if held >= limits.max_client_bytes:
             return f"requests of this client with {held} bytes are unanswered already"
-        if of_all >= limits.max_bytes:
+        if not is_joint and of_all >= limits.max_bytes:
             return f"requests with {of_all} bytes are unanswered already"
         return None
 
-    def leave(self, client: bytes, num_bytes: int) -> None:
+    def leave(self, client: bytes, num_bytes: int, *, is_joint: bool = False) -> None:
         """A request has been answered."""
         account = self._accounts[client]
         account.requests -= 1
         account.bytes -= num_bytes
         self.bytes -= num_bytes
+        self._joint_bytes -= num_bytes if is_joint else 0
         if not account.requests and not account.window.bytes:
             del self._accounts[client]
 

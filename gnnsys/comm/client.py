@@ -23,7 +23,7 @@ from gnnsys.comm import wire
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
-from gnnsys.comm.kinds import CONTROL, Kind, traffic_class
+from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
 from gnnsys.comm.link import Channel, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
@@ -36,6 +36,7 @@ _DRAIN = 256  # messages read from one socket before the others get their turn
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 500
 _RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
+_BUSY_SECONDS = (0.02, 1.0)  # before a request that a peer had no room for is sent again: at first, and at most
 _BEATS = 4  # signs of life within the time after which they are missed
 
 
@@ -87,6 +88,7 @@ class Client:
         self._ids = itertools.count(1)
         self._channels: list[tuple[Link, Channel, SharedSocket]] = []  # that have a socket
         self._lock = threading.Lock()  # of making them
+        self._turned_away: list[tuple[float, Link, Channel, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._tally = Tally()
         self._pid = os.getpid()
@@ -140,11 +142,11 @@ class Client:
         channel.outstanding[request_id] = pending
         try:
             self._transmit(link, channel, kind, frames)
-        except zmq.ZMQError:
-            self._fail_all(link, lambda pending: Closed("the client is closed"))
-        except ValueError as error:
-            del channel.outstanding[request_id]
-            pending.fail(CommError(str(error)))
+        except (zmq.ZMQError, ValueError) as error:
+            if isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM):
+                self._fail_all(link, lambda pending: Closed("the client is closed"))
+            elif channel.outstanding.pop(request_id, None) is not None:
+                pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:
             self.lose(peer, link.end)
         if pending.deadline < self._next_deadline:
@@ -219,6 +221,7 @@ class Client:
         poller = select.poll()
         poller.register(wake_up.fileno(), select.POLLIN)
         num_polled, next_tick = 0, 0.0
+        looked, was_paused = time.monotonic(), False
         while not self._stop:
             wake_up.sleeping = True
             wait = self._time_to_sleep(next_tick)
@@ -232,14 +235,22 @@ class Client:
             if wake_up.fileno() in ready:
                 wake_up.clear()
             now = time.monotonic()
+            paused = now - looked > self._ping_interval
+            looked = now
+            if paused:  # this process was stopped, or idle: nobody's silence counts through that
+                for link in self._links.values():
+                    link.waiting_since = now
             for link, channel, socket in self._channels[:num_polled]:
                 if socket.hot or socket.fd in ready:
                     for frames in socket.receive(_DRAIN, 1 + self._limits.max_arrays):
                         link.hear(now, self._ping_interval)
                         self._accept(link, channel, frames, now)
-            if now >= self._wakes_at:
+            if self._turned_away and now >= self._turned_away[0][0]:
+                self._try_again(now)
+            if now >= self._wakes_at and (was_paused or not paused):  # after a pause, what has come is read first
                 self._check(now)
                 next_tick = now + tick
+            was_paused = paused
             if now >= self._next_beat:
                 self._show_life(now)
 
@@ -253,7 +264,8 @@ class Client:
             if channel.outstanding:
                 self._wakes_at = min(next_tick, self._next_deadline)
                 break
-        return 1000 * max(0.0, min(self._wakes_at, self._next_beat) - time.monotonic()) + 1
+        again_at = self._turned_away[0][0] if self._turned_away else math.inf
+        return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
 
     def _accept(self, link: Link, channel: Channel, frames: list[zmq.Frame], now: float) -> None:
         try:
@@ -265,13 +277,46 @@ class Client:
             return
         self._tally.received(link.peer, header.kind, wire.num_bytes(frames))
         pending = channel.outstanding.get(header.request_id)
-        if pending is not None:
+        if pending is not None and header.status == wire.BUSY:
+            self._take_busy(link, channel, pending, header, frames, now)
+        elif pending is not None:
             if pending.deliver(header, frames, now):
                 channel.outstanding.pop(header.request_id, None)
         elif header.kind == Kind.PING and header.request_id == channel.ping_id:
             self._take_ping(link, channel, header, frames, now)
         elif header.kind != Kind.PING:
             self._tally.note("late")  # its time had passed, or it was answered twice
+
+    def _take_busy(
+        self, link: Link, channel: Channel, pending: Pending, header: wire.Header, frames: list[zmq.Frame], now: float
+    ) -> None:
+        """The peer has no room for a request now, and has forgotten it: it is sent again, ever later."""
+        try:
+            pending.refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
+        except WireError as error:
+            self._tally.note(f"malformed: {error.reason}")
+        self._tally.note("busy")
+        pending.last_sign = now
+        first, longest = _BUSY_SECONDS
+        again_at = now + min(first * 2**pending.num_refused, longest)
+        pending.num_refused = min(pending.num_refused + 1, 16)
+        self._turned_away.append((again_at, link, channel, pending))
+        self._turned_away.sort(key=lambda entry: entry[0])
+
+    def _try_again(self, now: float) -> None:
+        due = [entry for entry in self._turned_away if entry[0] <= now]
+        self._turned_away = self._turned_away[len(due) :]
+        for _, link, channel, pending in due:
+            self._send_again(link, channel, pending, now)
+
+    def _send_again(self, link: Link, channel: Channel, pending: Pending, now: float) -> None:
+        frames = pending.frames  # none where another thread has ended it
+        if not frames or channel.outstanding.get(pending.request_id) is not pending:
+            return
+        front = wire.with_timeout(frames[0], max(1, int((pending.deadline - now) * 1e6)))
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # it stays outstanding, until its deadline
+            self._transmit(link, channel, pending.kind, [front, *frames[1:]])
+            pending.resent += 1
 
     def _take_ping(
         self, link: Link, channel: Channel, header: wire.Header, frames: list[zmq.Frame], now: float
@@ -288,10 +333,8 @@ class Client:
                 continue
             pending.last_sign = now
             if state == UNKNOWN:
-                pending.resent += 1
                 self._tally.note("resent")
-                pending.frames[0] = wire.with_timeout(pending.frames[0], max(1, int((pending.deadline - now) * 1e6)))
-                self._transmit(link, channel, pending.kind, pending.frames)
+                self._send_again(link, channel, pending, now)
 
     def _check(self, now: float) -> None:
         """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
@@ -322,7 +365,8 @@ class Client:
             if not due or (channel.ping_id and channel.ping_at > link.returned_at and now - channel.ping_at < wait):
                 continue
             channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
-            self._ping(link, channel, channel.ping_id, silent)
+            with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
+                self._ping(link, channel, channel.ping_id, silent)
 
     def _ping(self, link: Link, channel: Channel, ping_id: int, asked: list[int]) -> None:
         header = wire.make_header(

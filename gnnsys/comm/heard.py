@@ -34,5 +34,6 @@ class Heard:
         self._looked = now
 
     def silent_for(self, sender: int, incarnation: int) -> float:
-        """Seconds since that sender was heard of; since this server began where it never was."""
-        return time.monotonic() - max(self._at.get((sender, incarnation), 0.0), self._since)
+        """Seconds since that sender was heard of; where it never was, since this was asked first."""
+        now = time.monotonic()
+        return now - max(self._at.setdefault((sender, incarnation), now), self._since)

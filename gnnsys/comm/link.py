@@ -7,6 +7,7 @@ connection, behind itself: an answer that does not know it proves that it was lo
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import time
@@ -50,7 +51,7 @@ class Link:
         self.endpoint = endpoint
         self.last_heard = 0.0  # never
         self.returned_at = 0.0  # when it was heard of again after a silence: what was asked before may be lost
-        self.last_said = time.monotonic()  # a new one has its time to begin
+        self.last_said = -math.inf  # never: a new one is told at once that this end lives
         self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
         self.channels = {each: Channel(each) for each in CLASSES}
@@ -64,7 +65,7 @@ class Link:
         socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
         try:
             connect(socket, self.endpoint, keys)
-        except ValueError:
+        except (zmq.ZMQError, ValueError):
             socket.close()
             raise
         shared = self.channels[traffic_class].socket = SharedSocket(socket, wake_up)
@@ -95,11 +96,12 @@ class Link:
 
     def overdue(self, pending: Pending, rank: int) -> str:
         """What is said of a request that was not answered in its time."""
+        busy = f"; it had no room for the request: {pending.refusal}" if pending.refusal else ""
         heard = f"last heard of {time.monotonic() - self.last_heard:.1f} s ago" if self.last_heard else "never heard of"
         return (
             f"rank {rank} waited {pending.timeout:.1f} s for machine {self.peer} at {self.endpoint} to answer "
             f"{kind_name(pending.kind)} (request {pending.request_id}, sent {1 + pending.resent} times); "
-            f"it was {heard}. If it lives and is slow, raise timeout; otherwise look at its log"
+            f"it was {heard}{busy}. If it lives and is slow, raise timeout; otherwise look at its log"
         )
 
     def close(self, linger_ms: int) -> None:

@@ -30,7 +30,8 @@ class Pending:
 
     __slots__ = (
         "_arrivals", "_complete", "_describe", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_seen",
-        "_total", "deadline", "frames", "kind", "last_sign", "peer", "request_id", "resent", "timeout", "traffic_class",
+        "_total", "deadline", "frames", "kind", "last_sign", "num_refused", "peer", "refusal", "request_id", "resent",
+        "timeout", "traffic_class",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +47,8 @@ class Pending:
         self.deadline = time.monotonic() + timeout
         self.last_sign = 0.0
         self.resent = 0
+        self.num_refused = 0  # how often the peer had no room for it
+        self.refusal = ""  # what it said then
         self._limits = limits
         self._describe = describe
         self._arrivals: SimpleQueue[Arrival | CommError | None] = SimpleQueue()  # None: that was all

@@ -234,7 +234,7 @@ class Group:
         return poll(lambda: self._call(lambda store: store.check(list(keys))), timeout)
 
     def _wait_for_ranks(self, keys: Sequence[str], ranks: Sequence[str], name: str, timeout: float) -> bool:
-        """As `_wait`; TrainerLost where a rank whose key in `ranks` is not there counts as dead.
+        """As `_wait`; TrainerLost where a rank whose key in `ranks` is not there, or rank 0, counts as dead.
 
         Others than rank 0 are more patient, so that what rank 0 says of it reaches them.
         """
@@ -245,7 +245,7 @@ class Group:
         while not self._wait(keys, max(0.0, min(self._lost_after / 4, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return False
-            missing = [rank for rank, key in enumerate(ranks) if not self._wait([key], 0)]
+            missing = [rank for rank, key in enumerate(ranks) if self._awaits(rank) or not self._wait([key], 0)]
             silences: Sequence[float] = ()
             with contextlib.suppress(CommError):  # the server cannot say
                 silences = self._silences(missing)
@@ -259,6 +259,10 @@ class Group:
                         silent_for=silence,
                     )
         return True
+
+    def _awaits(self, rank: int) -> bool:
+        """Whether this rank waits for that one even after it came: rank 0, which tells the others what all gave."""
+        return rank == 0 and self.rank != 0
 
     def _absent(self, name: str, keys: Sequence[str], timeout: float) -> str:
         missing = [rank for rank, key in enumerate(keys) if not self._wait([key], 0)]

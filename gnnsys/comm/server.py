@@ -184,7 +184,7 @@ class Server:
 
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
         del self._jobs[job.key]
-        self._accounts.leave(job.identity, job.num_bytes)
+        self._accounts.leave(job.identity, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
         if kind in self._handlers:  # numbers of kinds that are nobody's are the senders' own
             self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
@@ -273,7 +273,7 @@ class Server:
             is_new = key not in self._jobs and key not in self._kept
             if is_new:
                 account = self._accounts.of(identity)
-                busy = self._accounts.enter(account, num_bytes)
+                busy = self._accounts.enter(account, num_bytes, is_joint=header.kind == Kind.STEP)
                 job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, account.window)
             elif key in self._kept:
                 self._send(identity, header, self._kept[key])

@@ -7,6 +7,7 @@ that later pushes would wait for: no other is sent until the tables it went to a
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ from gnnsys.store.spec import TableSpec
 Message = tuple[int, list[Tensor]]  # the machine it is for, and its arrays
 
 _UNDER_WAY = 64  # pushes to one table that may be
+_UNDER_WAY_BYTES = 256 << 20  # of pushes to one machine, and one message more; well below what its server takes
 
 
 class Outbox:
@@ -31,6 +33,7 @@ class Outbox:
         self._peers, self._refused = peers, refused
         self._numbering = Numbering()
         self._pushes: dict[str, list[PendingPush]] = {}
+        self._bytes: dict[int, deque[tuple[str, Answer, int]]] = {}  # by machine: table, push, bytes, oldest first
         self._lost: dict[str, Exception] = {}  # by table
         self._lock = threading.RLock()
         self.steps: dict[tuple[int, int], int] = {}
@@ -61,6 +64,8 @@ class Outbox:
         answers: list[Answer] = []
         try:
             for machine, arrays in messages:
+                if kind == Kind.PUSH:  # a step is answered once every rank has made it: nothing waits for that here
+                    self._make_room(machine)
                 with self._lock:  # numbers go out in the order they are given, and only what went out counts
                     self._send_one(spec, machine, kind, arrays, options, timeout, answers)
         except Exception as error:
@@ -86,6 +91,30 @@ class Outbox:
         self._numbering.sent(machine, answers[-1])
         if kind == Kind.STEP:
             self.steps[step] += 1
+        else:
+            num_bytes = sum(array.nbytes for array in arrays)
+            self._bytes.setdefault(machine, deque()).append((spec.name, answers[-1], num_bytes))
+
+    def _make_room(self, machine: int) -> None:
+        """Waits for the oldest pushes to a machine while too many bytes are under way; each ends by its deadline."""
+        while True:
+            with self._lock:
+                waiting = self._bytes.get(machine, deque())
+                while waiting and waiting[0][1].done():
+                    waiting.popleft()
+                if sum(num_bytes for _, _, num_bytes in waiting) < _UNDER_WAY_BYTES:
+                    return
+                name, oldest, _ = waiting[0]
+            try:
+                oldest.result()
+            except ValueError:
+                pass  # refused, which whoever waits for it is told
+            except Exception as error:  # and none behind it would be applied
+                self.lose(name, error)
+                raise
+            with self._lock:
+                if waiting and waiting[0][1] is oldest:
+                    waiting.popleft()
 
     def lose(self, name: str, error: Exception) -> None:
         """Says that the fate of a push to a table is unknown."""

@@ -164,7 +164,9 @@ class _Sender:
             if self._is_ended:
                 raise _ended(sequence)
             if sequence < self._next:
-                raise ValueError(f"push {sequence} was applied too long ago to say more: the next one is {self._next}")
+                raise RuntimeError(
+                    f"push {sequence} was applied too long ago to say more: the next one is {self._next}"
+                )
             if sequence >= self._next + self._window:
                 raise ValueError(f"push {sequence} is too far ahead of {self._next}, which has not come yet")
             if sequence > self._next and self._room.is_full:

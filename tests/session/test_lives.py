@@ -13,6 +13,7 @@ from gnnsys.comm import Client, Kind, ShardLost
 from gnnsys.comm.address import LOOPBACK
 from gnnsys.lives import Lives
 from gnnsys.partition import write_parts
+from gnnsys.server_process import ServerProcess
 from tests.partition.part_graphs import random_assignment
 from tests.processes import processes, start_ranks
 from tests.sampling.machines import homogeneous
@@ -221,6 +222,22 @@ def test_a_killed_leader_takes_its_server_along_and_both_are_named_to_the_others
     server, rank = silence[0]["killed"], silence[0]["gone"]
     assert (server["type"], server["machine"]) == ("ShardLost", 1) and server["took"] < 10
     assert (rank["type"], rank["rank"]) == ("TrainerLost", 1) and rank["took"] < 10
+
+
+def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch):
+    lives = Lives()
+    lives._orders = {"machine": 0, "bind": [], "keys": None, "threads": 1, "lost_after": 1.0}
+
+    def closed(*_, **__):
+        lives._is_closing = True
+        raise ValueError("write to closed file")
+
+    monkeypatch.setattr(ServerProcess, "order", closed)
+    try:
+        lives._begin()
+        assert lives.returncode is not None
+    finally:
+        lives.close()
 
 
 def test_a_server_that_ends_too_often_stays_dead():
