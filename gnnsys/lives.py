@@ -116,7 +116,7 @@ class Lives:
 
 
 def reserve(address: str) -> socket.socket:
-    """A free port of an address, kept for who says SO_REUSEPORT in this account. By SO_REUSEADDR anybody could take it."""
+    """A free port of an address, kept for who says SO_REUSEPORT in this account. SO_REUSEADDR would be for anybody."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         place = socket.socket(family, kind, protocol)
