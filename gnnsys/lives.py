@@ -1,8 +1,8 @@
 """The machine's graph server through its lives: one that ends is started again where it was, with its parts open.
 
-The place is kept by a socket that is bound and never listens, so that no other process is given the port meanwhile. One
-thread, which lives as long as the servers do, waits for the end of one and starts the next; a server that ends too
-often stays dead, and whoever waits for it here is told at once.
+The place is kept by a socket that is bound and never listens, so that no other account gets the port meanwhile, and
+with it the clients that look for their server. One thread, which lives as long as the servers do, waits for the end of
+one and starts the next; a server that ends too often stays dead, and whoever waits for it here is told at once.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ class Lives:
 
     def order(self, machine: int, address: str, *, keys: Keys | None, threads: int, lost_after: float) -> str:
         """Has it listen at `address`; the endpoint. RuntimeError where it does not."""
-        self._place = _reserve(address)
+        self._place = reserve(address)
         bind = endpoint(address, self._place.getsockname()[1])
-        self._orders = {"machine": machine, "bind": [bind], "keys": keys, "threads": threads, "lost_after": lost_after}
+        self._orders = {
+            "machine": machine, "bind": [bind], "keys": keys, "threads": threads, "lost_after": lost_after,
+            "is_reserved": True,
+        }  # fmt: skip
         self._process.order(**self._orders)
         return self._process.endpoints(_START_SECONDS)[0]
 
@@ -112,15 +115,15 @@ class Lives:
             self._process.close()
 
 
-def _reserve(address: str) -> socket.socket:
-    """A free port of an address, kept for those of this account who say SO_REUSEADDR, as ZeroMQ does."""
+def reserve(address: str) -> socket.socket:
+    """A free port of an address, kept for who says SO_REUSEPORT in this account. SO_REUSEADDR would be for anybody."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         place = socket.socket(family, kind, protocol)
     except OSError as error:
         raise RuntimeError(f"no server can listen at {address}: {error}") from error
     try:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         place.bind(where)
     except OSError as error:
         place.close()

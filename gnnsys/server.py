@@ -36,7 +36,7 @@ class GraphServer:
     """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
 
     A server that stands on its own (`alone`) opens and ends by its owner's word, not by that of those who ask, and
-    saves and loads tables below `folder` only, or nowhere. `max_table_bytes`: see `Shard`.
+    saves and loads tables below `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class GraphServer:
         alone: bool = False,
         folder: Path | None = None,
         max_table_bytes: int | None = None,
+        is_reserved: bool = False,
     ) -> None:
         self.stopped = threading.Event()
         self._life = Life(machine, life, lost_after, self._silent_for)
@@ -67,8 +68,9 @@ class GraphServer:
             handlers |= {Kind.OPEN: self._handle_open, Kind.STOP: self._stop}
         native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
         self.server = Server(
-            handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}"
-        )
+            handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
+            is_reserved=is_reserved,
+        )  # fmt: skip
 
     def start(self) -> list[str]:
         """Begins to serve; the endpoints."""
@@ -178,6 +180,7 @@ def _make(orders: Mapping[str, Any]) -> GraphServer:
         threads=int(orders["threads"]),
         life=int(orders["life"]),
         lost_after=float(orders["lost_after"]),
+        is_reserved=orders["is_reserved"],
     )
     if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
         graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)

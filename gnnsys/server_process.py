@@ -44,6 +44,7 @@ class ServerProcess:
     def order(
         self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int, lost_after: float = 30.0,
         life: int = 0, parts: tuple[str, Sequence[int]] | None = None, parent_death: bool | None = None,
+        is_reserved: bool = False,
     ) -> None:  # fmt: skip
         """What to serve and where. Keys go through the pipe, where no other process sees them.
 
@@ -62,6 +63,7 @@ class ServerProcess:
             "open": None if parts is None else {"path": parts[0], "parts": list(parts[1])},
             "parent": os.getpid(),
             "parent_death": parent_death,
+            "is_reserved": is_reserved,
         }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once; `endpoints` tells

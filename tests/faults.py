@@ -71,7 +71,7 @@ class Injector:
 
     def __init__(self, faults: Sequence[Fault], folder: Path, *, machine: int, local_rank: int) -> None:
         mine = _TARGETS_OF.get(local_rank, ())
-        self._folder = folder
+        self._folder, self._lock = folder, threading.Lock()
         self._faults = [(n, f) for n, f in enumerate(faults) if f.machine == machine and f.target in mine]
         for number, fault in self._faults:
             if fault.moment.startswith("file:"):
@@ -92,13 +92,17 @@ class Injector:
         while kind == "file" and not any(self._folder.glob(pattern)):  # as long as the process lives
             time.sleep(_LOOK_SECONDS)
         time.sleep(fault.delay / 1000)
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(_mark(self._folder, number), os.O_CREAT | os.O_EXCL))
+        with self._lock:
+            if has_happened(self._folder, number):
+                return
             victim = find_shard(os.getpid()) if fault.target == "shard" else os.getpid()
-            if fault.what == "kill":
-                os.kill(victim, signal.SIGKILL)
-            else:
+            if fault.what == "stop":
                 stop(victim, _STOP_SECONDS)
+            elif victim != os.getpid():
+                os.kill(victim, signal.SIGKILL)
+            _mark(self._folder, number).touch()  # done; but for one's own death, which nobody can mark afterwards
+            if fault.what == "kill" and victim == os.getpid():
+                os.kill(victim, signal.SIGKILL)
 
 
 def has_happened(folder: Path, number: int) -> bool:

@@ -47,7 +47,8 @@ UNKNOWN = 0  # it never came, or its reply was lost: send it again
 class Server:
     """Serves `handlers` at the endpoints it is bound to.
 
-    With `keys` only clients of the job are admitted; without, it binds to the loopback interface only.
+    With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
+    another process of this account holds its ports for it, by SO_REUSEPORT.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -63,6 +64,7 @@ class Server:
         native_threads: int = 1,
         limits: Limits | None = None,
         name: str = "server",
+        is_reserved: bool = False,
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
@@ -74,6 +76,7 @@ class Server:
         self.heard = Heard()
         self._handlers = dict(handlers)
         self._bind = tuple(bind)
+        self._is_reserved = is_reserved
         self._keys = keys
         self._limits = limits or Limits()
         self._name = name
@@ -107,7 +110,7 @@ class Server:
         if self._keys is not None:
             self._keys.protect_server(router)
         try:
-            self._endpoints = [bind(router, endpoint) for endpoint in self._bind]
+            self._endpoints = [bind(router, place, is_reserved=self._is_reserved) for place in self._bind]
         except ValueError:
             self.close()
             raise

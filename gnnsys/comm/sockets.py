@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import socket as sockets
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
 _HANDSHAKE_MS = 10_000  # who connects and does not say who he is holds a descriptor for so long
+_BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
@@ -60,17 +62,36 @@ def make_socket(context: zmq.Context, kind: int, max_frame_bytes: int) -> Any:
     return socket
 
 
-def bind(socket: Any, endpoint: str) -> str:
-    """Binds and returns the endpoint with its real port; the error names the endpoint."""
+def bind(socket: Any, endpoint: str, *, is_reserved: bool = False) -> str:
+    """Binds and returns the endpoint with its real port; the error names the endpoint.
+
+    `is_reserved`: another process of this account holds the port by SO_REUSEPORT, which ZeroMQ does not say itself.
+    """
     socket.ipv6 = _wants_ipv6(endpoint)
     try:
+        if is_reserved:
+            socket.setsockopt(zmq.USE_FD, _listen(endpoint))
         socket.bind(endpoint)
-    except zmq.ZMQError as error:
+        socket.setsockopt(zmq.USE_FD, -1)
+    except (zmq.ZMQError, OSError) as error:
         raise ValueError(
             f"cannot serve at {endpoint!r}: {error}. Write tcp://ADDRESS:* with an address of this machine, "
             "IPv6 in brackets; the port is chosen"
         ) from None
     return str(socket.last_endpoint.decode().rstrip("\0"))
+
+
+def _listen(endpoint: str) -> int:
+    """A descriptor that listens there, beside whoever of this account says SO_REUSEPORT; ZeroMQ will close it."""
+    host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
+    family, kind, protocol, _, where = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
+    with sockets.socket(family, kind, protocol) as made:
+        for option in (sockets.SO_REUSEADDR, sockets.SO_REUSEPORT):  # the first: connections of a life before
+            made.setsockopt(sockets.SOL_SOCKET, option, 1)
+        made.bind(where)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+        return made.detach()
 
 
 def connect(socket: Any, endpoint: str, keys: Keys | None) -> None:

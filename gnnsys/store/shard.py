@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -318,6 +319,8 @@ class Shard:
         """A folder that somebody asks to save to or load from; ValueError where that is not for them to say."""
         if not isinstance(folder, str) or not folder or "\0" in folder:
             raise ValueError(f"malformed request: {folder!r} is not the path of a folder")
+        if self._folder == Path(os.devnull):
+            raise ValueError("this server saves and loads no tables: start it with --tables DIR")
         if self._folder is not None and not Path(folder).resolve().is_relative_to(self._folder):
             raise ValueError(f"{folder!r} is not below {str(self._folder)!r}, where tables may be saved")
         return folder

@@ -67,6 +67,12 @@ class Ended:
         """How often ranks began again."""
         return max((sum("life" in line for line in log) for log in self.logs), default=0) - 1
 
+    @property
+    def shard_lives(self) -> list[int]:
+        """By machine, how often its shard had been started again within the job's last life."""
+        told = [line["shard_lives"] for log in self.logs for line in log if "shard_lives" in line]
+        return list(told[-1]) if told else [0] * NUM_HOSTS
+
 
 class Place:
     """Where jobs run, one after the other: hosts of a lab, or agents on this host."""

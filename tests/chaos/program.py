@@ -78,6 +78,7 @@ def train(session: gnnsys.Session, plan: dict[str, Any], folder: Path, injector:
             injector.reached(f"step:{step}")
             saver.step()
     saver.close()
+    log.write(shard_lives=[status["life"] for status in session.status()])
     write_end(session, folder, states, embedding)
 
 

@@ -69,6 +69,16 @@ def perform(place: Place, run: Run) -> tuple[Ended, list[str]]:
     unbroken = place.unbroken(trains_rows=run.trains_rows)
     ended = place.run(f"seed-{run.seed}", run.faults, **run.options)
     problems = judge(ended, unbroken)
+    return ended, problems + check_lives(run, ended)
+
+
+def check_lives(run: Run, ended: Ended) -> list[str]:
+    """What is wrong with how often ranks and shards began again: too often for what it cost, or never."""
+    problems = []
     if run.costs_nothing and ended.restarts > 0:
         problems.append(f"ranks began again, {ended.restarts} times, where they could have gone on")
-    return ended, problems
+    for fault in run.faults:  # a shard that dies before it has rows is rejoined, whatever the job trains
+        is_rejoined = fault.target == "shard" and ended.shard_lives[fault.machine] >= 1
+        if fault.what == "kill" and ended.restarts < 1 and not is_rejoined:
+            problems.append(f"nobody began again: the {fault.target} that was to be killed lived on")
+    return problems

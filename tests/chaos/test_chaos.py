@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.chaos.job import NUM_RANKS, NUM_SEEDS, Ended, Plan, compare, judge, place, whole
-from tests.chaos.runs import NUM_RUNS, draw, perform
+from tests.chaos.runs import NUM_RUNS, check_lives, draw, perform
 from tests.faults import TARGETS
 
 SELECTION = [0, 4, 20]  # a shard with trained rows; a trainer, and again while it resumes; a leader during a save
@@ -22,7 +22,16 @@ def hosts(tmp_path_factory):
 def test_a_job_that_is_killed_ends_with_every_batch_once_and_every_bit_the_same(hosts, seed):
     ended, problems = perform(hosts, draw(seed))
     assert not problems, f"{draw(seed)}: {problems}\n{ended.output[-6000:]}"
-    assert ended.restarts >= 1
+
+
+def test_a_run_in_which_nobody_died_is_noticed():
+    costly, free = draw(0), next(run for run in map(draw, range(NUM_RUNS)) if run.costs_nothing)
+    calm = ended((0, ALL))
+    assert "nobody began again" in check_lives(costly, calm)[0]
+    assert "nobody began again" in check_lives(free, calm)[0]
+    calm.logs[0].append({"shard_lives": [1, 1]})
+    assert check_lives(free, calm) == []
+    assert check_lives(costly, ended((0, range(1, 8)), (5, ALL))) == []
 
 
 def test_the_runs_of_make_chaos_kill_each_target_ten_times_some_during_a_save():

@@ -54,6 +54,13 @@ def test_a_process_dies_at_its_moments_each_once_however_often_it_lives(tmp_path
         assert [has_happened(tmp_path, number) for number in range(2)] == [True, life > 0]
 
 
+def test_a_kill_that_found_nobody_has_not_happened(tmp_path):
+    injector = Injector([Fault.parse(KILL.format("shard", "step:1"))], tmp_path, machine=1, local_rank=0)
+    with pytest.raises(AssertionError, match="has no graph server"):
+        injector._carry_out(*injector._faults[0])
+    assert not has_happened(tmp_path, 0)
+
+
 def test_a_fault_of_another_process_is_left_to_it(tmp_path):
     faults = [Fault.parse(KILL.format(target, "step:1")) for target in ("shard", "trainer", "leader")]
     for machine, local_rank in ((0, 0), (0, 1), (1, 2)):

@@ -31,7 +31,10 @@ from tests.sampling.machines import assert_same_sample
 
 BATCH = 250
 WAIT_MS = 30_000
-MEMORY_SLACK = 48 << 20  # answers to pushes, kept replies and the allocator's own: reached early, and never passed
+MEMORY_SLACK = 16 << 20  # answers to pushes, kept replies and the allocator's own: reached early, and never passed
+MEMORY_PER_MESSAGE, MOST_MEMORY_SLACK = 1024, 48 << 20
+BATCHES_PER_CHECK = 20  # in which the correct client must have been answered; one check is some ten requests
+CHECK_SECONDS = 30.0
 DESCRIPTOR_SLACK = 16  # connections come and go
 
 
@@ -107,9 +110,19 @@ class Checker:
         assert_same_sample(self._sampler.sample({self._type: seeds}, key=SampleKey(5)), self._sampled, self._graph)
         self.num_checks += 1
 
+    def await_checks(self, count: int) -> bool:
+        """Whether `count` more checks were done in time."""
+        wanted, deadline = self.num_checks + count, time.monotonic() + CHECK_SECONDS
+        while self.num_checks < wanted and self.error is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.num_checks >= wanted
+
     def close(self) -> None:
+        """Idempotent; `error` is final then."""
         self._ended.set()
         self._thread.join(30)
+        if self._thread.is_alive():
+            self.error = self.error or TimeoutError("the last check of the correct client has no end")
         self._session.close()
 
 
@@ -123,6 +136,7 @@ def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: 
         attacker = Attacker(server.endpoint, recorded, seed)
         ends.callback(attacker.close)
         settled: Usage | None = None
+        checks = checker.num_checks
         began = reported = time.monotonic()
         for at in range(first, first + num_messages, BATCH):
             end = min(at + BATCH, first + num_messages)
@@ -132,19 +146,27 @@ def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: 
                 return _failed(server, seed, at, end, recorded, "the server does not read any more")
             if server.process.poll() is not None or checker.error is not None:
                 return _failed(server, seed, at, end, recorded, repr(checker.error))
+            if (end - first) % (BATCHES_PER_CHECK * BATCH) == 0:
+                if checker.num_checks == checks and not checker.await_checks(1):
+                    return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
+                checks = checker.num_checks
             if settled is None and at - first >= num_messages // 4:
                 settled = server.usage()
             if time.monotonic() - reported > report:
                 reported = time.monotonic()
                 print(f"{end - first:,} messages, {checker.num_checks} checks, {server.usage()}", flush=True)
         usage, rate = server.usage(), num_messages / (time.monotonic() - began)
+        if not checker.await_checks(2):  # the second began after the last message
+            return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
         checks = checker.num_checks
+        checker.close()
+        if checker.error is not None:
+            return _failed(server, seed, at, end, recorded, repr(checker.error))
         print(f"{num_messages:,} messages, {rate:,.0f}/s, {checks} checks; then {settled}, now {usage}")
         print(f"answers by status: {dict(attacker.statuses)}")
         assert settled is not None
-        if not checks:
-            return "the correct client was never answered"
-        if usage.memory > settled.memory + MEMORY_SLACK:
+        slack = min(MOST_MEMORY_SLACK, MEMORY_SLACK + MEMORY_PER_MESSAGE * num_messages)
+        if usage.memory > settled.memory + slack:
             return f"memory grew from {settled.memory} to {usage.memory} bytes"
         if usage.descriptors > settled.descriptors + DESCRIPTOR_SLACK or usage.threads > settled.threads:
             return f"descriptors or threads grew: {settled}, {usage}"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from gnnsys.comm import Client, Kind, ShardLost
-from gnnsys.comm.address import LOOPBACK
-from gnnsys.lives import Lives
+from gnnsys.comm import Client, Kind, Reply, Server, ShardLost
+from gnnsys.comm.address import LOOPBACK, endpoint
+from gnnsys.lives import Lives, reserve
 from gnnsys.partition import write_parts
 from gnnsys.server_process import ServerProcess
 from tests.partition.part_graphs import random_assignment
@@ -238,14 +241,40 @@ def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch)
         assert lives.returncode is not None
     finally:
         lives.close()
+THIEF = """
+import os, socket, sys
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+for options in ((), ("SO_REUSEADDR",), ("SO_REUSEPORT",), ("SO_REUSEADDR", "SO_REUSEPORT")):
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with socket.socket() as thief:
+            for option in options:
+                thief.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+            try:
+                thief.bind((host, int(sys.argv[1])))
+                thief.listen()
+                print("stolen at", host, "by", options)
+            except OSError:
+                pass
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another account is needed")
+def test_no_other_account_takes_the_port_of_a_server_that_has_died():
+    with reserve(LOOPBACK) as place:
+        arguments = [str(place.getsockname()[1]), str(pwd.getpwnam("nobody").pw_uid)]
+        command = [sys.executable, "-c", THIEF, *arguments]
+        stolen = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd="/")
+        assert stolen.stdout == ""
+        with Server({Kind.STATUS: lambda request: Reply()}, bind=[endpoint(*place.getsockname())], is_reserved=True):
+            pass  # its next life does
 
 
 def test_a_server_that_ends_too_often_stays_dead():
     ended, why = threading.Event(), []
     lives = Lives(max_restarts=1)
     try:
-        endpoint = lives.order(4, LOOPBACK, keys=None, threads=1, lost_after=60)
-        with Client({4: endpoint}, sender=0, incarnation=1, timeout=60, ping_interval=0.2, lost_after=60) as client:
+        where = lives.order(4, LOOPBACK, keys=None, threads=1, lost_after=60)
+        with Client({4: where}, sender=0, incarnation=1, timeout=60, ping_interval=0.2, lost_after=60) as client:
             lives.keep(lambda text: (why.append(text), client.lose(4, text), ended.set()))
             for life in range(2):
                 status = client.request(4, Kind.STATUS).result().options

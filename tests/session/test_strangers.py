@@ -8,6 +8,7 @@ import pwd
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from tests.processes import ROOT
 DEADLINE = 60
 
 JOB = """
-import json, os, sys, torch
+import json, os, sys, time, torch, zmq
 from gnnsys.comm import Client, Keys, Kind
 from gnnsys.server import GraphServer
 from gnnsys.store import Store
@@ -35,8 +36,23 @@ store = Store(machine_of_part=[0], machine=0, client=client, rank=0, world_size=
 store.create("scores", 10, (2,), init=float(number))
 shared = client.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"]
 print(json.dumps({"endpoint": endpoint, "keys": keys.to_json(), "shared": shared, "user": os.getuid()}), flush=True)
+context, knockers = zmq.Context(), []
 for line in sys.stdin:
     told = json.loads(line)
+    if "refused" in told:  # tells once so many were turned away
+        deadline = time.monotonic() + 20
+        while server.server.counters()["refused_keys"] < told["refused"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(json.dumps(server.server.counters()["refused_keys"]), flush=True)
+        continue
+    with Client({0: endpoint}, sender=1, incarnation=1, keys=keys, timeout=30) as friend:  # who has the key is answered
+        control = friend.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"] == shared
+    for each, public in zip(told["endpoints"], told["publics"]):
+        knocking = context.socket(zmq.DEALER)  # knows their public half, and has a pair of its own
+        knockers.append(knocking)
+        knocking.curve_serverkey, knocking.linger = public.encode(), 0
+        knocking.curve_publickey, knocking.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        knocking.connect(each)
     answered = []
     for each in told["endpoints"]:
         with Client({0: each}, sender=0, incarnation=1, keys=keys, timeout=0.5) as stranger:
@@ -46,9 +62,10 @@ for line in sys.stdin:
                 answered.append(type(error).__name__)
     opened = [SharedRows.open(each, (10, 2), torch.float32) is not None for each in told["shared"]]
     own = store.tensor("scores")[torch.arange(10)].tolist()
-    print(json.dumps({"answered": answered, "opened": opened, "own": own}), flush=True)
+    print(json.dumps({"answered": answered, "opened": opened, "own": own, "control": control}), flush=True)
 client.close()
 server.close()
+context.destroy(linger=0)
 """
 
 
@@ -58,8 +75,8 @@ def start(number: int, user: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd="/")
 
 
-def ask(job: subprocess.Popen[str], others: list[dict], guesses: list[dict]) -> dict:
-    job.stdin.write(json.dumps({"endpoints": [each["endpoint"] for each in others], "shared": guesses}) + "\n")
+def ask(job: subprocess.Popen[str], **question: object) -> Any:
+    job.stdin.write(json.dumps(question) + "\n")
     job.stdin.flush()
     return json.loads(job.stdout.readline())
 
@@ -76,10 +93,12 @@ def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
             guesses = [each["shared"] | {"token": each["shared"]["token"] + 1} for each in others]
             if users[number] != me:
                 guesses += [each["shared"] for each in others]  # even with everything that the owner knows
-            found = ask(job, others, guesses)
-            assert found["answered"] == ["DeadlineExceeded"] * len(others)
+            publics = [each["keys"]["public"] for each in others]
+            found = ask(job, endpoints=[each["endpoint"] for each in others], publics=publics, shared=guesses)
+            assert found["control"] and found["answered"] == ["DeadlineExceeded"] * len(others)
             assert not any(found["opened"])
             assert found["own"] == [[float(number)] * 2] * 10
+        assert all(ask(job, refused=len(jobs) - 1) >= len(jobs) - 1 for job in jobs)  # not late: turned away
         assert len({each["keys"]["public"] for each in told}) == len(jobs)
     finally:
         for job in jobs:

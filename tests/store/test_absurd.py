@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,6 +87,13 @@ def test_tables_are_saved_and_loaded_below_the_folder_that_was_allowed(shard, tm
         shard.handlers()[Kind.CREATE](Request.local(Kind.CREATE, (), load))
     assert shard.handlers()[Kind.SAVE](Request.local(Kind.SAVE, (), save | {"folder": "tables/here"}))
     assert {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*.npy")} == {("tables", "here")}
+
+
+def test_a_server_that_saves_nothing_says_how_it_would(tmp_path):
+    shard = Shard(folder=Path(os.devnull))
+    save = {"name": "t", "folder": str(tmp_path), "save": "s", "overwrite": True}
+    with pytest.raises(ValueError, match="start it with --tables DIR"):
+        shard.handlers()[Kind.SAVE](Request.local(Kind.SAVE, (), save))
 
 
 def test_a_table_named_like_a_path_is_saved_inside_its_folder(shard, tmp_path):
