@@ -36,6 +36,8 @@ class Kind:
     left_out: tuple[str, ...] = ()
     """Tests that measure memory or time, which a sanitizer takes for itself."""
     plugins: tuple[str, ...] = ()
+    options_of_pytest: tuple[str, ...] = ("-k", "not right_gradient")
+    """Numerical derivatives are thousands of calls alike: minutes of what a few calls show."""
 
 
 KINDS = {
@@ -101,7 +103,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the part that CI runs")
     parser.add_argument("--selftest", action="store_true", help="make mistakes on purpose instead: each must be found")
     parser.add_argument("--no-native", action="store_true", help="leave the C++ tests out")
-    arguments, pytest_arguments = parser.parse_known_args()
+    parser.add_argument("pytest", nargs="*", help="behind --: what pytest is given instead of the tests listed here")
+    arguments = parser.parse_args()
     kind = KINDS[arguments.kind]
     folder = BUILD / arguments.kind
     environment = sanitized_environment(kind, folder)
@@ -114,7 +117,8 @@ def main() -> int:
     paths = kind.quick if arguments.quick else kind.paths
     left_out = [f"--ignore={path}" for path in kind.left_out]
     plugins = [f"-p{plugin}" for plugin in ("no:cacheprovider", *kind.plugins)]
-    command = [sys.executable, "-m", "pytest", *plugins, *left_out, *(pytest_arguments or paths)]
+    command = [sys.executable, "-m", "pytest", *plugins, *left_out, *kind.options_of_pytest]
+    command += arguments.pytest or paths
     began = time.monotonic()
     status = subprocess.run(command, cwd=tree, env=environment).returncode
     reports = read_reports(folder)
