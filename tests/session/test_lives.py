@@ -241,6 +241,8 @@ def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch)
         assert lives.returncode is not None
     finally:
         lives.close()
+
+
 THIEF = """
 import os, socket, sys
 os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
