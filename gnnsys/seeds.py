@@ -102,10 +102,11 @@ class Recipe:
     placement: Placement
     counts: Sequence[int]  # of chosen ids, by subpart
     shares: Sequence[range]  # the numbers of each rank
+    content: str = ""  # of what was chosen, beyond its counts
     digest: str = ""
 
     def __post_init__(self) -> None:
-        self.digest = _digest(self.graph, self.type, self.counts)
+        self.digest = _digest(self.graph, self.type, self.counts, self.content)
 
     @property
     def rank(self) -> int:
@@ -157,16 +158,24 @@ def split(
     counts = chosen.counts()
     shares = assign_shares(counts, placement, _trainers(graph))
     mine = shares[placement.rank]
-    recipe = Recipe(graph, what, type, column, placement, counts, shares)
+    recipe = Recipe(graph, what, type, column, placement, counts, shares, _content(chosen))
     return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), sum(counts), recipe)
 
 
-def _digest(graph: Graph | DistGraph, type: NodeType | EdgeType, counts: Sequence[int]) -> str:
+def _digest(graph: Graph | DistGraph, type: NodeType | EdgeType, counts: Sequence[int], content: str) -> str:
     """The same wherever the same was split: numbers then mean the same ids."""
-    known = [type, list(counts)]
+    known = [type, list(counts), content]
     if not isinstance(graph, Graph):
         known.append(hashlib.sha256((graph.parts.path / MANIFEST).read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _content(chosen: _Chosen) -> str:
+    """Listed ids and masks by their values; a mask in parts, which do not change, by its name and column."""
+    if isinstance(chosen, _InParts):
+        return json.dumps(chosen.mask.to_json())
+    values = chosen.sorted_ids if isinstance(chosen, _Listed) else chosen.mask if isinstance(chosen, _Masked) else None
+    return "" if values is None else hashlib.sha256(values.contiguous().numpy().data).hexdigest()
 
 
 # -- what may be chosen ------------------------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ class _InParts:
     """A mask that lies in the parts: own parts are read here, the others asked for."""
 
     def __init__(self, graph: DistGraph, mask: Mask) -> None:
-        self._graph, self._mask = graph, mask
+        self._graph, self.mask = graph, mask
         self._here = PartMasks(graph.parts, graph.parts_here)
         self._counts: list[int] = []
 
@@ -231,7 +240,7 @@ class _InParts:
             if part not in graph.parts_here:
                 away.setdefault(machine, []).append(part)
         asked = {machine: self._ask(machine, {"count": parts}) for machine, parts in away.items()}
-        by_part = {part: self._here.counts(self._mask, part) for part in graph.parts_here}
+        by_part = {part: self._here.counts(self.mask, part) for part in graph.parts_here}
         for machine, pending in asked.items():
             rows = pending.result().arrays[0].view(len(away[machine]), -1).tolist()
             by_part.update(zip(away[machine], rows))
@@ -247,7 +256,7 @@ class _InParts:
             if low >= high:
                 continue
             if part in graph.parts_here:
-                pieces.append(self._here.ids(self._mask, part, low, high))
+                pieces.append(self._here.ids(self.mask, part, low, high))
             else:
                 pieces.append(self._ask(graph.machine_of_part[part], {"ids": [part, low, high]}))
         found = [piece if isinstance(piece, Tensor) else piece.result().arrays[0] for piece in pieces]
@@ -255,7 +264,7 @@ class _InParts:
 
     def _ask(self, machine: int, wish: dict[str, Any]) -> Pending:
         assert self._graph.client is not None  # alone, every part is here
-        return self._graph.client.request(machine, Kind.SELECT, (), self._mask.to_json() | wish)
+        return self._graph.client.request(machine, Kind.SELECT, (), self.mask.to_json() | wish)
 
 
 def _choose(

@@ -267,6 +267,7 @@ def test_states_that_cannot_be_dealt_are_refused_with_the_reason(graph: Graph) -
         ([states[0], later], make(0, 1), "rank 0 was in epoch 0, rank 1 in 1"),
         (states, make(0, 1, shuffle=True), "rank 0 is of a loader with shuffle=False, here it is True"),
         (states, make(0, 1, seed=3), "rank 0 is of a loader with seed=0, here it is 3"),
+        (states, make(0, 3, torch.arange(120) >= 0), "other seeds, or of seeds in other parts"),
         (states, make(0, 3, list(range(70))), "other seeds, or of seeds in other parts"),
         ([{**s, "batch": 9} for s in states], make(0, 1), "at batch 9 of 6"),
         ([{**s, "leftover": {"first": 1}} for s in states], make(0, 1), "not the state of a loader"),
