@@ -101,6 +101,8 @@ class Group:
     def gather(self, name: str, value: Any = None, timeout: float | None = None) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         if self._store is None:
+            if self.world_size > 1:
+                raise RendezvousError(f"rank {self.rank} has left its group: it cannot meet the others for {name!r}")
             return [json.loads(json.dumps(value))]
         timeout = self.timeout if timeout is None else timeout
         key = self._turn(name)
