@@ -72,9 +72,10 @@ def test_many_threads_ask_several_servers_at_once_and_each_gets_its_own_answer()
 
             assert all(pool.map(ask, range(8)))
             counters = client.counters()
-            assert counters["kinds"]["PULL"]["messages_out"] == 800
-            # A small reply may come twice where the machine is slow.
-            assert counters["outstanding"] == 0 and counters["events"].keys() <= {"late"}
+            # What was about to be sent when a peer was first heard of may be sent twice, and then its reply comes twice.
+            again = counters["events"].get("resent", 0)
+            assert counters["kinds"]["PULL"]["messages_out"] == 800 + again and again < 80
+            assert counters["outstanding"] == 0 and counters["events"].keys() <= {"late", "resent"}
 
 
 def test_waiting_requests_are_served_in_the_order_of_priority_then_arrival():
@@ -221,11 +222,12 @@ def test_counters_tell_messages_bytes_and_service_time():
         for _ in range(3):
             client.request(0, 16, [array]).result()
         there, here = server.counters(), client.counters()
-        assert here["peers"][0] == here["kinds"]["PULL"]
-        assert here["peers"][0]["messages_out"] == here["peers"][0]["messages_in"] == 3
-        assert 3000 < here["peers"][0]["bytes_out"] < 4000
-        assert there["peers"][3]["bytes_in"] == here["peers"][0]["bytes_out"]
-        assert there["peers"][3]["bytes_out"] == here["peers"][0]["bytes_in"]
+        ours, theirs = here["kinds"]["PULL"], there["kinds"]["PULL"]
+        assert ours["messages_out"] == ours["messages_in"] == 3
+        assert 3000 < ours["bytes_out"] < 4000
+        assert theirs["bytes_in"] == ours["bytes_out"] and theirs["bytes_out"] == ours["bytes_in"]
+        for name, count in here["peers"][0].items():  # what shows that a client lives is counted as well
+            assert count == sum(kind[name] for kind in here["kinds"].values())
         assert there["queue"] == there["unanswered"] == 0 and there["service_us"]["PULL"] >= 0
 
 
