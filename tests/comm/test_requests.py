@@ -72,7 +72,7 @@ def test_many_threads_ask_several_servers_at_once_and_each_gets_its_own_answer()
 
             assert all(pool.map(ask, range(8)))
             counters = client.counters()
-            # What was about to be sent when a peer was first heard of may be sent twice, and then its reply comes twice.
+            # What was about to be sent when a peer was first heard of may be sent twice; then its reply comes twice.
             again = counters["events"].get("resent", 0)
             assert counters["kinds"]["PULL"]["messages_out"] == 800 + again and again < 80
             assert counters["outstanding"] == 0 and counters["events"].keys() <= {"late", "resent"}
