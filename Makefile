@@ -4,15 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
+SECONDS ?= 600
 export DGLBACKEND := pytorch
 
-.PHONY: demo test lint bench sanitize sanitize-quick sanitize-selftest clean
+.PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
 
 test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+chaos: $(VENV)/.built $(VENV)/.tools ## kill shards, trainers and leaders of a job on two hosts, 30 times
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: $(VENV)/.built $(VENV)/.tools ## style and types
 	$(BIN)/ruff check .
@@ -26,6 +30,13 @@ bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compa
 	$(BIN)/gnnsys bench store
 	$(BIN)/gnnsys bench pipeline
 	$(BIN)/gnnsys bench dist
+
+fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a thousand faults in part files
+	$(BIN)/python -m tests.fuzz.faults --faults 1000
+	$(BIN)/python -m tests.fuzz.run --messages 1000000
+
+soak: $(VENV)/.built $(VENV)/.tools ## a server at full load for SECONDS; fails where anything grows
+	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)
 
 sanitize: $(VENV)/.built $(VENV)/.tools ## native code under AddressSanitizer, UBSan and ThreadSanitizer (docs/native.md)
 	$(BIN)/python csrc/sanitize/run.py address

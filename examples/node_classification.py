@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoints", help="a directory to save to, and to go on from where it has a checkpoint")
+    parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     args = parser.parse_args(argv)
     with gnnsys.init() as session:
         return train(session, args)
@@ -56,10 +58,15 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
         rows["x"].shape[1], args.hidden, len(args.fanout), num_classes, dropout=args.dropout
     )
     if session.world_size > 1:
-        model = DistributedDataParallel(model)
+        # With checkpoints DDP must keep its first buckets: a resumed run then sums gradients in the same order.
+        model = DistributedDataParallel(model, find_unused_parameters=bool(args.checkpoints))
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
+    saver = None
+    if args.checkpoints:
+        states = {"model": model, "optimizer": optimizer, "loader": loader}
+        saver = gnnsys.resume(args.checkpoints, every=args.save_every, **states)
 
-    for epoch in range(1, args.epochs + 1):
+    for epoch in range(loader.epoch + 1, args.epochs + 1):
         model.train()
         for batch in loader:
             out = model(batch.x, batch.edge_index)[: batch.batch_size]
@@ -68,6 +75,8 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if saver is not None:
+                saver.step()
         if epoch % 5 == 0 or epoch == args.epochs:
             val = accuracy(model, graph, "val", args)
             if session.rank == 0:

@@ -6,6 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnsys.checkpoint import Saver as Saver
+    from gnnsys.checkpoint import resume as resume
+    from gnnsys.comm import ShardLost as ShardLost
+    from gnnsys.comm import TrainerLost as TrainerLost
     from gnnsys.graph import Graph as Graph
     from gnnsys.loader import Batch as Batch
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
@@ -31,12 +35,16 @@ _ROOM_OF = {
     "LinkNeighborLoader": "loader",
     "NegativeSampling": "loader",
     "NeighborLoader": "loader",
+    "Saver": "checkpoint",
     "Seeds": "seeds",
     "Session": "session",
+    "ShardLost": "comm",
     "SparseAdagrad": "store",
     "SparseAdam": "store",
+    "TrainerLost": "comm",
     "init": "session",
     "open": "session",
+    "resume": "checkpoint",
     "split": "seeds",
 }
 
@@ -49,12 +57,16 @@ __all__ = [
     "LinkNeighborLoader",
     "NegativeSampling",
     "NeighborLoader",
+    "Saver",
     "Seeds",
     "Session",
+    "ShardLost",
     "SparseAdagrad",
     "SparseAdam",
+    "TrainerLost",
     "init",
     "open",
+    "resume",
     "split",
 ]
 

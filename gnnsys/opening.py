@@ -6,9 +6,10 @@ part missing on one machine is the same error everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from gnnsys.partition import Parts, Placement, open_parts, place_parts
 from gnnsys.partition.layout import part_folder
 from gnnsys.sampling import DistGraph
 from gnnsys.store import Shard, Store
+
+Remember = Callable[[str | None, Sequence[int]], None]
 
 
 def open_alone(path: str | os.PathLike[str], *, verify: bool) -> DistGraph:
@@ -34,20 +37,26 @@ def open_alone(path: str | os.PathLike[str], *, verify: bool) -> DistGraph:
 
 
 def open_in_group(
-    group: Group, client: Client, path: str | os.PathLike[str], *, verify: bool, timeout: float
+    group: Group, client: Client, path: str | os.PathLike[str], *, verify: bool, timeout: float, remember: Remember
 ) -> DistGraph:
-    """The parts of all machines: those of this one mapped here, the others through their servers."""
+    """The parts of all machines: those of this one mapped here, the others through their servers.
+
+    `remember` is told the directory and the parts that this machine's server is to have open.
+    """
     report = survey(path) if group.is_leader else None
     reports = group.gather("open", [group.machine, report, str(path)])
     by_machine = {machine: values for machine, values, _ in reports if values is not None}
     machine_of_part = plan([by_machine[machine] for machine in range(group.num_machines)], [row[2] for row in reports])
     here = [part for part, machine in enumerate(machine_of_part) if machine == group.machine]
+    remember(str(Path(path).resolve()), here)
     try:
         _serve(group, client, path, here, verify=verify, timeout=timeout)
         return _map(group, client, path, machine_of_part, here, timeout)
     except ValueError:
+        remember(None, ())
         if group.is_leader:  # what this machine has opened is of no use without the others
-            client.request(group.machine, Kind.OPEN, options={"path": None}).result()
+            with contextlib.suppress(CommError):  # every rank raises what went wrong first
+                client.request(group.machine, Kind.OPEN, options={"path": None}).result()
         raise
 
 
@@ -133,12 +142,25 @@ def plan(reports: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[int
 
 
 def open_served(
-    group: Group, path: str | os.PathLike[str], servers: Sequence[str], keys: Keys | None, timeout: float
+    group: Group,
+    path: str | os.PathLike[str],
+    servers: Sequence[str],
+    keys: Keys | None,
+    timeout: float,
+    lost_after: float,
 ) -> tuple[DistGraph, Client]:
     """The parts that servers of `gnnsys serve` have; only the manifest is read here. The caller closes the client."""
     parts = open_parts(path, verify=False)
     peers = dict(enumerate(servers))
-    client = Client(peers, sender=group.rank, incarnation=group.incarnation, keys=keys, timeout=timeout, name="served")
+    client = Client(
+        peers,
+        sender=group.rank,
+        incarnation=group.incarnation,
+        keys=keys,
+        timeout=timeout,
+        name="served",
+        lost_after=lost_after,
+    )
     try:
         asked = [client.request(server, Kind.STATUS) for server in peers]
         machine_of_part = _who_serves(parts, servers, [pending.result().options for pending in asked])

@@ -7,7 +7,8 @@ of a mask than its own parts: counts and the ids of other parts are asked where 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, Pending
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
+from gnnsys.graph.manifest import MANIFEST
 from gnnsys.partition import Placement
+from gnnsys.partition.shares import assign_shares, owners
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.store.spec import edge_table, node_table
 
@@ -67,18 +70,68 @@ class IdRange:
 
 @dataclass(eq=False)
 class Seeds:
-    """One rank's share. `largest` is the largest share of any rank: steps derived from it are equal on all of them."""
+    """One rank's share. `largest` is the largest share of any rank: steps derived from it are equal on all of them.
+
+    `recipe` is how it was made, by which loaders take over what other ranks had left when their number changes.
+    """
 
     ids: Tensor | IdRange
     type: NodeType | EdgeType
     largest: int
     total: int
+    recipe: Recipe | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __repr__(self) -> str:
         return f"Seeds({len(self)} of {self.total} {self.type!r}, largest share {self.largest})"
+
+
+@dataclass(eq=False)
+class Recipe:
+    """How a share was made: what was split, where it lies, among whom. Chosen ids are numbered in ascending order.
+
+    It refers to what the user gave and holds no ids of its own.
+    """
+
+    graph: Graph | DistGraph
+    what: What
+    type: NodeType | EdgeType
+    column: int | None
+    placement: Placement
+    counts: Sequence[int]  # of chosen ids, by subpart
+    shares: Sequence[range]  # the numbers of each rank
+    content: str = ""  # of what was chosen, beyond its counts
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        self.digest = _digest(self.graph, self.type, self.counts, self.content)
+
+    @property
+    def rank(self) -> int:
+        return self.placement.rank
+
+    @property
+    def machine_of_rank(self) -> Sequence[int]:
+        return self.placement.machine_of_rank
+
+    def share(self, placement: Placement) -> Seeds:
+        """The share of another rank, or among other ranks."""
+        return split(self.graph, self.what, type=self.type, column=self.column, placement=placement)
+
+    def chosen(self) -> _Chosen:
+        """The chosen ids by their numbers, `ids(first, end)`."""
+        chosen = _choose(self.graph, self.what, self.type, self.column, _offsets(self.graph, self.type))
+        if list(chosen.counts()) != list(self.counts):
+            raise ValueError(
+                f"what was split among the ranks has changed: {sum(self.counts)} ids of {self.type!r} then"
+            )
+        return chosen
+
+    def owners(self, numbers: range) -> list[tuple[int, range]]:
+        """These numbers by the machine that owns their ids; empty where nobody serves parts."""
+        return owners(self.counts, self.placement, _trainers(self.graph), numbers)
 
 
 def split(
@@ -101,54 +154,28 @@ def split(
     """
     type = _resolve_type(graph, what, type)
     placement = placement or _placement_of(graph)
-    if isinstance(graph, Graph):
-        trainers, offsets = 1, [0, graph.num_nodes(type) if isinstance(type, str) else graph.num_edges(type)]
-    else:
-        trainers, offsets = graph.book.trainers_per_part, _subpart_offsets(graph, type)
-    chosen = _choose(graph, what, type, column, offsets)
-    shares = assign_shares(chosen.counts(), placement, trainers)
+    chosen = _choose(graph, what, type, column, _offsets(graph, type))
+    counts = chosen.counts()
+    shares = assign_shares(counts, placement, _trainers(graph))
     mine = shares[placement.rank]
-    total = sum(map(len, shares))
-    return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), total)
+    recipe = Recipe(graph, what, type, column, placement, counts, shares, _content(chosen))
+    return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), sum(counts), recipe)
 
 
-def assign_shares(counts: Sequence[int], placement: Placement, trainers_per_part: int) -> list[range]:
-    """Which of the chosen ids, counted in ascending order, each rank gets. `counts[s]`: chosen ids of subpart s.
+def _digest(graph: Graph | DistGraph, type: NodeType | EdgeType, counts: Sequence[int], content: str) -> str:
+    """The same wherever the same was split: numbers then mean the same ids."""
+    known = [type, list(counts), content]
+    if not isinstance(graph, Graph):
+        known.append(hashlib.sha256((graph.parts.path / MANIFEST).read_bytes()).hexdigest())
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
-    Ranges are given out by falling overlap with the machine's parts, while the machine has ranks left.
 
-    >>> assign_shares([4, 6], Placement(0, (1, 0), (0, 1)), 1)
-    [range(5, 10), range(0, 5)]
-    """
-    world_size, total = placement.world_size, sum(counts)
-    cuts = [total * i // world_size for i in range(world_size + 1)]
-    ends = [0, *accumulate(counts)]
-    wishes = []
-    for i in range(world_size):
-        overlap: dict[int, int] = {}
-        for s in range(bisect_right(ends, cuts[i]) - 1, bisect_left(ends, cuts[i + 1])):
-            common = min(ends[s + 1], cuts[i + 1]) - max(ends[s], cuts[i])
-            if common > 0 and placement.machine_of_part:
-                machine = placement.machine_of_part[s // trainers_per_part]
-                overlap[machine] = overlap.get(machine, 0) + common
-        wishes += [(-common, i, machine) for machine, common in overlap.items()]
-    free: dict[int, list[int]] = {}
-    for rank, machine in enumerate(placement.machine_of_rank):
-        free.setdefault(machine, []).append(rank)
-    given: dict[int, list[int]] = {machine: [] for machine in free}
-    left = set(range(world_size))
-    for _, i, machine in sorted(wishes):
-        if i in left and machine in free and len(given[machine]) < len(free[machine]):
-            given[machine].append(i)
-            left.discard(i)
-    rest = sorted(left, reverse=True)
-    shares = [range(0)] * world_size
-    for machine, ranks in sorted(free.items()):
-        while len(given[machine]) < len(ranks):
-            given[machine].append(rest.pop())
-        for rank, i in zip(ranks, sorted(given[machine])):
-            shares[rank] = range(cuts[i], cuts[i + 1])
-    return shares
+def _content(chosen: _Chosen) -> str:
+    """Listed ids and masks by their values; a mask in parts, which do not change, by its name and column."""
+    if isinstance(chosen, _InParts):
+        return json.dumps(chosen.mask.to_json())
+    values = chosen.sorted_ids if isinstance(chosen, _Listed) else chosen.mask if isinstance(chosen, _Masked) else None
+    return "" if values is None else hashlib.sha256(values.contiguous().numpy().data).hexdigest()
 
 
 # -- what may be chosen ------------------------------------------------------------------------------------------------
@@ -202,7 +229,7 @@ class _InParts:
     """A mask that lies in the parts: own parts are read here, the others asked for."""
 
     def __init__(self, graph: DistGraph, mask: Mask) -> None:
-        self._graph, self._mask = graph, mask
+        self._graph, self.mask = graph, mask
         self._here = PartMasks(graph.parts, graph.parts_here)
         self._counts: list[int] = []
 
@@ -213,7 +240,7 @@ class _InParts:
             if part not in graph.parts_here:
                 away.setdefault(machine, []).append(part)
         asked = {machine: self._ask(machine, {"count": parts}) for machine, parts in away.items()}
-        by_part = {part: self._here.counts(self._mask, part) for part in graph.parts_here}
+        by_part = {part: self._here.counts(self.mask, part) for part in graph.parts_here}
         for machine, pending in asked.items():
             rows = pending.result().arrays[0].view(len(away[machine]), -1).tolist()
             by_part.update(zip(away[machine], rows))
@@ -229,7 +256,7 @@ class _InParts:
             if low >= high:
                 continue
             if part in graph.parts_here:
-                pieces.append(self._here.ids(self._mask, part, low, high))
+                pieces.append(self._here.ids(self.mask, part, low, high))
             else:
                 pieces.append(self._ask(graph.machine_of_part[part], {"ids": [part, low, high]}))
         found = [piece if isinstance(piece, Tensor) else piece.result().arrays[0] for piece in pieces]
@@ -237,7 +264,7 @@ class _InParts:
 
     def _ask(self, machine: int, wish: dict[str, Any]) -> Pending:
         assert self._graph.client is not None  # alone, every part is here
-        return self._graph.client.request(machine, Kind.SELECT, (), self._mask.to_json() | wish)
+        return self._graph.client.request(machine, Kind.SELECT, (), self.mask.to_json() | wish)
 
 
 def _choose(
@@ -309,9 +336,16 @@ def _data_of(graph: Graph | DistGraph, type: NodeType | EdgeType) -> Any:
     return graph.node_data[type] if isinstance(type, str) else graph.edge_data[type]
 
 
-def _subpart_offsets(graph: DistGraph, type: NodeType | EdgeType) -> list[int]:
+def _offsets(graph: Graph | DistGraph, type: NodeType | EdgeType) -> list[int]:
+    """Where each subpart's ids begin and end; a graph in memory is one."""
+    if isinstance(graph, Graph):
+        return [0, graph.num_nodes(type) if isinstance(type, str) else graph.num_edges(type)]
     book = graph.book
     return [0, *(book.subpart_range(s, type).stop for s in range(book.num_subparts))]
+
+
+def _trainers(graph: Graph | DistGraph) -> int:
+    return 1 if isinstance(graph, Graph) else graph.book.trainers_per_part
 
 
 def _placement_of(graph: Graph | DistGraph) -> Placement:

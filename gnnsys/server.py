@@ -2,6 +2,7 @@
 
 `python -m gnnsys.server` is what a session starts once per machine. It is told what to do in one line on its standard
 input, answers with one line (its endpoints, or an error), and lives until that input closes, however its parent ended.
+One that takes the place of another is told which parts that had open, and which life of the machine's shard it is.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ from gnnsys.partition import open_parts
 from gnnsys.sampling.select import PartMasks
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.store import Shard
+from gnnsys.store import Life, Shard
 
 GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.INDUCED)
 _PR_SET_PDEATHSIG = 1
+_MAX_RANKS = 1024  # whose silence is told at once
 
 
 class GraphServer:
-    """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened."""
+    """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
+
+    A server that stands on its own (`alone`) opens and ends by its owner's word, not by that of those who ask, and
+    saves and loads tables below `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`.
+    """
 
     def __init__(
         self,
@@ -40,19 +46,31 @@ class GraphServer:
         bind: Sequence[str] = ("tcp://127.0.0.1:*",),
         keys: Keys | None = None,
         threads: int = 2,
+        life: int = 0,
+        lost_after: float = 30.0,
+        alone: bool = False,
+        folder: Path | None = None,
+        max_table_bytes: int | None = None,
+        is_reserved: bool = False,
     ) -> None:
         self.stopped = threading.Event()
-        self._machine = machine
-        self._shard = Shard(machine)
+        self._life = Life(machine, life, lost_after, self._silent_for)
+        nowhere = Path(os.devnull) if alone else None
+        self._make_shard = lambda: Shard(machine, self._life, max_bytes=max_table_bytes, folder=folder or nowhere)
+        self._shard = self._make_shard()
         self._services: dict[int, Handler] = dict(self._shard.handlers())
         self._opened: dict[str, Any] | None = None
+        self._is_verified = False
         self._lock = threading.Lock()
         handlers: dict[int, Handler] = dict.fromkeys([*self._services, *GRAPH_KINDS], self._ask)
-        handlers |= {Kind.OPEN: self._handle_open, Kind.STATUS: self._status, Kind.STOP: self._stop}
+        handlers[Kind.STATUS] = self._status
+        if not alone:
+            handlers |= {Kind.OPEN: self._handle_open, Kind.STOP: self._stop}
         native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
         self.server = Server(
-            handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}"
-        )
+            handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
+            is_reserved=is_reserved,
+        )  # fmt: skip
 
     def start(self) -> list[str]:
         """Begins to serve; the endpoints."""
@@ -60,7 +78,10 @@ class GraphServer:
         return self.server.endpoints
 
     def open(self, path: str, own_parts: Sequence[int], *, verify: bool = True) -> None:
-        """Opens and checks `own_parts` of a directory and serves them from now on. The same again is nothing."""
+        """Opens and checks `own_parts` of a directory and serves them from now on.
+
+        The same again is nothing, but for a check that was left out.
+        """
         own_parts = sorted(own_parts)
         wanted: dict[str, Any] = {"path": str(Path(path).resolve()), "parts": own_parts}
         with self._lock:
@@ -73,15 +94,21 @@ class GraphServer:
                         self._shard.add(tables[name], part, values)
                 self._services.update(GraphService(parts, own_parts).handlers().items())
                 self._services[Kind.SELECT] = PartMasks(parts, own_parts).handle
+                self._is_verified = verify
                 self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
             elif not wanted.items() <= self._opened.items():
                 raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
+            elif verify and not self._is_verified:  # another life opened it, or who asked before did not care
+                again = open_parts(path, verify=True)
+                for part in own_parts:
+                    again.part(part)
+                self._is_verified = True
 
     def shut(self) -> None:
         """Serves nothing any more, until another directory is opened. Tables that were created are gone."""
         with self._lock:
             self._shard.close()
-            self._shard = Shard(self._machine)
+            self._shard = self._make_shard()
             self._services, self._opened = dict(self._shard.handlers()), None
 
     def close(self) -> None:
@@ -105,11 +132,15 @@ class GraphServer:
         return Reply()
 
     def _status(self, request: Request) -> Reply:
-        counters = self.server.counters()
-        quiet = (Kind.STATUS.name, Kind.PING.name)
-        served = sum(of["messages_in"] for kind, of in counters["kinds"].items() if kind not in quiet)
+        load = self.server.load(without=(Kind.STATUS,))
         opened = self._opened or {"path": None, "parts": [], "digest": None}
-        return Reply(options={"pid": os.getpid(), "served": served, "queue": counters["queue"], **opened})
+        own = {"pid": os.getpid(), "life": self._life.number, **load}
+        ranks = [int(rank) for rank in request.options.get("ranks", ())[:_MAX_RANKS]]
+        silent = [self._silent_for(rank, request.incarnation) for rank in ranks]
+        return Reply(options={**own, **opened, "silent": silent})
+
+    def _silent_for(self, rank: int, incarnation: int) -> float:
+        return self.server.heard.silent_for(rank, incarnation)
 
     def _stop(self, request: Request) -> Reply:
         self.stopped.set()
@@ -142,7 +173,18 @@ def main() -> int:
 
 def _make(orders: Mapping[str, Any]) -> GraphServer:
     keys = None if orders["keys"] is None else Keys.from_json(orders["keys"])
-    return GraphServer(int(orders["machine"]), bind=orders["bind"], keys=keys, threads=int(orders["threads"]))
+    graph_server = GraphServer(
+        int(orders["machine"]),
+        bind=orders["bind"],
+        keys=keys,
+        threads=int(orders["threads"]),
+        life=int(orders["life"]),
+        lost_after=float(orders["lost_after"]),
+        is_reserved=orders["is_reserved"],
+    )
+    if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
+        graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)
+    return graph_server
 
 
 def _answer(pipe: Any, value: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,31 @@ class ServerProcess:
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
-        self._watcher: threading.Thread | None = None
-        self._is_closing = False
         _started.add(self)
 
-    def order(self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int) -> None:
-        """What to serve and where. Keys go through the pipe, where no other process sees them."""
+    def order(
+        self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int, lost_after: float = 30.0,
+        life: int = 0, parts: tuple[str, Sequence[int]] | None = None, parent_death: bool | None = None,
+        is_reserved: bool = False,
+    ) -> None:  # fmt: skip
+        """What to serve and where. Keys go through the pipe, where no other process sees them.
+
+        `parts`: a directory and what to open of it; `parent_death`: whether it ends with the thread that started it,
+        which is then one that stays (None: where that is the main one).
+        """
+        if parent_death is None:
+            parent_death = threading.current_thread() is threading.main_thread()
         orders = {
             "machine": machine,
             "bind": list(bind),
             "keys": None if keys is None else keys.to_json(),
             "threads": threads,
+            "lost_after": lost_after,
+            "life": life,
+            "open": None if parts is None else {"path": parts[0], "parts": list(parts[1])},
             "parent": os.getpid(),
-            "parent_death": threading.current_thread() is threading.main_thread(),  # the kernel means the thread
+            "parent_death": parent_death,
+            "is_reserved": is_reserved,
         }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once; `endpoints` tells
@@ -63,8 +75,8 @@ class ServerProcess:
         return self._process.pid
 
     @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
+    def returncode(self) -> int | None:
+        return self._process.poll()
 
     def endpoints(self, timeout: float) -> list[str]:
         """Where it listens; RuntimeError where it ended or does not say so in time."""
@@ -80,20 +92,13 @@ class ServerProcess:
             raise RuntimeError(f"the graph server did not start: {values['error']}")
         return list(values["endpoints"])
 
-    def watch(self, on_end: Callable[[int], None]) -> None:
-        """Has `on_end` called with the exit code, in a thread, should the child end before `close`."""
-
-        def wait() -> None:
-            code = self._process.wait()  # as long as the child lives, which `close` sees to
-            if not self._is_closing:
-                on_end(code)
-
-        self._watcher = threading.Thread(target=wait, name="gnnsys-server-watch", daemon=True)
-        self._watcher.start()
+    def wait(self) -> int:
+        """The exit code, once there is one: as long as the child lives, which `close` sees to."""
+        return self._process.wait()
 
     def close(self, timeout: float = _END_SECONDS) -> None:
         """Ends it: closes its input and says so, and if it does not heed that in time, by force. Idempotent."""
-        process, self._is_closing = self._process, True
+        process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -103,8 +108,6 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if self._watcher is not None:
-            self._watcher.join(timeout)
         process.stdout.close()
 
     def _read_line(self, timeout: float) -> bytes | None:

@@ -13,29 +13,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
-from gnnsys.comm import Client, CommError, Keys, Kind
-from gnnsys.comm.address import LOOPBACK, Found, endpoint, find_address, interface_of, is_loopback, settle_address
+from gnnsys.comm import Client, CommError, DeadlineExceeded, Keys, Kind
+from gnnsys.comm.address import agree_on_address
+from gnnsys.comm.joining import Place, join
 from gnnsys.comm.key_file import read_key
-from gnnsys.comm.rendezvous import Group, Place, RendezvousError, join
+from gnnsys.comm.rendezvous import Group, RendezvousError
+from gnnsys.lives import Lives
 from gnnsys.opening import open_alone, open_in_group, open_served
-from gnnsys.server_process import ServerProcess
+from gnnsys.process_group import make_process_group
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
 _log = logging.getLogger(__name__)
 
-_START_SECONDS = 120.0  # for a graph server to import torch on a busy machine
+_START_SECONDS = 150.0  # for all graph servers to listen
 _OPEN_SECONDS = 900.0  # to read every file of a machine's parts once
 _LOOK_SECONDS = 0.2
 
@@ -44,6 +44,7 @@ def init(
     *,
     timeout: float = 60.0,
     join_timeout: float = 300.0,
+    lost_after: float = 30.0,
     server_threads: int = 2,
     process_group: bool = True,
     backend: str | None = None,
@@ -52,25 +53,28 @@ def init(
     """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
 
     `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
-    start apart. A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is,
-    or `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
+    start apart; `lost_after`: that a server or a rank may be silent before it counts as dead (ShardLost, TrainerLost),
+    which is how long a pause, a cut, or the restart of a server is ridden out.
+
+    A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is, or
+    `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
     networks that nobody else can read. The session is closed by `close()`, by `with`, or when the process exits.
 
     >>> with gnnsys.init() as session:
     ...     graph = gnnsys.open("parts/")
     """
-    for name, seconds in (("timeout", timeout), ("join_timeout", join_timeout)):
+    for name, seconds in (("timeout", timeout), ("join_timeout", join_timeout), ("lost_after", lost_after)):
         if not seconds > 0:
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
     group = join(join_timeout)
     group.timeout = timeout
-    session = Session(group, timeout)
+    session = Session(group, timeout, lost_after)
     try:
         session._begin_server()
-        address = session._settle_address()
-        session._make_process_group(process_group, backend, address)
+        address = agree_on_address(group)
+        session._made_process_group = make_process_group(group, process_group, backend, address, timeout)
         session._order_server(server_threads, address, encrypt)
     except BaseException:
         session.close(wait=False)
@@ -89,14 +93,16 @@ def open(
     *,
     session: Session | None = None,
     verify: bool = True,
+    timeout: float = _OPEN_SECONDS,
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
     Each machine needs the manifest and the folders of the parts it serves; where all have all, parts are served in
-    equal blocks. With `verify` every file is read once and compared with its checksum. What is wrong on one machine is
-    the same ValueError on every rank. A process that was not launched by torchrun needs no `init` for it.
+    equal blocks. With `verify` every file is read once and compared with its checksum; `timeout` is how many seconds a
+    machine may take for it. What is wrong on one machine is the same ValueError on every rank. A process that was not
+    launched by torchrun needs no `init` for it.
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
@@ -106,7 +112,7 @@ def open(
         if Place.from_environment() is not None:
             raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
         session = init(process_group=False)
-    return session.open(path, verify=verify, servers=servers, key=key)
+    return session.open(path, verify=verify, timeout=timeout, servers=servers, key=key)
 
 
 class Session:
@@ -115,15 +121,18 @@ class Session:
     `client` asks the machines' servers; it is None where this process is alone.
     """
 
-    def __init__(self, group: Group, timeout: float) -> None:
+    def __init__(self, group: Group, timeout: float, lost_after: float = 30.0) -> None:
         self.group = group
         self.timeout = timeout
+        self.lost_after = lost_after
         self.client: Client | None = None
         self.is_closed = False
-        self._server: ServerProcess | None = None
+        self._server: Lives | None = None
         self._made_process_group = False
         self._graphs: dict[str, DistGraph] = {}
+        self._served: list[DistGraph] = []  # by servers of their own
         self._clients: list[Client] = []
+        self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
         self._process = os.getpid()
         atexit.register(self._close_at_exit)
@@ -157,6 +166,11 @@ class Session:
             return torch.device("cuda", self.local_rank % torch.cuda.device_count())
         return torch.device("cpu")
 
+    @property
+    def graphs(self) -> list[DistGraph]:
+        """The graphs that were opened in this session."""
+        return [*self._graphs.values(), *self._served]
+
     def barrier(self, timeout: float | None = None) -> None:
         """Returns when every rank has called it; the error names the ranks that did not."""
         self._check_open()
@@ -178,8 +192,9 @@ class Session:
         name = str(Path(path).resolve())
         if servers is not None:
             keys = None if key is None else read_key(key)
-            graph, client = open_served(self.group, path, servers, keys, self.timeout)
+            graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after)
             self._clients.append(client)
+            self._served.append(graph)
             return graph
         if name in self._graphs:
             return self._graphs[name]
@@ -188,7 +203,9 @@ class Session:
         elif self._graphs:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
-            self._graphs[name] = open_in_group(self.group, self.client, path, verify=verify, timeout=timeout)
+            self._graphs[name] = open_in_group(
+                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember
+            )
         return self._graphs[name]
 
     def status(self) -> list[dict[str, Any]]:
@@ -209,6 +226,11 @@ class Session:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
+        for callback in reversed(self.before_close):
+            try:
+                callback(wait)
+            except Exception as error:  # the others still need this rank's server
+                _log.error("rank %d: %s", self.rank, error)
         atexit.unregister(self._close_at_exit)
         if self in _open_sessions:
             _open_sessions.remove(self)
@@ -247,7 +269,7 @@ class Session:
     def _begin_server(self) -> None:
         """Early: while it imports torch, the ranks meet and make their process group."""
         if self.world_size > 1 and self.group.is_leader:
-            self._server = ServerProcess()
+            self._server = Lives()
 
     def _order_server(self, threads: int, address: str, encrypt: bool) -> None:
         group = self.group
@@ -259,79 +281,41 @@ class Session:
         problem, endpoints = None, None
         if self._server is not None:
             try:
-                self._server.order(group.machine, bind=[endpoint(address)], keys=keys, threads=threads)
-                endpoints = self._server.endpoints(_START_SECONDS)[0]
+                endpoints = self._server.order(
+                    group.machine, address, keys=keys, threads=threads, lost_after=self.lost_after
+                )
             except (RuntimeError, OSError) as error:
                 problem = f"machine {group.machine}: {error}"
         group.agree("server", problem, timeout=_START_SECONDS + self.timeout)
         served = group.gather("endpoints", [group.machine, endpoints])
         peers = {machine: found for machine, found in served if found is not None}
-        incarnation = int(group.nonce[:12], 16)
         self.client = Client(
             peers,
             sender=group.rank,
-            incarnation=incarnation,
+            incarnation=group.incarnation,
             keys=keys,
             timeout=self.timeout,
             name=f"rank-{group.rank}",
+            lost_after=self.lost_after,
         )
         self._clients.append(self.client)
+        group.watch(self._silences, self.lost_after)
         if self._server is not None:
-            self._server.watch(self._lose_server)
+            client, machine = self.client, self.machine
+            self._server.keep(lambda why: client.lose(machine, why))
 
-    def _lose_server(self, code: int) -> None:
-        """Whoever waits for this machine's server here learns at once that it has ended."""
-        assert self._server is not None and self.client is not None
-        text = f"the graph server of machine {self.machine} (process {self._server.pid}) ended with exit code {code}"
-        self.client.lose(self.machine, f"{text}; what it printed says why")
+    def _silences(self, ranks: Sequence[int]) -> list[float]:
+        """How long this machine's server has not heard of ranks; ValueError or CommError where it does not say."""
+        assert self.client is not None
+        asked = self.client.request(
+            self.machine, Kind.STATUS, options={"ranks": list(ranks)}, timeout=self.lost_after / 4
+        )
+        return [float(seconds) for seconds in asked.result().options["silent"]]
 
-    def _settle_address(self) -> str:
-        """Where this machine is reached. Only the leaders look, and all ranks hear what is wrong."""
-        group, problem, found, address = self.group, None, None, None
-        if group.num_machines == 1:
-            return LOOPBACK
-        if group.is_leader:
-            try:
-                found = find_address(group.address).to_json()
-            except ValueError as error:
-                problem = f"machine {group.machine}: {error}"
-        group.agree("address", problem)
-        told = group.gather("found", [group.machine, found])
-        by_machine = {machine: Found.from_json(values) for machine, values in told if values is not None}
-        if group.is_leader:
-            try:
-                address = settle_address([by_machine[m] for m in range(group.num_machines)], group.machine)
-            except ValueError as error:
-                problem = str(error)
-        group.agree("settled", problem)
-        settled = {machine: given for machine, given in group.gather("addresses", [group.machine, address]) if given}
-        return str(settled[group.machine])
-
-    def _make_process_group(self, wanted: bool, backend: str | None, address: str) -> None:
-        """Where all ranks want one and none has. Ranks that differ would wait for each other: they are told."""
-        makes = wanted and dist.is_available() and not dist.is_initialized()
-        choices = self.group.gather("process group", [makes, backend if makes else None])
-        others = [rank for rank, choice in enumerate(choices) if choice != choices[0]]
-        if others:
-            raise ValueError(
-                f"rank 0 and ranks {', '.join(map(str, others))} differ: {_describe(*choices[0])} on rank 0, "
-                f"{_describe(*choices[others[0]])} on rank {others[0]}; call gnnsys.init() with the same process_group "
-                "and backend everywhere, and make a process group of your own on every rank or on none"
-            )
-        if not makes:
-            return
-        if backend is None:
-            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        interface = None if is_loopback(address) else interface_of(address)
-        if interface is not None:  # gloo asks what the host's own name means, which may be loopback
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        store = self.group.process_group_store or dist.HashStore()
-        names = {name.rpartition(":")[2] for name in backend.split(",")}
-        wait = timedelta(seconds=self.timeout) if names <= {"gloo", "nccl"} else None  # others cannot be reset below
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size, timeout=wait)
-        self._made_process_group = True
-        if wait is not None:
-            _reset_timeouts()
+    def _remember(self, path: str | None, parts: Sequence[int]) -> None:
+        """What a server that takes the place of this machine's must have open."""
+        if self._server is not None:
+            self._server.parts = None if path is None else (path, parts)
 
     def _destroy_process_group(self) -> None:
         if self._made_process_group and dist.is_initialized():
@@ -349,9 +333,12 @@ class Session:
         assert self._server is not None and self.client is not None
         self.group.leave()
         served, until = -1, time.monotonic() + self.timeout
-        while self._server.is_running and not self.group.all_left(_LOOK_SECONDS):
+        while not self._server.is_over and not self.group.all_left(_LOOK_SECONDS):
+            now = served
             try:
                 now = int(self.client.request(self.machine, Kind.STATUS, timeout=5.0).result().options["served"])
+            except DeadlineExceeded:
+                pass  # it is slow, or started again
             except (CommError, RuntimeError):
                 return
             if now != served:
@@ -361,18 +348,6 @@ class Session:
                     "rank %d closes while others have not: they asked nothing for %g s", self.rank, self.timeout
                 )
                 return
-
-
-def _reset_timeouts() -> None:
-    """The ranks have met within the session's deadline; collectives may take as long as torch lets them by default."""
-    world = c10d._get_default_group()
-    for device in world._device_types:
-        backend = world._get_backend(device)
-        backend._set_default_timeout(c10d._get_default_timeout(dist.Backend(backend.name())))
-
-
-def _describe(makes: bool, backend: str | None) -> str:
-    return f"init makes a process group (backend {backend or 'by default'})" if makes else "init makes no process group"
 
 
 _open_sessions: list[Session] = []  # only for `current`; what a process has is in the sessions themselves

@@ -8,6 +8,8 @@ from gnnsys.comm.errors import (
     PeerLost,
     RemoteError,
     RemoteValueError,
+    ShardLost,
+    TrainerLost,
     WireError,
 )
 from gnnsys.comm.keys import Keys
@@ -34,5 +36,7 @@ __all__ = [
     "Reply",
     "Request",
     "Server",
+    "ShardLost",
+    "TrainerLost",
     "WireError",
 ]

@@ -15,7 +15,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gnnsys.comm.rendezvous import Group
 
 VARIABLE = "GNNSYS_ADDRESS"
 LOOPBACK = "127.0.0.1"
@@ -131,3 +134,26 @@ def is_bindable(address: str) -> bool:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def agree_on_address(group: Group) -> str:
+    """Where this machine is reached. Only the leaders look, and all ranks hear what is wrong."""
+    problem, found, address = None, None, None
+    if group.num_machines == 1:
+        return LOOPBACK
+    if group.is_leader:
+        try:
+            found = find_address(group.address).to_json()
+        except ValueError as error:
+            problem = f"machine {group.machine}: {error}"
+    group.agree("address", problem)
+    told = group.gather("found", [group.machine, found])
+    by_machine = {machine: Found.from_json(values) for machine, values in told if values is not None}
+    if group.is_leader:
+        try:
+            address = settle_address([by_machine[m] for m in range(group.num_machines)], group.machine)
+        except ValueError as error:
+            problem = str(error)
+    group.agree("settled", problem)
+    settled = {machine: given for machine, given in group.gather("addresses", [group.machine, address]) if given}
+    return str(settled[group.machine])

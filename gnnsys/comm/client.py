@@ -5,6 +5,7 @@ Every request ends by its deadline: with its reply, with what its handler raised
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from gnnsys.comm import wire
 from gnnsys.comm.counters import Tally
-from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, PeerLost, WireError
+from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
 from gnnsys.comm.link import Channel, Link, ids_array, make_name, states_of
@@ -34,13 +35,17 @@ _log = logging.getLogger(__name__)
 _DRAIN = 256  # messages read from one socket before the others get their turn
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 500
+_RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
+_BUSY_SECONDS = (0.02, 1.0)  # before a request that a peer had no room for is sent again: at first, and at most
+_BEATS = 4  # signs of life within the time after which they are missed
 
 
 class Client:
     """Asks the servers at `peers` (machine -> endpoint) for things.
 
     `sender` and `incarnation` say who asks. `lost_after` is how long a peer may be silent before it counts as dead,
-    `resend_after` how long a request may be before the peer is asked whether it ever arrived.
+    `resend_after` how long a request may be before the peer is asked whether it ever arrived. A peer that is asked
+    nothing is told several times in `lost_after` that this end lives.
 
     >>> with Client({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
     ...     client.request(0, Kind.PULL, [ids]).result().arrays
@@ -55,11 +60,13 @@ class Client:
         keys: Keys | None = None,
         timeout: float = 60.0,
         limits: Limits | None = None,
-        resend_after: float = 5.0,
-        ping_interval: float = 2.0,
         lost_after: float = 30.0,
+        resend_after: float | None = None,
+        ping_interval: float | None = None,
         name: str = "client",
     ) -> None:
+        resend_after = min(_RESEND_SECONDS, lost_after / 4) if resend_after is None else resend_after
+        ping_interval = min(_PING_SECONDS, lost_after / 8) if ping_interval is None else ping_interval
         for what, value in (("timeout", timeout), ("resend_after", resend_after), ("ping_interval", ping_interval)):
             if not value > 0:
                 raise ValueError(f"{what} is {value}; it must be a positive number of seconds")
@@ -75,10 +82,13 @@ class Client:
         self._resend_after = resend_after
         self._ping_interval = ping_interval
         self._lost_after = lost_after
+        self._beat = max(ping_interval, lost_after / _BEATS)
+        self._next_beat = 0.0
         self._name = name
         self._ids = itertools.count(1)
         self._channels: list[tuple[Link, Channel, SharedSocket]] = []  # that have a socket
         self._lock = threading.Lock()  # of making them
+        self._turned_away: list[tuple[float, Link, Channel, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._tally = Tally()
         self._pid = os.getpid()
@@ -132,11 +142,11 @@ class Client:
         channel.outstanding[request_id] = pending
         try:
             self._transmit(link, channel, kind, frames)
-        except zmq.ZMQError:
-            self._fail_all(link, lambda pending: Closed("the client is closed"))
-        except ValueError as error:
-            del channel.outstanding[request_id]
-            pending.fail(CommError(str(error)))
+        except (zmq.ZMQError, ValueError) as error:
+            if isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM):
+                self._fail_all(link, lambda pending: Closed("the client is closed"))
+            elif channel.outstanding.pop(request_id, None) is not None:
+                pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:
             self.lose(peer, link.end)
         if pending.deadline < self._next_deadline:
@@ -149,7 +159,8 @@ class Client:
         """Fails what a peer has not answered and all that is asked of it later: somebody knows that it has ended."""
         link = self._links[peer]
         link.end = why
-        self._fail_all(link, lambda pending: PeerLost(why, peer=peer, silent_for=0.0))
+        silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
+        self._fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
 
     def counters(self) -> dict[str, Any]:
         """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""
@@ -174,6 +185,7 @@ class Client:
         socket = channel.socket or self._open(link, channel)
         with socket.lock:
             socket.send(frames)
+            link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
     def _open(self, link: Link, channel: Channel) -> SharedSocket:
@@ -209,6 +221,7 @@ class Client:
         poller = select.poll()
         poller.register(wake_up.fileno(), select.POLLIN)
         num_polled, next_tick = 0, 0.0
+        looked, was_paused = time.monotonic(), False
         while not self._stop:
             wake_up.sleeping = True
             wait = self._time_to_sleep(next_tick)
@@ -222,17 +235,27 @@ class Client:
             if wake_up.fileno() in ready:
                 wake_up.clear()
             now = time.monotonic()
+            paused = now - looked > self._ping_interval
+            looked = now
+            if paused:  # this process was stopped, or idle: nobody's silence counts through that
+                for link in self._links.values():
+                    link.waiting_since = now
             for link, channel, socket in self._channels[:num_polled]:
                 if socket.hot or socket.fd in ready:
                     for frames in socket.receive(_DRAIN, 1 + self._limits.max_arrays):
-                        link.last_heard = now
+                        link.hear(now, self._ping_interval)
                         self._accept(link, channel, frames, now)
-            if now >= self._wakes_at:
+            if self._turned_away and now >= self._turned_away[0][0]:
+                self._try_again(now)
+            if now >= self._wakes_at and (was_paused or not paused):  # after a pause, what has come is read first
                 self._check(now)
                 next_tick = now + tick
+            was_paused = paused
+            if now >= self._next_beat:
+                self._show_life(now)
 
-    def _time_to_sleep(self, next_tick: float) -> float | None:
-        """Milliseconds until something has to be looked at; None where only news can end the sleep.
+    def _time_to_sleep(self, next_tick: float) -> float:
+        """Milliseconds until something has to be looked at or said.
 
         First says that nobody looks, then looks once more: a request made meanwhile sees the one or the other sees it.
         """
@@ -240,8 +263,9 @@ class Client:
         for _, channel, _ in self._channels:
             if channel.outstanding:
                 self._wakes_at = min(next_tick, self._next_deadline)
-                return 1000 * max(0.0, self._wakes_at - time.monotonic()) + 1
-        return None
+                break
+        again_at = self._turned_away[0][0] if self._turned_away else math.inf
+        return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
 
     def _accept(self, link: Link, channel: Channel, frames: list[zmq.Frame], now: float) -> None:
         try:
@@ -253,13 +277,46 @@ class Client:
             return
         self._tally.received(link.peer, header.kind, wire.num_bytes(frames))
         pending = channel.outstanding.get(header.request_id)
-        if pending is not None:
+        if pending is not None and header.status == wire.BUSY:
+            self._take_busy(link, channel, pending, header, frames, now)
+        elif pending is not None:
             if pending.deliver(header, frames, now):
                 channel.outstanding.pop(header.request_id, None)
         elif header.kind == Kind.PING and header.request_id == channel.ping_id:
             self._take_ping(link, channel, header, frames, now)
         elif header.kind != Kind.PING:
             self._tally.note("late")  # its time had passed, or it was answered twice
+
+    def _take_busy(
+        self, link: Link, channel: Channel, pending: Pending, header: wire.Header, frames: list[zmq.Frame], now: float
+    ) -> None:
+        """The peer has no room for a request now, and has forgotten it: it is sent again, ever later."""
+        try:
+            pending.refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
+        except WireError as error:
+            self._tally.note(f"malformed: {error.reason}")
+        self._tally.note("busy")
+        pending.last_sign = now
+        first, longest = _BUSY_SECONDS
+        again_at = now + min(first * 2**pending.num_refused, longest)
+        pending.num_refused = min(pending.num_refused + 1, 16)
+        self._turned_away.append((again_at, link, channel, pending))
+        self._turned_away.sort(key=lambda entry: entry[0])
+
+    def _try_again(self, now: float) -> None:
+        due = [entry for entry in self._turned_away if entry[0] <= now]
+        self._turned_away = self._turned_away[len(due) :]
+        for _, link, channel, pending in due:
+            self._send_again(link, channel, pending, now)
+
+    def _send_again(self, link: Link, channel: Channel, pending: Pending, now: float) -> None:
+        frames = pending.frames  # none where another thread has ended it
+        if not frames or channel.outstanding.get(pending.request_id) is not pending:
+            return
+        front = wire.with_timeout(frames[0], max(1, int((pending.deadline - now) * 1e6)))
+        with contextlib.suppress(zmq.ZMQError, ValueError):  # it stays outstanding, until its deadline
+            self._transmit(link, channel, pending.kind, [front, *frames[1:]])
+            pending.resent += 1
 
     def _take_ping(
         self, link: Link, channel: Channel, header: wire.Header, frames: list[zmq.Frame], now: float
@@ -276,10 +333,8 @@ class Client:
                 continue
             pending.last_sign = now
             if state == UNKNOWN:
-                pending.resent += 1
                 self._tally.note("resent")
-                pending.frames[0] = wire.with_timeout(pending.frames[0], max(1, int((pending.deadline - now) * 1e6)))
-                self._transmit(link, channel, pending.kind, pending.frames)
+                self._send_again(link, channel, pending, now)
 
     def _check(self, now: float) -> None:
         """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
@@ -297,24 +352,37 @@ class Client:
             silent_for = link.silent_for(now)
             if silent_for >= self._lost_after:
                 self._tally.note("lost")
-                self._fail_all(link, lambda pending: self._lost(link, pending, silent_for))  # noqa: B023
+                self._fail_all(link, lambda pending: link.lost(pending, self._sender, silent_for))  # noqa: B023
             else:
                 self._next_deadline = min(self._next_deadline, *deadlines)
                 self._ask(link, now)
 
     def _ask(self, link: Link, now: float) -> None:
         for channel in link.channels.values():
-            silent = channel.silent(now - self._resend_after)
+            silent = channel.silent(max(now - self._resend_after, link.returned_at))
             due = silent or (channel.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
-            if not due or (channel.ping_id and now - channel.ping_at < wait):
+            if not due or (channel.ping_id and channel.ping_at > link.returned_at and now - channel.ping_at < wait):
                 continue
             channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
-            header = wire.make_header(
-                Kind.PING, channel.ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
-                incarnation=self._incarnation,
-            )  # fmt: skip
-            self._transmit(link, channel, Kind.PING, wire.encode(header, ids_array(silent), None, self._limits))
+            with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
+                self._ping(link, channel, channel.ping_id, silent)
+
+    def _ping(self, link: Link, channel: Channel, ping_id: int, asked: list[int]) -> None:
+        header = wire.make_header(
+            Kind.PING, ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
+            incarnation=self._incarnation,
+        )  # fmt: skip
+        self._transmit(link, channel, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
+
+    def _show_life(self, now: float) -> None:
+        """Lets every peer that was told nothing for long hear of this end; what it answers is a sign of its life."""
+        for link in self._links.values():
+            if now - link.last_said >= self._beat and not link.end:
+                with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told
+                    self._ping(link, link.channels[CONTROL], next(self._ids), [])
+        self._next_beat = min((max(link.last_said, now - self._beat / 2) for link in self._links.values()), default=now)
+        self._next_beat += self._beat
 
     # Ends of requests
 
@@ -326,20 +394,5 @@ class Client:
                     pending.fail(error_of(pending))
             channel.ping_id = 0
 
-    def _lost(self, link: Link, pending: Pending, silent_for: float) -> PeerLost:
-        text = (
-            f"machine {link.peer} at {link.endpoint} was not heard of for {silent_for:.1f} s while rank {self._sender} "
-            f"waited for {kind_name(pending.kind)}: it has ended, is stopped, cannot be reached from here, or has "
-            "another key; look at its log, or raise lost_after if it may pause that long"
-        )
-        return PeerLost(text, peer=link.peer, silent_for=silent_for)
-
     def _describe_timeout(self, pending: Pending) -> str:
-        link = self._links[pending.peer]
-        now = time.monotonic()
-        heard = f"last heard of {now - link.last_heard:.1f} s ago" if link.last_heard else "never heard of"
-        return (
-            f"rank {self._sender} waited {pending.timeout:.1f} s for machine {link.peer} at {link.endpoint} to answer "
-            f"{kind_name(pending.kind)} (request {pending.request_id}, sent {1 + pending.resent} times); "
-            f"it was {heard}. If it lives and is slow, raise timeout; otherwise look at its log"
-        )
+        return self._links[pending.peer].overdue(pending, self._sender)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from gnnsys.comm.kinds import kind_name
 _MAX_NAMES = 4096  # senders name themselves: a stranger must not fill memory with names
 
 
-@dataclass
+@dataclass(slots=True)
 class Traffic:
     """Messages and bytes of frames, both ways, with one peer or of one kind."""
 
@@ -48,6 +49,11 @@ class Tally:
         """Counts an event; from any thread."""
         with self._lock:
             self._events[event] += 1
+
+    def num_received(self, kinds: Iterable[int]) -> int:
+        """Messages of these kinds: what a look at all peers would be too much for."""
+        found = (self._kinds.get(kind) for kind in kinds)
+        return sum(traffic.messages_in for traffic in found if traffic is not None)
 
     def to_json(self) -> dict[str, Any]:
         with self._lock:

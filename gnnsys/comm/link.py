@@ -1,22 +1,25 @@
 """A client's connections to one peer, and what it knows of the peer's life.
 
-One DEALER per traffic class. The peer is asked how it is only while something is outstanding; anything it sends counts
-as a sign of life. A request that was silent for long is asked for on its own connection, behind itself: an answer that
-does not know it proves that it was lost, and only then is it sent again.
+One DEALER per traffic class. Anything a peer sends counts as a sign of life; its silence matters only while something
+is outstanding. A request that was silent for long, or since before the peer returned, is asked for on its own
+connection, behind itself: an answer that does not know it proves that it was lost, and only then is it sent again.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
+import time
 from typing import Any
 
 import torch
 import zmq
 
 from gnnsys.comm import wire
+from gnnsys.comm.errors import ShardLost
 from gnnsys.comm.keys import Keys
-from gnnsys.comm.kinds import BULK, CONTROL
+from gnnsys.comm.kinds import BULK, CONTROL, kind_name
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.sockets import SharedSocket, WakeUp, connect, make_socket
 from gnnsys.comm.wire import Limits
@@ -47,6 +50,8 @@ class Link:
         self.peer = peer
         self.endpoint = endpoint
         self.last_heard = 0.0  # never
+        self.returned_at = 0.0  # when it was heard of again after a silence: what was asked before may be lost
+        self.last_said = -math.inf  # never: a new one is told at once that this end lives
         self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
         self.channels = {each: Channel(each) for each in CLASSES}
@@ -60,11 +65,17 @@ class Link:
         socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
         try:
             connect(socket, self.endpoint, keys)
-        except ValueError:
+        except (zmq.ZMQError, ValueError):
             socket.close()
             raise
         shared = self.channels[traffic_class].socket = SharedSocket(socket, wake_up)
         return shared
+
+    def hear(self, now: float, silence: float) -> None:
+        """Something came; after more than `silence` seconds without anything the peer has returned."""
+        if now - self.last_heard > silence:
+            self.returned_at = now
+        self.last_heard = now
 
     def num_outstanding(self) -> int:
         return sum(len(channel.outstanding) for channel in self.channels.values())
@@ -72,6 +83,26 @@ class Link:
     def silent_for(self, now: float) -> float:
         """Seconds without a sign of life while one was due."""
         return now - max(self.last_heard, self.waiting_since)
+
+    def lost(self, pending: Pending, rank: int, silent_for: float) -> ShardLost:
+        """What is said of a request to a peer that is silent for too long."""
+        text = (
+            f"machine {self.peer}'s shard at {self.endpoint} was not heard of for {silent_for:.1f} s while rank {rank} "
+            f"waited for {kind_name(pending.kind)}: it has ended, is stopped, cannot be reached from here, or has "
+            "another key. Look at its log; raise lost_after if it may pause that long; otherwise start again from the "
+            "last checkpoint"
+        )
+        return ShardLost(text, machine=self.peer, rank=rank, silent_for=silent_for)
+
+    def overdue(self, pending: Pending, rank: int) -> str:
+        """What is said of a request that was not answered in its time."""
+        busy = f"; it had no room for the request: {pending.refusal}" if pending.refusal else ""
+        heard = f"last heard of {time.monotonic() - self.last_heard:.1f} s ago" if self.last_heard else "never heard of"
+        return (
+            f"rank {rank} waited {pending.timeout:.1f} s for machine {self.peer} at {self.endpoint} to answer "
+            f"{kind_name(pending.kind)} (request {pending.request_id}, sent {1 + pending.resent} times); "
+            f"it was {heard}{busy}. If it lives and is slow, raise timeout; otherwise look at its log"
+        )
 
     def close(self, linger_ms: int) -> None:
         for channel in self.channels.values():

@@ -16,7 +16,7 @@ from typing import Any
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.errors import CommError, DeadlineExceeded, RemoteError, RemoteValueError
+from gnnsys.comm.errors import CommError, DeadlineExceeded, RemoteError, RemoteValueError, told_error
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
@@ -30,7 +30,8 @@ class Pending:
 
     __slots__ = (
         "_arrivals", "_complete", "_describe", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_seen",
-        "_total", "deadline", "frames", "kind", "last_sign", "peer", "request_id", "resent", "timeout", "traffic_class",
+        "_total", "deadline", "frames", "kind", "last_sign", "num_refused", "peer", "refusal", "request_id", "resent",
+        "timeout", "traffic_class",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +47,8 @@ class Pending:
         self.deadline = time.monotonic() + timeout
         self.last_sign = 0.0
         self.resent = 0
+        self.num_refused = 0  # how often the peer had no room for it
+        self.refusal = ""  # what it said then
         self._limits = limits
         self._describe = describe
         self._arrivals: SimpleQueue[Arrival | CommError | None] = SimpleQueue()  # None: that was all
@@ -146,6 +149,11 @@ class Pending:
         kind = kind_name(self.kind)
         if message.status == wire.EXPIRED:
             return DeadlineExceeded(f"{self._describe(self)} (machine {self.peer} says: {remote_text})")
+        facts = message.options.get("facts")
+        if isinstance(facts, dict):
+            told = told_error(remote_type, remote_text, facts, rank=message.sender)
+            if told is not None:
+                return told
         is_value = remote_type == "ValueError" or message.options.get("is_value_error") is True
         error = RemoteValueError if is_value else RemoteError
         text = f"{kind} on machine {self.peer} raised {remote_type}: {remote_text}"

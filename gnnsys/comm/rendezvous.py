@@ -1,66 +1,38 @@
-"""How the processes of a job find each other: over torchrun's own store, under a nonce that only this start knows.
+"""How the ranks of a job meet: over torchrun's own store, under a nonce that only this start of the job knows.
 
-Keys in that store outlive a restart, so nothing is read by a fixed name: every rank posts a fresh nonce, rank 0 answers
-each with the job's, and a rank believes only the answer to its own. Waits poll, so that Ctrl-C is heard, and each has a
-deadline whose error names the ranks that never came. Without torchrun there is a group of one and no store.
+Waits poll, so that Ctrl-C is heard, and each has a deadline whose error names the ranks that never came, or says sooner
+that one of them counts as dead. `joining` makes the group; alone it has one rank and no store.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
-import os
+import math
 import secrets
-import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-_PREFIX = "gnnsys"
-_GRACE_SECONDS = 2.0  # how much longer others wait, so that what rank 0 has to say about a deadline reaches them
+from gnnsys.comm.bounded_store import BoundedStore
+from gnnsys.comm.errors import CommError, TrainerLost
+
+if TYPE_CHECKING:
+    from gnnsys.comm.joining import Place
+
+PREFIX = "gnnsys"
+GRACE_SECONDS = 2.0  # how much longer others wait, so that what rank 0 has to say about a deadline reaches them
 _POLL_SECONDS = (0.002, 0.05)
+
+Silences = Callable[[Sequence[int]], Sequence[float]]
 
 
 class RendezvousError(RuntimeError):
     """The group did not come together, or one of its ranks did not come to a meeting."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a process stands in its job, as the launcher said.
-
-    `told`: local rank, ranks on the machine, machine, number of machines; None where the launcher did not say.
-    """
-
-    rank: int
-    world_size: int
-    told: tuple[int, ...] | None
-    address: str
-    port: int
-    hosts_store: bool
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Place | None:
-        """None where nothing launched this process; ValueError where the variables make no sense together."""
-        env = os.environ if environment is None else environment
-        if "RANK" not in env and "WORLD_SIZE" not in env:
-            return None
-        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not env.get(name)]
-        if missing:
-            raise ValueError(f"{missing[0]} is not set, though others of its kind are: launch with torchrun")
-        rank, world_size = _integer(env, "RANK"), _integer(env, "WORLD_SIZE")
-        if not 0 <= rank < world_size:
-            raise ValueError(f"RANK must be in [0, WORLD_SIZE), got {rank} of {world_size}")
-        agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-        told = tuple(_integer(env, name) for name in names) if all(name in env for name in names) else None
-        port = _integer(env, "MASTER_PORT")
-        return cls(rank, world_size, told, env["MASTER_ADDR"], port, hosts_store=rank == 0 and not agent)
 
 
 class Group:
@@ -86,9 +58,22 @@ class Group:
         self.nonce = nonce or secrets.token_hex(16)
         self.timeout = timeout
         self._hosts_store = bool(place and place.hosts_store and store is not None)
-        self._store = store
+        self._store = None if store is None else BoundedStore(store)
         self._store_of = store_of
         self._turns: dict[str, int] = {}
+        self._silences: Silences | None = None
+        self._lost_after = math.inf
+        self._store_seconds = timeout
+
+    def watch(self, silences: Silences, lost_after: float) -> None:
+        """From now on a meeting ends with TrainerLost where a rank that does not come was silent for `lost_after`.
+
+        `silences(ranks)` are seconds; where it raises, nobody knows.
+        """
+        self._silences, self._lost_after = silences, lost_after
+        self._store_seconds = lost_after
+        if self._store is not None:
+            self._store.seconds = lost_after
 
     @property
     def is_leader(self) -> bool:
@@ -103,27 +88,45 @@ class Group:
     @property
     def process_group_store(self) -> dist.Store | None:
         """A connection of its own for `init_process_group`, under the job's nonce; None in a group of one."""
-        return None if self._store_of is None else dist.PrefixStore(f"{_PREFIX}/{self.nonce}/pg", self._store_of())
+        return None if self._store_of is None else dist.PrefixStore(f"{PREFIX}/{self.nonce}/pg", self._store_of())
+
+    def apart(self, name: str) -> Group:
+        """The same ranks with a connection and names of their own: for a thread that meets others beside this one."""
+        other = copy.copy(self)
+        turn = self._turns[f"apart {name}"] = self._turns.get(f"apart {name}", -1) + 1  # keys of the last one remain
+        other.nonce, other._turns, other._hosts_store = f"{self.nonce}/{name}-{turn}", {}, False
+        other._store = None if self._store_of is None else BoundedStore(self._store_of(), self._store_seconds)
+        return other
 
     def gather(self, name: str, value: Any = None, timeout: float | None = None) -> list[Any]:
         """Every rank's value, in rank order, on every rank."""
         if self._store is None:
+            if self.world_size > 1:
+                raise RendezvousError(f"rank {self.rank} has left its group: it cannot meet the others for {name!r}")
             return [json.loads(json.dumps(value))]
         timeout = self.timeout if timeout is None else timeout
         key = self._turn(name)
         self._call(lambda store: store.set(f"{key}/{self.rank}", json.dumps(value)))
         ranks = [f"{key}/{rank}" for rank in range(self.world_size)]
         if self.rank == 0:
-            if not self._wait(ranks, timeout):
+            try:
+                came = self._wait_for_ranks(ranks, ranks, name, timeout)
+            except TrainerLost as lost:
+                self._set(f"{key}/all", {"error": str(lost), "lost": lost.to_json()})
+                raise
+            if not came:
                 message = self._absent(name, ranks, timeout)
                 self._set(f"{key}/all", {"error": message})
                 raise RendezvousError(message)
             values = [json.loads(text) for text in self._call(lambda store: store.multi_get(ranks))]
             self._set(f"{key}/all", {"values": values})
+            self._clear(name)
             return values
-        if not self._wait([f"{key}/all"], timeout + _GRACE_SECONDS):
+        if not self._wait_for_ranks([f"{key}/all"], ranks, name, timeout + GRACE_SECONDS):
             raise RendezvousError(self._absent(name, ranks, timeout))
         answer = self._get(f"{key}/all")
+        if "lost" in answer:
+            raise TrainerLost(answer["error"], **answer["lost"])
         if "error" in answer:
             raise RendezvousError(answer["error"])
         return list(answer["values"])
@@ -142,7 +145,7 @@ class Group:
 
     def share_secret(self, name: str, value: Any = None, root: int = 0, timeout: float | None = None) -> Any:
         """The same as `share`; it is deleted from the store once every rank has it, or one does not come for it."""
-        key = f"{_PREFIX}/{self.nonce}/{name}/{self._turns.get(name, -1) + 1}"
+        key = f"{PREFIX}/{self.nonce}/{name}/{self._turns.get(name, -1) + 1}"
         try:
             shared = self.share(name, value, root, timeout)
             self.barrier(f"{name} taken", timeout)
@@ -170,7 +173,7 @@ class Group:
         """Says that this rank needs nobody any more. Others see it in `left`."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError, OSError):  # whoever held the store is gone: nobody is left to tell
-                self._store.set(f"{_PREFIX}/{self.nonce}/left/{self.rank}", "")
+                self._store.set(f"{PREFIX}/{self.nonce}/left/{self.rank}", "")
 
     def left(self) -> list[int]:
         """The ranks that have left; all of them where the store is gone with whoever held it."""
@@ -178,7 +181,7 @@ class Group:
         if self._store is None:
             return ranks
         try:
-            keys = {rank: f"{_PREFIX}/{self.nonce}/left/{rank}" for rank in ranks}
+            keys = {rank: f"{PREFIX}/{self.nonce}/left/{rank}" for rank in ranks}
             return (
                 ranks if self._store.check(list(keys.values())) else [r for r in ranks if self._store.check([keys[r]])]
             )
@@ -187,29 +190,41 @@ class Group:
 
     def all_left(self, timeout: float = 0.0) -> bool:
         """Whether every rank has left, waiting up to `timeout` for it."""
-        return _poll(lambda: len(self.left()) == self.world_size, timeout)
+        return poll(lambda: len(self.left()) == self.world_size, timeout)
 
     def close(self, timeout: float = 10.0) -> None:
         """Leaves. Whoever holds the store waits a little for the others, which still may read from it. Idempotent."""
         self.leave()
         if self._hosts_store:
             self.all_left(timeout)
+        if self._store is not None:
+            self._store.close()
         self._store = self._store_of = None
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
     def _turn(self, name: str) -> str:
         turn = self._turns[name] = self._turns.get(name, -1) + 1
-        return f"{_PREFIX}/{self.nonce}/{name}/{turn}"
+        return f"{PREFIX}/{self.nonce}/{name}/{turn}"
 
-    def _call(self, act: Callable[[dist.Store], Any]) -> Any:
+    def _clear(self, name: str) -> None:
+        """Removes the meeting before this one from the store: who came to this one has read all of that."""
+        if self._turns[name] == 0:
+            return
+        before = f"{PREFIX}/{self.nonce}/{name}/{self._turns[name] - 1}"
+        for key in [f"{before}/all", *(f"{before}/{rank}" for rank in range(self.world_size))]:
+            self._call(partial(_delete, key=key))
+
+    def _call(self, act: Callable[[BoundedStore], Any]) -> Any:
         if self._store is None:
             raise RendezvousError("the group is closed")
         try:
             return act(self._store)
         except (RuntimeError, OSError) as error:
             where = f"rank {self.rank} lost torchrun's store at {self.address}"
-            raise RendezvousError(f"{where}: the process that holds it has ended ({_first_line(error)})") from error
+            raise RendezvousError(
+                f"{where}: the process that holds it has ended or cannot be reached ({first_line(error)})"
+            ) from error
 
     def _set(self, key: str, value: Any) -> None:
         self._call(lambda store: store.set(key, json.dumps(value)))
@@ -218,24 +233,42 @@ class Group:
         return json.loads(self._call(lambda store: store.get(key)))
 
     def _wait(self, keys: Sequence[str], timeout: float) -> bool:
-        return _poll(lambda: self._call(lambda store: store.check(list(keys))), timeout)
+        return poll(lambda: self._call(lambda store: store.check(list(keys))), timeout)
+
+    def _wait_for_ranks(self, keys: Sequence[str], ranks: Sequence[str], name: str, timeout: float) -> bool:
+        """As `_wait`; TrainerLost where a rank whose key in `ranks` is not there, or rank 0, counts as dead.
+
+        Others than rank 0 are more patient, so that what rank 0 says of it reaches them.
+        """
+        if self._silences is None:
+            return self._wait(keys, timeout)
+        lost_after = self._lost_after + (GRACE_SECONDS if self.rank else 0.0)
+        deadline = time.monotonic() + timeout
+        while not self._wait(keys, max(0.0, min(self._lost_after / 4, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return False
+            missing = [rank for rank, key in enumerate(ranks) if self._awaits(rank) or not self._wait([key], 0)]
+            silences: Sequence[float] = ()
+            with contextlib.suppress(CommError):  # the server cannot say
+                silences = self._silences(missing)
+            for rank, silence in zip(missing, silences):
+                if silence >= lost_after:
+                    raise TrainerLost(
+                        f"rank {rank} was not heard of for {silence:.1f} s while others waited for it at {name!r}: it "
+                        "has ended, is stopped, or cannot be reached. Look at its output, and start again from the "
+                        "last checkpoint; raise lost_after if it may pause that long",
+                        rank=rank,
+                        silent_for=silence,
+                    )
+        return True
+
+    def _awaits(self, rank: int) -> bool:
+        """Whether this rank waits for that one even after it came: rank 0, which tells the others what all gave."""
+        return rank == 0 and self.rank != 0
 
     def _absent(self, name: str, keys: Sequence[str], timeout: float) -> str:
         missing = [rank for rank, key in enumerate(keys) if not self._wait([key], 0)]
         return absence(missing or [0], f"at {name!r}", timeout)
-
-
-def join(timeout: float = 300.0, environment: Mapping[str, str] | None = None, version: str | None = None) -> Group:
-    """The group this process was launched into; alone, a group of one. All ranks must have one `version` of gnnsys."""
-    place = Place.from_environment(environment)
-    if place is None or place.world_size == 1:
-        return Group(place, timeout=timeout)
-    version = _version() if version is None else version
-    store = _connect(place, timeout)
-    answer = _receive(store, place, version, timeout) if place.rank else _answer_all(store, place, version, timeout)
-    group = Group(place, store, answer, timeout, lambda: _connect(place, timeout))
-    _place_on_machines(group, place)
-    return group
 
 
 def absence(ranks: Sequence[int], where: str, timeout: float) -> str:
@@ -248,96 +281,7 @@ def absence(ranks: Sequence[int], where: str, timeout: float) -> str:
     )
 
 
-def _connect(place: Place, timeout: float) -> dist.Store:
-    wait = timedelta(seconds=timeout)
-    try:
-        return dist.TCPStore(
-            place.address,
-            place.port,
-            is_master=place.hosts_store,
-            timeout=wait,
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except (RuntimeError, OSError) as error:
-        raise RendezvousError(
-            f"rank {place.rank} cannot reach torchrun's store at {place.address}:{place.port} within {timeout:g} s "
-            f"({_first_line(error)}): rank 0 or its agent is not running, or MASTER_ADDR is not reachable from here"
-        ) from error
-
-
-def _answer_all(store: dist.Store, place: Place, version: str, timeout: float) -> str:
-    """Rank 0: answers every post, old ones too, until each rank has confirmed the post that is there now."""
-    nonce = secrets.token_hex(16)
-    answered: set[bytes] = set()
-    joined: dict[int, str] = {}
-
-    def everyone() -> bool:
-        for rank in range(1, place.world_size):
-            if rank in joined or not store.check([_post(rank)]):
-                continue
-            post = store.get(_post(rank))
-            if post not in answered:
-                answered.add(post)
-                store.set(f"{_PREFIX}/answer/{post.decode()}", nonce)
-            confirmation = f"{_PREFIX}/{nonce}/joined/{post.decode()}"
-            if store.check([confirmation]):
-                joined[rank] = store.get(confirmation).decode()
-        return len(joined) == place.world_size - 1
-
-    complaint = ""
-    if not _poll(everyone, timeout):
-        missing = [rank for rank in range(1, place.world_size) if rank not in joined]
-        complaint = absence(missing, "at the start of the job", timeout)
-    else:
-        others = {rank: text for rank, text in joined.items() if text != version}
-        if others:
-            rank, text = min(others.items())
-            complaint = (
-                f"the ranks run different versions of gnnsys: rank 0 has {version}, rank {rank} has {text}; "
-                f"install the same on every machine"
-            )
-    store.set(f"{_PREFIX}/{nonce}/ready", complaint)
-    if complaint:
-        raise RendezvousError(complaint)
-    return nonce
-
-
-def _receive(store: dist.Store, place: Place, version: str, timeout: float) -> str:
-    own = secrets.token_hex(16)
-    store.set(_post(place.rank), own)
-    answer = f"{_PREFIX}/answer/{own}"
-    deadline = time.monotonic() + timeout
-    if not _poll(lambda: store.check([answer]), timeout):
-        raise RendezvousError(absence([0], "at the start of the job", timeout))
-    nonce = store.get(answer).decode()
-    store.set(f"{_PREFIX}/{nonce}/joined/{own}", version)
-    if not _poll(lambda: store.check([f"{_PREFIX}/{nonce}/ready"]), deadline - time.monotonic() + _GRACE_SECONDS):
-        raise RendezvousError(
-            f"rank {place.rank} joined, but the others did not within {timeout:g} s, and rank 0 does not say which"
-        )
-    complaint = store.get(f"{_PREFIX}/{nonce}/ready").decode()
-    if complaint:
-        raise RendezvousError(complaint)
-    return nonce
-
-
-def _place_on_machines(group: Group, place: Place) -> None:
-    """Which machine each rank is on: torchrun's word where it gave one, else the host the process finds itself on."""
-    seen = group.gather("machines", [place.told, _host()])
-    if all(entry[0] is not None for entry in seen):
-        group.local_rank, group.local_world_size, group.machine, group.num_machines = seen[group.rank][0]
-        group.machine_of_rank = [entry[0][2] for entry in seen]
-        return
-    hosts = [entry[1] for entry in seen]
-    order = list(dict.fromkeys(hosts))
-    group.machine_of_rank = [order.index(host) for host in hosts]
-    group.machine, group.num_machines = group.machine_of_rank[group.rank], len(order)
-    group.local_rank = hosts[: group.rank].count(hosts[group.rank])
-    group.local_world_size = hosts.count(hosts[group.rank])
-
-
-def _poll(ready: Callable[[], bool], timeout: float) -> bool:
+def poll(ready: Callable[[], bool], timeout: float) -> bool:
     """Whether it became true in time. Sleeps ever longer between looks, up to a twentieth of a second."""
     deadline = time.monotonic() + timeout
     pause, longest = _POLL_SECONDS
@@ -350,32 +294,9 @@ def _poll(ready: Callable[[], bool], timeout: float) -> bool:
     return True
 
 
-def _post(rank: int) -> str:
-    return f"{_PREFIX}/join/{rank}"
+def _delete(store: BoundedStore, key: str) -> None:
+    store.delete_key(key)
 
 
-def _host() -> str:
-    """The same text in two processes exactly where they share a host (a container counts as one)."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    namespace = os.stat("/proc/self/ns/net").st_ino if Path("/proc/self/ns/net").exists() else 0
-    return f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}/{namespace}"
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("gnnsys")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def _integer(env: Mapping[str, str], name: str) -> int:
-    try:
-        return int(env[name])
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {env[name]!r}") from None
-
-
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

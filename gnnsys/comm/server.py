@@ -1,12 +1,12 @@
-"""The answering end: a ROUTER that one thread reads, and worker threads that run handlers in priority order.
+"""The answering end: a ROUTER that one thread reads, and worker threads that run handlers by turns.
 
 A request is done once: one that comes again while it waits, is in work, or was answered shortly is recognised by its
 connection and request id. Large replies are the exception: they are not kept, and made again when they were lost.
+What a client may have here at once is bounded (`Accounts`): nobody can fill the server, or keep others from it.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import select
 import threading
@@ -19,8 +19,10 @@ import torch
 import zmq
 
 from gnnsys.comm import wire
+from gnnsys.comm.accounts import Accounts
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import WireError
+from gnnsys.comm.heard import Heard
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
@@ -45,7 +47,8 @@ UNKNOWN = 0  # it never came, or its reply was lost: send it again
 class Server:
     """Serves `handlers` at the endpoints it is bound to.
 
-    With `keys` only clients of the job are admitted; without, it binds to the loopback interface only.
+    With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
+    another process of this account holds its ports for it, by SO_REUSEPORT.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -61,6 +64,7 @@ class Server:
         native_threads: int = 1,
         limits: Limits | None = None,
         name: str = "server",
+        is_reserved: bool = False,
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
@@ -69,8 +73,10 @@ class Server:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
         if threads < 1 or native_threads < 1:
             raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
+        self.heard = Heard()
         self._handlers = dict(handlers)
         self._bind = tuple(bind)
+        self._is_reserved = is_reserved
         self._keys = keys
         self._limits = limits or Limits()
         self._name = name
@@ -79,12 +85,12 @@ class Server:
         self._gate: Gate | None = None
         self._router: SharedSocket | None = None
         self._wake_up = WakeUp()
-        self._lock = threading.RLock()  # of the next two
+        self._lock = threading.RLock()  # of the next three
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
         self._kept: OrderedDict[tuple[bytes, int], list[Buffer]] = OrderedDict()  # small replies, for when one was lost
+        self._accounts = Accounts(self._limits, self.resume)
         self._tally = Tally()
         self._service_us: dict[int, int] = {}
-        self._arrivals = itertools.count()
         self._workers = Workers(threads, native_threads, self._run, f"{name}-work")
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._stop = False
@@ -97,13 +103,14 @@ class Server:
         if self._keys is not None:
             self._gate = Gate(self._context, self._keys)
         router = make_socket(self._context, zmq.ROUTER, self._limits.max_frame_bytes)
-        self._router = SharedSocket(router, self._wake_up)
+        router.sndhwm = self._limits.max_unread
+        self._router = SharedSocket(router, self._wake_up, waits=False)
         router.router_handover = True  # a client that reconnects takes its name along
         router.router_mandatory = True
         if self._keys is not None:
             self._keys.protect_server(router)
         try:
-            self._endpoints = [bind(router, endpoint) for endpoint in self._bind]
+            self._endpoints = [bind(router, place, is_reserved=self._is_reserved) for place in self._bind]
         except ValueError:
             self.close()
             raise
@@ -123,9 +130,16 @@ class Server:
                 "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.items())},
                 "queue": len(self._workers),
                 "unanswered": len(self._jobs),
+                "clients": len(self._accounts),
+                "held_bytes": self._accounts.bytes,
                 "worker_errors": self._workers.num_raised,
                 "refused_keys": 0 if self._gate is None else self._gate.refused,
             }
+
+    def load(self, *, without: Sequence[int] = ()) -> dict[str, int]:
+        """How many requests came, but for kinds that do not count, and how many wait: costs next to nothing."""
+        kinds = [kind for kind in self._handlers if kind not in without]
+        return {"served": self._tally.num_received(kinds), "queue": len(self._workers)}
 
     def close(self) -> None:
         """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
@@ -158,8 +172,12 @@ class Server:
                 self._finish(job, frames)
 
     def resume(self, job: Job) -> None:
-        """Puts a parked job back where it was in the order; from a finalizer, so no lock may be taken here."""
-        self._workers.put(job.order, job)
+        """Puts a job back, before its client's others; from a finalizer, so no lock may be taken here."""
+        self._workers.put(job.header.priority, job.identity, job, first=True)
+
+    def is_awaited(self) -> bool:
+        """Whether other jobs wait for a worker."""
+        return len(self._workers) > 0
 
     def note(self, event: str) -> None:
         self._tally.note(event)
@@ -169,9 +187,11 @@ class Server:
 
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
         del self._jobs[job.key]
+        self._accounts.leave(job.identity, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
-        self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
-        if job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
+        if kind in self._handlers:  # numbers of kinds that are nobody's are the senders' own
+            self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
+        if job.is_kept and job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
             self._kept[job.key] = frames
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
@@ -180,6 +200,8 @@ class Server:
         assert self._router is not None
         try:
             self._router.send((identity, *frames))
+        except zmq.Again:
+            self.note("unread")  # it asks and does not read: it may ask again
         except zmq.ZMQError:
             self.note("unreachable")  # it has gone, or is about to reconnect and will ask again
         else:
@@ -207,9 +229,9 @@ class Server:
         next_sweep = 0.0
         while not self._stop:
             wake_up.sleeping = True
-            wait = 0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS if self._jobs else None
-            ready = poller.poll(wait)
+            ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
             wake_up.sleeping = False
+            self.heard.look(time.monotonic())
             if ready:
                 wake_up.clear()
             if gate is not None:
@@ -238,37 +260,43 @@ class Server:
         front: Any = frames[0].buffer if frames else b""
         try:
             header = wire.read_header(front, self._limits)
-            if header.flags & wire.REPLY:
-                raise WireError("flags", "a reply where a request was expected")
+            wire.check_request(header)
         except WireError as error:
             self._refuse(identity, front, error)
             return
-        self._tally.received(header.sender, header.kind, wire.num_bytes(frames))
+        self.heard.note(header.sender, header.incarnation, now)
+        num_bytes = wire.num_bytes(frames)
+        self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:
             self._answer_ping(identity, header, frames)
             return
         deadline = now + min(header.timeout_us / 1e6, self._limits.max_seconds)
-        job = Job(self, identity, header, frames, deadline, next(self._arrivals))
         with self._lock:
-            is_new = job.key not in self._jobs and job.key not in self._kept
+            key, busy = (identity, header.request_id), None
+            is_new = key not in self._jobs and key not in self._kept
             if is_new:
-                self._jobs[job.key] = job
-            elif job.key in self._kept:
-                self._send(identity, header, self._kept[job.key])
+                account = self._accounts.of(identity)
+                busy = self._accounts.enter(account, num_bytes, is_joint=header.kind == Kind.STEP)
+                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, account.window)
+            elif key in self._kept:
+                self._send(identity, header, self._kept[key])
         if not is_new:
             self.note("repeated")
-        elif self._may_enter(job):
-            self._workers.put(job.order, job)
+        elif self._may_enter(job, busy):
+            self._workers.put(header.priority, identity, job)
 
-    def _may_enter(self, job: Job) -> bool:
+    def _may_enter(self, job: Job, busy: str | None) -> bool:
         kind = job.header.kind
+        if len(self._jobs) > self._limits.max_queue:  # it is one of them
+            busy = f"{self._limits.max_queue} requests are unanswered already"
         if kind not in self._handlers:
             served = ", ".join(kind_name(each) for each in sorted(self._handlers))
             job.refuse(
                 wire.UNKNOWN_KIND, "ValueError", f"kind {kind} is not served here; {served} are", event="unknown kind"
             )
-        elif len(self._jobs) > self._limits.max_queue:  # it is one of them
-            job.refuse(wire.BUSY, "Busy", f"{self._limits.max_queue} requests are unanswered already", event="busy")
+        elif busy is not None:
+            job.is_kept = False
+            job.refuse(wire.BUSY, "Busy", busy, event="busy")
         else:
             return True
         return False
@@ -293,15 +321,18 @@ class Server:
             arrays = wire.read_message(header, frames, self._limits).arrays
             if any(array.dtype != torch.int64 or array.ndim != 1 for array in arrays) or len(arrays) > 1:
                 raise WireError("ping", "a ping carries at most one array of request ids")
+            if arrays and arrays[0].numel() > self._limits.max_queue:
+                raise WireError("ping", f"a ping about {arrays[0].numel()} requests, {self._limits.max_queue} may wait")
         except WireError as error:
             self._refuse(identity, frames[0].buffer, error)
             return
         with self._lock:  # a reply is sent and its job forgotten in one step: what is unknown has been answered or lost
-            states = []
-            for request_id in arrays[0].tolist() if arrays else ():
+            states, asked = [], arrays[0].tolist() if arrays else []
+            for request_id in dict.fromkeys(asked):
+                if (identity, request_id) in self._kept:
+                    self._send(identity, header, self._kept[identity, request_id])
+            for request_id in asked:
                 key = (identity, request_id)
-                if key in self._kept:
-                    self._send(identity, header, self._kept[key])
                 states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
             answered = [torch.tensor(states, dtype=torch.uint8)] if arrays else []
             self._send(identity, header, wire.encode(wire.reply_header(header), answered, None, self._limits))
@@ -310,3 +341,5 @@ class Server:
         """Answers what nobody answered in its time: a future that never came, a queue that never moved."""
         for job in [job for job in list(self._jobs.values()) if now > job.deadline + _SWEEP_SECONDS]:
             job.expire("it was not answered in its time")
+        with self._lock:
+            self._accounts.sweep()

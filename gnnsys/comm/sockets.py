@@ -4,8 +4,8 @@ Handing a message to another thread costs more than sending it: so any thread se
 thread reads. That one sleeps on the socket's descriptor, not in the socket, and is woken by hand where a sender was
 told first that something had arrived.
 A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
-take a large message on a slow link for silence. Send queues have no count limit: what a process may have in flight is
-bounded by its outstanding requests, and ROUTER sockets would drop what is beyond the limit.
+take a large message on a slow link for silence. Send queues of clients have no count limit: what a process may have in
+flight is bounded by its outstanding requests. A server's have: who asks and does not read loses what is beyond it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import socket as sockets
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from gnnsys.comm.keys import Keys
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
+_HANDSHAKE_MS = 10_000  # who connects and does not say who he is holds a descriptor for so long
+_BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
 
@@ -48,6 +51,7 @@ def make_socket(context: zmq.Context, kind: int, max_frame_bytes: int) -> Any:
     socket.linger = 0
     socket.sndhwm = 0
     socket.maxmsgsize = max_frame_bytes
+    socket.handshake_ivl = _HANDSHAKE_MS
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 10
     socket.tcp_keepalive_intvl = 5
@@ -58,17 +62,36 @@ def make_socket(context: zmq.Context, kind: int, max_frame_bytes: int) -> Any:
     return socket
 
 
-def bind(socket: Any, endpoint: str) -> str:
-    """Binds and returns the endpoint with its real port; the error names the endpoint."""
+def bind(socket: Any, endpoint: str, *, is_reserved: bool = False) -> str:
+    """Binds and returns the endpoint with its real port; the error names the endpoint.
+
+    `is_reserved`: another process of this account holds the port by SO_REUSEPORT, which ZeroMQ does not say itself.
+    """
     socket.ipv6 = _wants_ipv6(endpoint)
     try:
+        if is_reserved:
+            socket.setsockopt(zmq.USE_FD, _listen(endpoint))
         socket.bind(endpoint)
-    except zmq.ZMQError as error:
+        socket.setsockopt(zmq.USE_FD, -1)
+    except (zmq.ZMQError, OSError) as error:
         raise ValueError(
             f"cannot serve at {endpoint!r}: {error}. Write tcp://ADDRESS:* with an address of this machine, "
             "IPv6 in brackets; the port is chosen"
         ) from None
     return str(socket.last_endpoint.decode().rstrip("\0"))
+
+
+def _listen(endpoint: str) -> int:
+    """A descriptor that listens there, beside whoever of this account says SO_REUSEPORT; ZeroMQ will close it."""
+    host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
+    family, kind, protocol, _, where = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
+    with sockets.socket(family, kind, protocol) as made:
+        for option in (sockets.SO_REUSEADDR, sockets.SO_REUSEPORT):  # the first: connections of a life before
+            made.setsockopt(sockets.SOL_SOCKET, option, 1)
+        made.bind(where)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+        return made.detach()
 
 
 def connect(socket: Any, endpoint: str, keys: Keys | None) -> None:
@@ -121,22 +144,26 @@ class WakeUp:
 class SharedSocket:
     """A socket that any thread sends on and one thread, the owner of `wake_up`, reads."""
 
-    def __init__(self, socket: Any, wake_up: WakeUp) -> None:
+    def __init__(self, socket: Any, wake_up: WakeUp, *, waits: bool = True) -> None:
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
         self._socket = socket
         self._wake_up = wake_up
         self._closed = False
+        self._flags = 0 if waits else _NOBLOCK
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Sends one message, large arrays without a copy; ZMQError where the first frame has nowhere to go."""
+        """Sends one message, large arrays without a copy; ZMQError where the first frame has nowhere to go.
+
+        Where the peer's queue is full, waits or raises `zmq.Again`, as was chosen.
+        """
         socket, last = self._socket, len(frames) - 1
         with self.lock:
             if self._closed:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
             for number, frame in enumerate(frames):
-                flags = _MORE if number < last else 0
+                flags = self._flags | _MORE if number < last else self._flags
                 if isinstance(frame, bytes):
                     Raw.send(socket, frame, flags)
                 else:

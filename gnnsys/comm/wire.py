@@ -52,6 +52,10 @@ class Limits:
     max_frame_bytes: int = 1 << 32
     max_options_bytes: int = 1 << 16
     max_queue: int = 1 << 16  # requests that a server has and has not answered
+    max_client_requests: int = 1 << 14  # of them, those of one client
+    max_client_bytes: int = 1 << 30  # of one client's unanswered requests, and one more beyond it
+    max_bytes: int = 1 << 33  # of all clients' unanswered requests, and one more beyond it
+    max_unread: int = 1 << 13  # messages to a client that does not read; what comes after them is dropped
     max_seconds: int = 3600  # that a server keeps a request, whatever time its sender gave it
 
     def __post_init__(self) -> None:
@@ -253,6 +257,16 @@ def read_header(front: bytes | memoryview, limits: Limits) -> Header:
     return header
 
 
+def check_request(header: Header) -> None:
+    """WireError unless a header can be a request's: what only replies have is zero, and so is what is nothing yet."""
+    if header.flags & REPLY:
+        raise WireError("flags", "a reply where a request was expected")
+    if header.flags or header.status or header.service_us or header.chunk or header.num_chunks:
+        raise WireError(
+            "flags", f"a request with flags {header.flags}, status {header.status} or other fields of replies"
+        )
+
+
 def read_prefix(front: bytes | memoryview) -> Header | None:
     """What can be known of a broken or foreign message: enough to tell its sender, or None."""
     if len(front) < _PREFIX.size:
@@ -277,7 +291,7 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
     dims = _dims_struct(num_dims).unpack_from(front, at)
     at += 8 * num_dims
     options = _read_options(bytes(front[at : at + header.num_option_bytes])) if header.num_option_bytes else {}
-    plan = _plan(kinds, dims, at + header.num_option_bytes, frames, limits)
+    plan = locate_arrays(kinds, dims, at + header.num_option_bytes, frames, limits)
     if not plan:
         return Message(header, [], options)
     front = aligned(front)
@@ -288,10 +302,13 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
     return Message(header, arrays, options)
 
 
-def _plan(
+def locate_arrays(
     kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits
 ) -> list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]:
-    """Where each array lies: its memory (None: the first frame), offset, dtype, shape and count."""
+    """Where each array lies: its memory (None: the first frame), offset, dtype, shape and count.
+
+    WireError where descriptors, dimensions and frames disagree; nothing is allocated for what they say.
+    """
     plan: list[tuple[Any, int, torch.dtype, tuple[int, ...], int]] = []
     begin, num_used = 0, 1
     for code, ndim in zip(kinds[::2], kinds[1::2]):

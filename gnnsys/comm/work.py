@@ -1,4 +1,4 @@
-"""The threads that run a server's handlers, in the order of (priority, arrival).
+"""The threads that run a server's handlers, each time the item whose turn it is (`Turns`).
 
 A handler's native work releases the GIL; each thread has a count of native threads of its own. Nothing that a call
 raises ends a thread.
@@ -6,32 +6,33 @@ raises ends a thread.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
+from gnnsys.comm.turns import Turns
+
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 10.0
 
-Entry = tuple[tuple[int, int], Any]
+Entry = tuple[int, Hashable, Any, bool]
 
 
 class Workers:
-    """`put(order, item)` from any thread, a finalizer too; `run(item)` in one of the threads, smallest order first."""
+    """`put` from any thread, a finalizer too; `run(item)` in one of the threads, by turns."""
 
     def __init__(self, num_threads: int, native_threads: int, run: Callable[[Any], None], name: str) -> None:
         self.num_raised = 0  # calls that raised
         self._run = run
         self._incoming: SimpleQueue[Entry] = SimpleQueue()  # its put is re-entrant, a lock is not
-        self._heap: list[Entry] = []
-        self._lock = threading.Lock()  # of the heap
+        self._turns = Turns()
+        self._lock = threading.Lock()  # of the turns
         self._tokens: SimpleQueue[bool] = SimpleQueue()  # one per item: waits in C, unlike a Condition
         self._threads = [
             threading.Thread(target=self._work, args=(native_threads,), name=f"gnnsys-{name}-{number}", daemon=True)
@@ -48,9 +49,9 @@ class Workers:
         # set_num_threads in a thread also changes the count that later threads begin with: put that back.
         torch.set_num_threads(native_threads)
 
-    def put(self, order: tuple[int, int], item: Any) -> None:
-        """`order` is (priority, arrival), and no two items that wait have the same."""
-        self._incoming.put((order, item))
+    def put(self, priority: int, client: Hashable, item: Any, *, first: bool = False) -> None:
+        """Queues an item of a client, behind its others; with `first`, before them."""
+        self._incoming.put((priority, client, item, first))
         self._tokens.put(True)
 
     def _work(self, native_threads: int) -> None:
@@ -68,15 +69,16 @@ class Workers:
             del item  # its frames must not live on while this thread waits for the next one
 
     def _take(self) -> Any:
-        """The item that is first in order; None where they were dropped."""
+        """The item whose turn it is; None where they were dropped."""
         with self._lock:
             self._sort_in()
-            return heapq.heappop(self._heap)[1] if self._heap else None
+            return self._turns.take()
 
     def _sort_in(self) -> None:
         try:
             while True:
-                heapq.heappush(self._heap, self._incoming.get_nowait())
+                priority, client, item, first = self._incoming.get_nowait()
+                self._turns.put(priority, client, item, first=first)
         except Empty:
             return
 
@@ -84,7 +86,7 @@ class Workers:
         """Ends every thread once its current call returns; drops what waits. False where a call is still running."""
         with self._lock:
             self._sort_in()
-            self._heap.clear()
+            self._turns = Turns()
         for _ in self._threads:
             self._tokens.put(False)
         deadline = time.monotonic() + timeout
@@ -94,4 +96,4 @@ class Workers:
         return not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread())
 
     def __len__(self) -> int:
-        return len(self._heap) + self._incoming.qsize()
+        return len(self._turns) + self._incoming.qsize()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import dgl
@@ -88,11 +88,19 @@ class DataLoader:
         for triple in self._loader:
             yield triple if self.device is None else _to_device(triple, self.device)
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch."""
+        return self._loader.epoch
+
     def state_dict(self) -> dict[str, Any]:
         return self._loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._loader.load_state_dict(state)
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        self._loader.load_state_dicts(states)
 
     def close(self) -> None:
         self._loader.close()

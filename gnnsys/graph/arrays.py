@@ -123,11 +123,15 @@ class ArrayReader:
         self._folder, self._files, self._verify = folder, files, verify
 
     def path(self, name: str) -> Path:
-        """Where the array is; ValueError for a name that leads out of the directory."""
+        """Where the array is; ValueError for a name or a link that leads out of its folder (which may be a link)."""
         steps = name.split("/") if isinstance(name, str) else [""]
         if any(step in ("", ".", "..") or Path(step).name != step for step in steps):
             raise ValueError(f"{self._folder / MANIFEST} names {name!r}, which is not a file of this directory")
-        return self._folder / name
+        file = self._folder / name
+        home = self._folder.joinpath(*steps[:-1][:1])  # the folder of a part, or of all
+        if not file.resolve().is_relative_to(home.resolve()):
+            raise ValueError(f"{file} is a link that leads out of its folder: put the file itself there")
+        return file
 
     def array(self, name: str, dtype: torch.dtype | None = None, shape: Sequence[int] | None = None) -> Tensor:
         """The array; where `dtype` or `shape` is given, ValueError unless the file has it."""
@@ -162,7 +166,9 @@ def _map(file: Path) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # empty arrays cannot be mapped and come read-only
             return torch.from_numpy(np.asarray(array))
-    except (ValueError, TypeError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header makes numpy raise this and that, errors of its tokenizer among them
         raise ValueError(f"{file} is not an array: {error}") from error
 
 

@@ -142,8 +142,9 @@ def read_manifest(folder: Path, *, format: str, version: int, what: str) -> dict
     if not file.is_file():
         raise ValueError(f"{str(folder)!r} is not {what}: it has no {MANIFEST}")
     try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        text = file.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is cut or altered: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != format:
         raise ValueError(f"{file} does not describe a {format}")
@@ -151,7 +152,15 @@ def read_manifest(folder: Path, *, format: str, version: int, what: str) -> dict
         raise ValueError(f"{file} has version {manifest.get('version')}, this gnnsys reads version {version}")
     if manifest.pop("crc32", None) != manifest_checksum(manifest):
         raise ValueError(f"{file} does not match its checksum: it was altered")
+    if not _is_as_written(text):
+        raise ValueError(f"{file} is not as it was written: it was altered, though it says the same")
     return manifest
+
+
+def _is_as_written(text: str) -> bool:
+    """Whether the text has no other spelling than ours: a bit may turn 1e9 into 1E9, which no sum of values tells."""
+    values = json.loads(text)
+    return text in (json.dumps(values, indent=1), json.dumps(values))
 
 
 def manifest_checksum(manifest: dict[str, Any]) -> int:

@@ -50,6 +50,10 @@ class Fetch:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lock = threading.Lock()
 
+    def names(self, key: AnyType) -> list[str]:
+        """The arrays of a type that batches have."""
+        return [name for name, _ in self._arrays[key]]
+
     def prepare(self, rows: Rows, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._rows = rows

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, EdgeType, Graph
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
+from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
@@ -83,6 +85,10 @@ class LinkNeighborLoader(Loader):
         for name, values in (("edge_label", edge_label), ("edge_label_time", edge_label_time)):
             if values is not None and values.shape[0] != num_links:
                 raise ValueError(f"{name} must have one entry per link, {num_links}, got {values.shape[0]}")
+        own = [
+            name for name, of in (("edge_label", edge_label), ("edge_label_time", edge_label_time)) if of is not None
+        ]
+        ids = inputs.ids if isinstance(inputs, EdgeInputs) else None
         disjoint = disjoint or time_attr is not None
         sampler = make_sampler(
             graph,
@@ -108,6 +114,7 @@ class LinkNeighborLoader(Loader):
             graph,
             Schedule(num_links, batch_size, shuffle, drop_last, seed, **shares),
             sample,
+            ranks=Ranks(graph, edge_label_index, ids, own),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
@@ -170,7 +177,7 @@ def resolve_inputs(
     if isinstance(given, Share):
         if given.type not in graph.edge_types:
             raise ValueError(f"the share is of {given.type!r}, links must be of one of {graph.edge_types}")
-        inputs = EdgeInputs(given.ids, ends_of(graph, given.type), label, time)
+        inputs = EdgeInputs(InputIds(given.ids), ends_of(graph, given.type), label, time)
         return given.type, inputs, len(given.ids), {"largest": given.largest}
     if isinstance(graph, Graph) or (isinstance(given, tuple) and len(given) == 2 and given[1] is not None):
         edge_type, (src, dst) = resolve_links(graph, given)
@@ -182,11 +189,17 @@ def resolve_inputs(
     num_edges = graph.num_edges(edge_type)
     if num_edges == 0:
         raise ValueError("edge_label_index is empty: no links to start from")
-    return edge_type, EdgeInputs(_All(), ends_of(graph, edge_type), label, time), num_edges, {}
+    return edge_type, EdgeInputs(InputIds(_All(num_edges)), ends_of(graph, edge_type), label, time), num_edges, {}
 
 
 class _All:
     """All edges of a type: the i-th has id i."""
+
+    def __init__(self, num_edges: int) -> None:
+        self._num_edges = num_edges
+
+    def __len__(self) -> int:
+        return self._num_edges
 
     def __getitem__(self, chosen: Tensor) -> Tensor:
         return chosen

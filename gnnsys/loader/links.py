@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
@@ -44,7 +45,7 @@ class Inputs(Protocol):
 class EdgeInputs:
     """Links that are edges of the graph, known by their ids: their ends are looked up when a batch is made of them."""
 
-    ids: Any  # int64, indexed by a tensor: edge ids, or a range of them that is never written out
+    ids: InputIds  # edge ids, or a range of them that is never written out
     ends: Callable[[Tensor], tuple[Tensor, Tensor]]
     label: Tensor | None = None
     time: Tensor | None = None

@@ -10,11 +10,13 @@ import torch
 from gnnsys.graph import Graph
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve
+from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
 from gnnsys.loader.layout import Layout
+from gnnsys.loader.leftover import Leftover
 from gnnsys.loader.options import PipelineOptions
-from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pipeline import Pipeline, Stage, StageCounters
@@ -43,6 +45,7 @@ class Loader:
         schedule: Schedule,
         sample: Callable[[Ticket, torch.Tensor], Sampled],
         *,
+        ranks: Ranks,
         transform: Callable[[Batch], Batch] | None,
         num_threads: int | None,
         prefetch: int,
@@ -59,6 +62,7 @@ class Loader:
         target = resolve(device)
         self.graph = graph
         self._schedule = schedule
+        self._ranks = ranks
         self._across_epochs = across_epochs
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
@@ -75,6 +79,7 @@ class Loader:
         )
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
+        self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
         self._is_resuming = False
         self._iteration = 0
 
@@ -114,28 +119,42 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch."""
-        return self._position // max(1, len(self))
+        """The epoch that is under way, or that the next `iter` begins or goes on with."""
+        return self._at.epoch
+
+    @property
+    def _at(self) -> Ticket:
+        """How far the consumer is: behind an epoch's last batch still in that epoch, until its end was seen."""
+        if self._ending is None:
+            return self._schedule.ticket(self._position)
+        return Ticket(self._ending, self._position - self._schedule.first(self._ending))
 
     def __iter__(self) -> Iterator[Batch]:
         if len(self) == 0:
             return iter(())
-        if not self._is_resuming:  # an epoch that was left early is over
-            self._position = -(-self._position // len(self)) * len(self)
-        self._is_resuming = False
         self._iteration += 1
+        is_resuming, self._is_resuming = self._is_resuming, False
+        if not is_resuming and self._at.batch > 0:
+            self._position = self._schedule.first(self.epoch + 1)  # an epoch that was left early is over
+        elif self._ending is not None:  # resumed behind its last batch: only the caller's own end of it is left to do
+            self._ending = None
+            return iter(())
+        self._ending = None
         return self._epoch(self._iteration, self._pipeline_at(self._position))
 
     def _epoch(self, iteration: int, pipeline: Pipeline) -> Iterator[Batch]:
-        end = (self.epoch + 1) * len(self)
+        epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
         try:
             while self._position < end:
                 if iteration != self._iteration:
                     raise RuntimeError("another iteration over this loader has begun: use one loader for each")
                 batch = next(pipeline)
                 self._position += 1
+                self._ending = epoch if self._position == end else None
                 yield batch
                 del batch  # not kept while the next one is waited for
+            if iteration == self._iteration:
+                self._ending = None
         finally:
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
@@ -155,7 +174,7 @@ class Loader:
         schedule = self._schedule
         if self._across_epochs:
             return schedule.tickets
-        return lambda position: schedule.tickets(position, end=(position // len(schedule) + 1) * len(schedule))
+        return lambda position: schedule.tickets(position, end=schedule.first(schedule.ticket(position).epoch + 1))
 
     def __call__(self, index: torch.Tensor | list[int]) -> Batch:
         """The batch of the given inputs (positions in what the loader was given), made here and now."""
@@ -175,17 +194,62 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """What the consumer has seen; loaded into a loader made alike, the next batch is the one after."""
-        epoch, batch = divmod(self._position, max(1, len(self)))
-        return {"epoch": epoch, "batch": batch, **self._schedule.state()}
+        at, leftover = self._at, self._schedule.leftover
+        left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
+        return {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `iter` go on where `state` was taken: with the rest of that epoch."""
+        """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
+
+        The caller's code at the end of that epoch, which the state knows nothing of, is then run once more or at last.
+        """
+        self._ranks.check_own(state)
         for name, ours in self._schedule.state().items():
             if state.get(name) != ours:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
-        self._position = int(state["epoch"]) * len(self) + int(state["batch"])
+        self._go_to(Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state))
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Makes the next `iter` go on where all ranks were, however many; `states` are theirs, in the order of ranks.
+
+        As many ranks as now: each share is gone on with. Another number: what none of them has consumed of the epoch is
+        dealt to the ranks there are now, in shares that differ by at most one and as many batches on each; the epochs
+        behind it are ordinary. Every rank calls it with the same states. `batch_size` and `drop_last` may be others.
+        """
+        own = self._ranks.own_state(states)
+        if own is not None:
+            return self.load_state_dict(own)
+        ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
+        leftover = self._ranks.deal(states, ours)
+        self._go_to(Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first), leftover)
+
+    def _go_to(self, ticket: Ticket, leftover: Leftover | None) -> None:
+        if leftover is not None or self._schedule.leftover is not None:
+            self.close()  # stages that run now know the inputs of before
+            self._schedule.leftover = leftover
+            self._take_over(leftover)
+        self._position, end = self._schedule.position(ticket), self._schedule.first(ticket.epoch + 1)
+        self._ending = ticket.epoch if ticket.batch > 0 and self._position == end else None
         self._is_resuming = True
         self._iteration += 1
+
+    def _take_over(self, leftover: Leftover | None) -> None:
+        inputs, recipe, schedule = self._ranks.inputs, self._ranks.recipe, self._schedule
+        if recipe is None and (leftover is None or not leftover.num_inputs):
+            return
+        assert inputs is not None and recipe is not None
+
+        def order(origin: int) -> torch.Tensor | None:
+            assert leftover is not None
+            return shuffled(len(leftover.origins[origin]), schedule.seed, leftover.epoch) if schedule.shuffle else None
+
+        inputs.take_over(leftover, recipe, order)
+
+    def input_ids(self, input_id: torch.Tensor) -> torch.Tensor:
+        """The ids of a batch's inputs, by its `input_id`; those that were taken over from other ranks too."""
+        if self._ranks.inputs is None:
+            raise ValueError("this loader's inputs are links that were given by their ends: they have no ids")
+        return self._ranks.inputs[input_id]
 
     # -- counters and end --------------------------------------------------------------------------------------------
 

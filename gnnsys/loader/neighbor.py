@@ -10,8 +10,10 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
+from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.read import read_rows
@@ -70,7 +72,8 @@ class NeighborLoader(Loader):
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
-        node_type, nodes = resolve_nodes(graph, input_nodes)
+        node_type, ids = resolve_nodes(graph, input_nodes)
+        nodes = InputIds(ids)
         largest = input_nodes.largest if isinstance(input_nodes, Share) else None
         schedule = Schedule(len(nodes), batch_size, shuffle, drop_last, seed, largest)
         sample: Callable[[Ticket, Tensor], Sampled]
@@ -101,6 +104,7 @@ class NeighborLoader(Loader):
             graph,
             schedule,
             sample,
+            ranks=Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"]),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,

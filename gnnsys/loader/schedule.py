@@ -1,7 +1,8 @@
 """The schedule: which seeds make up batch b of epoch e, a pure function of (seed, e, b).
 
 Positions run on across epochs (epoch * batches per epoch + batch), so one endless stream feeds a pipeline that never
-stops between epochs, and a position is all the state there is.
+stops between epochs, and a position is all the state there is. One epoch may be another's remainder (`leftover`): its
+batches go on counting where the old ranks stopped, and the epochs behind it are ordinary.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from gnnsys.loader.leftover import Leftover, even_range, num_batches
 from gnnsys.loader.options import check_count
 from gnnsys.ops import stream_key
 
@@ -62,34 +64,61 @@ class Schedule:
         self.batch_size = check_count("batch_size", self.batch_size, 1)
         if self.largest is not None and self.largest < self.num_inputs:
             raise ValueError(f"the largest share has {self.largest} seeds, but this one {self.num_inputs}")
+        self.leftover: Leftover | None = None
         self._orders: dict[int, Tensor] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Batches per epoch."""
-        inputs = self.num_inputs if self.largest is None else self.largest
-        return inputs // self.batch_size if self.drop_last else -(-inputs // self.batch_size)
+        return num_batches(self.num_inputs if self.largest is None else self.largest, self.batch_size, self.drop_last)
+
+    # -- positions -----------------------------------------------------------------------------------------------------
+
+    def first(self, epoch: int) -> int:
+        """The position of an epoch's first batch, which is the one behind the last of the epoch before."""
+        left = self.leftover
+        longer = 0 if left is None or epoch <= left.epoch else left.first + self._num_left(left) - len(self)
+        return epoch * len(self) + longer
+
+    def ticket(self, position: int) -> Ticket:
+        """The batch at a position."""
+        left = self.leftover
+        if left is not None and position >= self.first(left.epoch):
+            if position < self.first(left.epoch + 1):
+                return Ticket(left.epoch, position - self.first(left.epoch))
+            epochs, batch = divmod(position - self.first(left.epoch + 1), max(1, len(self)))
+            return Ticket(left.epoch + 1 + epochs, batch)
+        return Ticket(*divmod(position, max(1, len(self))))
+
+    def position(self, ticket: Ticket) -> int:
+        return self.first(ticket.epoch) + ticket.batch
 
     def tickets(self, position: int, end: int | None = None) -> Iterator[Ticket]:
         """From `position` on, without end unless one is given."""
         while len(self) and (end is None or position < end):
-            yield Ticket(*divmod(position, len(self)))
+            yield self.ticket(position)
             position += 1
 
-    def position(self, ticket: Ticket) -> int:
-        return ticket.epoch * len(self) + ticket.batch
+    # -- inputs --------------------------------------------------------------------------------------------------------
 
     def inputs(self, ticket: Ticket) -> Tensor:
-        """Which of the inputs make up this batch, int64."""
+        """Which of the inputs make up this batch, int64; those of a leftover are numbered from `num_inputs` on."""
+        left = self.leftover
+        if left is not None and ticket.epoch == left.epoch:
+            steps = self._num_left(left)
+            begin, end = even_range(ticket.batch - left.first, left.num_inputs, steps, self.batch_size)
+            return torch.arange(self.num_inputs + begin, self.num_inputs + end)
         begin, end = self._range(ticket.batch)
         return self._order(ticket.epoch)[begin:end] if self.shuffle else torch.arange(begin, end)
+
+    def _num_left(self, left: Leftover) -> int:
+        return num_batches(left.largest, self.batch_size, self.drop_last)
 
     def _range(self, batch: int) -> tuple[int, int]:
         if self.largest is None:
             begin = batch * self.batch_size
             return begin, min(begin + self.batch_size, self.num_inputs)
-        used = min(self.num_inputs, len(self) * self.batch_size)
-        return batch * used // len(self), (batch + 1) * used // len(self)
+        return even_range(batch, self.num_inputs, len(self), self.batch_size)
 
     def state(self) -> dict[str, Any]:
         """What must be the same for a position to mean the same batch."""
@@ -101,6 +130,10 @@ class Schedule:
             if epoch not in self._orders:
                 for old in [e for e in self._orders if e < epoch - 1 or e > epoch + 1]:
                     del self._orders[old]  # two epochs are in flight at most
-                stream = generator(self.seed, _SHUFFLE, epoch)
-                self._orders[epoch] = torch.randperm(self.num_inputs, generator=stream)
+                self._orders[epoch] = shuffled(self.num_inputs, self.seed, epoch)
             return self._orders[epoch]
+
+
+def shuffled(num_inputs: int, seed: int, epoch: int) -> Tensor:
+    """The order of a share's inputs in an epoch, int64."""
+    return torch.randperm(num_inputs, generator=generator(seed, _SHUFFLE, epoch))

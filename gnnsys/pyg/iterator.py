@@ -17,6 +17,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnsys.pipeline import Pipeline, Stage
+from gnnsys.pyg.elastic import first_seed, left_batches
 from gnnsys.pyg.sampler import draw_seed
 from gnnsys.sampling import SampleKey
 
@@ -95,7 +96,8 @@ class Epoch:
     The state of the generator is kept, so that a saved epoch can be begun again: the same order of seeds, the same
     neighbours, without the batches that were seen. A `generator` of the loader's own is then left where the unbroken
     run would have it, so that later epochs are the same too. torch's global one is put back: it also drives the model,
-    and only who saves it knows what was drawn from it since the epoch began.
+    and only who saves it knows what was drawn from it since the epoch began. What is left of an epoch of other ranks is
+    begun like an ordinary one, but that its batches and its seed follow from their generators.
     """
 
     def __init__(self, loader: ThreadedLoader) -> None:
@@ -112,16 +114,23 @@ class Epoch:
         self.start = self.seen = 0 if state is None else int(state["batch"])
         # A RandomSampler draws when it is first asked: here, not in a thread.
         first = list(itertools.islice(batches, self.start, self.start + 1))
-        self._batches = itertools.chain(first, batches)
+        self._batches: Iterator[Any] = itertools.chain(first, batches)
         if state is not None and loader.generator is None:
             random.set_state(before)
+        self._leftover = None if state is None else state.get("leftover")
+        if state is not None and self._leftover is not None:
+            assert loader.leftover is not None
+            self._batches = left_batches(loader, loader.leftover, self.start)
+            if loader.seed is None:
+                self.seed = first_seed(loader, state)
 
     def requests(self, position: int) -> Iterator[Request]:
         for number, index in enumerate(self._batches, start=position):
             yield Request(index, SampleKey(self.seed, self._epoch, number))
 
     def state(self) -> dict[str, Any]:
-        return {"epoch": self.number, "batch": self.seen, "generator": self.generator_state}
+        state = {"epoch": self.number, "batch": self.seen, "generator": self.generator_state}
+        return {**state, "leftover": self._leftover}
 
 
 def make_stages(loader: ThreadedLoader) -> list[Stage]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch_geometric.loader
 from torch import Tensor
 from torch_geometric.data import HeteroData
-from torch_geometric.sampler import BaseSampler, NegativeSampling, SamplerOutput
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.graph import EdgeType
+from gnnsys.loader.fetch import Names
 from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
 from gnnsys.pyg.join import describe
-from gnnsys.pyg.parts import resolve_input_nodes, resolve_links
+from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.pyg.stores import graph_of, stores
 from gnnsys.pyg.threaded import Output, ThreadedLoader
@@ -31,6 +33,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
     `data` may also be what `gnnsys.open` returns; `input_nodes` are then global ids, the name of a mask, or this rank's
     share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what is sampled, epoch by
     epoch, whatever torch's generator says; the order of the seeds stays the `sampler`'s (or `shuffle`'s) business.
+    On parts `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         directed: bool = True,
         *,
         seed: int | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         **kwargs: Any,
     ) -> None:
         check_kwargs(kwargs)
@@ -76,7 +81,8 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
                 is_sorted=is_sorted,
                 directed=directed,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes)
+        own_values = {"input_time": input_time}
+        self._prepare(data, neighbor_sampler, seed, kwargs, input_nodes, own_values, fetch, wire_dtype)
         if graph is not None:
             input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
@@ -96,8 +102,13 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         self._untie()
         check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
+    def _take(self, index: Tensor) -> NodeSamplerInput:
+        if not self._is_taken_over(index):
+            return self.input_data[index]
+        return NodeSamplerInput(index, self.input_ids(index), None, self.input_data.input_type)
+
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        inputs = self.input_data[self._checked(index)]
+        inputs = self._take(self._checked(index))
         if isinstance(self._sampler, NeighborSampler):
             return self._sampler.sample_from_nodes(inputs, key or self._key())
         with self._user_code:
@@ -140,6 +151,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         directed: bool = True,
         *,
         seed: int | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
         exclude_supervision: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -165,9 +178,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 directed=directed,
                 exclude_supervision=exclude_supervision,
             )
-        self._prepare(data, neighbor_sampler, seed, kwargs, given)
+        own_values = {"edge_label": edge_label, "edge_label_time": edge_label_time}
+        self._prepare(data, neighbor_sampler, seed, kwargs, given, own_values, fetch, wire_dtype)
         if graph is not None:
             edge_label_index, links = resolve_links(graph, given)
+            if links is not None and self.ranks.inputs is not None:
+                self.ranks.inputs = links.ids
         else:
             edge_label_index = complete_links(data, given, neighbor_sampler)
         torch_geometric.loader.LinkNeighborLoader.__init__(
@@ -194,8 +210,16 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             links.check()
             self.input_data, self.edge_label_index = links, given
 
+    def _take(self, index: Tensor) -> EdgeSamplerInput:
+        if not self._is_taken_over(index) or isinstance(self.input_data, LinkInputs):
+            return self.input_data[index]
+        edge_type, data = self.input_data.input_type, self.data
+        edge_index = data.edge_index if edge_type is None else data[edge_type].edge_index
+        row, col = edge_index[:, self.input_ids(index)]
+        return EdgeSamplerInput(index, row, col, None, None, edge_type)
+
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        inputs = self.input_data[self._checked(index)]
+        inputs = self._take(self._checked(index))
         if isinstance(self._sampler, NeighborSampler):
             return self._sampler.sample_from_edges(inputs, self.neg_sampling, key or self._key())
         with self._user_code:

@@ -15,10 +15,11 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
-from gnnsys.loader.fetch import Fetch
+from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Rows, Sampled
+from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.link import resolve_inputs
-from gnnsys.loader.links import Inputs
+from gnnsys.loader.links import EdgeInputs, Inputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes
@@ -74,6 +75,11 @@ class LinkInputs:
         self.input_type = input_type
         self.label: Tensor | None = None
         self.time: Tensor | None = None
+
+    @property
+    def ids(self) -> InputIds | None:
+        """Of the edges that the links are, where they are a share."""
+        return self._inputs.ids if isinstance(self._inputs, EdgeInputs) else None
 
     def size(self, dim: int) -> int:
         return (2, self._num_links)[dim]
@@ -143,14 +149,20 @@ class PartsJoin:
     `begin` sends the requests and `finish` waits for the rows: what lies between may be other batches' sampling.
     """
 
-    def __init__(self, graph: DistGraph, custom_cls: Any = None) -> None:
+    def __init__(
+        self,
+        graph: DistGraph,
+        custom_cls: Any = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
         if graph.is_homogeneous:
-            both = set(graph.node_data[NODE]) & set(graph.edge_data[EDGE])
+            both = set(self._fetch.names(NODE)) & set(self._fetch.names(EDGE))
             if both:
                 raise ValueError(f"nodes and edges both have {sorted(both)}, for which PyG's Data has one place only")
         self._graph = graph
         self._custom_cls = custom_cls
-        self._fetch = Fetch(graph, names=None, wire_dtype=None)
 
     def prepare(self, num_batches: int) -> None:
         """How many batches there may be between having been sampled and being used."""

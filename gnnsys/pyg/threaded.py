@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,10 +15,14 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
+from gnnsys.loader.elastic import Ranks
+from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Rows
+from gnnsys.loader.leftover import InputIds, Leftover
 from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pyg.arguments import check_index, check_share
+from gnnsys.pyg.elastic import deal_states, take_over
 from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
@@ -41,9 +45,20 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     input_data: Any
 
     def _prepare(
-        self, data: Any, sampler: BaseSampler, seed: int | None, kwargs: dict[str, Any], inputs: Any = None
+        self,
+        data: Any,
+        sampler: BaseSampler,
+        seed: int | None,
+        kwargs: dict[str, Any],
+        inputs: Any = None,
+        own_values: dict[str, Any] | None = None,
+        fetch: Names | None = None,
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
-        """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share."""
+        """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share.
+
+        `own_values` are what was given for these inputs one by one.
+        """
         self.seed = seed
         self.progress: Epoch | None = None
         self._running: Running | None = None  # of persistent workers
@@ -52,16 +67,23 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self._sampler = sampler
         self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
         self._largest = inputs.largest if isinstance(inputs, Share) else None
+        self.shuffles = bool(kwargs.get("shuffle"))
+        self.leftover: Leftover | None = None  # of the epoch to come, or of the one that is under way
         if self._largest is not None:
             check_share(inputs, kwargs)
         workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
         graph = graph_of(data)
+        ids = InputIds(inputs.ids) if isinstance(inputs, Share) else None
+        given = [name for name, values in (own_values or {}).items() if values is not None]
+        self.ranks = Ranks(graph, inputs, ids, given)
         if graph is not None:
-            join = PartsJoin(graph, kwargs.get("custom_cls"))
+            join = PartsJoin(graph, kwargs.get("custom_cls"), fetch, wire_dtype)
             workers = workers if kwargs.get("num_workers", 0) or not join.waits else REMOTE_THREADS
             join.prepare(workers * (1 + ahead) + 2)
             self._join: Join | PartsJoin = join
             return
+        if fetch is not None or wire_dtype is not None:
+            raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
         self._join = Join(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
@@ -119,8 +141,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
     def _checked(self, index: Any) -> Tensor:
         index = torch.as_tensor(index, dtype=torch.int64)
-        check_index(index, len(self.dataset))  # type: ignore[arg-type]
+        if not self._is_taken_over(index):
+            check_index(index, len(self.dataset))  # type: ignore[arg-type]
         return index
+
+    def _is_taken_over(self, index: Tensor) -> bool:
+        """Whether these inputs are not the loader's own, but left by other ranks."""
+        return self.leftover is not None and index.numel() > 0 and int(index[0]) >= len(self.dataset)  # type: ignore[arg-type]
 
     def _key(self) -> SampleKey:
         """Of a batch that is asked for outside an epoch, `loader([0, 3])`."""
@@ -176,22 +203,70 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self._epochs += 1
         return self._epochs - 1
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter` goes on with, or that is under way."""
+        if self._resume is not None:
+            return int(self._resume["epoch"])
+        return self._epochs if self.progress is None else self.progress.number
+
     def state_dict(self) -> dict[str, Any]:
         """What the caller has seen of the current epoch; between epochs, how many there were, and `generator`."""
         if self._resume is not None:
-            return dict(self._resume)
-        if self.progress is not None:
-            return self.progress.state()
-        generator = None if self.generator is None else self.generator.get_state()
-        return {"epoch": self._epochs, "batch": 0, "generator": generator}
+            state = dict(self._resume)
+        elif self.progress is not None:
+            state = self.progress.state()
+        else:
+            generator = None if self.generator is None else self.generator.get_state()
+            state = {"epoch": self._epochs, "batch": 0, "generator": generator, "leftover": None}
+        return {**state, **self.ranks.state(), **self._share_options()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` yield the rest of the epoch that `state` was taken in."""
+        self.ranks.check_own(state)
+        for name, ours in self._share_options().items():
+            if name in state and state[name] != ours:
+                raise ValueError(f"this state is of a loader with {name}={state[name]}, here it is {ours}")
+        self._go_on(state)
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Makes the next `iter` go on where all ranks were, however many; `states` are theirs, in the order of ranks.
+
+        As `gnnsys.NeighborLoader.load_state_dicts`: another number of ranks deals what is left of the epoch anew.
+        """
+        own = self.ranks.own_state(states)
+        if own is not None:
+            self.load_state_dict(own)
+        else:
+            self._go_on(deal_states(self, states))
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        self.leftover = take_over(self, state)
         if state["generator"] is None:
             self._epochs, self._resume = int(state["epoch"]), None
         else:
-            self._epochs, self._resume = int(state["epoch"]) + 1, dict(state)
+            names = ("epoch", "batch", "generator")
+            self._epochs = int(state["epoch"]) + 1
+            self._resume = {**{name: state[name] for name in names}, "leftover": state.get("leftover")}
         self.progress = None
+
+    def order_options(self) -> dict[str, Any]:
+        """What the order of a share's inputs, and what is sampled for them, follows from besides the generator."""
+        return {"shuffle": self.shuffles, "seed": self.seed, "own_generator": self.generator is not None}
+
+    def _share_options(self) -> dict[str, Any]:
+        """What must be the same on the rank that goes on with a share; other inputs are torch's business."""
+        if self._largest is None:
+            return {}
+        num_inputs = len(self.dataset)  # type: ignore[arg-type]
+        sizes = {"num_inputs": num_inputs, "batch_size": self.batch_size, "largest": self._largest}
+        return {**sizes, "drop_last": self.drop_last, **self.order_options()}
+
+    def input_ids(self, input_id: Tensor) -> Tensor:
+        """The ids of a batch's inputs, by its `input_id`, where they are a share; those of other ranks' too."""
+        if self.ranks.inputs is None:
+            raise ValueError("this loader's inputs are not a share: look them up in what you gave it")
+        return self.ranks.inputs[input_id]
 
     def take_resume_state(self) -> dict[str, Any] | None:
         state, self._resume = self._resume, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -161,7 +162,8 @@ class DistGraph:
             if spec not in self._prepared:
                 if spec != UNIFORM:
                     self._prepare(spec)
-                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec)
+                prepare = partial(self._prepare, spec)
+                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
             return self._prepared[spec]
 
     def _prepare(self, spec: ViewSpec) -> None:

@@ -7,14 +7,15 @@ the first edge of the part plus a position of the view, so that it needs no look
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Kind
+from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
 from gnnsys.partition.relabel import id_dtype
@@ -22,17 +23,20 @@ from gnnsys.sampling.hop import Answer, Draw, PartsRequest, Slot, answers_from_a
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec
-from gnnsys.sampling.part_views import PartViews
+from gnnsys.sampling.part_views import NotPrepared, PartViews
 
 if TYPE_CHECKING:
-    from gnnsys.comm import Client
+    from gnnsys.comm import Client, Message, Pending
 
 
 class DistNeighborhoods:
-    """Of a parted graph, through a prepared view."""
+    """Of a parted graph, through a prepared view. `prepare` has machines prepare it that do not have it any more."""
 
-    def __init__(self, views: PartViews, owners: Owners, client: Client | None, spec: ViewSpec) -> None:
+    def __init__(
+        self, views: PartViews, owners: Owners, client: Client | None, spec: ViewSpec, prepare: Callable[[], None]
+    ) -> None:
         self._views, self._owners, self._client, self._spec = views, owners, client, spec
+        self._prepare = prepare
         schema, book = views.parts.schema, views.parts.book
         self._edge_types = {t: i for i, t in enumerate(schema.edge_types)}
         self.id_dtypes: Mapping[NodeType, torch.dtype] = {t: id_dtype(book.num_ids(t)) for t in schema.node_types}
@@ -75,15 +79,28 @@ class DistNeighborhoods:
             if asked is not None:
                 assert self._client is not None
                 arrays = asked.to_arrays()
-                sent = self._client.request(machine, Kind.SAMPLE, arrays, batch=batch, layer=hop)
-                pending.append((asked.parts, sent))
+                ask = partial(self._client.request, machine, Kind.SAMPLE, arrays, batch=batch, layer=hop)
+                pending.append((asked.parts, ask, ask()))
         own = plan.request(self._owners.here, *options)
         if own is not None:
             plan.take(own.parts, self._views.sample(own))
-        for parts, sent in pending:
-            for message in sent.chunks():
+        for parts, ask, sent in pending:
+            for message in self._messages(ask, sent):
                 plan.take(parts, answers_from_arrays(message.arrays))
         return [plan.finish(number, self.id_dtypes[r.edge_type[0]]) for number, r in enumerate(requests)]
+
+    def _messages(self, ask: Callable[[], Pending], sent: Pending) -> Iterator[Message]:
+        """What is answered; asked for again where the machine's server was started again and has lost the view."""
+        taken = set()
+        try:
+            for message in sent.chunks():
+                taken.add(message.header.chunk)
+                yield message
+        except RemoteValueError as error:
+            if error.remote_type != NotPrepared.__name__:
+                raise
+            self._prepare()
+            yield from (message for message in ask().chunks() if message.header.chunk not in taken)
 
     def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
         return positions
@@ -103,14 +120,16 @@ class DistNeighborhoods:
                 head = [self._spec.key, self._edge_types[edge_type]]
                 head += [number for p in asked for number in (p, grouped.count(p))]
                 arrays = [torch.tensor(head), *(_take(rows, grouped, asked) for rows in (src, local))]
-                pending.append((asked, self._client.request(machine, Kind.FIND_EDGES, arrays)))
+                ask = partial(self._client.request, machine, Kind.FIND_EDGES, arrays)
+                pending.append((asked, ask, ask()))
         found: dict[int, Tensor] = {}
         for part in self._owners.here:
             if grouped.count(part):
                 own = grouped.of_part(part)
                 found[part] = self._views.view(self._spec.key, part).find_edges(edge_type, src[own], local[own])
-        for asked, sent in pending:
-            counts, positions = sent.result().arrays
+        for asked, ask, sent in pending:
+            (message,) = self._messages(ask, sent)
+            counts, positions = message.arrays
             found.update(zip(asked, positions.split(counts.tolist())))
         first = self._owners.bounds(edge_type).tolist()
         places = [found[part] + first[part] for part in sorted(found)]

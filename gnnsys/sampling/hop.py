@@ -19,6 +19,7 @@ from gnnsys.ops import Piece
 _FORMAT = 1
 _REPLACE, _LAST = 1, 2
 _TREE, _TIME = 1, 2
+_MAX_NUMBERS = 1 << 18
 MASK_VERSION = 0  # no masks yet: every request is answered from the graph as it is
 
 
@@ -125,6 +126,8 @@ class _Numbers:
     """Reads a head from front to back."""
 
     def __init__(self, head: Tensor) -> None:
+        if head.numel() > _MAX_NUMBERS:
+            raise ValueError(f"a hop's request says {head.numel()} numbers, at most {_MAX_NUMBERS} are read")
         self._numbers, self._at = head.tolist(), 0
 
     def take(self, count: int) -> list[int]:

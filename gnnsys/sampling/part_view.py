@@ -29,6 +29,10 @@ from gnnsys.sampling.sources import (
     with_node_time,
 )
 
+_SMALL_FANOUT = 256
+_MAX_REPLACE = 1 << 22
+_MAX_LOOKED_AT = 1 << 33  # edges, by one request: seconds
+
 
 class ViewSpec(NamedTuple):
     """How in-edges are drawn: by weight, up to a time, or (neither) uniformly."""
@@ -138,12 +142,36 @@ class PartView:
             wide_edges=self._wide_edges[edge_type],
         )
 
+    def work(self, edge_type: EdgeType, seeds: Tensor, fanout: int, replace: bool) -> Tensor | int:
+        """Edges that sampling looks at or draws, for each seed, int64; a number where that bounds all of them.
+
+        ValueError for seeds that are not core nodes, and for draws with replacement that no memory would hold.
+        """
+        source = self._sources[edge_type]
+        if replace and fanout > _MAX_REPLACE:
+            raise ValueError(f"fanout with replacement must be at most {_MAX_REPLACE}, got {fanout}")
+        is_uniform = source.weight is None and source.time is None
+        if is_uniform and 0 <= fanout <= (_MAX_REPLACE if replace else _SMALL_FANOUT):
+            return fanout
+        indptr = source.csc.indptr
+        if seeds.numel() and not 0 <= int(seeds.min()) <= int(seeds.max()) < indptr.numel() - 1:
+            raise ValueError(f"seeds of part {self.part.index} must be in [0, {indptr.numel() - 1})")
+        degrees = indptr[seeds.long() + 1] - indptr[seeds.long()]
+        return degrees + fanout if replace and fanout > 0 else degrees
+
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         """Positions of all edges from global ids `src[i]` to local ids `dst[i]`, ascending, each once, int64."""
-        source = self._sources[edge_type]
+        csc = self._sources[edge_type].csc
+        if dst.numel() and not 0 <= int(dst.min()) <= int(dst.max()) < csc.num_dst:
+            raise ValueError(f"destinations of part {self.part.index} must be in [0, {csc.num_dst})")
         local = local_sources(self.part, edge_type[0], src)
         known = (local >= 0).nonzero().view(-1)
-        csc = source.csc
+        columns = dst[known].long()
+        work = int((csc.indptr[columns + 1] - csc.indptr[columns]).sum())
+        if work > _MAX_LOOKED_AT:
+            raise ValueError(
+                f"these pairs have {work} edges to look at, at most {_MAX_LOOKED_AT} at once: ask for fewer"
+            )
         return native.find_edges(csc.indptr, csc.indices, local[known].int(), dst[known].int())
 
 

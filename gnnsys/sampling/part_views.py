@@ -20,8 +20,13 @@ from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, hal
 
 _SEEDS_PER_PIECE = 1 << 14
 _SEEDS_PER_PIECE_OF_ALL = 1 << 11  # with fanout -1 a seed may have any number of neighbours
+_EDGES_PER_PIECE = 1 << 22  # that are looked at or drawn: a hub may be asked for again and again
 
 Wanted = dict[tuple[int, NodeType], Tensor]
+
+
+class NotPrepared(ValueError):
+    """A view that is not here: never prepared, or by a process that has been started again since."""
 
 
 class PartViews:
@@ -66,7 +71,7 @@ class PartViews:
     def view(self, key: int, part: int) -> PartView:
         views = self._views.get(key)
         if views is None:
-            raise ValueError(f"view {key} was not prepared here: prepare it first")
+            raise NotPrepared(f"view {key} was not prepared here: prepare it first")
         if part not in views:
             raise ValueError(f"part {part} is not here, only {self.own_parts}")
         return views[part]
@@ -94,8 +99,8 @@ class PartViews:
         view, edge_type = self.view(request.view, request.parts[place]), self.edge_type(draw.edge_type)
         seeds, tree, seed_time = request.slots[draw.slot].of_part(place)
         step = _SEEDS_PER_PIECE if draw.fanout >= 0 else _SEEDS_PER_PIECE_OF_ALL
-        for first in range(0, seeds.numel(), step):
-            chosen = slice(first, min(first + step, seeds.numel()))
+        for first, end in _pieces(view.work(edge_type, seeds, draw.fanout, request.replace), seeds.numel(), step):
+            chosen = slice(first, end)
             piece = view.sample(
                 edge_type,
                 seeds[chosen],
@@ -107,4 +112,19 @@ class PartViews:
                 tree=None if tree is None else tree[chosen],
                 seed_time=None if seed_time is None else seed_time[chosen],
             )
-            yield Answer(number, place, first, chosen.stop - first, piece)
+            yield Answer(number, place, first, end - first, piece)
+
+
+def _pieces(work: Tensor | int, num_seeds: int, step: int) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `step` seeds that cover all, of _EDGES_PER_PIECE edges or a single seed. `work`: per seed."""
+    if isinstance(work, int):
+        step = max(1, min(step, _EDGES_PER_PIECE // max(1, work)))
+        yield from ((first, min(first + step, num_seeds)) for first in range(0, num_seeds, step))
+        return
+    done, first = work.cumsum(0), 0
+    while first < num_seeds:
+        before = int(done[first - 1]) if first else 0
+        fitting = int(torch.searchsorted(done, before + _EDGES_PER_PIECE, right=True))
+        end = min(max(first + 1, fitting), first + step, num_seeds)
+        yield first, end
+        first = end

@@ -19,6 +19,7 @@ from gnnsys.sampling.part_views import PartViews
 
 _CHUNK_BYTES = 1 << 20  # a reply is sent as soon as it has so much
 _CHUNK_PIECES = 128
+_MAX_NUMBERS = 1 << 18
 
 
 class GraphService:
@@ -116,6 +117,8 @@ def _arrays(request: Request, count: int) -> list[Tensor]:
 
 
 def _pairs_of_parts(head: Tensor) -> tuple[int, int, list[tuple[int, int]]]:
+    if head.numel() > _MAX_NUMBERS:
+        raise ValueError(f"the head has {head.numel()} numbers, at most {_MAX_NUMBERS} are read")
     numbers = head.tolist()
     if len(numbers) < 2 or len(numbers) % 2:
         raise ValueError("the head must be two numbers, then a part and a count each")

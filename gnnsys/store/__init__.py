@@ -1,6 +1,7 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
 from gnnsys.store.embedding import DistEmbedding
+from gnnsys.store.life import Life
 from gnnsys.store.optim import SparseAdagrad, SparseAdam
 from gnnsys.store.places import Place, Run
 from gnnsys.store.pull import PendingPull, Pull
@@ -15,6 +16,7 @@ __all__ = [
     "DistEmbedding",
     "DistTensor",
     "FeatureSource",
+    "Life",
     "PendingPull",
     "PendingPush",
     "PendingRead",

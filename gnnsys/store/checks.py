@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.arrays import DTYPES
 from gnnsys.ops import BufferPool
 from gnnsys.store.pull import Pull
 from gnnsys.store.spec import TableSpec
@@ -33,19 +32,6 @@ def checked_rows(spec: TableSpec, ids: Tensor, rows: Tensor) -> tuple[Tensor, Te
     if rows.dtype != spec.dtype and not (rows.dtype in WIRE_DTYPES and spec.dtype in WIRE_DTYPES):
         raise ValueError(f"rows for table {spec.name!r} must be {spec.dtype}, got {rows.dtype}")
     return ids.detach().cpu().contiguous(), rows.detach().cpu()
-
-
-def check_new(spec: TableSpec) -> None:
-    """ValueError unless such a table may be created: its rows can travel, its name leaves the graph's tables alone."""
-    if spec.dtype not in DTYPES:
-        names = ", ".join(str(dtype)[6:] for dtype in DTYPES)
-        raise ValueError(f"table {spec.name!r} cannot be {spec.dtype}: rows travel as {names}")
-    first, *others = spec.name.split("/")
-    if first in ("global", "original") or (first in ("node", "edge") and len(others) < 2):
-        raise ValueError(
-            f"a table cannot be named {spec.name!r}: tables of the graph begin like this; data of nodes is "
-            "node/TYPE/NAME, data of edges edge/SRC|REL|DST/NAME"
-        )
 
 
 def init_json(init: str | float | tuple[str, float, float, int], spec: TableSpec) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The memory has no name anywhere (memfd): a reader opens it through the owner's /proc entry, and the kernel frees it with
 the last process that maps it, however that ends. In front of the rows stand the versions that keep a reader from
-seeing half a row, and a flag that says the table was dropped.
+seeing half a row, and a flag that says the table was dropped. A reader holds on to the owner's process too (pidfd):
+rows outlive the shard that kept them, and must not be read then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import math
 import mmap
 import os
 import secrets
+import select
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +37,7 @@ class SharedRows:
         self.versions = _view(memory, torch.int32, _HEADER, layout.num_versions)
         self.rows = _view(memory, dtype, layout.rows_at, math.prod(shape)).view(shape)
         self._descriptor = descriptor
+        self._owner: Owner | None = None  # None: this process
 
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows:
@@ -54,6 +58,9 @@ class SharedRows:
     def open(cls, address: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows | None:
         """The rows at an address that `address()` gave, read only; None where this process cannot reach them."""
         size = _Layout(shape, dtype).total
+        owner = Owner.of(int(address["pid"]))  # first: what is opened below is then of this very process
+        if owner is None:
+            return None
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # the number may be a pipe's by now: opening one can wait
         try:
             descriptor = os.open(f"/proc/{int(address['pid'])}/fd/{int(address['fd'])}", flags)
@@ -68,6 +75,7 @@ class SharedRows:
         finally:
             os.close(descriptor)
         opened = cls(memory, shape, dtype, None)
+        opened._owner = owner
         found = opened._header[:2].tolist()
         return opened if found == [_MAGIC, int(address["token"])] else None
 
@@ -81,6 +89,11 @@ class SharedRows:
         """Whether the owner has dropped the table; the rows stay readable, and are of no use."""
         return bool(self._header[2])
 
+    @property
+    def orphaned(self) -> bool:
+        """Whether the owner has ended: nobody changes the rows any more, and what they should be nobody knows."""
+        return self._owner is not None and self._owner.ended
+
     def drop(self) -> None:
         """Tells readers and lets no new ones in; the memory goes when the last of them lets go of it."""
         if self._descriptor is not None:
@@ -91,6 +104,28 @@ class SharedRows:
     @property
     def nbytes(self) -> int:
         return self.rows.nbytes + self.versions.nbytes + _HEADER
+
+
+class Owner:
+    """A process, by a descriptor that stays its own when its number is given to another."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor).atexit = False
+
+    @classmethod
+    def of(cls, pid: int) -> Owner | None:
+        """None where there is no such process, or it cannot be watched."""
+        try:
+            return cls(os.pidfd_open(pid))
+        except (OSError, AttributeError):
+            return None
+
+    @property
+    def ended(self) -> bool:
+        look = select.poll()  # a new one: threads may not share it, and `select` has no descriptors beyond 1023
+        look.register(self._descriptor, select.POLLIN)
+        return bool(look.poll(0))
 
 
 class _Layout:

@@ -6,7 +6,7 @@ shard: what is pulled next holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gnnsys.store.embedding import DistEmbedding
@@ -35,6 +35,20 @@ class SparseOptimizer:
         for step in pending:
             step.result()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimizer is; its moments lie beside the rows and are saved with them."""
+        return self.options()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes learning rate and the rest from `state`; ValueError for an optimizer of another kind."""
+        check_optimizer(state)
+        if state["kind"] != self.options()["kind"]:
+            raise ValueError(f"the state is of {state['kind']!r}, this optimizer is {self.options()['kind']!r}")
+        self._set_options(state)
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets gradients that were not applied. `step` takes them away by itself."""
         for embedding in self.embeddings:
@@ -57,6 +71,9 @@ class SparseAdam(SparseOptimizer):
     def options(self) -> dict[str, Any]:
         return {"kind": "adam", "lr": self.lr, "beta1": self.betas[0], "beta2": self.betas[1], "eps": self.eps}
 
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        self.lr, self.betas, self.eps = options["lr"], (options["beta1"], options["beta2"]), options["eps"]
+
 
 class SparseAdagrad(SparseOptimizer):
     """torch.optim.Adagrad on sparse gradients."""
@@ -74,3 +91,7 @@ class SparseAdagrad(SparseOptimizer):
 
     def options(self) -> dict[str, Any]:
         return {"kind": "adagrad", "lr": self.lr, "lr_decay": self.lr_decay, "initial": self.initial, "eps": self.eps}
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        self.lr, self.lr_decay = options["lr"], options["lr_decay"]
+        self.initial, self.eps = options["initial"], options["eps"]

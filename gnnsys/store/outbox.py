@@ -7,21 +7,23 @@ that later pushes would wait for: no other is sent until the tables it went to a
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-from gnnsys.comm import Kind
+from gnnsys.comm import Kind, ShardLost, TrainerLost
 from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.pull import Refused
 from gnnsys.store.push import PendingPush
-from gnnsys.store.pushes import Numbering
+from gnnsys.store.pushes import ANSWERED, Numbering
 from gnnsys.store.spec import TableSpec
 
 Message = tuple[int, list[Tensor]]  # the machine it is for, and its arrays
 
 _UNDER_WAY = 64  # pushes to one table that may be
+_UNDER_WAY_BYTES = 256 << 20  # of pushes to one machine, and one message more; well below what its server takes
 
 
 class Outbox:
@@ -31,6 +33,7 @@ class Outbox:
         self._peers, self._refused = peers, refused
         self._numbering = Numbering()
         self._pushes: dict[str, list[PendingPush]] = {}
+        self._bytes: dict[int, deque[tuple[str, Answer, int]]] = {}  # by machine: table, push, bytes, oldest first
         self._lost: dict[str, Exception] = {}  # by table
         self._lock = threading.RLock()
         self.steps: dict[tuple[int, int], int] = {}
@@ -49,6 +52,9 @@ class Outbox:
         timeout: float | None = None,
     ) -> PendingPush:
         """Sends the messages of one push."""
+        lost = next((error for error in self._lost.values() if isinstance(error, (ShardLost, TrainerLost))), None)
+        if lost is not None:
+            raise lost
         if self._lost:
             (first, error), names = next(iter(self._lost.items())), ", ".join(map(repr, self._lost))
             raise RuntimeError(
@@ -58,6 +64,8 @@ class Outbox:
         answers: list[Answer] = []
         try:
             for machine, arrays in messages:
+                if kind == Kind.PUSH:  # a step is answered once every rank has made it: nothing waits for that here
+                    self._make_room(machine)
                 with self._lock:  # numbers go out in the order they are given, and only what went out counts
                     self._send_one(spec, machine, kind, arrays, options, timeout, answers)
         except Exception as error:
@@ -75,11 +83,38 @@ class Outbox:
             if step not in self.steps:
                 raise ValueError(f"table {spec.name!r} was dropped or loaded while this step was being sent")
             options = {**(options or {}), "step": self.steps[step]}
+        answered = self._numbering.answered(machine)
+        if answered:
+            options = {**(options or {}), ANSWERED: answered}
         sequence = self._numbering.next(machine)
         answers.append(self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout))
-        self._numbering.sent(machine)
+        self._numbering.sent(machine, answers[-1])
         if kind == Kind.STEP:
             self.steps[step] += 1
+        else:
+            num_bytes = sum(array.nbytes for array in arrays)
+            self._bytes.setdefault(machine, deque()).append((spec.name, answers[-1], num_bytes))
+
+    def _make_room(self, machine: int) -> None:
+        """Waits for the oldest pushes to a machine while too many bytes are under way; each ends by its deadline."""
+        while True:
+            with self._lock:
+                waiting = self._bytes.get(machine, deque())
+                while waiting and waiting[0][1].done():
+                    waiting.popleft()
+                if sum(num_bytes for _, _, num_bytes in waiting) < _UNDER_WAY_BYTES:
+                    return
+                name, oldest, _ = waiting[0]
+            try:
+                oldest.result()
+            except ValueError:
+                pass  # refused, which whoever waits for it is told
+            except Exception as error:  # and none behind it would be applied
+                self.lose(name, error)
+                raise
+            with self._lock:
+                if waiting and waiting[0][1] is oldest:
+                    waiting.popleft()
 
     def lose(self, name: str, error: Exception) -> None:
         """Says that the fate of a push to a table is unknown."""

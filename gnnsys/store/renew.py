@@ -7,10 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from gnnsys.store.pull import PendingPull
-
-
-class Outdated(ValueError):
-    """The shard does not have the table that was asked for; perhaps it has another of the same name."""
+from gnnsys.store.rows import Outdated
 
 
 class RenewedPull(PendingPull):

@@ -1,7 +1,7 @@
 """Optimizer steps of all ranks, matched: a step is applied when every rank's gradients have come, in rank order.
 
-So what a step does never depends on who was first. A rank that does not come is named to those that wait for it, a
-little before their own deadline, and what they brought is withdrawn.
+So what a step does never depends on who was first. A rank that does not come is named to those that wait for it, when
+it counts as dead or else a little before their own deadline, and what they brought is withdrawn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnsys.comm import Reply
+from gnnsys.comm import Reply, TrainerLost
 
 _MAX_RANKS = 1 << 16
 _MAX_PAST = 1024
@@ -54,12 +54,15 @@ class Rounds:
         self._incarnation: int | None = None
         self._past: deque[int] = deque(maxlen=_MAX_PAST)  # incarnations of jobs before this one
         self._given_up: int | None = None
+        self._lost: TrainerLost | None = None  # why, where it was a dead rank
 
     def add(self, new: Contribution) -> None:
         """Queues a contribution and applies every step that is complete with it."""
         if not 0 <= new.rank < new.world_size <= _MAX_RANKS:
             raise ValueError(f"rank must be in [0, world_size), got {new.rank} of {new.world_size}")
         self._begin_job(new.incarnation)
+        if self._lost is not None:
+            raise self._lost
         what = f"step {new.step} of table {self._name!r} by rank {new.rank}"
         if self._given_up is not None:
             raise TimeoutError(
@@ -93,10 +96,30 @@ class Rounds:
                     )
                 )
 
+    def lose_silent(self, silent_for: Callable[[int, int], float], lost_after: float) -> None:
+        """Gives up what waits for a rank that was not heard of for so long; all who wait are told the same at once.
+
+        `silent_for(rank, incarnation)` is in seconds.
+        """
+        for step, came in sorted(self._waiting.items()):
+            first = next(iter(came.values()))
+            for rank in range(first.world_size):
+                if rank not in came and (silence := silent_for(rank, first.incarnation)) >= lost_after:
+                    self._given_up = step
+                    self._lost = TrainerLost(
+                        f"rank {rank} was not heard of for {silence:.1f} s while step {step} of table {self._name!r} "
+                        "waited for its gradients: it has ended, is stopped, or cannot be reached. Look at its output, "
+                        "and start again from the last checkpoint; raise lost_after if it may pause that long",
+                        rank=rank,
+                        silent_for=silence,
+                    )
+                    self.fail(self._lost)
+                    return
+
     def restart(self, why: str) -> None:
         """Fails what waits and takes steps again, under numbers that nothing still under way can have."""
         self.fail(RuntimeError(f"step of table {self._name!r}: {why}"))
-        self._given_up = None
+        self._given_up = self._lost = None
         self.next += _RESTART
 
     def fail(self, error: Exception) -> None:
@@ -106,6 +129,15 @@ class Rounds:
             for contribution in came.values():
                 contribution.answer.set_exception(error)
 
+    def close(self, error: Exception) -> None:
+        """Fails everything that waits and all that comes later; lets go of the table, whose memory waits for that."""
+        self.fail(error)
+
+        def refuse(_: Sequence[Contribution]) -> None:
+            raise error
+
+        self._apply = refuse
+
     def _begin_job(self, incarnation: int) -> None:
         if incarnation == self._incarnation:
             return
@@ -114,7 +146,7 @@ class Rounds:
         if self._incarnation is not None:
             self._past.append(self._incarnation)
             self.fail(RuntimeError(f"step of table {self._name!r}: another job has begun to train it"))
-        self._incarnation, self._given_up = incarnation, None
+        self._incarnation, self._given_up, self._lost = incarnation, None, None
 
     def _finish(self, contributions: list[Contribution]) -> None:
         try:
@@ -148,10 +180,16 @@ class Deadlines:
 
     def add(self, remaining: float, callback: Callable[[], None]) -> None:
         """Calls `callback` shortly before `remaining` seconds are over."""
-        when = time.monotonic() + max(remaining / 2, remaining - _MARGIN_SECONDS)
+        self.after(max(remaining / 2, remaining - _MARGIN_SECONDS), callback)
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        """Calls `callback` when so much time has passed."""
+        when = time.monotonic() + seconds
         with self._changed:
+            if self._closed:
+                return
             heapq.heappush(self._heap, (when, next(self._order), callback))
-            if self._thread is None and not self._closed:
+            if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gnnsys-deadlines", daemon=True)
                 self._thread.start()
             if self._heap[0][2] is callback:

@@ -13,6 +13,10 @@ FILE, SHARED, SHARD = "file", "shared", "shard"
 _PIECE = 1 << 22  # values that are written together
 
 
+class Outdated(ValueError):
+    """The shard does not have the table that was asked for; perhaps it has another of the same name."""
+
+
 class PartRows:
     """`kind` says where the rows are: `file` (a map of the part's files, never written) or `shared` (memory)."""
 
@@ -43,6 +47,11 @@ class PartRows:
         return self.shared is not None and self.shared.dropped
 
     @property
+    def outdated(self) -> bool:
+        """Whether these rows must not be read any more: they were dropped, or their owner has ended."""
+        return self.shared is not None and (self.shared.dropped or self.shared.orphaned)
+
+    @property
     def writable(self) -> bool:
         return self.shared is not None
 
@@ -50,8 +59,13 @@ class PartRows:
         """`out[order[j]] = rows[index[j]]`; each row is whole, even while another is written."""
         if order is None and columns is None and self.versions is None:
             gather_rows(self.rows, index, out)
-        else:
+            return
+        try:
             move_rows(self.rows, out, index=index, order=order, columns=columns, versions=self.versions)
+        except RuntimeError as error:  # a row stayed half written
+            if not self.outdated:
+                raise
+            raise Outdated(f"table {self.spec.name!r}: {error}") from error
 
     def update(self, index: Tensor, rows: Tensor, *, add: bool = False) -> None:
         """`rows[index] = ...` or `+=`, in order. One caller at a time: the shard's lock on the table sees to it."""

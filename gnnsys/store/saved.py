@@ -59,13 +59,13 @@ def save_part(saved: SavedPart, folder: str, overwrite: bool) -> None:
         write_manifest(staging, manifest)
 
 
-def load_part(folder: str, name: str, part: int) -> SavedPart:
-    """Opens a part that was saved, memory-mapped, its checksums compared; ValueError, naming the file, otherwise."""
+def load_part(folder: str, name: str, part: int, *, verify: bool = True) -> SavedPart:
+    """Opens a part that was saved, memory-mapped, its checksums compared with `verify`; ValueError names the file."""
     path = part_folder(folder, name, part)
     manifest = read_manifest(path, format=FORMAT, version=VERSION, what=WHAT)
     try:
         spec = TableSpec.from_json(manifest["spec"])
-        reader = ArrayReader(path, manifest["files"], verify=True)
+        reader = ArrayReader(path, manifest["files"], verify)
         if (spec.name, manifest["part"]) != (name, part):
             raise ValueError(f"it holds part {manifest['part']} of {spec.name!r}")
         shape = spec.part_shape(part)

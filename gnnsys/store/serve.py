@@ -67,7 +67,12 @@ def _read_item(item: Sequence[int], arrays: Sequence[Tensor], find: Callable[[in
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"malformed request: row numbers must be one-dimensional int32 or int64, got {ids.dtype}")
     columns = None if columns_at == NONE else named_array(arrays, columns_at)
+    if columns is not None and (columns.dim() != 1 or columns.dtype not in (torch.int32, torch.int64)):
+        raise ValueError(f"malformed request: columns must be one-dimensional int32 or int64, got {columns.dtype}")
     if not NONE <= dtype_at < len(WIRE_DTYPES):
         raise ValueError(f"malformed request: unknown dtype {dtype_at}")
     dtype = rows.spec.dtype if dtype_at == NONE else WIRE_DTYPES[dtype_at]
-    return _Item(rows, ids, columns, dtype)
+    read = _Item(rows, ids, columns, dtype)
+    if read.row_bytes > max(CHUNK_BYTES, 8 * rows.spec.row_size):
+        raise ValueError(f"a row of {read.row_bytes} bytes is asked for: {columns_at=} names columns again and again")
+    return read

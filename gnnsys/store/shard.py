@@ -5,38 +5,61 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnnsys.comm import Kind, Reply, Request
 from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
+from gnnsys.store.capacity import memory_for_tables, parts_of_tables, table_bytes
+from gnnsys.store.life import Life
+from gnnsys.store.optimize import STATES
 from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Contribution, Deadlines
 from gnnsys.store.rows import PartRows
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
-from gnnsys.store.spec import TableSpec
+from gnnsys.store.snapshots import Snapshots
+from gnnsys.store.spec import TableSpec, check_new
 from gnnsys.store.table import Table
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
+_LOOKS = 8  # for dead ranks, in the time after which they count as such
+_MAX_PARTS = 1 << 20
 
 
 class Shard:
-    """The tables of one machine. Thread-safe: handlers are called by several threads at once."""
+    """The tables of one machine. Thread-safe: handlers are called by several threads at once.
 
-    def __init__(self, machine: int = 0) -> None:
+    `max_bytes` is how much the tables that are created may take (by default `memory_for_tables()`), `folder` where
+    whoever asks may have tables saved and loaded: None is anywhere, as the user whose process this is.
+    """
+
+    def __init__(
+        self, machine: int = 0, life: Life | None = None, *, max_bytes: int | None = None, folder: Path | None = None
+    ) -> None:
         self.machine = machine
+        self._life = life or Life(machine)
+        self._max_bytes = memory_for_tables() if max_bytes is None else max_bytes
+        self._max_created = parts_of_tables()
+        self._folder = None if folder is None else folder.resolve()
         self._tables: dict[int, Table] = {}  # by number
         self._names: dict[str, Table] = {}
         self._lock = threading.RLock()
-        self._pushes = Pushes()
+        self._dropped: set[int | str] = set()  # numbers and names, in a later life
+        self._pushes = Pushes(forgot=self._life.gone if self._life.number else None)
+        self._watches = False  # over ranks that steps wait for
         self._deadlines = Deadlines()
+        self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
 
     def add(self, spec: TableSpec, part: int, rows: Tensor) -> None:
@@ -56,7 +79,7 @@ class Shard:
         `init` is {"kind": "zeros"}, {"kind": "constant", "value"} or {"kind": "uniform", "low", "high", "seed"}.
         """
         fill = _filler(init)
-        if any(not 0 <= part < spec.num_parts for part in parts):
+        if any(not 0 <= part < spec.num_parts for part in parts) or len(set(parts)) != len(parts):
             raise ValueError(f"table {spec.name!r} has parts 0 to {spec.num_parts - 1}, got {list(parts)}")
         with self._lock:
             table = self.find(spec.name)
@@ -67,15 +90,33 @@ class Shard:
                         "it first, or choose another name"
                     )
                 return table
+            self._check_room(spec, parts)
             table = Table(spec, self._make_state)
             table.init = init
-            for part in parts:
-                table.parts[part] = PartRows.create(spec, part)
-                try:
+            try:
+                for part in parts:
+                    table.parts[part] = PartRows.create(spec, part)
                     fill(table.parts[part])
-                except (RuntimeError, OverflowError, TypeError) as error:
-                    raise ValueError(f"table {spec.name!r} cannot begin with {init}: {error}") from error
-            return self._register(table)
+                return self._register(table)
+            except (RuntimeError, OverflowError, TypeError, ValueError) as error:
+                table.drop()  # its memory and descriptors
+                raise ValueError(f"table {spec.name!r} cannot begin with {init}: {error}") from error
+
+    def _check_room(self, spec: TableSpec, parts: Sequence[int]) -> None:
+        """ValueError where a new table would be more than may be created; before anything is allocated."""
+        created = [rows for table in self._tables.values() if table.init is not None for rows in table.parts.values()]
+        taken = sum(rows.rows.nbytes for rows in created)
+        wanted = sum(table_bytes(spec.part_shape(part), spec.dtype.itemsize) for part in parts)
+        if taken + wanted > self._max_bytes:
+            raise ValueError(
+                f"table {spec.name!r} needs {wanted} bytes on machine {self.machine}, where tables take {taken} and "
+                f"may take {self._max_bytes}: use more machines, or a smaller table"
+            )
+        if len(created) + len(parts) > self._max_created:
+            raise ValueError(
+                f"table {spec.name!r} is one too many: machine {self.machine} has {len(created)} parts of tables and "
+                f"may have {self._max_created} (a quarter of `ulimit -n`): drop some"
+            )
 
     def load(self, name: str, parts: Sequence[int], folder: str, generation: int = 0) -> tuple[Table, str]:
         """Makes, or fills again, a table from what `save` wrote; returns it and the name of the save."""
@@ -99,6 +140,22 @@ class Shard:
             table.steps = saved[0].steps
         return table, saved[0].save
 
+    def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> Table:
+        """Makes a table ready to be written from a checkpoint: with these optimizer states, after so many steps."""
+        table = self.table(name)
+        if table.init is None:
+            raise ValueError(f"table {name!r} belongs to the graph's files and is not restored")
+        if not {*states} <= {state for of in STATES.values() for state in of}:
+            raise ValueError(f"table {name!r} cannot have states {list(states)}: optimizers here keep {STATES}")
+        with table.lock:
+            table.rounds.restart(f"table {name!r} was restored from a checkpoint meanwhile")
+            for state in [state for state in table.states if state not in states]:
+                self._drop_state(table, state)
+            for state in states:
+                self._state(table, state)
+            table.steps = steps
+        return table
+
     def drop(self, name: str) -> bool:
         """Forgets a table that was created, and its states; False where there was none."""
         with self._lock:
@@ -111,6 +168,8 @@ class Shard:
                 del self._tables[dropped.spec.number], self._names[dropped.spec.name]
         for dropped in [table, *table.states.values()]:
             dropped.drop()
+            if self._life.number:
+                self._dropped |= {dropped.spec.number, dropped.spec.name}
         return True
 
     def save(self, name: str, folder: str, save: str, *, overwrite: bool = False) -> list[int]:
@@ -126,7 +185,7 @@ class Shard:
         """The table of that name; ValueError where there is none."""
         table = self.find(name)
         if table is None:
-            raise ValueError(f"table {name!r} does not exist: it was dropped, or never created")
+            raise self._missing(name, f"table {name!r} does not exist: it was dropped, or never created")
         return table
 
     def names(self) -> list[str]:
@@ -136,6 +195,7 @@ class Shard:
     def close(self) -> None:
         """Drops what was created and ends the thread that watches deadlines."""
         self._deadlines.close()
+        self._snapshots.close()
         with self._lock:
             tables = list(self._tables.values())
             self._tables.clear()
@@ -160,6 +220,9 @@ class Shard:
 
     def _push(self, request: Request) -> Any:
         arrays = request.arrays
+        if self._life.number:  # before it waits for others of its stream, which may have come in an earlier life
+            for item in read_plan(arrays, 5):
+                self._by_number(item[0])
 
         def apply() -> Reply:
             items = read_plan(arrays, 5)
@@ -176,6 +239,9 @@ class Shard:
         return self._pushes.submit(request, apply)
 
     def _step(self, request: Request) -> Any:
+        if self._life.number and type(request.options.get("table")) is int:
+            self._by_number(request.options["table"])
+
         def apply() -> Any:
             arrays, options = request.arrays, request.options
             numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
@@ -189,28 +255,75 @@ class Shard:
             table.step(new)
             if not new.answer.done():
                 self._deadlines.add(remaining, lambda: table.withdraw(new, remaining))
+                self._watch_ranks()
             return new.answer
 
         return self._pushes.submit(request, apply)
 
+    def _watch_ranks(self) -> None:
+        """From the first step that waits on: those that wait for a rank that counts as dead are told."""
+        if not self._watches and self._life.silent_for is not None:
+            self._watches = True
+            self._deadlines.after(self._life.lost_after / _LOOKS, self._look_for_ranks)
+
+    def _look_for_ranks(self) -> None:
+        life = self._life
+        assert life.silent_for is not None
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
+            with table.lock:
+                table.rounds.lose_silent(life.silent_for, life.lost_after)
+        self._deadlines.after(life.lost_after / _LOOKS, self._look_for_ranks)
+
     def _create(self, request: Request) -> Reply:
         options = request.options
-        bounds = request.arrays[0].tolist() if request.arrays else None
+        bounds = _bounds(request.arrays[0]) if request.arrays else None
         generation, parts = int(options.get("generation", 0)), [int(part) for part in options["parts"]]
         if "load" in options:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
-            table, save = self.load(_name(request), parts, str(options["load"]), generation)
-            return Reply([table.spec.bounds_tensor], {**_described(table.spec), "save": save})
+            table, save = self.load(_name(request), parts, self._allowed(options["load"]), generation)
+            return Reply([table.spec.bounds_tensor], {**self._made(table), "save": save})
+        if "restore" in options:
+            if options.get("ends") is not None:
+                self._pushes.end(request, int(options["ends"]))
+            table = self.begin_restore(_name(request), int(options["restore"]), [str(s) for s in options["states"]])
+            return Reply([table.spec.bounds_tensor], _described(table.spec))
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
-        table = self.create(TableSpec.from_json(options["spec"], bounds, generation), parts, options["init"])
-        return Reply([table.spec.bounds_tensor], _described(table.spec))
+        spec = TableSpec.from_json(options["spec"], bounds, generation)
+        check_new(spec)
+        with self._lock:
+            existed = self.find(spec.name) is not None
+            if self._life.number and options.get("existed") and not existed:
+                raise self._life.gone()  # other machines have it since before this call: here it was, and is no more
+            table = self.create(spec, parts, options["init"])
+        return Reply([table.spec.bounds_tensor], {**self._made(table), "existed": existed})
 
-    def _save(self, request: Request) -> Reply:
+    def _made(self, table: Table) -> dict[str, Any]:
+        return {**_described(table.spec), "life": self._life.number, "life_age": self._life.age}
+
+    def _save(self, request: Request) -> Reply | Future[Reply]:
+        """Writes a table now; or copies it, to be written while training goes on; or waits until that was done."""
         options = request.options
-        parts = self.save(_name(request), str(options["folder"]), str(options["save"]), overwrite=options["overwrite"])
-        return Reply(options={"parts": parts})
+        if "written" in options:
+            return self._snapshots.written(str(options["written"]))
+        folder = self._allowed(options["folder"])
+        if options.get("snapshot"):
+            return Reply(options=self._snapshots.take(self.table(_name(request)), folder, str(options["save"])))
+        overwrite = options["overwrite"] is True
+        return Reply(options={"parts": self.save(_name(request), folder, str(options["save"]), overwrite=overwrite)})
+
+    def _allowed(self, folder: Any) -> str:
+        """A folder that somebody asks to save to or load from; ValueError where that is not for them to say."""
+        if not isinstance(folder, str) or not folder or "\0" in folder:
+            raise ValueError(f"malformed request: {folder!r} is not the path of a folder")
+        if self._folder == Path(os.devnull):
+            raise ValueError("this server saves and loads no tables: start it with --tables DIR")
+        if self._folder is not None and not Path(folder).resolve().is_relative_to(self._folder):
+            raise ValueError(f"{folder!r} is not below {str(self._folder)!r}, where tables may be saved")
+        return folder
 
     def _describe(self, request: Request) -> Reply:
         """A table, with the addresses of rows in shared memory; without a name, how many tables there are."""
@@ -236,11 +349,21 @@ class Shard:
     def _by_number(self, number: int) -> Table:
         table = self._tables.get(number)
         if table is None:
-            raise ValueError(unknown_table(number))
+            raise self._missing(number, unknown_table(number))
         return table
+
+    def _missing(self, which: int | str, text: str) -> Exception:
+        """What is said of a table that is not here: an earlier life may have had it."""
+        return self._life.gone() if self._life.number and which not in self._dropped else ValueError(text)
 
     def _make_state(self, spec: TableSpec, parts: Sequence[int], initial: float) -> Table:
         return self.create(spec, parts, {"kind": "constant", "value": initial} if initial else {"kind": "zeros"})
+
+    def _drop_state(self, table: Table, name: str) -> None:
+        with self._lock:
+            dropped = table.states.pop(name)
+            del self._tables[dropped.spec.number], self._names[dropped.spec.name]
+        dropped.drop()
 
     def _state(self, table: Table, name: str) -> Table:
         if name not in table.states:
@@ -259,7 +382,7 @@ def _filler(init: dict[str, Any]) -> Callable[[PartRows], object]:
         if init["kind"] == "uniform":
             low, high, seed = float(init["low"]), float(init["high"]), int(init["seed"])
             return lambda rows: rows.fill_uniform(low, high, seed)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"init is not one: {init}: {error!r}") from error
     raise ValueError(f"init must be zeros, constant or uniform, got {init['kind']!r}")
 
@@ -269,6 +392,12 @@ def _name(request: Request) -> str:
     if not isinstance(name, str):
         raise ValueError("malformed request: it names no table")
     return name
+
+
+def _bounds(array: Tensor) -> list[int]:
+    if array.dtype != torch.int64 or array.dim() != 1 or array.numel() > _MAX_PARTS:
+        raise ValueError(f"malformed request: bounds must be int64, one more than parts, got {list(array.shape)}")
+    return array.tolist()
 
 
 def _described(spec: TableSpec) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.comm.arrays import DTYPES
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.graph.arrays import dtype_name, dtype_named
 
@@ -111,6 +112,19 @@ class TableSpec:
             return cls(values["name"], tuple(values["row_shape"]), dtype, tuple(found), mutable, int(generation))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a table: {error!r}") from error
+
+
+def check_new(spec: TableSpec) -> None:
+    """ValueError unless such a table may be created: its rows can travel, its name leaves the graph's tables alone."""
+    if spec.dtype not in DTYPES:
+        names = ", ".join(str(dtype)[6:] for dtype in DTYPES)
+        raise ValueError(f"table {spec.name!r} cannot be {spec.dtype}: rows travel as {names}")
+    first, *others = spec.name.split("/")
+    if first in ("global", "original") or (first in ("node", "edge") and len(others) < 2):
+        raise ValueError(
+            f"a table cannot be named {spec.name!r}: tables of the graph begin like this; data of nodes is "
+            "node/TYPE/NAME, data of edges edge/SRC|REL|DST/NAME"
+        )
 
 
 def even_bounds(num_rows: int, num_parts: int) -> tuple[int, ...]:

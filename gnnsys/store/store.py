@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Client, Kind, RemoteValueError
+from gnnsys.comm import Client, Kind, RemoteValueError, ShardLost
 from gnnsys.ops import BufferPool
-from gnnsys.store.checks import check_ids, check_new, checked_rows, init_json, out_for
+from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
+from gnnsys.store.life import forgotten
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
 from gnnsys.store.outbox import Outbox
@@ -24,15 +26,16 @@ from gnnsys.store.peers import Answer, Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
 from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
-from gnnsys.store.renew import Outdated, RenewedPull
-from gnnsys.store.rows import PartRows
+from gnnsys.store.renew import RenewedPull
+from gnnsys.store.rows import Outdated, PartRows
 from gnnsys.store.shard import Shard
-from gnnsys.store.spec import TableSpec, even_bounds
+from gnnsys.store.spec import TableSpec, check_new, even_bounds
 from gnnsys.store.tensor import DistTensor
 from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
 _ORDER_SECONDS = 600.0  # to make, write or read a whole table
+_MAKING_SECONDS, _LOOK_SECONDS = 3.0, 0.1  # between the first and the last machine that a rank makes a table on
 
 
 class Store:
@@ -139,6 +142,39 @@ class Store:
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
         self._ask_all(Kind.SAVE, (), options)
 
+    def snapshot(self, name: str, machine: int, folder: str, token: str) -> dict[str, Any]:
+        """Has a machine copy its rows of a table, while no rank pushes; they are written to `folder` in the background.
+
+        Returns steps and optimizer states of the table; `token` names the snapshot to `written`.
+        """
+        self._outbox.wait(name)
+        options = {"name": name, "folder": str(folder), "save": token, "snapshot": True}
+        return dict(self._ask_all(Kind.SAVE, (), options, machines=[machine])[0].options)
+
+    def written(self, machine: int, token: str, timeout: float = _ORDER_SECONDS) -> dict[str, Any]:
+        """Waits until a machine has written a snapshot; its files, by path in the folder: bytes and CRC-32."""
+        deadline = time.monotonic() + timeout
+        while True:
+            seconds = min(_ORDER_SECONDS, max(1.0, deadline - time.monotonic()))
+            try:
+                answer = self._peers.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
+                return dict(self._answer(answer).options["files"])
+            except TimeoutError:  # one request waits no longer; the shard writes on
+                if time.monotonic() >= deadline:
+                    raise
+
+    def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> None:
+        """Makes a table ready to be pushed to from a checkpoint, its optimizer's `states` ("NAME/STATE") as well.
+
+        Every rank calls this, while none pushes. After a push was lost, pushes go on from here.
+        """
+        broken = self._outbox.broken_stream
+        if broken is None:
+            self._outbox.settle(name)
+        self._ask_all(Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken})
+        self._forget(name)
+        self._outbox.recover(name)
+
     def drop(self, name: str) -> None:
         """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
         self._outbox.settle(name)
@@ -222,6 +258,8 @@ class Store:
                 wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
                 refused=self._refused,
             )  # fmt: skip
+        except Outdated:
+            raise
         except ValueError as error:
             raise self._refused(error, [target.spec for target, _, _ in wanted]) from error
 
@@ -277,13 +315,26 @@ class Store:
         first, *others = self._machines
         options = {**options, "generation": secrets.randbits(62)}
         received = self._ask_all(Kind.CREATE, arrays, options, machines=[first])
-        options["generation"] = received[0].options["generation"]
-        received += self._ask_all(Kind.CREATE, arrays, options, machines=others)
+        options |= {"generation": received[0].options["generation"], "existed": received[0].options.get("existed")}
+        received += self._make_on_others(arrays, options, others)
         if any(r.options["generation"] != options["generation"] for r in received):
+            if received[0].options["life"]:  # the others have had it since before this one's life
+                raise forgotten(first, received[0].options["life_age"])
             raise ValueError(f"table {name!r} is being dropped or made by another rank at this time: let one do it")
         self._forget(name)
         self.register(_spec_of(received[0].options, received[0].arrays))
         return received
+
+    def _make_on_others(self, arrays: Sequence[Tensor], options: dict[str, Any], machines: Sequence[int]) -> list[Any]:
+        """A shard that was started again refuses a table that it should have: unless who makes it is about to."""
+        until = time.monotonic() + _MAKING_SECONDS
+        while True:
+            try:
+                return self._ask_all(Kind.CREATE, arrays, options, machines=machines)
+            except ShardLost:
+                if not options["existed"] or time.monotonic() > until:
+                    raise
+                time.sleep(_LOOK_SECONDS)
 
     def _ask_all(
         self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, machines: Sequence[int] | None = None
@@ -329,9 +380,9 @@ class Store:
         return self.spec(name), places
 
     def _live_places(self, name: str) -> list[tuple[Place, ...]]:
-        """Places of a table; looked up anew where the owner has dropped what they lead to."""
+        """Places of a table; looked up anew where the owner has dropped what they lead to, or has ended."""
         places = self.places(name)
-        if any(p[0].rows is not None and p[0].rows.dropped for p in places):
+        if any(p[0].rows is not None and p[0].rows.outdated for p in places):
             self._forget(name)
             places = self.places(name)
         return places

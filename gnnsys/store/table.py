@@ -82,7 +82,7 @@ class Table:
     def drop(self) -> None:
         """Tells everyone who reads or waits that the table is gone."""
         with self.lock:
-            self.rounds.fail(ValueError(f"table {self.spec.name!r} was dropped"))
+            self.rounds.close(ValueError(f"table {self.spec.name!r} was dropped"))
             for rows in self.parts.values():
                 if rows.shared is not None:
                     rows.shared.drop()

@@ -20,6 +20,7 @@ PUSH_MODES = ("write", "add")
 NONE = -1
 CHUNK_BYTES = 4 << 20  # every chunk costs a few hundred microseconds of Python, and the first one waits for its rows
 MAX_PIECES = 256
+MAX_ITEMS = 1 << 16  # of a plan
 
 
 class ArrayList:
@@ -48,6 +49,8 @@ def read_plan(arrays: Sequence[Tensor], width: int) -> list[list[int]]:
     """The plan of a message; ValueError unless it is one and names only arrays that came along."""
     if not arrays or arrays[0].dtype != torch.int64 or arrays[0].dim() != 2 or arrays[0].shape[1] != width:
         raise ValueError(f"malformed request: its first array must be int64 [items, {width}]")
+    if arrays[0].shape[0] > MAX_ITEMS:
+        raise ValueError(f"malformed request: a plan of {arrays[0].shape[0]} items, at most {MAX_ITEMS} are taken")
     return arrays[0].tolist()
 
 

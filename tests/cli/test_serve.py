@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,20 @@ def test_a_key_file_keeps_its_key(tmp_path):
     keys = make_key(tmp_path / "key")
     assert make_key(tmp_path / "key") == read_key(tmp_path / "key") == keys
     assert Keys.from_json(json.loads((tmp_path / "key").read_text())) == keys
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_key_file_that_others_may_read_is_refused(tmp_path, mode):
+    make_key(tmp_path / "key")
+    (tmp_path / "key").chmod(mode)
+    for use in (make_key, read_key):
+        with pytest.raises(ValueError, match=rf"key is not a key file: .*mode {mode:o}.*chmod 600"):
+            use(tmp_path / "key")
+
+
+def test_those_who_make_one_key_at_a_time_get_the_same_and_never_meet_an_empty_file(tmp_path):
+    for round in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(make_key, [tmp_path / f"key-{round}"] * 8))
+        assert made == made[:1] * 8
+    assert len(list(tmp_path.iterdir())) == 20

@@ -41,10 +41,10 @@ class Proxy:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait_swallowed(self, num_bytes: int) -> bool:
-        """Until that many bytes have been lost; False where they were not in time."""
+    def wait_swallowed(self, num_bytes: int, timeout: float = DEADLINE) -> bool:
+        """Until that many bytes have been lost since the last cut; False where they were not in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._swallowed >= num_bytes, DEADLINE)
+            return self._changed.wait_for(lambda: self._swallowed >= num_bytes, timeout)
 
     def cut(self) -> None:
         """Resets every connection; new ones are forwarded again, and nothing is swallowed."""
@@ -69,7 +69,7 @@ class Proxy:
                 elif each in self._pairs:
                     self._forward(each)
             if self._cut or self._closed:
-                self._cut, self.swallow = False, ""
+                self._cut, self.swallow, self._swallowed = False, "", 0
                 for each in list(self._pairs):
                     each.close()
                 self._pairs.clear()

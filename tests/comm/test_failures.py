@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from concurrent.futures import Future
 
 import pytest
 import torch
+import zmq
 
-from gnnsys.comm import Client, DeadlineExceeded, Kind, PeerLost, Reply, Request, Server
+from gnnsys.comm import Client, CommError, DeadlineExceeded, Kind, PeerLost, Reply, Request, Server
+from gnnsys.comm.link import Link
 from tests.comm.endpoints import DEADLINE, Proxy, joined
 
 QUICK = {"resend_after": 0.1, "ping_interval": 5.0, "lost_after": DEADLINE}
@@ -57,6 +60,9 @@ def test_a_request_whose_time_has_passed_is_not_worked_on():
         hasty = client.request(0, 16, sequence=1, timeout=0.05)
         with pytest.raises(DeadlineExceeded):
             hasty.result()
+        passed = time.monotonic() + 0.5  # the server's clock began when the request arrived
+        while time.monotonic() < passed:
+            client.request(0, Kind.PING).result()
         release.set()
         first.result()
         client.request(0, 16, sequence=2).result()
@@ -179,6 +185,61 @@ def test_a_peer_that_never_was_is_lost_or_late_whichever_is_first():
             client.request(0, 16).result()
         with pytest.raises(DeadlineExceeded, match="never heard of"):
             client.request(0, 16, timeout=0.05).result()
+
+
+def test_a_client_that_was_paused_itself_takes_nobody_for_dead(monkeypatch):
+    release, accept = threading.Event(), Client._accept
+
+    def paused(self, link, channel, frames, now):  # the thread is held while the reply of another waits
+        if channel.traffic_class == "bulk" and not release.is_set():
+            release.set()
+            time.sleep(0.5)
+        accept(self, link, channel, frames, now)
+
+    monkeypatch.setattr(Client, "_accept", paused)
+    handlers = {16: lambda _: (release.wait(DEADLINE), Reply())[1], 17: lambda _: Reply()}
+    with (
+        Server(handlers) as first,
+        Server(handlers) as second,
+        Client(
+            {0: first.endpoints[0], 1: second.endpoints[0]}, sender=0, incarnation=0, timeout=DEADLINE,
+            lost_after=0.2, ping_interval=0.1,
+        ) as client,
+    ):  # fmt: skip
+        held = client.request(1, 16)
+        client.request(0, 17).result()
+        held.result()
+        assert "lost" not in client.counters()["events"]
+
+
+def test_a_new_client_is_heard_of_at_once():
+    with joined({}, client={"lost_after": 10 * DEADLINE}) as (server, _):
+        deadline = time.monotonic() + DEADLINE
+        while 3 not in server.counters()["peers"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_what_cannot_be_sent_says_why_and_the_client_lives_on(monkeypatch):
+    def full(*_):
+        raise zmq.ZMQError(errno.EMFILE)
+
+    with joined({16: lambda _: Reply()}) as (_, client):
+        with monkeypatch.context() as patch:
+            patch.setattr(Link, "open", full)
+            with pytest.raises(CommError, match=r"PULL was not sent to machine 0 .*Too many open files"):
+                client.request(0, 16).result()
+        client.request(0, 16).result()
+
+
+def test_a_request_that_another_thread_has_ended_is_not_sent_again():
+    with joined({16: lambda _: Future()}) as (_, client):
+        pending = client.request(0, 16)
+        link = client._links[0]
+        channel = link.channels[pending.traffic_class]
+        pending.frames = []  # as `fail` leaves it, while it is still among those outstanding
+        client._send_again(link, channel, pending, time.monotonic())
+        assert pending.resent == 0
 
 
 def test_a_peer_that_is_known_to_have_ended_is_waited_for_no_longer():

@@ -8,11 +8,13 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from gnnsys.comm.rendezvous import Place, RendezvousError, absence, join
+from gnnsys.comm import TrainerLost
+from gnnsys.comm.joining import Place, join
+from gnnsys.comm.rendezvous import RendezvousError, absence
 from tests.processes import run_ranks
 
 MEET = """
-from gnnsys.comm.rendezvous import join
+from gnnsys.comm.joining import join
 group = join(timeout=30)
 print(group.rank, group.world_size, group.machine, group.num_machines, group.local_rank, group.local_world_size)
 print(group.gather("twice", {"rank": group.rank}), group.share("word", "hello" if group.rank == 1 else None, root=1))
@@ -131,6 +133,16 @@ def test_a_rank_that_misses_a_meeting_is_named_on_the_others():
     groups = launcher.join_all()
     told = in_threads(lambda group: group.gather("the meeting", timeout=0.5), [groups[0], groups[2]])
     assert {str(error) for error in told} == {absence([1], "at 'the meeting'", 0.5)}
+
+
+def test_a_rank_0_that_dies_after_it_came_is_noticed_by_the_others():
+    launcher = Launcher(2)
+    groups = launcher.join_all()
+    key = f"{groups[0]._turn('the meeting')}/0"
+    groups[0]._call(lambda store: store.set(key, "null"))  # the last it did
+    groups[1].watch(lambda ranks: [99.0 if rank == 0 else 0.0 for rank in ranks], 0.2)
+    with pytest.raises(TrainerLost, match="rank 0 was not heard of for 99"):
+        groups[1].gather("the meeting", timeout=10)
 
 
 def test_what_one_rank_complains_of_every_rank_raises():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import socket
 import threading
@@ -12,7 +14,7 @@ import pytest
 import torch
 import zmq
 
-from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, RemoteError, Reply, Request, Server, wire
+from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, wire
 from tests.comm.endpoints import DEADLINE, joined
 
 
@@ -212,10 +214,10 @@ def test_a_full_queue_refuses_and_recovers():
         running = client.request(0, 16)
         assert held.wait(DEADLINE)
         waiting = [client.request(0, 16) for _ in range(3)]
-        with pytest.raises(RemoteError, match="3 requests are unanswered already"):
-            waiting[2].result()
+        with pytest.raises(DeadlineExceeded, match="3 requests are unanswered already"):
+            client.request(0, 16, timeout=0.1).result()
         release.set()
-        for pending in (running, *waiting[:2]):
+        for pending in (running, *waiting):
             pending.result()
         assert client.request(0, Kind.PULL).result().arrays == []
 
@@ -294,8 +296,8 @@ def test_requests_that_wait_for_a_future_count_as_unanswered():
     futures = [Future() for _ in range(2)]
     with joined({21: lambda request: futures[request.sequence]}, limits=Limits(max_queue=2)) as (_, client):
         waiting = [client.request(0, 21, sequence=number) for number in range(2)]
-        with pytest.raises(RemoteError, match="2 requests are unanswered already"):
-            client.request(0, 21).result()
+        with pytest.raises(DeadlineExceeded, match="2 requests are unanswered already"):
+            client.request(0, 21, timeout=0.1).result()
         for future, pending in zip(futures, waiting):
             future.set_result(Reply())
             pending.result()
@@ -310,3 +312,59 @@ def test_a_server_keeps_no_request_longer_than_its_own_limit():
         client.request(0, 16, timeout=10**9).result()
         client.request(0, 16, timeout=5).result()
     assert 8 < left[0] <= 9 and 4 < left[1] <= 5
+
+
+@pytest.mark.parametrize("fields", [{"flags": 2}, {"flags": 128}, {"status": 1}, {"chunk": 1}, {"num_chunks": 1}])
+def test_a_request_with_fields_of_a_reply_is_answered_with_an_error(stranger, fields):
+    header = wire.make_header(16, 79, timeout_us=10**7)._replace(**fields)
+    with Server({16: echo}) as server:
+        dealer = stranger(server.endpoints[0])
+        dealer.send_multipart(wire.encode(header, (), None, Limits()))
+        (front,) = dealer.recv_multipart()
+        assert wire.read_header(front, Limits()).status == wire.MALFORMED
+        assert server.counters()["events"] == {"malformed: flags": 1}
+
+
+def test_a_ping_about_more_requests_than_can_wait_is_refused(stranger):
+    header = wire.make_header(Kind.PING, 80, timeout_us=10**7)
+    with Server({16: echo}, limits=Limits(max_queue=100)) as server:
+        dealer = stranger(server.endpoints[0])
+        for count, status in ((101, wire.MALFORMED), (100, wire.OK)):
+            dealer.send_multipart(wire.encode(header, [torch.zeros(count, dtype=torch.int64)], None, Limits()))
+            assert wire.read_header(dealer.recv_multipart()[0], Limits()).status == status
+
+
+def num_connections() -> int:
+    """Sockets of this process, both ends of those that it has with itself."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_thousands_who_have_no_key_leave_nothing_behind(stranger, encrypts):
+    """Neither descriptors nor answers: some speak another protocol, some hang up at once, some have another key."""
+    keys, other = Keys.generate(encrypts=encrypts), Keys.generate()
+    with joined({16: echo}, keys=keys) as (server, client):
+        client.request(0, 16).result()
+        host, _, port = server.endpoints[0].removeprefix("tcp://").rpartition(":")
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + (b"CURVE" if encrypts else b"PLAIN").ljust(20, b"\0")
+        lines = (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 200, greeting + bytes(32) + b"\x04\xff\x00\x00")
+        before = num_connections()
+        for number in range(2000):
+            with socket.create_connection((host, int(port)), timeout=DEADLINE) as connection:
+                connection.sendall(lines[number % len(lines)])
+        dealers = [stranger(server.endpoints[0], keys=other, server_key=keys.public) for _ in range(20)]
+        for dealer in dealers:
+            dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=10**6), (), None, Limits()))
+        assert torch.equal(client.request(0, 16, [torch.arange(3)]).result().arrays[0], torch.arange(3))
+        for dealer in dealers:
+            assert not dealer.poll(5)
+            dealer.close()
+        deadline = time.monotonic() + DEADLINE
+        while num_connections() > before:  # libzmq lets go of them in its own thread
+            assert time.monotonic() < deadline, "connections that were refused are still open"
+            client.request(0, 16).result()
+        assert server.counters()["kinds"]["PULL"]["messages_in"] == server.counters()["kinds"]["PULL"]["messages_out"]

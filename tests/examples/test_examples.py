@@ -33,6 +33,15 @@ def test_node_classification_trains_every_model_on_parts(model, tmp_path):
     assert example("node_classification").main(options) > 0.6
 
 
+def test_node_classification_goes_on_from_its_last_checkpoint(tmp_path):
+    options = ["sbm-3k", "--batch-size", "64", "--fanout", "5", "5", "--save-every", "3", "--checkpoints"]
+    train = example("node_classification").main
+    whole = train([*options, str(tmp_path / "whole"), "--epochs", "2"])
+    train([*options, str(tmp_path / "cut"), "--epochs", "1"])
+    assert list((tmp_path / "cut").glob("step-*")), "it has saved"
+    assert train([*options, str(tmp_path / "cut"), "--epochs", "2"]) == whole
+
+
 def test_pyg_drop_in_trains_a_pyg_model():
     pytest.importorskip("torch_geometric")
     assert example("pyg_drop_in").main(["--nodes", "3000", "--epochs", "10"]) > 0.75

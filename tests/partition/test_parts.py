@@ -230,6 +230,19 @@ def test_a_manifest_cannot_point_outside_the_folder_of_its_part(name, message, t
         open_parts(tmp_path / "parts").part(1)
 
 
+def test_a_link_out_of_the_folder_of_a_part_is_refused_and_a_part_that_is_a_link_is_not(tmp_path):
+    parts = tmp_path / "parts"
+    written(parts)
+    (parts / "part-0001").rename(tmp_path / "elsewhere")
+    (parts / "part-0001").symlink_to(tmp_path / "elsewhere")
+    open_parts(parts).part(1)
+    file = parts / "part-0000" / "0000.npy"
+    file.rename(tmp_path / "outside.npy")
+    file.symlink_to(tmp_path / "outside.npy")  # the same bytes: only the way is wrong
+    with pytest.raises(ValueError, match=re.escape(f"{file} is a link that leads out of its folder")):
+        open_parts(parts).part(0)
+
+
 @pytest.mark.parametrize(
     "change,message",
     [

@@ -1,4 +1,5 @@
-"""The page about several machines is code that runs, and names every option of `gnnsys serve`."""
+"""The page about several machines is code that runs, and names every option of `gnnsys serve`; that about failures
+names tests that exist."""
 
 from __future__ import annotations
 
@@ -29,3 +30,15 @@ def test_every_option_of_the_command_is_on_the_page(capsys):
     options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     page = PAGE.read_text(encoding="utf-8")
     assert len(options) >= 5 and {option for option in options if not re.search(rf"{option}\b(?!-)", page)} == set()
+
+
+def test_every_promise_about_failures_names_a_test_that_exists():
+    page = PAGE.with_name("failure.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    written = {name for file in Path(__file__).parents[1].rglob("test_*.py") for name in names_in(file)}
+    assert len(rows) > 15 and all("`test_" in row for row in rows)
+    assert set(re.findall(r"`(test_\w+)`", page)) <= written
+
+
+def names_in(file: Path) -> list[str]:
+    return re.findall(r"^def (test_\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE)

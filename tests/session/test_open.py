@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from gnnsys import opening
+from gnnsys.comm import CommError
+from gnnsys.comm.rendezvous import Group
 from gnnsys.opening import plan, survey
 from gnnsys.partition import write_parts
+from gnnsys.server import GraphServer
 from tests.partition.part_graphs import homogeneous, random_assignment, stored_name
 from tests.processes import run_ranks
 
@@ -77,6 +82,41 @@ for path in sys.argv[2:]:
         told.append(str(error))
 print(json.dumps(told))
 """
+
+
+def test_a_server_that_was_started_again_still_checks_what_it_is_asked_to(tmp_path):
+    path = make_parts(tmp_path / "parts", 1)
+    damaged = path / stored_name(path, 0, "edges", 0, "indices")
+    content = bytearray(damaged.read_bytes())
+    content[-4] ^= 1  # another node, which is one
+    damaged.write_bytes(content)
+    server = GraphServer()
+    try:
+        server.open(str(path), [0], verify=False)  # as the next life of a server does
+        for _ in range(2):
+            with pytest.raises(ValueError, match=re.escape(str(damaged))):
+                server.open(str(path), [0], verify=True)
+        server.open(str(path), [0], verify=False)
+    finally:
+        server.close()
+
+
+def test_what_cannot_be_undone_does_not_hide_what_went_wrong(monkeypatch):
+    class Gone:
+        def request(self, *_, **__):
+            raise CommError("it has gone")
+
+    def refuse(*_, **__):
+        raise ValueError("a file is damaged")
+
+    monkeypatch.setattr(opening, "plan", lambda *_: [0])
+    monkeypatch.setattr(opening, "_serve", refuse)
+    remembered = []
+    with pytest.raises(ValueError, match="a file is damaged"):
+        opening.open_in_group(
+            Group(), Gone(), "parts", verify=True, timeout=1, remember=lambda *what: remembered.append(what)
+        )
+    assert remembered[-1] == (None, ())
 
 
 def test_what_is_wrong_on_one_machine_is_the_same_error_on_every_rank(tmp_path):

@@ -131,6 +131,29 @@ def test_all_edges_of_a_graph_too_large_for_memory_are_a_range():
     assert shares == [range(1500 * 10**9), range(1500 * 10**9, 3000 * 10**9)]
 
 
+def test_a_share_knows_those_of_other_ranks_and_of_other_numbers_of_them(graph):
+    for what, type in (("train", NODE), (None, EDGE), ([7, 3, 5, 90], NODE), ("train", EDGE)):
+        mine = split(graph, what, type=type, placement=ranks(3)[1])
+        for world_size in (1, 2, 5):
+            for place in ranks(world_size):
+                other, expected = mine.recipe.share(place), split(graph, what, type=type, placement=place)
+                assert torch.equal(other.ids[:], expected.ids[:]) and other.largest == expected.largest
+                assert other.recipe.digest == mine.recipe.digest
+        shares = [mine.recipe.share(place).ids[:] for place in ranks(3)]
+        assert [len(share) for share in mine.recipe.shares] == [len(ids) for ids in shares]
+        chosen = mine.recipe.chosen()
+        assert torch.equal(chosen.ids(0, mine.total)[:], torch.cat(shares))
+    assert split(graph, "train").recipe.digest != split(graph, [1, 2]).recipe.digest
+
+
+def test_what_changes_after_it_was_split_is_noticed(graph):
+    mask = torch.arange(200) % 2 == 0
+    share = split(graph, mask, placement=ranks(2)[0])
+    mask[0] = False
+    with pytest.raises(ValueError, match="what was split among the ranks has changed: 100 ids"):
+        share.recipe.chosen()
+
+
 @pytest.mark.parametrize(
     ("what", "options", "words"),
     [
@@ -167,6 +190,9 @@ def test_alone_every_part_is_counted_here(graph, tmp_path):
         opened = session.open(tmp_path / "parts")
         ids = opened.original_ids(split(opened, "train").ids)
         assert sorted(ids.tolist()) == graph.node_data[NODE]["train_mask"].nonzero().view(-1).tolist()
+        write_parts(graph, random_assignment(graph, 3, 2, seed=5), tmp_path / "others")
+        others = session.open(tmp_path / "others")
+        assert split(others, None).recipe.digest != split(opened, None).recipe.digest  # ids mean other nodes there
         edges = opened.original_edge_ids(split(opened, "train", type=EDGE).ids)
         assert sorted(edges.tolist()) == graph.edge_data[EDGE]["train_mask"].nonzero().view(-1).tolist()
 

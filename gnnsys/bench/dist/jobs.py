@@ -10,13 +10,13 @@ from typing import Any
 
 from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts, task_folder
 from gnnsys.bench.dist.job import PhaseFigures, run_job
-from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, NON_STOP, SYNCHRONOUS, Phase
+from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS, Phase
 from gnnsys.bench.dist.settings import QUICK, Settings
 from gnnsys.bench.lab import Lab, available, parse_rate
 from gnnsys.bench.workload import FULL, Workload
 
 UNLIMITED = "unlimited"
-WARM = 2  # steps until the pipeline is as full as it gets
+WARM = 4  # steps until the pipeline is as full as it gets
 
 
 class Jobs:
@@ -28,12 +28,13 @@ class Jobs:
         self.settings = Settings.from_texts(workload.settings, base)
 
     def two_level(self, phase: str) -> PhaseFigures:
-        """All hosts, METIS over machines and trainers: phases by rate, "unlimited", "asynchronous", "synchronous"."""
+        """All hosts, METIS over machines and trainers: phases by rate, "unlimited", and by mode."""
         settings = self.settings
         rates = sorted({*settings.rates, settings.rate}, key=parse_rate)
         phases = [
             Phase(name=SYNCHRONOUS, mode=SYNCHRONOUS, rate=settings.rate, warm=0),
             Phase(name=ASYNCHRONOUS, mode=ASYNCHRONOUS, rate=settings.rate, warm=0),
+            Phase(name=NON_STOP, mode=NON_STOP, rate=settings.rate, warm=WARM),
             *(Phase(name=rate, rate=rate, warm=WARM) for rate in rates),
             Phase(name=UNLIMITED, warm=WARM),
         ]
@@ -54,9 +55,9 @@ class Jobs:
         return self._job("one host", TWO_LEVEL, 1, phases, num_seed_parts=1)[UNLIMITED]
 
     def two_hosts(self, phase: str, *, encrypt: bool = True) -> PhaseFigures:
-        """Two hosts, as DistDGL has: "non-stop" at the peer's rate, and "compute" without any loading."""
+        """Two hosts, as DistDGL has: "keeping" at the peer's rate, and "compute" without any loading."""
         phases = [
-            Phase(name=NON_STOP, rate=self.settings.peer_rate, warm=WARM),
+            Phase(name=KEEPING, rate=self.settings.peer_rate, warm=WARM),
             Phase(name=COMPUTE, mode=COMPUTE, warm=1),
         ]
         name = "two hosts" if encrypt else "two hosts in the clear"

@@ -13,12 +13,16 @@ from typing import Any
 
 from gnnsys.loader import PipelineOptions
 
-SYNCHRONOUS, ASYNCHRONOUS, NON_STOP, COMPUTE = "synchronous", "asynchronous", "non-stop", "compute"
-AHEAD = {"num_threads": 1, "prefetch": 1, "pipeline": PipelineOptions(depths={"sample": 1})}  # five batches at most
+SYNCHRONOUS, ASYNCHRONOUS, NON_STOP, KEEPING = "synchronous", "asynchronous", "non-stop", "keeping"
+COMPUTE = "compute"
+AHEAD = {"num_threads": 1, "prefetch": 1}
+NO_LONGER = PipelineOptions(depths={"sample": 1}, keep=0)  # five batches at most, and rows that are shared by those alone
 MODES: dict[str, dict[str, Any]] = {
-    SYNCHRONOUS: {"num_threads": 0, "across_epochs": False},  # sample, fetch and compute, one after another
-    ASYNCHRONOUS: {**AHEAD, "across_epochs": False},  # ahead, but not into the next epoch
-    NON_STOP: {**AHEAD, "across_epochs": True},
+    # sample, fetch and compute, one after another
+    SYNCHRONOUS: {"num_threads": 0, "across_epochs": False, "pipeline": NO_LONGER},
+    ASYNCHRONOUS: {**AHEAD, "across_epochs": False, "pipeline": NO_LONGER},  # ahead, but not into the next epoch
+    NON_STOP: {**AHEAD, "across_epochs": True, "pipeline": NO_LONGER},
+    KEEPING: {**AHEAD, "across_epochs": True, "pipeline": PipelineOptions(depths={"sample": 1})},
     COMPUTE: {"num_threads": 0, "across_epochs": False},  # one batch, over and over: no loading at all
 }
 READY, BEGIN, END, FIGURES = "phase-ready", "phase-begin", "phase-end", "phase-figures"  # lines: word, name (, JSON)
@@ -29,7 +33,7 @@ class Phase:
     """`warm` steps that are not measured, then `epochs` epochs that are; `rate` of every link, None for no limit."""
 
     name: str
-    mode: str = NON_STOP
+    mode: str = KEEPING
     rate: str | None = None
     warm: int = 3
     epochs: int = 1

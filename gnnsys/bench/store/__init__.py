@@ -4,9 +4,10 @@ Also what an extra trainer on a machine takes in memory. Everything remote is in
 """
 
 from gnnsys.bench.store.changes import changes
+from gnnsys.bench.store.checks import checks
 from gnnsys.bench.store.memory import memory
 from gnnsys.bench.store.pulls import local_pull, pull_variants, remote_pull
 
-BENCHMARKS = [remote_pull, local_pull, pull_variants, changes, memory]
+BENCHMARKS = [remote_pull, local_pull, pull_variants, changes, memory, checks]
 
 __all__ = ["BENCHMARKS"]

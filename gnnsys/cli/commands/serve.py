@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     key = parser.add_mutually_exclusive_group()
     key.add_argument("--key", type=Path, metavar="FILE", help="key file; it is made where it does not exist")
     key.add_argument("--no-key", action="store_true", help="serve every account of this machine (loopback only)")
+    parser.add_argument("--tables", type=Path, metavar="DIR", help="save and load tables below DIR (default: nowhere)")
     parser.add_argument("--threads", type=int, default=2, help="requests answered at once (2)")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the files with their checksums")
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if path is None and not args.no_key:
             path = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="gnnsys-serve-"))) / "key"
         keys = None if path is None else make_key(path)
-        server = GraphServer(bind=[endpoint], keys=keys, threads=args.threads)
+        server = GraphServer(bind=[endpoint], keys=keys, threads=args.threads, alone=True, folder=args.tables)
         ends.callback(server.close)
         server.open(str(args.parts_dir), own_parts, verify=not args.no_verify)
         (listens,) = server.start()

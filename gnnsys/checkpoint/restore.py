@@ -1,0 +1,275 @@
+"""Restoring: the newest checkpoint of which every file is found, whole, on some machine; or the reason there is none.
+
+Everything is looked at before anything is loaded, every decision is made by all ranks from what all of them saw, and
+what is wrong on one is the same error on each.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gnnsys.checkpoint import folder as folders
+from gnnsys.checkpoint.copying import same
+from gnnsys.checkpoint.exchange import bring
+from gnnsys.checkpoint.files import Source, read_state
+from gnnsys.checkpoint.folder import Seen
+from gnnsys.checkpoint.generators import seed_generators, write_generators
+from gnnsys.checkpoint.states import States
+from gnnsys.checkpoint.tables import SavedTable, graph_of
+from gnnsys.comm.rendezvous import Group
+
+if TYPE_CHECKING:
+    from gnnsys.session import Session
+
+_log = logging.getLogger(__name__)
+_READ_SECONDS = 1800.0  # to read a machine's files once
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is whole: where it is on each machine that has some of it, and who has which file."""
+
+    manifest: dict[str, Any]
+    names: dict[int, str]
+    holders: dict[str, list[int]]
+
+    @property
+    def steps(self) -> int:
+        return int(self.manifest["steps"])
+
+
+def restore(folder: Path, group: Group, session: Session | None, states: States) -> Found | None:
+    """Loads the newest checkpoint in `folder` into `states`; None where there has been none yet."""
+    found = _find(folder, group)
+    _tidy(folder, group, found)
+    if found is None:
+        if group.rank == 0:
+            _log.info("no checkpoint in %s: begins at step 0", folder)
+        return None
+    path = folder / folders.name_of(found.steps)
+    tables = _fitting(group, session, states, found)
+    files = _bring_files(group, session, path, found, tables)
+    saved = _Loaded(group, states, found, files)
+    _restore_tables(group, path, found, tables, files)
+    saved.load()
+    if group.rank == 0:
+        _log.info("restored step %d from %s", found.steps, path)
+    return found
+
+
+# -- which one --------------------------------------------------------------------------------------------------------
+
+
+def _find(folder: Path, group: Group) -> Found | None:
+    seen: list[Any] = []
+    wrong: list[str] = []
+    problem = None
+    if group.is_leader:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(13, "it may not be written to", str(folder))
+            seen = [[s.name, s.steps, s.token, s.lacks] for s in folders.look(folder)]
+            wrong = folders.unreadable(folder)
+        except OSError as error:
+            problem = (
+                f"machine {group.machine}: checkpoints cannot be kept in {error.filename or folder}: {error.strerror}"
+            )
+    group.agree("checkpoint's folder", problem, timeout=_READ_SECONDS)
+    told = group.gather("checkpoints seen", [group.machine, seen, wrong], timeout=_READ_SECONDS)
+    by_machine = {machine: [Seen(*entry) for entry in entries] for machine, entries, _ in told if entries}
+    complaints = [f"machine {machine}: {text}" for machine, _, texts in told for text in texts]
+    tokens = {s.token: s.steps for entries in by_machine.values() for s in entries}
+    for token in sorted(tokens, key=lambda token: tokens[token], reverse=True):
+        here = {m: s for m, entries in by_machine.items() for s in entries if s.token == token}
+        nowhere = set.intersection(*[set(s.lacks) for s in here.values()])
+        if not nowhere:
+            found = _share_manifest(folder, group, here)
+            problem = _check(folder, group, found)
+            if problem is None:
+                if complaints and group.rank == 0:
+                    _log.warning("step %d is restored, because: %s", found.steps, "; ".join(complaints))
+                return found
+            complaints.append(problem)
+        elif any(not s.name.startswith(".") for s in here.values()):  # else its save was not finished: no loss
+            complaints.append(f"{folder / folders.name_of(tokens[token])} lacks {min(nowhere)} on every machine")
+    if complaints:
+        raise ValueError(
+            f"no checkpoint in {folder} is whole: {'; '.join(complaints)}. Bring back the machines and files it was "
+            "saved on, or give another folder to begin anew"
+        )
+    return None
+
+
+def _share_manifest(folder: Path, group: Group, here: dict[int, Seen]) -> Found:
+    machine = min(here)
+    root = next(rank for rank, of in enumerate(group.machine_of_rank) if of == machine)
+    value = folders.read_checkpoint(folder / here[machine].name) if group.rank == root else None
+    manifest = group.share("checkpoint's manifest", value, root=root, timeout=_READ_SECONDS)
+    holders = {file: [m for m, s in sorted(here.items()) if file not in s.lacks] for file in manifest["files"]}
+    return Found(manifest, {m: s.name for m, s in here.items()}, holders)
+
+
+def _check(folder: Path, group: Group, found: Found) -> str | None:
+    """Has every file read once, by one of the machines that have it; what is wrong with the first that differs."""
+    problem = None
+    if group.is_leader and group.machine in found.names:
+        mine = {
+            file: found.manifest["files"][file]
+            for number, (file, have) in enumerate(sorted(found.holders.items()))
+            if have[number % len(have)] == group.machine
+        }
+        problem = folders.check_files(folder / found.names[group.machine], mine)
+    told = group.gather("checkpoint checked", problem, timeout=_READ_SECONDS)
+    return next((text for text in told if text is not None), None)
+
+
+def _tidy(folder: Path, group: Group, found: Found | None) -> None:
+    """Names what was complete but not yet named, moves damaged newer ones out of the way, removes what is left over."""
+    problem = None
+    if group.is_leader:
+        try:
+            name = None if found is None else found.names.get(group.machine)
+            if found is not None:
+                for seen in sorted(folder.iterdir()):
+                    if folders.is_checkpoint(seen.name) and seen.name > folders.name_of(found.steps):
+                        folders.set_aside(folder, seen.name)
+                if name is not None and name.startswith("."):
+                    folders.publish(folder, name, found.steps, found.manifest["token"])
+            folders.sweep(folder)
+        except (OSError, ValueError) as error:
+            problem = f"machine {group.machine}: {error}"
+    group.agree("checkpoints tidied", problem, timeout=_READ_SECONDS)
+
+
+# -- what is in it ----------------------------------------------------------------------------------------------------
+
+
+def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
+    """Does something on every rank; where one fails, all raise what it said."""
+    problem, result = None, None
+    try:
+        result = act()
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        problem = error
+    group.agree(meeting, problem, _READ_SECONDS)
+    return result
+
+
+def _fitting(group: Group, session: Session | None, states: States, found: Found) -> list[SavedTable]:
+    def check() -> list[SavedTable]:
+        manifest = found.manifest
+        for kind, names in states.names().items():
+            saved = sorted(manifest["tables"]) if kind == "tables" else manifest[kind]
+            missing, more = sorted(set(names) - set(saved)), sorted(set(saved) - set(names))
+            if missing or more:
+                told = f"it has no {missing[0]!r}" if missing else f"it has {more[0]!r}, which resume() was not given"
+                raise ValueError(
+                    f"the checkpoint of step {found.steps} is of another job: {told}. Its names are "
+                    f"{', '.join([*manifest['shared'], *manifest['own'], *sorted(manifest['tables'])])}"
+                )
+        tables = []
+        for name, table in sorted(states.tables.items()):
+            tables.append(SavedTable(name, manifest["tables"][name], table, graph_of(table, session)))
+            tables[-1].check()
+        return tables
+
+    return _attempt(group, "checkpoint fits", check)
+
+
+def _bring_files(
+    group: Group, session: Session | None, path: Path, found: Found, tables: Sequence[SavedTable]
+) -> dict[str, Source]:
+    wanted = ["dense.pt", *(f"rank-{rank}.pt" for rank in range(found.manifest["world_size"]))]
+    if any(table.is_moved for table in tables):
+        wanted += [file for files in found.manifest["originals"].values() for file in files]
+    sizes = {file: int(found.manifest["files"][file][0]) for file in wanted}
+    return bring(group, session, path, wanted, found.holders, sizes)
+
+
+def _restore_tables(
+    group: Group, path: Path, found: Found, tables: Sequence[SavedTable], files: dict[str, Source]
+) -> None:
+    if not tables:
+        return
+    originals = {t: [files[f] for f in names if f in files] for t, names in found.manifest["originals"].items()}
+
+    def begin() -> None:
+        for table in tables:
+            table.begin()
+
+    def push() -> None:
+        if group.is_leader:
+            for table in tables:
+                table.push(path, group.machine, found.holders, originals)
+
+    _attempt(group, "tables are ready", begin)
+    _attempt(group, "tables are restored", push)
+
+
+class _Loaded:
+    """States read from files, checked against what they are for, and then loaded."""
+
+    def __init__(self, group: Group, states: States, found: Found, files: dict[str, Source]) -> None:
+        self._group, self._states = group, states
+        self._world_size = int(found.manifest["world_size"])
+
+        def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+            ranks = [read_state(files[f"rank-{rank}.pt"]) for rank in range(self._world_size)]
+            self._check_own(ranks)
+            return read_state(files["dense.pt"]), ranks
+
+        self._dense, self._ranks = _attempt(group, "states are read", read)
+
+    def load(self) -> None:
+        """Loads everything into its place, generators last: loading may draw from them."""
+
+        def load() -> None:
+            for name, value in self._states.shared.items():
+                _load(name, unwrapped(value).load_state_dict, self._dense[name])
+            for name, value in self._states.own.items():
+                saved = [states["own"][name] for states in self._ranks]
+                if hasattr(value, "load_state_dicts"):
+                    _load(name, value.load_state_dicts, saved)
+                else:
+                    _load(name, value.load_state_dict, saved[self._group.rank if self._is_same_size else 0])
+            if self._group.rank < self._world_size:
+                write_generators(self._ranks[self._group.rank]["generators"])
+            else:
+                seed_generators([states["generators"] for states in self._ranks], self._group.rank)
+
+        _attempt(self._group, "states are loaded", load)
+
+    @property
+    def _is_same_size(self) -> bool:
+        return self._world_size == self._group.world_size
+
+    def _check_own(self, ranks: Sequence[dict[str, Any]]) -> None:
+        if self._is_same_size:
+            return
+        for name, value in self._states.own.items():
+            first = ranks[0]["own"][name]
+            if not hasattr(value, "load_state_dicts") and not all(same(first, r["own"][name]) for r in ranks):
+                raise ValueError(
+                    f"{name} was saved by {self._world_size} ranks, each its own, and {self._group.world_size} are here"
+                    f": a {type(value).__name__} has no load_state_dicts() to deal them out again. Start as many ranks"
+                )
+
+
+def _load(name: str, load: Callable[[Any], Any], state: Any) -> None:
+    try:
+        load(state)
+    except Exception as error:
+        raise ValueError(f"{name} does not take the state it was saved with: {error}") from error
+
+
+def unwrapped(value: Any) -> Any:
+    """The module inside DDP: a checkpoint does not depend on whether there is one."""
+    return value.module if isinstance(value, nn.parallel.DistributedDataParallel) else value

@@ -1,0 +1,374 @@
+"""Saver: counts steps and saves the job. A copy is taken at a step boundary, and written while training goes on.
+
+A save has two halves. In `save`, all ranks meet, nothing is under way, and every rank and shard copies what it has;
+then training goes on. In a thread everything is written, the ranks meet again, and the checkpoint counts or is removed:
+on all machines or on none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import secrets
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from gnnsys.checkpoint import folder as folders
+from gnnsys.checkpoint.copying import snapshot
+from gnnsys.checkpoint.files import write_array, write_state
+from gnnsys.checkpoint.generators import read_generators
+from gnnsys.checkpoint.restore import Found, unwrapped
+from gnnsys.checkpoint.states import States
+from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder
+from gnnsys.comm import CommError
+from gnnsys.comm.rendezvous import Group, RendezvousError
+from gnnsys.store import DistTensor
+from gnnsys.store.snapshots import sync_folders
+
+if TYPE_CHECKING:
+    from gnnsys.session import Session
+
+_log = logging.getLogger(__name__)
+_WRITE_SECONDS = 1800.0  # for a machine to write what it has
+
+STAGES = (
+    "begun", "copied", "dense written", "rank written", "tables written", "all written", "described", "published",
+    "old removed",
+)  # fmt: skip
+
+
+@dataclass
+class _Copy:
+    """What one rank writes of one checkpoint."""
+
+    steps: int
+    token: str
+    dense: dict[str, Any] | None = None
+    own: dict[str, Any] = field(default_factory=dict)
+    tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
+    entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
+    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
+
+    @property
+    def staging(self) -> str:
+        return folders.staging_name(self.steps, self.token)
+
+    def token_of(self, name: str) -> str:
+        return f"{self.token}/{name}"
+
+
+class Saver:
+    """What `gnnsys.resume` returns.
+
+    `steps`: steps done so far, over all lives of the job. `restored`: the checkpoint that was restored, or None.
+    `newest`: the last one that is complete. `on_stage` is called with the name of each of `STAGES` that a save passes,
+    in the thread that does it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        group: Group,
+        session: Session | None,
+        states: States,
+        *,
+        every: int | None,
+        keep: int,
+        asynchronous: bool,
+        found: Found | None,
+    ) -> None:
+        self.folder, self.every, self.keep, self.asynchronous = folder, every, keep, asynchronous
+        self.steps = found.steps if found is not None else 0
+        self.restored = None if found is None else folder / folders.name_of(found.steps)
+        self.newest = self.restored
+        self.on_stage: Callable[[str], None] = lambda stage: None
+        self._states, self._session = states, session
+        self._group = group.apart("checkpoint")  # its own connection: the writing thread meets the others' too
+        self._saved_steps = None if found is None else found.steps
+        self._has_stepped = found is not None
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._is_closed = False
+        if session is not None:
+            session.before_close.append(self.close)
+        else:
+            atexit.register(self.close)
+
+    def step(self) -> bool:
+        """Counts a training step, and saves after every `every` of them. Call it after the optimizer, on every rank."""
+        self._check_open()
+        self.steps += 1
+        self._has_stepped = True
+        if self.every is None or self.steps % self.every:
+            return False
+        self.save()
+        return True
+
+    def save(self) -> Path | None:
+        """Saves now; every rank calls it. Returns when the copy is taken, or with the path when it is written here.
+
+        Waits for the save before, and raises, on every rank, what went wrong with it.
+        """
+        self._check_open()
+        self.wait()
+        if self._saved_steps == self.steps:
+            if not self._has_stepped:
+                raise ValueError(f"step {self.steps} is saved already: call saver.step() after each training step")
+            return self.newest
+        copy = self._copy()
+        self._saved_steps = self.steps
+        if not self.asynchronous:
+            self._write(copy)
+            self.wait()
+            return self.newest
+        self._thread = threading.Thread(target=self._write, args=(copy,), name="gnnsys-checkpoint", daemon=True)
+        self._thread.start()
+        return None
+
+    def wait(self) -> None:
+        """Returns when nothing is being written; raises what went wrong with it, on every rank."""
+        if self._thread is not None:
+            self._thread.join(3 * _WRITE_SECONDS)
+            if self._thread.is_alive():
+                raise TimeoutError(f"a checkpoint of step {self._saved_steps} is still being written to {self.folder}")
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            self._saved_steps = None
+            raise error
+
+    def close(self, wait: bool = True) -> None:
+        """Waits for what is being written; without `wait` it is given up. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        atexit.unregister(self.close)
+        if self._session is not None and self.close in self._session.before_close:
+            self._session.before_close.remove(self.close)
+        try:
+            if wait:
+                self.wait()
+        finally:
+            self._group.close()
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close(wait=error is None)
+
+    def __repr__(self) -> str:
+        return f"Saver({str(self.folder)!r}, {self.steps} steps, newest {self.newest and self.newest.name})"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("this saver is closed: make another with gnnsys.resume()")
+
+    # -- the first half: a copy ---------------------------------------------------------------------------------------
+
+    def _copy(self) -> _Copy:
+        group, problem, cause = self._group, None, None
+        try:
+            for store in self._states.stores():
+                store.flush()
+        except Exception as error:
+            problem, cause = f"rank {group.rank}: {error}", error
+        told = group.gather("checkpoint begins", [problem, self.steps, secrets.token_hex(8)])
+        _raise_first([problem for problem, _, _ in told], cause)
+        differ = [rank for rank, (_, steps, _) in enumerate(told) if steps != told[0][1]]
+        if differ:
+            raise ValueError(
+                f"rank 0 saves after step {told[0][1]} and rank {differ[0]} after step {told[differ[0]][1]}: call "
+                "saver.step() equally often on every rank"
+            )
+        copy = _Copy(self.steps, told[0][2])
+        self.on_stage("begun")
+        try:
+            self._fill(copy)
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {_told(error)}", error
+        problems = group.gather("checkpoint copied", problem, timeout=_WRITE_SECONDS)
+        if any(problem is not None for problem in problems):
+            self._give_up(copy)
+        _raise_first(problems, cause)
+        self.on_stage("copied")
+        return copy
+
+    def _fill(self, copy: _Copy) -> None:
+        """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
+        group = self._group
+        if group.is_leader:
+            folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
+            (self.folder / copy.staging).mkdir(parents=True, exist_ok=True)
+            for name, table in self._states.tables.items():
+                self._copy_table(copy, name, table)
+        copy.own = {name: snapshot(value.state_dict(), name) for name, value in self._states.own.items()}
+        if group.rank == 0:
+            copy.dense = {
+                name: snapshot(unwrapped(value).state_dict(), name) for name, value in self._states.shared.items()
+            }
+        copy.own = {"own": copy.own, "generators": read_generators()}
+
+    def _copy_table(self, copy: _Copy, name: str, table: DistTensor) -> None:
+        store, graph = table.store, graph_of(table, self._session)
+        if store.machine < 0:
+            raise ValueError(
+                f"table {name!r} is on servers of their own, which this job's machines cannot have write a checkpoint: "
+                "save it there with store.save(name, folder)"
+            )
+        rows = rows_of(table, graph)
+        if rows is not None and rows["what"] == "node":
+            copy.originals[originals_key(rows)] = (graph, rows["type"])
+        if store.machine in store.machine_of_part:
+            folder = self.folder / copy.staging / table_folder(name)
+            described = store.snapshot(table.name, store.machine, str(folder), copy.token_of(name))
+            copy.tables.append((name, table, store.machine))
+            spec = store.spec(table.name)
+            here = sum(
+                spec.bounds[p + 1] - spec.bounds[p] for p, m in enumerate(store.machine_of_part) if m == store.machine
+            )
+            copy.entries[name] = {"spec": spec.to_json(), "rows": rows, "num_here": here, **described}
+
+    # -- the second half: on disk -------------------------------------------------------------------------------------
+
+    def _write(self, copy: _Copy) -> None:
+        try:
+            self._write_all(copy)
+        except Exception as error:  # the training thread raises it when it comes to its next save
+            if self._group.rank == 0 and not self._is_closed:
+                _log.error("the checkpoint of step %d was not saved: %s", copy.steps, error)
+            self._error = error
+
+    def _write_all(self, copy: _Copy) -> None:
+        group, problem, files = self._group, None, dict[str, list[int]]()
+        try:
+            files = self._write_files(copy)
+        except Exception as error:
+            problem = (
+                f"rank {group.rank} on machine {group.machine}: the checkpoint of step {copy.steps}: {_told(error)}"
+            )
+        told = group.gather("checkpoint written", [problem, files, copy.entries], timeout=_WRITE_SECONDS)
+        problems = [problem for problem, _, _ in told]
+        if not any(problems):
+            self.on_stage("all written")
+            problems = group.gather("checkpoint described", self._describe(copy, told), timeout=_WRITE_SECONDS)
+        if any(problem is not None for problem in problems):
+            self._give_up(copy)
+        _raise_first(problems)
+        self.on_stage("described")
+        problem, path = None, self.folder / folders.name_of(copy.steps)
+        if group.is_leader:
+            try:
+                folders.publish(self.folder, copy.staging, copy.steps, copy.token)
+            except (OSError, ValueError) as error:
+                problem = f"machine {group.machine}: {_told(error)}"
+        _raise_first(group.gather("checkpoint published", problem))
+        self.on_stage("published")
+        self.newest = path
+        if group.is_leader:
+            try:
+                folders.remove(self.folder, folders.old_ones(self.folder, self.keep))
+            except OSError as error:  # the new one is there: this is no failure of the save
+                _log.warning("old checkpoints stay in %s: %s", self.folder, _told(error))
+        self.on_stage("old removed")
+
+    def _write_files(self, copy: _Copy) -> dict[str, list[int]]:
+        """Writes what is this rank's; every file with its bytes and CRC-32."""
+        staging, files = self.folder / copy.staging, {}
+        staging.mkdir(parents=True, exist_ok=True)
+        if copy.dense is not None:
+            files["dense.pt"] = write_state(staging / "dense.pt", copy.dense)
+            copy.dense = None
+        self.on_stage("dense written")
+        own = f"rank-{self._group.rank}.pt"
+        files[own] = write_state(staging / own, copy.own)
+        self.on_stage("rank written")
+        if self._group.is_leader:
+            files |= self._write_originals(copy, staging)
+        for name, table, machine in copy.tables:
+            prefix = table_folder(name)
+            written = table.store.written(machine, copy.token_of(name), _WRITE_SECONDS)
+            files |= {f"{prefix}/{file}": entry for file, entry in written.items()}
+        self.on_stage("tables written")
+        return files
+
+    def _write_originals(self, copy: _Copy, staging: Path) -> dict[str, list[int]]:
+        """Original ids of the nodes that rows of tables belong to, for parts that number them otherwise."""
+        files = {}
+        for number, (_, (graph, node_type)) in enumerate(sorted(copy.originals.items())):
+            (staging / "originals").mkdir(exist_ok=True)
+            for part in graph.parts_here:
+                size = len(graph.book.part_range(part, node_type))
+                file = f"originals/{number}-{part:05d}.npy"
+                files[file] = write_array(staging / file, graph.parts.part(part).original_ids(node_type)[:size])
+        return files
+
+    def _describe(self, copy: _Copy, told: list[Any]) -> str | None:
+        """Every machine's manifest, the same on each: all files of all. What went wrong, or None."""
+        if not self._group.is_leader:
+            return None
+        files = {file: entry for _, written, _ in told for file, entry in sorted(written.items())}
+        group, names, staging = self._group, self._states.names(), self.folder / copy.staging
+        for rank, (_, written, _) in enumerate(told):
+            problem = folders.check_sizes(staging, written) if group.machine_of_rank[rank] == group.machine else None
+            if problem is not None:
+                return f"machine {group.machine}: rank {rank} wrote elsewhere: {problem}"
+        originals = {
+            key: [file for file in sorted(files) if file.startswith(f"originals/{number}-")]
+            for number, key in enumerate(sorted(copy.originals))
+        }
+        try:
+            tables = merged_entries([entries for _, _, entries in told])
+        except ValueError as error:
+            return str(error)
+        manifest = {
+            "format": folders.FORMAT,
+            "version": folders.VERSION,
+            "steps": copy.steps,
+            "token": copy.token,
+            "world_size": group.world_size,
+            "machines": group.num_machines,
+            "shared": names["shared"],
+            "own": names["own"],
+            "tables": tables,
+            "originals": originals,
+            "files": files,
+        }
+        try:
+            sync_folders(staging, [file for file in files if (staging / file).exists()])
+            folders.describe(staging, manifest)
+        except (OSError, ValueError) as error:
+            return f"machine {group.machine}: {_told(error)}"
+        return None
+
+    def _give_up(self, copy: _Copy) -> None:
+        """Removes what was written so far, once the shards have stopped writing to it."""
+        for name, table, machine in copy.tables:
+            with contextlib.suppress(ValueError, CommError, RuntimeError):
+                table.store.written(machine, copy.token_of(name), _WRITE_SECONDS)
+        with contextlib.suppress(RendezvousError, CommError):
+            self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may write to the same folder
+        if self._group.is_leader:
+            shutil.rmtree(self.folder / copy.staging, ignore_errors=True)
+
+
+def _raise_first(problems: list[str | None], cause: Exception | None = None) -> None:
+    """Raises what the first rank complains of; a lost shard or rank as what it is where it was noticed."""
+    if isinstance(cause, CommError):
+        raise cause
+    first = next((problem for problem in problems if problem is not None), None)
+    if first is not None:
+        raise ValueError(first) from cause
+
+
+def _told(error: Exception) -> str:
+    """What a person needs: the file and the cause."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'}: {error.strerror}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,180 @@
+"""What is in a folder of checkpoints is whole, or it does not count; and a save that fails harms nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+
+import pytest
+import torch
+
+import gnnsys
+from gnnsys.store import Shard, Store
+
+
+class Life:
+    """A process's life with a table and a model, without a session."""
+
+    def __init__(self, folder, num_rows=100, num_parts=2, **options):
+        self.shard = Shard(0)
+        self.store = Store(machine_of_part=[0] * num_parts, local=self.shard)
+        self.table = self.store.create("t", num_rows, (256,))
+        self.model = torch.nn.Linear(4, 4)
+        self.saver = gnnsys.resume(folder, table=self.table, model=self.model, **options)
+
+    def step(self, value):
+        self.table[:] = torch.full((self.table.shape[0], 256), float(value))
+        torch.nn.init.constant_(self.model.weight, value)
+        self.saver.step()
+
+    def values(self):
+        return self.table[:].unique().tolist(), self.model.weight.unique().tolist()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.saver.close()
+        self.shard.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Checkpoints of steps 1 and 2."""
+    with Life(tmp_path / "checkpoints", every=1) as life:
+        life.step(1)
+        life.step(2)
+    return tmp_path / "checkpoints"
+
+
+def files_of(path):
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def test_every_file_of_a_checkpoint_is_checked_and_an_older_one_stands_in(folder):
+    newest = folder / "step-0000000002"
+    names = [file.relative_to(newest) for file in files_of(newest)]
+    assert len(names) == 7, "the manifest, dense, a rank, and two parts with their manifests"
+    for name in names:
+        file = folder / "step-0000000002" / name
+        content = file.read_bytes()
+        for damaged in (content[:-1], content[:50] + bytes([content[50] ^ 1]) + content[51:]):
+            file.write_bytes(damaged)
+            with Life(folder) as life:
+                assert life.saver.restored == folder / "step-0000000001" and life.values() == ([1.0], [1.0])
+            (aside,) = folder.glob("damaged-step-*")
+            aside.rename(newest)
+        file.write_bytes(content)
+    with Life(folder) as life:
+        assert life.values() == ([2.0], [2.0])
+
+
+def test_files_of_other_names_are_left_alone_and_what_is_restored_is_logged(folder, caplog):
+    (folder / "step-notes.txt").write_text("mine")
+    with caplog.at_level("INFO", "gnnsys.checkpoint"), Life(folder):
+        assert (folder / "step-notes.txt").read_text() == "mine"
+    with caplog.at_level("INFO", "gnnsys.checkpoint"), Life(folder / "new"):
+        pass
+    assert [record.message for record in caplog.records] == [
+        f"restored step 2 from {folder / 'step-0000000002'}",
+        f"no checkpoint in {folder / 'new'}: begins at step 0",
+    ]
+
+
+def test_where_none_is_whole_the_file_is_named_and_nothing_begins_anew(folder):
+    for path in folder.iterdir():
+        file = path / "dense.pt"
+        file.write_bytes(file.read_bytes()[:-3] + b"abc")
+    with pytest.raises(ValueError, match=r"step-0000000002/dense.pt does not match its checksum.*give another folder"):
+        Life(folder)
+    (folder / "step-0000000002" / "dense.pt").unlink()
+    with pytest.raises(ValueError, match=r"step-0000000002 lacks dense.pt on every machine"):
+        Life(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["step-0000000001", "step-0000000002"]
+
+
+def test_a_manifest_cannot_lead_out_of_its_folder(folder):
+    from gnnsys.graph.manifest import manifest_checksum
+
+    (folder.parent / "outside").write_bytes(b"abc")
+    manifest = json.loads((folder / "step-0000000002" / "manifest.json").read_text())
+    del manifest["crc32"]
+    manifest["files"]["../../outside"] = [3, 0]
+    manifest["crc32"] = manifest_checksum(manifest)
+    (folder / "step-0000000002" / "manifest.json").write_text(json.dumps(manifest))
+    with Life(folder) as life:
+        assert life.saver.restored == folder / "step-0000000001"
+
+
+def test_what_a_job_does_not_name_or_a_checkpoint_does_not_have_is_said(folder):
+    with pytest.raises(ValueError, match=r"it has 'table', which resume\(\) was not given"):
+        gnnsys.resume(folder, model=torch.nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"it has no 'more'. Its names are model, table"):
+        Life(folder, more=torch.nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"(?s)model does not take the state it was saved with.*size mismatch"):
+        Life(folder.parent / "x").saver.close()
+        gnnsys.resume(folder, model=torch.nn.Linear(3, 4), table=Life(folder.parent / "y").table)
+
+
+def test_a_disk_that_is_full_is_told_and_the_checkpoint_before_stays(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]).returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        with Life(disk / "checkpoints", num_rows=400) as life:
+            life.step(1)
+            assert life.saver.save() is None
+            life.saver.wait()
+            life.step(2)
+            life.saver.save()  # 400 KiB more do fit
+            life.step(3)
+            with pytest.raises(ValueError, match=r"tables/table/.*: No space left on device"):
+                life.saver.save()
+                life.saver.wait()
+            assert sorted(path.name for path in (disk / "checkpoints").iterdir()) == [
+                "step-0000000001",
+                "step-0000000002",
+            ]
+            with pytest.raises(ValueError, match="No space left on device"):
+                life.saver.save()
+                life.saver.wait()
+        with Life(disk / "checkpoints", num_rows=400, keep=1) as life:
+            assert life.values() == ([2.0], [2.0])
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_without_descriptors_a_save_fails_by_name_and_the_next_one_works(tmp_path):
+    with Life(tmp_path, every=1, asynchronous=False) as life:
+        life.step(1)
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, before[1]))
+        held = []
+        try:
+            while True:
+                held.append(os.dup(0))
+        except OSError as error:
+            assert error.errno == errno.EMFILE
+        try:
+            with pytest.raises(ValueError, match=r"cannot save step 2: /.*: Too many open files"):
+                life.step(2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for descriptor in held:
+                os.close(descriptor)
+        assert not list(tmp_path.glob("*-0000000002*/manifest.json")), "what cannot be removed now does not count"
+        assert life.saver.save() == tmp_path / "step-0000000002"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000001", "step-0000000002"]
+
+
+def test_a_folder_that_cannot_be_is_refused_before_training_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        ValueError, match=r"machine 0: checkpoints cannot be kept in .*file.*: (Not a directory|File exists)"
+    ):
+        Life(tmp_path / "file")

@@ -1,0 +1,200 @@
+"""Mutated messages against a real server process, while a correct client checks its answers throughout.
+
+    python -m tests.fuzz.run --messages 1000000 --seed 0
+    python -m tests.fuzz.run --messages 500 --seed 0 --first 123000    # those of a run that failed, again
+
+Ends with 0 where the server answered the correct client every time and has the memory and descriptors that it had.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+import zmq
+
+import gnnsys
+from gnnsys.comm import Kind, Limits, wire
+from gnnsys.graph import Graph
+from gnnsys.sampling import NeighborSampler, SampleKey
+from tests.fuzz.mutate import message
+from tests.fuzz.record import Frames, record
+from tests.fuzz.served import NUM_NODES, Served, Usage, served, write_graph
+from tests.sampling.machines import assert_same_sample
+
+BATCH = 250
+WAIT_MS = 30_000
+MEMORY_SLACK = 16 << 20  # answers to pushes, kept replies and the allocator's own: reached early, and never passed
+MEMORY_PER_MESSAGE, MOST_MEMORY_SLACK = 1024, 48 << 20
+BATCHES_PER_CHECK = 20  # in which the correct client must have been answered; one check is some ten requests
+CHECK_SECONDS = 30.0
+DESCRIPTOR_SLACK = 16  # connections come and go
+
+
+class Attacker:
+    """Sends mutated messages over several connections, and takes whatever comes back."""
+
+    def __init__(self, endpoint: str, recorded: list[Frames], seed: int, num_connections: int = 3) -> None:
+        self.statuses: collections.Counter[int] = collections.Counter()
+        self._recorded, self._seed = recorded, seed
+        self._context = zmq.Context()
+        self._sockets = [self._connect(endpoint) for _ in range(num_connections)]
+
+    def _connect(self, endpoint: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger, socket.rcvtimeo, socket.rcvhwm, socket.sndhwm = 0, WAIT_MS, 0, 0
+        socket.connect(endpoint)
+        return socket
+
+    def send(self, first: int, end: int) -> None:
+        """Messages [first, end); returns when all but those that wait are done. `zmq.Again` where that is never."""
+        for number in range(first, end):
+            self._sockets[number % len(self._sockets)].send_multipart(message(self._seed, number, self._recorded))
+        marker = (1 << 62) + end
+        for socket in self._sockets:  # the least urgent of all is answered after what came before it
+            header = wire.make_header(Kind.DESCRIBE, marker, timeout_us=3 * 10**7, priority=2**31 - 1)
+            socket.send_multipart([bytes(frame) for frame in wire.encode(header, (), None, Limits())])
+        for socket in self._sockets:
+            while True:
+                front = socket.recv_multipart()[0]
+                answered = wire.read_header(front, Limits())
+                self.statuses[answered.status] += 1
+                if answered.request_id == marker and answered.kind == Kind.DESCRIBE:
+                    break
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class Checker:
+    """A correct client in a thread: rows, samples and what it wrote itself, compared for as long as this lasts."""
+
+    def __init__(self, folder: Path, endpoint: str, truth: Graph) -> None:
+        self.num_checks = 0
+        self.error: BaseException | None = None
+        self._ended = threading.Event()
+        self._session = gnnsys.init(process_group=False, timeout=20)
+        self._graph = self._session.open(folder, servers=[endpoint])
+        (self._type,) = self._graph.node_types
+        self._x = truth.node_data[self._type]["x"][self._graph.original_ids(torch.arange(NUM_NODES))]
+        # More than fits a first frame: from here on pyzmq's own thread is there, which lets go of what was sent.
+        many = torch.arange(NUM_NODES).repeat(4)
+        assert torch.equal(self._graph.node_data[self._type]["x"][many], self._x[many])
+        self._own = self._graph.store.create("of the correct client", NUM_NODES, (4,), dtype=torch.int64)
+        self._written = torch.zeros(NUM_NODES, 4, dtype=torch.int64)
+        self._generator = torch.Generator().manual_seed(1)
+        self._seeds = torch.arange(0, NUM_NODES, 40)
+        self._sampler = NeighborSampler(self._graph, [4, 3])
+        self._sampled = NeighborSampler(truth, [4, 3]).sample({self._type: self._seeds}, key=SampleKey(5))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(0.02):
+                self.check()
+        except BaseException as error:
+            self.error = error
+
+    def check(self) -> None:
+        ids = torch.randint(0, NUM_NODES, (300,), generator=self._generator)
+        assert torch.equal(self._graph.node_data[self._type]["x"][ids], self._x[ids]), "rows are not those of the graph"
+        self._own[ids[:50]] = torch.full((50, 4), self.num_checks)
+        self._written[ids[:50]] = self.num_checks
+        assert torch.equal(self._own[ids], self._written[ids]), "rows are not those that were written"
+        seeds = self._graph.global_ids(self._seeds)
+        assert_same_sample(self._sampler.sample({self._type: seeds}, key=SampleKey(5)), self._sampled, self._graph)
+        self.num_checks += 1
+
+    def await_checks(self, count: int) -> bool:
+        """Whether `count` more checks were done in time."""
+        wanted, deadline = self.num_checks + count, time.monotonic() + CHECK_SECONDS
+        while self.num_checks < wanted and self.error is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.num_checks >= wanted
+
+    def close(self) -> None:
+        """Idempotent; `error` is final then."""
+        self._ended.set()
+        self._thread.join(30)
+        if self._thread.is_alive():
+            self.error = self.error or TimeoutError("the last check of the correct client has no end")
+        self._session.close()
+
+
+def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: float = 10.0) -> str | None:
+    """What went wrong, with the numbers of the messages that were under way; None where nothing did."""
+    truth = write_graph(folder)
+    with served(folder) as server, contextlib.ExitStack() as ends:
+        recorded = record(folder, server.endpoint)
+        checker = Checker(folder, server.endpoint, truth)
+        ends.callback(checker.close)
+        attacker = Attacker(server.endpoint, recorded, seed)
+        ends.callback(attacker.close)
+        settled: Usage | None = None
+        checks = checker.num_checks
+        began = reported = time.monotonic()
+        for at in range(first, first + num_messages, BATCH):
+            end = min(at + BATCH, first + num_messages)
+            try:
+                attacker.send(at, end)
+            except zmq.Again:
+                return _failed(server, seed, at, end, recorded, "the server does not read any more")
+            if server.process.poll() is not None or checker.error is not None:
+                return _failed(server, seed, at, end, recorded, repr(checker.error))
+            if (end - first) % (BATCHES_PER_CHECK * BATCH) == 0:
+                if checker.num_checks == checks and not checker.await_checks(1):
+                    return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
+                checks = checker.num_checks
+            if settled is None and at - first >= num_messages // 4:
+                settled = server.usage()
+            if time.monotonic() - reported > report:
+                reported = time.monotonic()
+                print(f"{end - first:,} messages, {checker.num_checks} checks, {server.usage()}", flush=True)
+        usage, rate = server.usage(), num_messages / (time.monotonic() - began)
+        if not checker.await_checks(2):  # the second began after the last message
+            return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
+        checks = checker.num_checks
+        checker.close()
+        if checker.error is not None:
+            return _failed(server, seed, at, end, recorded, repr(checker.error))
+        print(f"{num_messages:,} messages, {rate:,.0f}/s, {checks} checks; then {settled}, now {usage}")
+        print(f"answers by status: {dict(attacker.statuses)}")
+        assert settled is not None
+        slack = min(MOST_MEMORY_SLACK, MEMORY_SLACK + MEMORY_PER_MESSAGE * num_messages)
+        if usage.memory > settled.memory + slack:
+            return f"memory grew from {settled.memory} to {usage.memory} bytes"
+        if usage.descriptors > settled.descriptors + DESCRIPTOR_SLACK or usage.threads > settled.threads:
+            return f"descriptors or threads grew: {settled}, {usage}"
+    return None
+
+
+def _failed(server: Served, seed: int, first: int, end: int, recorded: list[Frames], why: str) -> str:
+    code = server.process.poll()
+    file = Path(tempfile.gettempdir()) / f"gnnsys-fuzz-{seed}-{first}.hex"
+    lines = [" ".join(frame.hex() for frame in message(seed, number, recorded)) for number in range(first, end)]
+    file.write_text("\n".join(lines))
+    return f"{why} (exit code {code}) after messages {first} to {end} of seed {seed}; they are in {file}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="gnnsys-fuzz-") as folder:
+        why = fuzz(Path(folder) / "parts", num_messages=args.messages, seed=args.seed, first=args.first)
+    print("FAILED: " + why if why else "ok", flush=True)
+    return 1 if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Jobs beside each other on one host, of one user and of two: none is answered by another, or reads its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnsys.store.memory import SharedRows
+from tests.processes import ROOT
+
+DEADLINE = 60
+
+JOB = """
+import json, os, sys, time, torch, zmq
+from gnnsys.comm import Client, Keys, Kind
+from gnnsys.server import GraphServer
+from gnnsys.store import Store
+from gnnsys.store.memory import SharedRows
+
+keys, number, user = Keys.generate(), int(sys.argv[1]), int(sys.argv[2])
+if user != os.getuid():
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+server = GraphServer(0, keys=keys)
+(endpoint,) = server.start()
+client = Client({0: endpoint}, sender=0, incarnation=1, keys=keys, timeout=30)
+store = Store(machine_of_part=[0], machine=0, client=client, rank=0, world_size=1)
+store.create("scores", 10, (2,), init=float(number))
+shared = client.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"]
+print(json.dumps({"endpoint": endpoint, "keys": keys.to_json(), "shared": shared, "user": os.getuid()}), flush=True)
+context, knockers = zmq.Context(), []
+for line in sys.stdin:
+    told = json.loads(line)
+    if "refused" in told:  # tells once so many were turned away
+        deadline = time.monotonic() + 20
+        while server.server.counters()["refused_keys"] < told["refused"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(json.dumps(server.server.counters()["refused_keys"]), flush=True)
+        continue
+    with Client({0: endpoint}, sender=1, incarnation=1, keys=keys, timeout=30) as friend:  # who has the key is answered
+        control = friend.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"] == shared
+    for each, public in zip(told["endpoints"], told["publics"]):
+        knocking = context.socket(zmq.DEALER)  # knows their public half, and has a pair of its own
+        knockers.append(knocking)
+        knocking.curve_serverkey, knocking.linger = public.encode(), 0
+        knocking.curve_publickey, knocking.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        knocking.connect(each)
+    answered = []
+    for each in told["endpoints"]:
+        with Client({0: each}, sender=0, incarnation=1, keys=keys, timeout=0.5) as stranger:
+            try:
+                answered.append(stranger.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options)
+            except Exception as error:
+                answered.append(type(error).__name__)
+    opened = [SharedRows.open(each, (10, 2), torch.float32) is not None for each in told["shared"]]
+    own = store.tensor("scores")[torch.arange(10)].tolist()
+    print(json.dumps({"answered": answered, "opened": opened, "own": own, "control": control}), flush=True)
+client.close()
+server.close()
+context.destroy(linger=0)
+"""
+
+
+def start(number: int, user: int) -> subprocess.Popen[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", JOB, str(number), str(user)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd="/")
+
+
+def ask(job: subprocess.Popen[str], **question: object) -> Any:
+    job.stdin.write(json.dumps(question) + "\n")
+    job.stdin.flush()
+    return json.loads(job.stdout.readline())
+
+
+def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
+    me = os.getuid()
+    users = [me, me, *([pwd.getpwnam("nobody").pw_uid] if me == 0 else [])]  # only root has another user to be
+    jobs = [start(number, user) for number, user in enumerate(users)]
+    try:
+        told = [json.loads(job.stdout.readline()) for job in jobs]
+        assert [each["user"] for each in told] == users
+        for number, job in enumerate(jobs):
+            others = [each for each in told if each is not told[number]]
+            guesses = [each["shared"] | {"token": each["shared"]["token"] + 1} for each in others]
+            if users[number] != me:
+                guesses += [each["shared"] for each in others]  # even with everything that the owner knows
+            publics = [each["keys"]["public"] for each in others]
+            found = ask(job, endpoints=[each["endpoint"] for each in others], publics=publics, shared=guesses)
+            assert found["control"] and found["answered"] == ["DeadlineExceeded"] * len(others)
+            assert not any(found["opened"])
+            assert found["own"] == [[float(number)] * 2] * 10
+        assert all(ask(job, refused=len(jobs) - 1) >= len(jobs) - 1 for job in jobs)  # not late: turned away
+        assert len({each["keys"]["public"] for each in told}) == len(jobs)
+    finally:
+        for job in jobs:
+            job.stdin.close()
+        codes = [job.wait(DEADLINE) for job in jobs]
+        for job in jobs:
+            job.stdout.close()
+    assert codes == [0] * len(jobs)
+
+
+def test_shared_memory_has_no_name_that_another_job_could_meet():
+    before = set(os.listdir("/dev/shm"))
+    made = SharedRows.create((1000, 4), torch.float32)
+    assert set(os.listdir("/dev/shm")) == before
+    target = os.readlink(f"/proc/self/fd/{made.address()['fd']}")
+    assert target.startswith("/memfd:") and not Path(target).exists()
+    made.drop()
