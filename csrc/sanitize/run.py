@@ -103,8 +103,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the part that CI runs")
     parser.add_argument("--selftest", action="store_true", help="make mistakes on purpose instead: each must be found")
     parser.add_argument("--no-native", action="store_true", help="leave the C++ tests out")
-    parser.add_argument("pytest", nargs="*", help="behind --: what pytest is given instead of the tests listed here")
-    arguments = parser.parse_args()
+    parser.epilog = "What stands behind -- is given to pytest instead of the tests that are listed here."
+    given = sys.argv[1:]
+    ours = given[: given.index("--")] if "--" in given else given
+    arguments = parser.parse_args(ours)
     kind = KINDS[arguments.kind]
     folder = BUILD / arguments.kind
     environment = sanitized_environment(kind, folder)
@@ -118,7 +120,7 @@ def main() -> int:
     left_out = [f"--ignore={path}" for path in kind.left_out]
     plugins = [f"-p{plugin}" for plugin in ("no:cacheprovider", *kind.plugins)]
     command = [sys.executable, "-m", "pytest", *plugins, *left_out, *kind.options_of_pytest]
-    command += arguments.pytest or paths
+    command += given[len(ours) + 1 :] or paths
     began = time.monotonic()
     status = subprocess.run(command, cwd=tree, env=environment).returncode
     reports = read_reports(folder)
