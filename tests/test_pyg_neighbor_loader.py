@@ -57,8 +57,18 @@ def same(a: Data, b: Data) -> bool:
     )
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _know_others() -> None:
+    """Threads that other tests of this process have left are none of a loader's here."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def pipeline_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("gnnsys-")]
+    return [t.name for t in threading.enumerate() if t.name.startswith("gnnsys-") and t not in _others]
 
 
 def assert_no_threads_soon() -> None:
