@@ -17,7 +17,6 @@ import torch
 
 from gnnsys.pipeline import Pipeline, Stage
 
-
 _others: set[threading.Thread] = set()
 
 
