@@ -42,7 +42,7 @@ sanitize: $(VENV)/.built $(VENV)/.tools ## native code under AddressSanitizer, U
 	$(BIN)/python csrc/sanitize/run.py address
 	$(BIN)/python csrc/sanitize/run.py thread
 
-sanitize-quick: $(VENV)/.built $(VENV)/.tools ## the part of it that CI runs
+sanitize-quick: $(VENV)/.built $(VENV)/.tools ## a part of it, in minutes
 	$(BIN)/python csrc/sanitize/run.py address --quick
 
 sanitize-selftest: $(VENV)/.built $(VENV)/.tools ## mistakes made on purpose, each of which must be found

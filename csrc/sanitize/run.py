@@ -30,7 +30,7 @@ class Kind:
     environment: dict[str, str]
     paths: tuple[str, ...]
     quick: tuple[str, ...]
-    """What CI runs."""
+    """A part, in minutes."""
     planted: dict[str, str]
     """Mistakes of tests/native/planted/ and the words that the report of each has."""
     left_out: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ KINDS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=sorted(KINDS))
-    parser.add_argument("--quick", action="store_true", help="the part that CI runs")
+    parser.add_argument("--quick", action="store_true", help="a part, in minutes")
     parser.add_argument("--selftest", action="store_true", help="make mistakes on purpose instead: each must be found")
     parser.add_argument("--no-native", action="store_true", help="leave the C++ tests out")
     parser.epilog = "What stands behind -- is given to pytest instead of the tests that are listed here."

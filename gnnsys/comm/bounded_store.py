@@ -6,6 +6,7 @@ One thread makes the calls. Where one does not return in time the thread is left
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,7 +24,10 @@ class BoundedStore:
         self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_gone = False
-        threading.Thread(target=self._run, name="gnnsys-store", daemon=True).start()
+        threading.Thread(
+            target=_make_calls, args=(self._calls, self._answers), name="gnnsys-store", daemon=True
+        ).start()
+        weakref.finalize(self, self._calls.put, None).atexit = False  # where nobody closes it
 
     def set(self, key: str, value: str) -> None:
         self._call(lambda: self._store.set(key, value))
@@ -61,9 +65,12 @@ class BoundedStore:
             raise error
         return answer
 
-    def _run(self) -> None:
-        while (act := self._calls.get()) is not None:
-            try:
-                self._answers.put((act(), None))
-            except BaseException as error:
-                self._answers.put((None, error))
+
+def _make_calls(calls: SimpleQueue[Any], answers: SimpleQueue[Any]) -> None:
+    """The thread: it holds no store while it waits, so that one which nobody refers to ends it."""
+    while (act := calls.get()) is not None:
+        try:
+            answers.put((act(), None))
+        except BaseException as error:
+            answers.put((None, error))
+        del act

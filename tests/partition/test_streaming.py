@@ -294,7 +294,7 @@ def test_bad_arguments_are_refused():
 @pytest.mark.parametrize("change,message", [
     ({"indices": torch.tensor([0, 9], dtype=torch.int32)}, "indices must be in"),
     ({"indptr": torch.tensor([0, 2, 1])}, "never decrease"),
-    ({"first": 2}, "nodes 2 to 4 are not in"),
+    ({"first": 2}, "2 nodes from 2 on are not in"),
     ({"part": torch.zeros(3)}, "part must be Int"),
     ({"weights": torch.ones(1, 3, dtype=torch.int64)}, "a column per node"),
     ({"limit": torch.ones(1, 3, dtype=torch.int64)}, "a column per part"),
