@@ -1,15 +1,20 @@
-"""Builds the native core, csrc/, into `gnnsys._C`: one abi3 library against libtorch's stable ABI.
+"""Builds the native core, csrc/, into abi3 libraries against libtorch's stable ABI.
 
-Everything declarative lives in pyproject.toml; only the extension is described here. Built once, the library loads
-into every torch from 2.10 on and every CPython from 3.10 on.
+Everything declarative lives in pyproject.toml; only the extensions are described here. Built once, a library loads
+into every torch from 2.10 on and every CPython from 3.10 on. `gnnsys._C` holds the schemas and the CPU kernels,
+`gnnsys._cuda` the kernels of csrc/cuda: it is built where torch has CUDA and nvcc is there; the first works without.
+
+TORCH_CUDA_ARCH_LIST chooses the architectures (default "8.0;9.0+PTX"); GNNSYS_CUDA=0 leaves CUDA out, GNNSYS_CUDA=1
+insists on it.
 """
 
 import os
 import sys
 from pathlib import Path
 
+import torch
 from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension, CUDAExtension
 
 TORCH_2_10 = "0x020a000000000000"
 PYTHON_3_10 = "0x030A0000"
@@ -46,8 +51,40 @@ def sanitizer_args() -> list[str]:
     return [*args, "-DGNNSYS_STD_THREADS"] if "thread" in sanitizers.split(",") else args
 
 
-sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp") if p.parent.name != "sanitize" or sanitizer_args())
-headers = sorted(str(p) for p in Path("csrc").glob("**/*.h"))
+def has_cuda() -> bool:
+    wanted = os.environ.get("GNNSYS_CUDA", "")
+    missing = [] if torch.version.cuda else ["a torch with CUDA"]
+    missing += [] if CUDA_HOME else ["nvcc (set CUDA_HOME)"]
+    if wanted == "1" and missing:
+        raise SystemExit(f"GNNSYS_CUDA=1, but there is no {' and no '.join(missing)}")
+    return wanted != "0" and not missing and not sanitizer_args()
+
+
+def cuda_extension() -> CUDAExtension:
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    host = [a for a in compile_args() if a not in ("-fopenmp", "-Wall")]
+    plain = [a for a in host if not a.startswith("-f")]
+    through = ",".join(a for a in host if a.startswith("-f"))
+    return CUDAExtension(
+        "gnnsys._cuda",
+        sorted(str(p) for p in Path("csrc/cuda").rglob("*") if p.suffix in (".cu", ".cpp")),
+        depends=headers,
+        include_dirs=[str(Path("csrc").resolve())],
+        define_macros=[("USE_CUDA", None)],  # torch's C shim declares the current stream behind it
+        extra_compile_args={"cxx": host, "nvcc": [*plain, "-Xcompiler", through, "--expt-relaxed-constexpr"]},
+        extra_link_args=["-ltorch_cpu", "-ltorch_cuda"],
+        py_limited_api=True,
+    )
+
+
+def belongs(path: Path) -> bool:
+    """To the CPU library."""
+    room = path.relative_to("csrc").parts[0]
+    return room != "cuda" and (room != "sanitize" or bool(sanitizer_args()))
+
+
+sources = sorted(str(p) for p in Path("csrc").glob("**/*.cpp") if belongs(p))
+headers = sorted(str(p) for p in Path("csrc").rglob("*") if p.suffix in (".h", ".cuh"))
 
 setup(
     ext_modules=[
@@ -59,7 +96,8 @@ setup(
             extra_compile_args={"cxx": compile_args()},
             extra_link_args=link_args(),
             py_limited_api=True,
-        )
+        ),
+        *([cuda_extension()] if has_cuda() else []),
     ],
     cmdclass={"build_ext": BuildExtension},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

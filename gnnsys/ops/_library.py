@@ -17,4 +17,12 @@ except ImportError as error:  # pragma: no cover - only on a broken installation
         f"or `python setup.py build_ext --inplace` for development. The loader said: {error}"
     ) from error
 
+HAS_CUDA_KERNELS = False
+if torch.version.cuda is not None:  # a library with CUDA kernels beside a torch without CUDA is left alone
+    try:
+        importlib.import_module("gnnsys._cuda")
+        HAS_CUDA_KERNELS = True
+    except ModuleNotFoundError:  # built where there was no CUDA: everything but device="cuda" works
+        pass
+
 native = torch.ops.gnnsys

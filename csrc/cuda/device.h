@@ -1,0 +1,147 @@
+// What every CUDA kernel's host side needs: the tensors' device and stream, checks, memory, launches.
+//
+// Order and lifetime: all work of an op goes to torch's current stream of the tensors' device, and all memory comes from
+// torch's allocator (a Tensor), so it may be dropped as soon as the last kernel that uses it is queued. Nothing here
+// waits for the device but Device::read.
+//
+// Faults: an op that has to tell the host a size anyway carries its faults back with it and throws (ValueError). One
+// that does not calls `fault` in the kernel, which ends it with a message as torch's own index kernels do.
+#pragma once
+
+#include "common/check.h"
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/device.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/headeronly/util/shim_utils.h>
+
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace gnnsys::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+#define CUDA_CHECK(call)                                                                                  \
+  do {                                                                                                    \
+    const cudaError_t status_ = (call);                                                                   \
+    if (status_ != cudaSuccess) {                                                                         \
+      throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status_) + " in " #call);       \
+    }                                                                                                     \
+  } while (0)
+
+// After every launch: kernel<<<...>>>(...); CUDA_CHECK_LAUNCH();
+#define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
+
+// Ends the kernel where an argument turns out to be bad and nobody waits to be told.
+__device__ inline void fault(const char* what, long long value, long long bound) {
+  printf("gnnsys: %s must be in [0, %lld), got %lld\n", what, bound, value);
+  __trap();
+}
+
+// The device of an op's tensors, made current, and torch's current stream on it.
+class Device {
+ public:
+  explicit Device(const Tensor& on) : index_(on.get_device_index()), guard_(on.get_device_index()) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+
+  cudaStream_t stream() const { return stream_; }
+  int index() const { return index_; }
+
+  int num_processors() const {
+    int count = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index_));
+    return count;
+  }
+
+  Tensor empty(std::initializer_list<int64_t> shape, ScalarType type) const {
+    return empty(std::vector<int64_t>(shape), type);
+  }
+
+  Tensor empty(const std::vector<int64_t>& shape, ScalarType type) const {
+    return torch::stable::empty(shape, type, std::nullopt,
+                                torch::stable::Device(torch::headeronly::DeviceType::CUDA, index_));
+  }
+
+  // Workspace of `count` values of T, alive as long as the tensor.
+  template <typename T>
+  Tensor workspace(int64_t count) const {
+    return empty({count * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte);
+  }
+
+  // Copies `count` values to the host and waits for everything queued before: the one synchronisation there is.
+  template <typename T>
+  void read(T* host, const T* device, int64_t count) const {
+    CUDA_CHECK(cudaMemcpyAsync(host, device, static_cast<size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+
+ private:
+  int index_;
+  torch::stable::accelerator::DeviceGuard guard_;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Blocks for `count` items of `per_block` each; never 0, so that empty work needs no branch at the launch.
+inline unsigned num_blocks(int64_t count, int64_t per_block) {
+  return static_cast<unsigned>(count <= 0 ? 1 : (count + per_block - 1) / per_block);
+}
+
+// -- checks ----------------------------------------------------------------------------------------------------------
+
+inline void check_contiguous(const Tensor& t, const Device& device, const char* name) {
+  CHECK_ARG(t.is_cuda() && t.get_device_index() == device.index(), name, " must be on cuda:", device.index(),
+            " like the other tensors");
+  CHECK_ARG(t.is_contiguous(), name, " must be contiguous: pass ", name, ".contiguous()");
+}
+
+inline void check_vector(const Tensor& t, const Device& device, const char* name) {
+  check_contiguous(t, device, name);
+  CHECK_ARG(t.dim() == 1, name, " must have one dimension, got ", t.dim());
+}
+
+inline void check_ids(const Tensor& t, const Device& device, const char* name) {
+  check_vector(t, device, name);
+  check_index_dtype(t, name);
+}
+
+// A tensor that kernels read where it is: on the device, or in pinned host memory through unified addressing.
+inline bool is_readable(const Tensor& t, const Device& device) {
+  if (t.is_cuda()) {
+    return t.get_device_index() == device.index();
+  }
+  if (t.numel() == 0) {
+    return true;
+  }
+  cudaPointerAttributes attributes{};
+  CUDA_CHECK(cudaPointerGetAttributes(&attributes, t.const_data_ptr()));
+  return attributes.type == cudaMemoryTypeHost;
+}
+
+inline void check_readable(const Tensor& t, const Device& device, const char* name) {
+  CHECK_ARG(is_readable(t, device), name, " must be on cuda:", device.index(), " or in pinned host memory");
+  CHECK_ARG(t.is_contiguous(), name, " must be contiguous: pass ", name, ".contiguous()");
+}
+
+// indptr int64 [num_rows + 1], indices int32 or int64, each on the device or pinned. Its two ends cannot be looked at
+// without waiting for the device: a CSC is validated where it is made, and kernels check what they read.
+inline void check_csc(const Tensor& indptr, const Tensor& indices, const Device& device) {
+  check_readable(indptr, device, "indptr");
+  check_readable(indices, device, "indices");
+  CHECK_ARG(indptr.dim() == 1 && indices.dim() == 1, "indptr and indices must have one dimension");
+  check_dtype(indptr, ScalarType::Long, "indptr");
+  check_index_dtype(indices, "indices");
+  CHECK_ARG(indptr.numel() >= 1, "indptr must have num_rows + 1 entries, got none");
+}
+
+}  // namespace gnnsys::cuda
