@@ -1,8 +1,8 @@
 """What a sampler asks of a graph: the neighbours of many seeds, for all edge types of a hop at once.
 
 A graph in memory answers from its CSCs, a parted one (`DistGraph`) from its own parts and over the network. Both draw
-by the same keys, so whoever asks gets the same neighbours. A graph in a GPU's memory, or in pinned memory that it reads,
-answers there: whatever is asked with seeds on the device comes back on the device.
+by the same keys, so whoever asks gets the same neighbours. A graph in a GPU's memory, or in pinned memory that it
+reads, answers there: what is asked with seeds on the device comes back on the device.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Neighborhoods(Protocol):
 def neighborhoods(
     graph: AnyGraph, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
 ) -> Neighborhoods:
-    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; on `device`, where seeds will be."""
+    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; seeds will be on `device`."""
     if isinstance(graph, Graph):
         return GraphNeighborhoods(graph, weight=weight, time=time, device=device)
     sampling_device(graph, device)
@@ -95,8 +95,8 @@ def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -
         raise ValueError(f"the graph is on {here} and cannot be sampled on {wanted}: pass graph.to({str(wanted)!r})")
     if here.type == "cpu" and not (isinstance(graph, Graph) and graph.is_pinned):
         raise ValueError(
-            f"a graph in host memory can be sampled on {wanted} only if it is pinned: pass graph.pin_memory() or, if it "
-            f"fits, graph.to({str(wanted)!r})"
+            f"a graph in host memory can be sampled on {wanted} only if it is pinned: pass graph.pin_memory(), or "
+            f"where it fits graph.to({str(wanted)!r})"
         )
     return wanted
 
