@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kChooseThreads)
   const int64_t e = static_cast<int64_t>(blockIdx.x) * kChooseThreads + threadIdx.x;
   if (e < total) {
     const int64_t i = row_of(offsets, num_rows, e);
-    const int64_t position = source.position(i, static_cast<uint32_t>(e - offsets[i]));
+    const int64_t position = source.position(i, e - offsets[i]);
     positions[e] = static_cast<pos_t>(position);
     neighbors[e] = indices[position];
   }

@@ -38,7 +38,7 @@ struct Contiguous {
     return uniform_draw(stream, j, bound);
   }
 
-  __device__ int64_t position(int64_t i, uint32_t rank) const {
+  __device__ int64_t position(int64_t i, int64_t rank) const {
     const Row row = rows[i];
     if constexpr (!kGaps) {
       return row.begin + rank;
@@ -48,7 +48,7 @@ struct Contiguous {
     uint32_t hi = row.gaps;
     while (lo < hi) {
       const uint32_t middle = lo + (hi - lo) / 2;
-      if (gaps[middle] - row.begin - middle <= static_cast<int64_t>(rank)) {
+      if (gaps[middle] - row.begin - middle <= rank) {
         lo = middle + 1;
       } else {
         hi = middle;

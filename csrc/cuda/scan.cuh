@@ -117,7 +117,8 @@ constexpr int64_t kScanTile = kScanThreads * kScanItems;
 // count(i) for i in [0, n) -> sums[0..n], exclusive, sums[n] the total. Work: n counts read, n + 1 sums written. `count`
 // may read where sums are written (in place): a tile reads its own before it writes.
 template <typename Count>
-__global__ void __launch_bounds__(kScanThreads) exclusive_sum_kernel(int64_t n, Count count, int64_t* sums, word_t* words) {
+__global__ void __launch_bounds__(kScanThreads) exclusive_sum_kernel(int64_t n, Count count, int64_t* sums,
+                                                                             int64_t* total_out, word_t* words) {
   const int64_t tile = take_tile(words);
   const int64_t first = tile * kScanTile + threadIdx.x * kScanItems;
   int64_t items[kScanItems];
@@ -133,6 +134,9 @@ __global__ void __launch_bounds__(kScanThreads) exclusive_sum_kernel(int64_t n, 
     if (first + j <= n) {
       sums[first + j] = sum;
     }
+    if (first + j == n && total_out) {
+      *total_out = sum;
+    }
     sum += items[j];
   }
 }
@@ -143,14 +147,17 @@ struct CountsAt {
   __device__ T operator()(int64_t i) const { return counts[i]; }
 };
 
-// Two launches (a clearing of the words, the sum); `count` is a copyable device function of an index.
+// Two launches (a clearing of the words, the sum); `count` is a copyable device function of an index. The total is also
+// written to total_out where that is given: among what the host reads.
 template <typename Count>
-void exclusive_sum(const Device& device, int64_t n, const Count& count, int64_t* sums) {
+void exclusive_sum(const Device& device, int64_t n, const Count& count, int64_t* sums,
+                   int64_t* total_out = nullptr) {
   const unsigned tiles = num_blocks(n + 1, kScanTile);
   const int64_t num_words = num_scan_words(tiles);
   const Tensor words = device.workspace<word_t>(num_words);
   CUDA_CHECK(cudaMemsetAsync(words.mutable_data_ptr(), 0xFF, num_words * sizeof(word_t), device.stream()));
-  exclusive_sum_kernel<<<tiles, kScanThreads, 0, device.stream()>>>(n, count, sums, mutable_data<word_t>(words));
+  exclusive_sum_kernel<<<tiles, kScanThreads, 0, device.stream()>>>(n, count, sums, total_out,
+                                                                            mutable_data<word_t>(words));
   CUDA_CHECK_LAUNCH();
 }
 
