@@ -17,7 +17,7 @@ from gnnsys.cli.main import main
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no CUDA device")
 TINY = Sizes(500, 5_000, num_seeds=8)
-WORKLOAD = Workload(TINY, settings={"device": "cuda" if HAS_GPU else "cpu"})
+WORKLOAD = Workload(TINY, settings={"device": "cuda:0" if HAS_GPU else "cpu"})
 ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memory is as any other
     "spmm/forward/0.0005M/fp32/32",
     "spmm/backward/0.0005M/bf16/100",

@@ -105,7 +105,7 @@ def copies(work: Workload, num_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def device(work: Workload) -> torch.device:
-    return torch.device(work.settings.get("device", "cuda"))
+    return torch.device(work.settings.get("device", "cuda:0"))
 
 
 def is_gpu(work: Workload) -> bool:
