@@ -89,7 +89,7 @@ def test_a_graph_has_the_size_that_was_told_before_it_was_made():
 
 @pytest.mark.parametrize("num_bytes", [2_000, 3 << 30])
 def test_copies_move_the_bytes_asked_for(num_bytes: int, monkeypatch):
-    monkeypatch.setattr("gnnsys.bench.gpu.inputs._GATHERED", 1 << 20)
+    monkeypatch.setattr("gnnsys.bench.gpu.inputs._COPIED_BYTES", 1 << 20)
     moved = sum(source.nbytes + target.nbytes for source, target in copies(WORKLOAD, num_bytes))
     assert num_bytes * 0.999 < moved <= num_bytes
 

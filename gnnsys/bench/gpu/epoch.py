@@ -47,8 +47,8 @@ class Steps(NamedTuple):
 
     all: int = 192  # 196,608 seeds, as many as ogbn-products has
     first: int = 8
-    timed: int = 60
-    peer: int = 20
+    timed: int = 120  # against at most three that wait, loaded before
+    peer: int = 40
 
 
 def epoch(work: Workload) -> Iterator[Case]:
@@ -65,7 +65,7 @@ def epoch(work: Workload) -> Iterator[Case]:
                 PRE_MADE: _pre_made(loader, ours.step, steps),
             }
             if "pyg" not in peers.missing("pyg"):
-                on_host = _loader(work, large_graph(work), steps, num_threads=num_cores(), prefetch=num_cores())
+                on_host = _loader(work, large_graph(work), steps, num_threads=num_cores())
                 found |= _pyg(work, widths, on_host, steps)
             return {name: Side(call) for name, call in found.items()}
 

@@ -19,7 +19,7 @@ from gnnsys.ops import CSC
 NUM_CLASSES, NUM_FEATURES = 47, 100
 FANOUTS = [15, 10, 5]
 _TIMES_NODES, _TIMES_EDGES = 2.45, 6.185  # the large graph to the small one
-_GATHERED = 1 << 30  # bytes of a buffer that is copied to measure the device's bandwidth, at most
+_COPIED_BYTES = 1 << 30  # of a buffer that is copied to measure the device's bandwidth, at most
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def random_rows(work: Workload, num_rows: int, width: int, dtype: torch.dtype = 
 
 def copies(work: Workload, num_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (from, to) on the device which, copied, read and write `num_bytes` in all."""
-    count = -(-num_bytes // (2 * _GATHERED))
+    count = -(-num_bytes // (2 * _COPIED_BYTES))
     source = torch.ones(num_bytes // (2 * count), dtype=torch.uint8, device=device(work))
     target = torch.ones_like(source)
     return iter([(source, target)] * count)
