@@ -12,33 +12,23 @@
 namespace gnnsys::cuda {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
-void check_head_values(const Tensor& t, const Device& device, const char* name, int64_t num_rows, const Tensor& x) {
-  check_contiguous(t, device, name);
-  check_dtype(t, x.scalar_type(), name);
-  CHECK_ARG(t.dim() == 2, name, " must have 2 dimensions beside x with 3, got ", t.dim());
-  CHECK_ARG(t.size(0) == num_rows, name, " must have ", num_rows, " rows, got ", t.size(0));
-  CHECK_ARG(t.size(1) == x.size(1), name, " must have ", x.size(1), " heads, got ", t.size(1));
-}
-
 Shape check_attention(const Device& device, const Tensor& x, const Tensor& score_src, const Tensor& score_dst,
                       const OptionalTensor& edge_score, int64_t num_dst, int64_t num_edges, double dropout) {
-  check_contiguous(x, device, "x");
+  const Shape shape = check_features(x, device, "x");
   CHECK_ARG(x.dim() == 3, "x must be [num_src, heads, width], got ", x.dim(), " dimensions");
-  check_head_values(score_src, device, "score_src", x.size(0), x);
-  check_head_values(score_dst, device, "score_dst", num_dst, x);
+  check_head_values(score_src, device, "score_src", shape.num_rows, x, "x");
+  check_head_values(score_dst, device, "score_dst", num_dst, x, "x");
   if (edge_score.has_value()) {
-    check_head_values(*edge_score, device, "edge_score", num_edges, x);
+    check_head_values(*edge_score, device, "edge_score", num_edges, x, "x");
   }
   CHECK_ARG(dropout >= 0 && dropout < 1, "dropout must be in [0, 1), got ", dropout);
-  return Shape{x.size(0), x.size(1), x.size(2)};
+  return shape;
 }
 
 template <typename T>
 Scores<T> scores_of(int64_t heads, const Tensor& score_src, const Tensor& score_dst, const OptionalTensor& edge_score,
                     double slope) {
-  return {const_data<T>(score_src), const_data<T>(score_dst), edge_score ? const_data<T>(*edge_score) : nullptr, heads,
+  return {const_data<T>(score_src), const_data<T>(score_dst), data_or_null<T>(edge_score), heads,
           static_cast<acc_t<T>>(slope)};
 }
 
@@ -127,9 +117,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
   const int64_t num_edges = t_indices.numel();
   const Shape shape = check_attention(device, x, score_src, score_dst, edge_score, num_dst, num_edges, dropout);
   CHECK_ARG(t_indptr.numel() - 1 == shape.num_rows, "t_indptr must have ", shape.num_rows + 1, " entries");
-  check_ids(t_positions, device, "t_positions");
-  CHECK_ARG(t_positions.numel() == num_edges, "t_positions must have an entry per edge, ", num_edges, ", got ",
-            t_positions.numel());
+  const Positions positions = check_positions(t_positions, device, num_edges);
   for (const auto& [tensor, name] : {std::pair{&grad, "grad"}, std::pair{&out, "out"}}) {
     check_contiguous(*tensor, device, name);
     check_dtype(*tensor, x.scalar_type(), name);
@@ -154,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
              mutable_data<A>(grad_dot_out));
     dispatch_ids(t_indices, [&](auto id) {
       using id_t = decltype(id);
-      const Edges<id_t> edges{const_data<id_t>(t_indices), positions_of(t_positions), num_dst};
+      const Edges<id_t> edges{const_data<id_t>(t_indices), positions, num_dst};
       const ScoreGradient<T> gradient{coefficient, const_data<A>(grad_dot_out)};
       edge_gradients<T, id_t>(device, columns, edges, shape, gradient, const_data<T>(x), const_data<T>(grad),
                               mutable_data<A>(grad_edge));

@@ -2,69 +2,12 @@
 #pragma once
 
 #include "common/philox.h"
-#include "cuda/device.h"
-
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
-#include <optional>
-#include <type_traits>
+#include "cuda/features.cuh"
 
 namespace gnnsys::cuda {
 
-using torch::headeronly::BFloat16;
-using torch::headeronly::Half;
-
-// The type that sums of T are made in.
-template <typename T>
-using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-inline ScalarType sum_type(const Tensor& x) {
-  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
-struct Shape {
-  int64_t num_rows;
-  int64_t heads;
-  int64_t width;
-  __host__ __device__ int64_t size() const { return heads * width; }
-};
-
-// Calls body with a value of the feature type.
-template <typename Body>
-void dispatch_features(const Tensor& x, const char* name, Body&& body) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return body(float{});
-    case ScalarType::Double:
-      return body(double{});
-    case ScalarType::BFloat16:
-      return body(BFloat16{});
-    case ScalarType::Half:
-      return body(Half{});
-    default:
-      throw_argument(name, " must be float32, float64, bfloat16 or float16, got ", dtype_name(x.scalar_type()));
-  }
-}
-
-// Where the value of an edge is in an edge tensor: int32 or int64 positions; none: at the edge itself.
-struct Positions {
-  const int32_t* narrow = nullptr;
-  const int64_t* wide = nullptr;
-  __device__ int64_t operator()(int64_t e) const {
-    return wide != nullptr ? wide[e] : narrow != nullptr ? narrow[e] : e;
-  }
-};
-
-inline Positions positions_of(const Tensor& positions) {
-  if (positions.scalar_type() == ScalarType::Int) {
-    return {const_data<int32_t>(positions), nullptr};
-  }
-  return {nullptr, const_data<int64_t>(positions)};
-}
-
 __device__ inline int64_t checked_id(int64_t id, int64_t bound) {
-  if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(bound)) {
+  if (!is_inside(id, bound)) {
     fault("indices", id, bound);
   }
   return id;
@@ -134,8 +77,8 @@ struct Scores {
 
   // Before the leaky relu.
   __device__ A raw(int64_t u, int64_t v, int64_t e, int64_t h) const {
-    const A sum = static_cast<A>(src[u * heads + h]) + static_cast<A>(dst[v * heads + h]);
-    return edge != nullptr ? sum + static_cast<A>(edge[e * heads + h]) : sum;
+    const A sum = to_sum<A>(src[u * heads + h]) + to_sum<A>(dst[v * heads + h]);
+    return edge != nullptr ? sum + to_sum<A>(edge[e * heads + h]) : sum;
   }
   __device__ A relu(A value) const { return value > 0 ? value : slope * value; }
   __device__ A relu_grad(A value) const { return value > 0 ? A{1} : slope; }

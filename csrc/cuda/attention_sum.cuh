@@ -97,7 +97,7 @@ __global__ void sum_rows_kernel(Segments segments, Edges<id_t> edges, int64_t si
       if (e + k < segment.end) {
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          sum[i] += factor[k] * static_cast<A>(near[k].at[i]);
+          sum[i] += factor[k] * to_sum<A>(near[k].at[i]);
         }
       }
     }
@@ -107,7 +107,7 @@ __global__ void sum_rows_kernel(Segments segments, Edges<id_t> edges, int64_t si
     if (segment.slot >= 0) {
       slots[segment.slot * size + feature + i] = sum[i];
     } else {
-      out[segment.row * size + feature + i] = static_cast<T>(sum[i]);
+      out[segment.row * size + feature + i] = from_sum<T>(sum[i]);
     }
   }
 }
@@ -144,7 +144,7 @@ __device__ acc_t<T> dot_of(const T* a, const T* b, int64_t width) {
     const auto y = *reinterpret_cast<const Vector<T, V>*>(b + f);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      sum += static_cast<acc_t<T>>(x.at[i]) * static_cast<acc_t<T>>(y.at[i]);
+      sum += to_sum<acc_t<T>>(x.at[i]) * to_sum<acc_t<T>>(y.at[i]);
     }
   }
   for (int offset = kGroup / 2; offset > 0; offset /= 2) {

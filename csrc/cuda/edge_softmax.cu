@@ -13,7 +13,7 @@ struct GivenScores {
   const T* scores;
   int64_t heads;
   __device__ acc_t<T> operator()(int64_t e, int64_t, int64_t head) const {
-    return static_cast<acc_t<T>>(scores[e * heads + head]);
+    return to_sum<acc_t<T>>(scores[e * heads + head]);
   }
 };
 
@@ -29,7 +29,7 @@ __global__ void for_each_value(Segments segments, int64_t heads, Value value, T*
     return;
   }
   for (int64_t i = segment.begin * heads + threadIdx.x % kWarp; i < segment.end * heads; i += kWarp) {
-    out[i] = static_cast<T>(value(i, segment.row * heads + i % heads));
+    out[i] = from_sum<T>(value(i, segment.row * heads + i % heads));
   }
 }
 
@@ -38,7 +38,7 @@ struct Alpha {
   const T* scores;
   const acc_t<T>* log_total;
   __device__ acc_t<T> operator()(int64_t i, int64_t row_head) const {
-    return exp_of(static_cast<acc_t<T>>(scores[i]) - log_total[row_head]);
+    return exp_of(to_sum<acc_t<T>>(scores[i]) - log_total[row_head]);
   }
 };
 
@@ -48,7 +48,7 @@ struct AlphaGrad {
   const T* grad;
   const acc_t<T>* total;  // of alpha * grad
   __device__ acc_t<T> operator()(int64_t i, int64_t row_head) const {
-    return static_cast<acc_t<T>>(alpha[i]) * (static_cast<acc_t<T>>(grad[i]) - total[row_head]);
+    return to_sum<acc_t<T>>(alpha[i]) * (to_sum<acc_t<T>>(grad[i]) - total[row_head]);
   }
 };
 
@@ -56,7 +56,7 @@ template <typename T>
 struct Product {
   const T* a;
   const T* b;
-  __device__ acc_t<T> operator()(int64_t i) const { return static_cast<acc_t<T>>(a[i]) * static_cast<acc_t<T>>(b[i]); }
+  __device__ acc_t<T> operator()(int64_t i) const { return to_sum<acc_t<T>>(a[i]) * to_sum<acc_t<T>>(b[i]); }
 };
 
 template <typename T, typename Value>

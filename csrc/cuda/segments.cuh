@@ -6,7 +6,7 @@
 // told to the host. A second kernel adds up the slots of a row in the order of its edges: the same bits in every run.
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/features.cuh"
 
 namespace gnnsys::cuda {
 
@@ -91,7 +91,7 @@ __global__ void add_slots(Segments segments, const A* slots, int64_t width, Out*
     for (int64_t s = segments.next_slot(unit); s < end; s += 2) {
       sum += slots[s * width + c];
     }
-    out[segment.row * width + c] = static_cast<Out>(sum);
+    out[segment.row * width + c] = from_sum<Out>(sum);
   }
 }
 
