@@ -59,13 +59,44 @@ class CSC:
     def num_edges(self) -> int:
         return self.indices.numel()
 
+    @property
+    def device(self) -> torch.device:
+        return self.indices.device
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> CSC:
+        """The same on another device, with its transpose if that was made; itself if it is there already."""
+        if torch.empty(0, device=device).device == self.device:
+            return self
+        return self._moved(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> CSC:
+        """A copy in page-locked memory, which CUDA kernels read where it is; itself if it is there already."""
+        if self.indptr.is_pinned() and self.indices.is_pinned():
+            return self
+        return self._moved(lambda t: t.pin_memory())
+
+    def _moved(self, move: Callable[[Tensor], Tensor]) -> CSC:
+        edge_ids = self._edge_ids
+        if callable(edge_ids):
+            find = edge_ids
+
+            def edge_ids() -> Tensor:  # still only when they are asked for
+                return move(find())
+
+        elif edge_ids is not None:
+            edge_ids = move(edge_ids)
+        turned = None if self._transposed is None else self._transposed._moved(move)
+        return CSC(move(self.indptr), move(self.indices), self.num_src, edge_ids, turned)
+
     def in_degrees(self) -> Tensor:
         """int64 [num_dst]."""
         return self.indptr.diff()
 
     def dst(self) -> Tensor:
         """The destination of each position, int64 [num_edges]."""
-        return torch.repeat_interleave(torch.arange(self.num_dst), self.in_degrees(), output_size=self.num_edges)
+        out = torch.empty(self.num_edges, dtype=torch.int64, device=self.device)
+        native.expand_indptr(self.indptr, 0, out)
+        return out
 
     def validate(self) -> CSC:
         """Checks every entry (ValueError); returns self."""

@@ -25,14 +25,21 @@ class IdTable:
     >>> table.insert_seeds(torch.tensor([7, 3]))
     >>> table.insert(torch.tensor([3, 9, 9, 7]))
     (tensor([1, 2, 2, 0]), tensor([9]))
+
+    On a CUDA device an insert waits once, for the number of new ids, and nothing else waits: a bad seed is told by the
+    next insert, and what was refused leaves the table of no use until it is cleared.
     """
 
-    def __init__(self, id_bound: int, room: int = 512) -> None:
+    def __init__(self, id_bound: int, room: int = 512, device: torch.device | str | int = "cpu") -> None:
         self._wide = id_bound > _WIDE_FROM
-        self._words = torch.empty(0, dtype=torch.int64)
+        self._words = torch.empty(0, dtype=torch.int64, device=device)
         self._log2 = max(10, (2 * room - 1).bit_length())
         self._ids: list[Tensor] = []
         self.clear()
+
+    @property
+    def device(self) -> torch.device:
+        return self._words.device
 
     @property
     def workspace_bytes(self) -> int:
@@ -43,23 +50,25 @@ class IdTable:
         self._ids = []
         words = _HEADER + (1 << self._log2) * (1 + self._wide)
         if words > self._words.numel():
-            self._words = torch.empty(words, dtype=torch.int64)
+            self._words = torch.empty(words, dtype=torch.int64, device=self.device)
         native.id_table_init(self._words, self._log2, self._wide)
 
     def insert_seeds(self, ids: Tensor) -> None:
         """The ids take the next len(ids) places as they stand; a repeated id is known by its first place."""
-        known = [*self._ids, ids]
-        while 8 * sum(i.numel() for i in known) > 3 << self._log2:
-            self._grow()
+        self._make_room(ids.numel())
         native.relabel_seeds(self._words, ids)
-        self._ids = known
+        self._ids.append(ids)
 
     def insert(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the local id of each (int64) and the ids that were new, in first-seen order."""
-        local, fresh = native.relabel(self._words, ids)
-        while self._words[2]:
-            self._grow()
+        if self._words.is_cuda:  # as if all were new: asking how many would be another wait
+            self._make_room(ids.numel())
             local, fresh = native.relabel(self._words, ids)
+        else:
+            local, fresh = native.relabel(self._words, ids)
+            while self._words[2]:
+                self._grow(self._log2 + 1)
+                local, fresh = native.relabel(self._words, ids)
         self._ids.append(fresh)
         return local, fresh
 
@@ -67,17 +76,32 @@ class IdTable:
         """The local id of each, -1 for ids never inserted."""
         return native.lookup(self._words, ids)
 
-    def _grow(self) -> None:
+    def _make_room(self, num_more: int) -> None:
+        num_ids = sum(ids.numel() for ids in self._ids) + num_more
+        # The device's table may be half full; on the CPU probing gets slow beyond three eighths.
+        share = 4 if self._words.is_cuda else 3
+        log2 = self._log2
+        while 8 * num_ids > share << log2:
+            log2 += 1
+        if log2 > self._log2:
+            self._grow(log2)
+
+    def _grow(self, log2: int) -> None:
         known = self._ids
-        self._log2 += 1
+        self._log2 = log2
         self.clear()
         self._ids = known
         for ids in known:
             native.relabel_seeds(self._words, ids)
 
 
-def compact_scratch(num_ids: int) -> Tensor:
-    """Scratch for `compact` calls in which no node type has more than num_ids seeds and ids together."""
+def compact_scratch(num_ids: int, device: torch.device | str | int = "cpu") -> Tensor:
+    """Scratch for `compact` calls in which no node type has more than num_ids seeds and ids together.
+
+    CUDA devices need none: their allocator keeps it from call to call.
+    """
+    if torch.device(device).type == "cuda":
+        return torch.empty(0, dtype=torch.int64, device=device)
     log2 = 10
     while 8 * num_ids > 3 << log2:
         log2 += 1
@@ -91,6 +115,7 @@ def compact(
 
     `seeds[t]` are the seeds of type t, `ids[k]` any ids of type `types[k]`. Returns, per type, its nodes (the seeds as
     given, repeats included, then every other id in first-seen order) and, per list, the local id of each entry.
+    On a CUDA device, where all of them must be, it waits once for the numbers of nodes.
     """
     if scratch is None:
         per_type = [s.numel() for s in seeds]
@@ -98,7 +123,8 @@ def compact(
             if not 0 <= t < len(seeds):
                 raise ValueError(f"types[{k}] must be in [0, {len(seeds)}), got {t}")
             per_type[t] += ids[k].numel()
-        scratch = compact_scratch(max(per_type, default=1))
+        device = next((t.device for t in (*seeds, *ids) if t.is_cuda), "cpu")
+        scratch = compact_scratch(max(per_type, default=1), device)
     return native.compact(scratch, list(seeds), list(ids), list(types))
 
 

@@ -55,6 +55,8 @@ def bfs_order(csc: CSC, roots: Tensor) -> Tensor:
     """
     if csc.num_src != csc.num_dst:
         raise ValueError(f"csc must lead from a node type to itself, got {csc.num_src} x {csc.num_dst}")
+    if csc.indices.is_cuda or roots.is_cuda:
+        raise ValueError("bfs_order runs on the CPU: pass csc.to('cpu') and roots.cpu()")
     return native.bfs_order(csc.indptr, csc.indices, roots.contiguous())
 
 
