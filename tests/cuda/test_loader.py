@@ -198,7 +198,7 @@ def test_what_was_sampled_on_the_device_is_not_copied_there() -> None:
     loader = NeighborLoader(graph, [5, 5], batch_size=100, device="cuda")
     for _ in loader:
         pass
-    seen = [record for record in loader.trace() if "copy" in record.times]
+    seen = [record for record in loader.trace() if "copy" in record.stages]
     assert len(seen) >= len(loader)
     assert all(record.bytes["device"] == 8 * record.num_seeds for record in seen)  # input_id
     assert all(record.device.startswith("cuda") for record in seen)
