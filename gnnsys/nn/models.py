@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
