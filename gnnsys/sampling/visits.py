@@ -65,8 +65,9 @@ def presampled_visits(
 ) -> Tensor:
     """How many of the first `num_batches` of `batches` hold each node, as a share of them, float64 [num_nodes].
 
-    `batches` is a loader, whose batches name their nodes as `n_id`, or an iterable of Samples (`sample_batches`). Of
-    several node types, `node_type` names the one that is counted.
+    `batches` is a loader, whose batches name their nodes as `n_id`, or an iterable of Samples (`sample_batches`). A
+    loader is iterated, which uses an epoch of it up: pass one of its own. Of several node types, `node_type` names the
+    one that is counted.
     """
     if num_batches < 1:
         raise ValueError(f"num_batches must be at least 1, got {num_batches}")

@@ -140,7 +140,7 @@ class DeviceCache:
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
         here = torch.zeros(1, dtype=torch.int64) if self._hits is None else self._hits
-        gather_cached(self._cache, self._slots, table, ids.to(self.device, non_blocking=True), out, here)
+        gather_cached(self._cache, self._slots, table, _send(ids, self.device), out, here)
         self._count(ids.numel(), int(here) if self._hits is None else 0)
         return out
 
@@ -217,10 +217,17 @@ class _Merging(NamedTuple):
         arrived = put_rows(self.reading.result(), self.rows, "cache")
         device = self.out.device
         if self.missed.numel() < self.slots.numel():  # what was missed gets some row first, and its own below
-            gather_rows(self.cache, self.slots.clamp(min=0).to(device), out=self.out)
+            gather_rows(self.cache, _send(self.slots.clamp(min=0), device), out=self.out)
         if self.missed.numel():
-            scatter_rows(self.out, self.missed.to(device), arrived.to(device, non_blocking=True))
+            scatter_rows(self.out, _send(self.missed, device), _send(arrived, device))
         return self.out
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it, which takes pinned memory."""
+    if device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def highest(scores: Tensor, count: int) -> Tensor:

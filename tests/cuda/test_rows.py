@@ -168,12 +168,17 @@ def test_work_goes_to_the_current_stream_and_can_be_captured():
     host = torch.randn(500, 40).pin_memory()
     index = torch.zeros(300, dtype=torch.int64, device="cuda")
     out, from_host = torch.empty(300, 40, device="cuda"), torch.empty(300, 40, device="cuda")
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def work() -> None:
         gather_rows(src, index, out=out)
         gather_rows(host, index, out=from_host)
         scatter_rows(dst, index, out)
+
+    work()  # loads the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
     index.copy_(torch.randperm(500)[:300])
     graph.replay()
     assert torch.equal(out, src[index])

@@ -17,7 +17,7 @@ from gnnsys.store.device_cache import highest
 
 
 def rmat(num_nodes: int = 4000, num_edges: int = 60_000) -> Graph:
-    edges = rmat_edges(torch.arange(num_nodes), num_edges, 0.57, 0.19, 0.19, key=3)
+    edges = rmat_edges(torch.arange(num_nodes, dtype=torch.int32), num_edges, 0.57, 0.19, 0.19, key=3)
     return Graph.from_edge_index(edges, num_nodes)
 
 
@@ -78,24 +78,24 @@ def test_all_neighbours_are_visited_as_far_as_there_are_hops(monkeypatch):
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_counting_many_batches_comes_to_the_same(replace):
-    """Independence is assumed, so not exactly: the size of a batch within 3%, a node within 0.01 on average."""
+    """Independence is assumed, so not exactly: the size of a batch within 1%, a node within 0.005 on average."""
     graph = rmat()
     seeds = torch.arange(0, 4000, 8)
     sampler = NeighborSampler(graph, [5, 3], replace=replace)
     counted = presampled_visits(sample_batches(sampler, seeds, 20, seed=5), 800, num_nodes=4000)
     got = expected_visits(csc_of(graph), [5, 3], seeds, batch_size=20, replace=replace)
-    assert abs(float(got.sum() / counted.sum()) - 1) < 0.03
-    assert float((got - counted).abs().mean()) < 0.01
-    assert float(torch.corrcoef(torch.stack([got, counted]))[0, 1]) > 0.98
+    assert abs(float(got.sum() / counted.sum()) - 1) < 0.01
+    assert float((got - counted).abs().mean()) < 0.005
+    assert float(torch.corrcoef(torch.stack([got, counted]))[0, 1]) > 0.99
 
 
 def test_a_loader_is_counted_as_its_sampler_is():
     graph = rmat(300, 2000)
-    loader = NeighborLoader(graph, [3, 2], input_nodes=torch.arange(50), batch_size=10)
+    loaders = [NeighborLoader(graph, [3, 2], input_nodes=torch.arange(50), batch_size=10) for _ in range(2)]
     expected = torch.zeros(300, dtype=torch.float64)
-    for batch in loader:
+    for batch in loaders[0]:
         expected[batch.n_id.unique()] += 1
-    got = presampled_visits(loader, 100, num_nodes=300)  # it has five
+    got = presampled_visits(loaders[1], 100, num_nodes=300)  # it has five
     torch.testing.assert_close(got, expected / 5)
 
 
@@ -106,7 +106,7 @@ def hit_rate(scores: Tensor, num_cached: int, real: Tensor) -> float:
 
 def test_expected_visits_choose_better_rows_than_degrees_where_seeds_are_in_few_places():
     num_nodes, num_classes = 8000, 16
-    order = torch.arange(num_nodes)
+    order = torch.arange(num_nodes, dtype=torch.int32)
     edges = planted_edges(order, order, 120_000, num_classes=num_classes, homophily=0.9, skew=(3, 1), key=1)
     graph = Graph.from_edge_index(edges, num_nodes)
     seeds = order[: num_nodes // num_classes]  # one class
