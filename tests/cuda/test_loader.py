@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gnnsys.graph import NODE, Graph
 from gnnsys.loader import Batch, LinkNeighborLoader, NeighborLoader, PipelineOptions
+from gnnsys.nn import GAT, GCN, GIN, GraphSAGE
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import sample_from_blocks, sample_neighbors, to_block
+from gnnsys.store import DeviceCache
 from tests.cuda.places import CITES, WRITES, homogeneous, same_batch, typed
+from tests.loader.sources import Source
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -247,3 +252,55 @@ def test_a_step_may_be_captured_while_batches_are_loaded() -> None:
 def test_stages_may_have_threads_of_their_own_on_the_device(depth: int) -> None:
     pipeline = PipelineOptions(threads={"sample": 1, "copy": 1}, depths={"sample": depth, "copy": 1})
     agree(NeighborLoader, homogeneous(), "device", 12, [6, 4], batch_size=64, pipeline=pipeline)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("behind", ["tensor", "source"])
+def test_rows_come_through_a_cache_on_the_device(place: str, behind: str) -> None:
+    graph = homogeneous()
+    rows = graph.node_data[NODE]["x"]
+    source = rows.pin_memory() if behind == "tensor" else Source(rows, mutable=False)
+    cache = DeviceCache(source, torch.arange(0, 600, 2), "cuda")
+    moved = placed(graph, place)
+    moved.set_node_data("x", cache)
+    here = NeighborLoader(homogeneous(), [5, 5], batch_size=64, shuffle=True)
+    for a, b in zip(NeighborLoader(moved, [5, 5], batch_size=64, shuffle=True, device="cuda"), here, strict=True):
+        same_batch(a, b)
+    assert 0.2 < cache.counters().hit_rate < 0.8
+
+
+@pytest.mark.parametrize("place", ["device", "pinned"])
+@pytest.mark.parametrize("case", ["plain", "disjoint", "weight", "node time", "frontier", "some arrays"])
+def test_loading_waits_for_sizes_alone(place: str, case: str) -> None:
+    """torch raises where anything but our own ops, which wait for their sizes, makes the host wait."""
+    loader = NeighborLoader(placed(homogeneous(), place), [6, 4], batch_size=64, device="cuda", **OPTIONS[case])
+    for _ in loader:
+        pass
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in loader:
+            pass
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    loader.close()
+
+
+@pytest.mark.parametrize("model", [GraphSAGE, GCN, GAT, GIN])
+@pytest.mark.parametrize("place", ["device", "pinned"])
+def test_models_train_on_batches_as_they_do_on_the_host(model: Any, place: str) -> None:
+    graph = homogeneous()
+    options = {"batch_size": 100, "shuffle": True, "seed": 2}
+    torch.manual_seed(0)
+    here = model(17, 16, 2, 9)
+    there = copy.deepcopy(here).cuda()
+    batches = zip(
+        NeighborLoader(placed(graph, place), [6, 4], device="cuda", **options), NeighborLoader(graph, [6, 4], **options)
+    )
+    for a, b in batches:
+        for network, batch in ((there, a), (here, b)):
+            out = network(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
+            network.zero_grad()
+            F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
+        for (name, p), q in zip(there.named_parameters(), here.parameters()):
+            assert p.grad is not None and q.grad is not None
+            assert torch.allclose(p.grad.cpu(), q.grad, rtol=1e-3, atol=1e-5), name
