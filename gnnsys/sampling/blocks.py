@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
 from gnnsys.ops import CSC, compact, stream_key
-from gnnsys.sampling.neighbor import SampleKey, to_device
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
+from gnnsys.sampling.neighbor import SampleKey
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import MAX_FANOUT
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
 
@@ -325,15 +325,6 @@ class _DisjointWalk(_Walk):
         sample = super().finish()
         sample.tree = {t: torch.cat(chunks) for t, chunks in self.trees.items()}
         return sample
-
-
-def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`. A copy from pinned memory waits for nothing that the device has to do before."""
-    if host.device == device:
-        return host
-    if host.is_cpu and host.numel() and not host.is_pinned():
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
 
 
 def _join_edges(hops: Sequence[_HopEdges], device: torch.device) -> tuple[Tensor, Tensor]:
