@@ -102,7 +102,7 @@ def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`. From the host through pinned memory: then nobody waits for what the device does before."""
+    """The tensor on `device`. From the host through pinned memory: then nobody waits for the device."""
     if tensor.device == device or not tensor.is_cpu:
         return tensor.to(device)
     pinned = tensor if tensor.numel() == 0 or tensor.is_pinned() else tensor.pin_memory()
