@@ -24,8 +24,10 @@ def on_device(request: pytest.FixtureRequest) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    from tests.on_device import loaders_on, ops_on, samplers_on
+    from tests.on_device import HOST_ONLY, loaders_on, ops_on, samplers_on
 
+    if any(words in request.node.name for words in HOST_ONLY):
+        pytest.skip("about the host alone")
     room = Path(request.path).parent.name
     if room in ("ops", "nn"):
         with ops_on(device):
