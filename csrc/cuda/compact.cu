@@ -109,7 +109,7 @@ Tensor place(Plan& plan, const Device& device, const std::vector<Tensor>& seeds,
   const Tensor workspace = device.workspace<word_t>(cleared + even(slot_numbers) / 2);
   auto* const begin = static_cast<word_t*>(workspace.mutable_data_ptr());
   CUDA_CHECK(cudaMemsetAsync(begin, 0xFF, static_cast<size_t>(cleared) * sizeof(word_t), device.stream()));
-  control = {begin, reinterpret_cast<unsigned*>(begin + 1), begin + Control::kWords,
+  control = {begin, begin + 1, begin + Control::kWords,
              begin + Control::kWords + num_types};
   auto* slot_of = reinterpret_cast<uint32_t*>(begin + cleared);
   for (IdList& list : plan.lists) {

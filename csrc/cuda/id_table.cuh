@@ -16,7 +16,7 @@
 // op that reports to the host.
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/scan.cuh"
 
 #include <vector>
 
@@ -35,7 +35,6 @@ constexpr int kItems = 4;
 constexpr int kTile = kThreads * kItems;  // ids of one block
 constexpr uint32_t kWinner = 0x80000000u;  // beside the number of an id's slot
 
-using word_t = unsigned long long;  // the type that CUDA's 64-bit atomics take
 constexpr word_t kEmpty = ~word_t{0};
 
 // An IdTable holds up to this many ids, repeated seeds counted.
@@ -84,9 +83,9 @@ struct IdList {
 // Words that every call starts with all bits set: the host reads faults and counts back with one copy.
 struct Control {
   word_t* fault;
-  unsigned* tile;   // the last tile that was begun
-  word_t* count;    // [num_types], new ids of each type; then, for an IdTable, the base they were counted from
-  word_t* states;   // [num_tiles], for the scan
+  word_t* ticket;  // of the scan
+  word_t* count;   // [num_types], new ids of each type; then, for an IdTable, the base they were counted from
+  word_t* states;  // [num_tiles] of the scan
   static constexpr int64_t kWords = 2;  // before the counts
 };
 
@@ -126,8 +125,6 @@ inline void check_id_fault(word_t fault, bool wide) {
   const int64_t bound = wide ? INT64_MAX : int64_t{1} << 32;
   CHECK_ARG(fault == kNoFault, "ids must be in [0, ", bound, "), got ", id_of_fault(fault));
 }
-
-#ifdef __CUDACC__
 
 // -- device ----------------------------------------------------------------------------------------------------------
 
@@ -233,7 +230,5 @@ __device__ inline bool open_header(const int64_t* header, int64_t num_words, Tab
   table = {const_cast<int64_t*>(header) + kHeader, 1u << log2, static_cast<uint32_t>(count), wide != 0};
   return true;
 }
-
-#endif  // __CUDACC__
 
 }  // namespace gnnsys::cuda

@@ -96,14 +96,14 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
     return {local, device.empty({0}, ids.scalar_type())};
   }
   IdList list = list_for(table, ids);
-  // Control words (fault, tile, new ids, base) and the states of the scan, then each id's slot.
+  // Control words (fault, ticket, new ids, base) and the states of the scan, then each id's slot.
   constexpr int64_t kTold = Control::kWords + 2;
   const int64_t cleared = kTold + num_tiles(size);
   const Tensor workspace = device.workspace<word_t>(cleared + (size + 1) / 2);
   auto* const begin = static_cast<word_t*>(workspace.mutable_data_ptr());
   CUDA_CHECK(cudaMemsetAsync(begin, 0xFF, static_cast<size_t>(cleared) * sizeof(word_t), device.stream()));
   list.slot_of = reinterpret_cast<uint32_t*>(begin + cleared);
-  const Control control{begin, reinterpret_cast<unsigned*>(begin + 1), begin + Control::kWords, begin + kTold};
+  const Control control{begin, begin + 1, begin + Control::kWords, begin + kTold};
   IdBatch batch(device, control, {list}, num_tiles(size));
   batch.insert_ids();
   batch.number_ids();
