@@ -9,7 +9,7 @@
 //   write_ids    looks every id's local id up in its slot, and collects the new ids
 //
 // Two layouts, all bits set being empty. Narrow, for ids below 2^32: one word, value << 32 | id. Wide: two words, the
-// id and the value. An id's slot lies in one 32-byte sector with its neighbours, so an id costs one random access a step.
+// id and the value. A slot lies in one 32-byte sector, so an id costs one random access a step.
 //
 // An IdTable (gnnsys/ops/relabel.py) is a tensor of int64 words: a header, [log2 of the slots, next local id, -, wide,
 // fault, 3 spare], then the slots. What an op that returns nothing finds wrong waits in the fault word for the next

@@ -17,7 +17,8 @@ void check_table(const Tensor& table, const Device& device) {
   check_vector(table, device, "table");
   check_dtype(table, ScalarType::Long, "table");
   CHECK_ARG(table.numel() >= kHeader, "table must have at least ", kHeader, " words, got ", table.numel());
-  CHECK_ARG(reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0, "table must begin at a multiple of 16 bytes");
+  CHECK_ARG(reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0,
+            "table must begin at a multiple of 16 bytes");
 }
 
 __global__ void set_header(int64_t* header, int64_t log2_slots, bool wide) {
@@ -82,7 +83,8 @@ void check_fault(const word_t fault, const Tensor& table, const Device& device) 
   CHECK_ARG(fault != kNotInitialised, "table is not initialised: make it with gnnsys.ops.IdTable");
   int64_t header[kHeader];
   device.read(header, const_data<int64_t>(table), kHeader);
-  CHECK_ARG(fault != kTableFull, "table holds up to ", max_count(header[0]), " ids, fewer than were given: make it larger");
+  CHECK_ARG(fault != kTableFull, "table holds up to ", max_count(header[0]),
+            " ids, fewer than were given: make it larger");
   check_id_fault(fault, header[kWideWord] != 0);
 }
 
