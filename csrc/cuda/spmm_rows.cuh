@@ -1,0 +1,424 @@
+// The row kernel of every aggregation: out[v] = reduction over in-edges e = (u, v) of coefficient(e) * x[u].
+//
+// Bytes: one gathered row of x per edge, the structure once, one written row per destination; no message is stored.
+// Lanes: a row of x is read by a group of 1 to 32 lanes, a vector each (two where rows are wide); up to `groups` groups
+// share a row of out and take its neighbours in turn, so a sub-warp has groups x kUnroll rows on their way at a time.
+// The sub-warp's lanes load the next ids together and pass them on by shuffle. Wider rows than a warp's vectors are cut
+// along blockIdx.y. Heavy rows: spmm_split.cuh. The order of every sum is fixed by the degree and the width alone.
+#pragma once
+
+#include "cuda/spmm_split.cuh"
+
+namespace gnnsys::cuda {
+
+constexpr int kRowThreads = 128;  // of a block: small, since a block lives as long as its longest row
+
+// What a neighbour's row is multiplied with.
+enum class Factor {
+  kOne,     // nothing is read
+  kEdge,    // one number per edge: weight, src_scale of its source, or their product
+  kHead,    // weight by edge and head, and src_scale
+  kPicked,  // weight (any) where `picked` says that this edge gave the feature its value, else 0
+};
+
+template <typename T, typename O, typename id_t>
+struct Aggregation {
+  using A = acc_t<T>;
+  const int64_t* indptr;
+  const id_t* indices;
+  Positions positions;  // of an edge in weight
+  int64_t num_rows;
+  int64_t num_edges;
+  int64_t num_cols;  // rows of x
+  uint32_t size;     // values in a row of x and of out
+  uint32_t width;    // of a head
+  const T* x;
+  const T* weight;     // [num_edges, heads]; null: ones
+  const A* src_scale;  // null: ones
+  const A* dst_scale;  // null: ones
+  const int32_t* picked;         // kPicked: which in-edge of a row of x
+  const int64_t* picked_indptr;  // kPicked: first in-edge of a row of x
+  O* out;
+  int32_t* arg;  // extremes: which in-edge
+  bool add;      // to what out holds
+};
+
+// -- reductions: an element is what is known of one feature ------------------------------------------------------------
+
+template <typename A>
+struct Sum {
+  struct Element {
+    A value;
+  };
+  static constexpr bool kExtreme = false;
+  static constexpr bool kAllVectors = true;
+
+  __device__ static Element none() { return {A{0}}; }
+  __device__ void add(Element& e, A value, int) const { e.value += value; }
+  __device__ void merge(Element& e, const Element& other) const { e.value += other.value; }
+  __device__ static Element exchange(unsigned mask, const Element& e, int distance) {
+    return {__shfl_xor_sync(mask, e.value, distance)};
+  }
+};
+
+// The largest (smallest); a NaN wins against everything; the first of equals. In which order elements meet does not
+// matter, so neither does how a row is cut.
+template <typename A>
+struct Extreme {
+  struct Element {
+    A value;
+    int32_t arg;  // -1: no edge yet
+  };
+  static constexpr bool kExtreme = true;
+  static constexpr bool kAllVectors = false;
+  bool minimum;
+
+  __device__ static Element none() { return {A{0}, -1}; }
+  __device__ void add(Element& e, A value, int at) const { merge(e, {value, at}); }
+  __device__ void merge(Element& e, const Element& other) const {
+    const bool nan = e.value != e.value;
+    const bool other_nan = other.value != other.value;
+    const bool beyond = minimum ? other.value < e.value : other.value > e.value;
+    const bool equal = other.value == e.value || (nan && other_nan);
+    const bool wins = beyond || (other_nan && !nan) || (equal && other.arg < e.arg) || e.arg < 0;
+    if (other.arg >= 0 && wins) {
+      e = other;
+    }
+  }
+  __device__ static Element exchange(unsigned mask, const Element& e, int distance) {
+    return {__shfl_xor_sync(mask, e.value, distance), __shfl_xor_sync(mask, e.arg, distance)};
+  }
+};
+
+// -- the kernel --------------------------------------------------------------------------------------------------------
+
+// How lanes share rows, chosen at the launch.
+struct Layout {
+  int num_vectors;     // of a row
+  int log2_lanes;      // of a group
+  int log2_row_lanes;  // of a sub-warp, which has one row of out
+};
+
+// One edge as a lane keeps it until its turn comes.
+template <typename A, typename id_t, Factor kFactor>
+struct Edge {
+  id_t source = 0;
+  A factor{0};           // kEdge
+  int64_t position = 0;  // kHead, kPicked: in weight
+  int32_t pick = 0;      // kPicked: the edge's place among the in-edges of its row of x
+};
+
+// Ids that point outside. They are replaced by 0, which can be read, and told when the row is done: a call in the loop
+// would cost it its registers.
+template <typename id_t>
+struct Wrong {
+  id_t source = 0;
+  int64_t position = 0;
+};
+
+template <Factor kFactor, typename T, typename O, typename id_t>
+__device__ inline Edge<acc_t<T>, id_t, kFactor> read_edge(const Aggregation<T, O, id_t>& a, int64_t e,
+                                                            Wrong<id_t>& wrong) {
+  using A = acc_t<T>;
+  Edge<A, id_t, kFactor> edge;
+  edge.source = __ldcs(a.indices + e);
+  if (!is_inside(edge.source, a.num_cols)) {
+    wrong.source = edge.source;
+    edge.source = 0;
+  }
+  if constexpr (kFactor != Factor::kOne) {
+    edge.position = a.positions(e);
+    if (!is_inside(edge.position, a.num_edges)) {
+      wrong.position = edge.position;
+      edge.position = 0;
+    }
+    if constexpr (kFactor == Factor::kEdge) {
+      edge.factor = a.weight != nullptr ? to_sum<A>(a.weight[edge.position]) : A{1};
+      if (a.src_scale != nullptr) {
+        edge.factor *= __ldg(a.src_scale + edge.source);
+      }
+    }
+    if constexpr (kFactor == Factor::kPicked) {
+      edge.pick = static_cast<int32_t>(edge.position - __ldg(a.picked_indptr + edge.source));
+    }
+  }
+  return edge;
+}
+
+// The edge that lane `from` of the sub-warp keeps.
+template <typename A, typename id_t, Factor kFactor>
+__device__ inline Edge<A, id_t, kFactor> pass_edge(unsigned mask, const Edge<A, id_t, kFactor>& mine, int from,
+                                                   int row_lanes) {
+  Edge<A, id_t, kFactor> edge;
+  edge.source = __shfl_sync(mask, mine.source, from, row_lanes);
+  if constexpr (kFactor == Factor::kEdge) {
+    edge.factor = __shfl_sync(mask, mine.factor, from, row_lanes);
+  } else if constexpr (kFactor != Factor::kOne) {
+    edge.position = __shfl_sync(mask, mine.position, from, row_lanes);
+    if constexpr (kFactor == Factor::kPicked) {
+      edge.pick = __shfl_sync(mask, mine.pick, from, row_lanes);
+    }
+  }
+  return edge;
+}
+
+// A lane's part of a row of x on its way: the vector, and what it will be multiplied with.
+template <Factor kFactor, typename T, int kBytes>
+struct Fetched {
+  static constexpr int kValues = Pack<T, kBytes>::kValues;
+  Pack<T, kBytes> row;
+  acc_t<T> factor{0};
+  int32_t picked[kFactor == Factor::kPicked ? kValues : 1];
+};
+
+template <Factor kFactor, int kBytes, typename T, typename O, typename id_t>
+__device__ inline void fetch(Fetched<kFactor, T, kBytes>& to, const Aggregation<T, O, id_t>& a,
+                             const Edge<acc_t<T>, id_t, kFactor>& edge, uint32_t feature) {
+  using A = acc_t<T>;
+  const uint64_t at = static_cast<uint64_t>(edge.source) * a.size + feature;
+  load(to.row, a.x + at);
+  if constexpr (kFactor == Factor::kOne) {
+    to.factor = A{1};
+  } else if constexpr (kFactor == Factor::kEdge) {
+    to.factor = edge.factor;
+  } else {
+    to.factor = A{1};
+    if (a.weight != nullptr) {
+      const uint32_t heads = a.size / a.width;
+      to.factor = to_sum<A>(__ldg(a.weight + edge.position * heads + feature / a.width));
+    }
+    if (a.src_scale != nullptr) {
+      to.factor *= __ldg(a.src_scale + edge.source);
+    }
+    if constexpr (kFactor == Factor::kPicked) {
+#pragma unroll
+      for (int i = 0; i < Fetched<kFactor, T, kBytes>::kValues; ++i) {
+        to.picked[i] = __ldg(a.picked + at + i);
+      }
+    }
+  }
+}
+
+template <Factor kFactor, typename Op, typename T, int kBytes>
+__device__ inline void accumulate(typename Op::Element (&elements)[Pack<T, kBytes>::kValues], const Op& op,
+                                  const Fetched<kFactor, T, kBytes>& fetched, int pick, int offset) {
+  using A = acc_t<T>;
+#pragma unroll
+  for (int i = 0; i < Pack<T, kBytes>::kValues; ++i) {
+    A value = to_sum<A>(fetched.row.value[i]);
+    if constexpr (kFactor == Factor::kPicked) {
+      value = fetched.picked[i] == pick ? fetched.factor * value : A{0};
+    } else if constexpr (kFactor != Factor::kOne) {
+      value *= fetched.factor;
+    }
+    op.add(elements[i], value, offset);
+  }
+}
+
+template <int kValues, typename Op, typename T, typename O, typename id_t>
+__device__ inline void finish(const Aggregation<T, O, id_t>& a, int64_t row, uint32_t feature, acc_t<T> scale,
+                              const typename Op::Element (&elements)[kValues]) {
+  using A = acc_t<T>;
+  const int64_t at = row * a.size + feature;
+  O values[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    A value = elements[i].value * scale;
+    if (a.add) {
+      value += to_sum<A>(a.out[at + i]);
+    }
+    values[i] = from_sum<O>(value);
+  }
+  store_stream<kValues>(a.out + at, values);
+  if constexpr (Op::kExtreme) {
+    int32_t args[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      args[i] = elements[i].arg;
+    }
+    store_stream<kValues>(a.arg + at, args);
+  }
+}
+
+// Vectors on their way per lane: 64 bytes, at most eight loads.
+template <int kBytes, int kTiles>
+constexpr int kUnroll = (64 / kBytes < 8 ? 64 / kBytes : 8) / kTiles;
+
+template <typename Op, int kBytes, int kTiles, Factor kFactor, typename T, typename O, typename id_t>
+__global__ void __launch_bounds__(kRowThreads)
+    aggregate_rows(const Aggregation<T, O, id_t> a, const Op op, const Split split, const Layout layout) {
+  using A = acc_t<T>;
+  using Element = typename Op::Element;
+  constexpr int kValues = Pack<T, kBytes>::kValues;
+  constexpr int kAhead = kUnroll<kBytes, kTiles>;
+
+  // The first blocks take parts of heavy rows, a warp each, until there are no more; the others one row per sub-warp.
+  const bool parts = static_cast<int>(blockIdx.x) < split.num_blocks;
+  const int log2_row_lanes = parts ? 5 : layout.log2_row_lanes;
+  const int row_lanes = 1 << log2_row_lanes;
+  const int per_block = kRowThreads >> log2_row_lanes;
+  const int64_t block = int64_t{blockIdx.x} - (parts ? 0 : split.num_blocks);
+  const int64_t stride = parts ? int64_t{split.num_blocks} * per_block : a.num_rows;
+  const int64_t num_items = parts ? split.counts->parts : a.num_rows;
+
+  const int lane = static_cast<int>(threadIdx.x) & (row_lanes - 1);
+  const int group = lane >> layout.log2_lanes;
+  const int num_groups = row_lanes >> layout.log2_lanes;
+  const unsigned first_lane = (threadIdx.x % kWarp) & ~static_cast<unsigned>(row_lanes - 1);
+  const unsigned mask = row_lanes == kWarp ? kAllLanes : ((1u << row_lanes) - 1) << first_lane;
+  const int group_lanes = 1 << layout.log2_lanes;
+  const int vector = static_cast<int>(blockIdx.y) * group_lanes * kTiles + (lane & (group_lanes - 1));
+  bool active[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    active[t] = vector + t * group_lanes < layout.num_vectors;
+  }
+
+  for (int64_t item = block * per_block + (threadIdx.x >> log2_row_lanes); item < num_items; item += stride) {
+    int64_t row = item;
+    int64_t begin = 0;
+    int count = 0;
+    int slot = -1;
+    int first_offset = 0;  // of the part in its row
+    if (parts) {
+      const Part part = split.parts[item];
+      row = part.row;
+      begin = part.begin;
+      count = part.count;
+      slot = part.slot;
+      if constexpr (Op::kExtreme) {
+        first_offset = static_cast<int>(begin - a.indptr[row]);
+      }
+    } else {
+      begin = __ldg(a.indptr + row);
+      const int64_t end = __ldg(a.indptr + row + 1);
+      if (begin < 0 || begin > end || end > a.num_edges) {
+        fault("the end of a row in indptr", end, a.num_edges + 1);
+      }
+      if (end - begin > split.heavy) {
+        return;
+      }
+      count = static_cast<int>(end - begin);
+    }
+    const A scale = a.dst_scale != nullptr ? __ldg(a.dst_scale + row) : A{1};
+
+    Element elements[kTiles][kValues];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        elements[t][i] = Op::none();
+      }
+    }
+
+    Wrong<id_t> wrong;
+    Edge<A, id_t, kFactor> mine;
+    if (lane < count) {
+      mine = read_edge<kFactor>(a, begin + lane, wrong);
+    }
+    for (int base = 0; base < count; base += row_lanes) {
+      Edge<A, id_t, kFactor> next;
+      if (base + row_lanes + lane < count) {
+        next = read_edge<kFactor>(a, begin + base + row_lanes + lane, wrong);
+      }
+      const int here = min(row_lanes, count - base);
+      for (int k0 = 0; k0 < here; k0 += kAhead * num_groups) {
+        Fetched<kFactor, T, kBytes> fetched[kAhead][kTiles];
+        int picks[kAhead];
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const int k = k0 + j * num_groups + group;
+          const Edge<A, id_t, kFactor> edge = pass_edge(mask, mine, k & (row_lanes - 1), row_lanes);
+          picks[j] = edge.pick;
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            if (k < here && active[t]) {
+              fetch(fetched[j][t], a, edge, static_cast<uint32_t>(vector + t * group_lanes) * kValues);
+            }
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < kAhead; ++j) {
+          const int k = k0 + j * num_groups + group;
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            if (k < here || !Op::kExtreme) {  // to a sum, a row that was not fetched adds 0
+              accumulate(elements[t], op, fetched[j][t], picks[j], first_offset + base + k);
+            }
+          }
+        }
+      }
+      mine = next;
+    }
+
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      for (int distance = group_lanes; distance < row_lanes; distance *= 2) {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          op.merge(elements[t][i], Op::exchange(mask, elements[t][i], distance));
+        }
+      }
+      const auto feature = static_cast<uint32_t>(vector + t * group_lanes) * kValues;
+      if (active[t] && group == 0) {
+        if (slot < 0) {
+          finish<kValues, Op>(a, row, feature, scale, elements[t]);
+        } else {
+          Element* const partial = static_cast<Element*>(split.partials) + int64_t{slot} * a.size + feature;
+#pragma unroll
+          for (int i = 0; i < kValues; ++i) {
+            partial[i] = elements[t][i];
+          }
+        }
+      }
+    }
+    if (wrong.source != 0) {
+      fault("indices", wrong.source, a.num_cols);
+    }
+    if (wrong.position != 0) {
+      fault("positions", wrong.position, a.num_edges);
+    }
+  }
+}
+
+// -- the second pass over heavy rows -----------------------------------------------------------------------------------
+
+constexpr int kMergeWarps = 8;
+
+// A block takes 32 features of a cut row; its warps take the row's parts in turn, and the first one merges what they have.
+template <typename Op, typename T, typename O, typename id_t>
+__global__ void __launch_bounds__(kMergeWarps * kWarp)
+    merge_parts(const Aggregation<T, O, id_t> a, const Op op, const Split split) {
+  using A = acc_t<T>;
+  using Element = typename Op::Element;
+  __shared__ Element found[kMergeWarps][kWarp];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t num_columns = (a.size + kWarp - 1) / kWarp;
+  const int64_t num_items = split.counts->rows * num_columns;
+  for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
+    const CutRow cut = split.rows[item / num_columns];
+    const auto feature = static_cast<uint32_t>(item % num_columns) * kWarp + lane;
+    Element element = Op::none();
+    if (feature < a.size) {
+      const Element* const first = static_cast<const Element*>(split.partials) + int64_t{cut.slot} * a.size + feature;
+#pragma unroll 8
+      for (int part = warp; part < cut.num_parts; part += kMergeWarps) {
+        op.merge(element, first[int64_t{part} * a.size]);
+      }
+    }
+    found[warp][lane] = element;
+    __syncthreads();
+    if (warp == 0 && feature < a.size) {
+      for (int other = 1; other < kMergeWarps; ++other) {
+        op.merge(element, found[other][lane]);
+      }
+      const A scale = a.dst_scale != nullptr ? a.dst_scale[cut.row] : A{1};
+      const Element only[1] = {element};
+      finish<1, Op>(a, cut.row, feature, scale, only);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace gnnsys::cuda
