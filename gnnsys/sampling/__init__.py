@@ -8,6 +8,7 @@ from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.sources import check_fanouts
 from gnnsys.sampling.tables import graph_tables, part_rows
+from gnnsys.sampling.visits import degree_visits, expected_visits, presampled_visits, sample_batches
 
 __all__ = [
     "AnyGraph",
@@ -19,9 +20,13 @@ __all__ = [
     "Sample",
     "SampleKey",
     "check_fanouts",
+    "degree_visits",
+    "expected_visits",
     "graph_tables",
     "neighborhoods",
     "part_rows",
+    "presampled_visits",
+    "sample_batches",
     "sample_from_blocks",
     "sample_neighbors",
     "to_block",

@@ -1,5 +1,6 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
+from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.life import Life
 from gnnsys.store.optim import SparseAdagrad, SparseAdam
@@ -13,6 +14,8 @@ from gnnsys.store.store import Store
 from gnnsys.store.tensor import DistTensor
 
 __all__ = [
+    "CacheCounters",
+    "DeviceCache",
     "DistEmbedding",
     "DistTensor",
     "FeatureSource",

@@ -1,0 +1,270 @@
+"""DeviceCache: the rows that batches ask for most, kept on the device in front of any source of rows.
+
+Which rows is decided once, from expected visits (`gnnsys.sampling.expected_visits`), and they are read whole when the
+cache is made. Reads never fill it, so a pull of some columns cannot leave half a row behind, and nothing is evicted.
+A cache is a source itself: caches stand in front of tensors, tables and other caches alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops import gather_cached, gather_rows, scatter_rows
+from gnnsys.store.source import FeatureSource, PendingRead, put_rows
+
+_FILL_BYTES = 1 << 26  # rows that are read together while the cache is filled
+_SLOT_BYTES = 4  # where a row is looked up
+
+
+class CacheCounters(NamedTuple):
+    """What was read since the cache was made: rows it had, rows it had not, and the bytes these cost its source."""
+
+    hits: int
+    misses: int
+    bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Of all rows that were read; 0 before the first."""
+        return self.hits / max(self.hits + self.misses, 1)
+
+
+class DeviceCache:
+    """Reads rows of `source`, those of `rows` (distinct ids) from a copy on `device`; a FeatureSource.
+
+    `source` is a tensor, whose rows must not change, or a FeatureSource whose rows never do. A tensor that the device
+    can read (its own memory, or pinned host memory) is read by one kernel together with the cache, and no read waits
+    for the device. Any other source is asked on the host, for the rows that the cache has not: ids that are given on
+    the CPU then save a wait for the device.
+
+    >>> cache = DeviceCache(torch.arange(6.0).view(3, 2), torch.tensor([1]), "cpu")
+    >>> cache.read(torch.tensor([1, 2])), cache.counters().hit_rate
+    (tensor([[2., 3.],
+            [4., 5.]]), 0.5)
+    """
+
+    mutable = False
+
+    def __init__(self, source: Tensor | FeatureSource, rows: Tensor, device: torch.device | str) -> None:
+        if getattr(source, "mutable", None) is True or getattr(source, "requires_grad", False):
+            raise ValueError("rows that change while they are read cannot be cached: leave this source uncached")
+        self.device = _with_index(torch.device(device))
+        self._shape, self._dtype = tuple(source.shape), source.dtype
+        rows = _check_rows(rows, self._shape[0])
+        slots = torch.full((self._shape[0],), -1, dtype=torch.int32)
+        slots[rows] = torch.arange(rows.numel(), dtype=torch.int32)
+        self._table = source if isinstance(source, Tensor) and _is_readable(source, self.device) else None
+        self._source: FeatureSource = TensorSource(source) if isinstance(source, Tensor) else source
+        self._host_slots = None if self._table is not None else slots
+        self._cache = torch.empty((rows.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
+        self._fill(rows)
+        self._slots = slots.to(self.device)
+        self._lock = threading.Lock()
+        self._num_rows = self._num_hits = 0
+        # Kernels count where they run: looking at it is the only thing that waits for them.
+        self._hits = None if self.device.type == "cpu" else torch.zeros(1, dtype=torch.int64, device=self.device)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)  # reads may come from any stream
+
+    @classmethod
+    def from_scores(
+        cls, source: Tensor | FeatureSource, scores: Tensor, *, bytes: int, device: torch.device | str
+    ) -> DeviceCache:
+        """A cache of the rows with the highest `scores` [num_rows], of equal ones those with the lowest ids.
+
+        As many as fit into `bytes` of the device's memory, together with the 4 bytes that every row of `source` takes
+        to be looked up.
+        """
+        if scores.dim() != 1 or scores.numel() != source.shape[0]:
+            raise ValueError(f"scores must have one entry per row, {source.shape[0]}, got {list(scores.shape)}")
+        row_bytes = prod(source.shape[1:]) * source.dtype.itemsize
+        left = bytes - _SLOT_BYTES * source.shape[0]
+        if left < row_bytes:
+            raise ValueError(
+                f"bytes must leave room for a row of {row_bytes} bytes beside {_SLOT_BYTES} for each of the "
+                f"{source.shape[0]} rows, got {bytes}: give it more, or leave the cache away"
+            )
+        return cls(source, highest(scores, left // max(row_bytes, 1)), device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether some rows can only be had from another process."""
+        return self._table is None and bool(getattr(self._source, "is_remote", True))
+
+    @property
+    def num_cached(self) -> int:
+        """Rows on the device."""
+        return self._cache.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """What the cache takes of the device's memory."""
+        return self._cache.nbytes + self._slots.nbytes
+
+    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """The rows of `ids` on the device: `out`, where it is there (cast to its dtype), else a tensor of its own."""
+        return self.begin_read(ids, out).result()
+
+    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> PendingRead:
+        """Starts a read; `result` brings the rows in the order of the stream that is current where it is called."""
+        if out is None or out.device != self.device:
+            out = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
+        if self._table is not None:
+            return _Done(self._gather(self._table, ids, out))
+        return self._begin_misses(ids, out)
+
+    def counters(self) -> CacheCounters:
+        """What was read so far. Waits for the reads under way on the current stream."""
+        with self._lock:
+            num_rows, hits = self._num_rows, self._num_hits
+        if self._hits is not None:
+            hits += int(self._hits)
+        row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
+        return CacheCounters(hits, num_rows - hits, (num_rows - hits) * row_bytes)
+
+    def __repr__(self) -> str:
+        return f"DeviceCache({list(self._shape)}, {self._dtype}, {self.num_cached} rows on {self.device})"
+
+    def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
+        here = torch.zeros(1, dtype=torch.int64) if self._hits is None else self._hits
+        gather_cached(self._cache, self._slots, table, ids.to(self.device, non_blocking=True), out, here)
+        self._count(ids.numel(), int(here) if self._hits is None else 0)
+        return out
+
+    def _begin_misses(self, ids: Tensor, out: Tensor) -> PendingRead:
+        assert self._host_slots is not None
+        on_host = ids.cpu()
+        slots = gather_rows(self._host_slots, on_host)
+        missed = (slots < 0).nonzero().view(-1)
+        self._count(ids.numel(), ids.numel() - missed.numel())
+        pinned = self.device.type == "cuda"
+        rows = torch.empty((missed.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=pinned)
+        reading = self._source.begin_read(on_host[missed], rows) if missed.numel() else _Done(rows)
+        return _Merging(reading, rows, missed, slots, self._cache, out)
+
+    def _fill(self, rows: Tensor) -> None:
+        """Reads the rows piece by piece, as any source lets them be read."""
+        row_bytes = max(prod(self._shape[1:]) * self._dtype.itemsize, 1)
+        step = max(_FILL_BYTES // row_bytes, 1)
+        for first in range(0, rows.numel(), step):
+            ids = rows[first : first + step]
+            there = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype)
+            self._cache[first : first + step] = put_rows(self._source.read(ids, there), there, "cache")
+
+    def _count(self, num_rows: int, num_hits: int) -> None:
+        with self._lock:
+            self._num_rows += num_rows
+            self._num_hits += num_hits
+
+
+class TensorSource:
+    """A tensor as a FeatureSource that is read on the host."""
+
+    mutable = False
+    is_remote = False
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._rows.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._rows.dtype
+
+    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        if self._rows.is_cpu and self._rows.is_contiguous():
+            return gather_rows(self._rows, ids, out=out)
+        return self._rows.index_select(0, ids.to(self._rows.device))
+
+    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> PendingRead:
+        return _Done(self.read(ids, out))
+
+
+class _Done(NamedTuple):
+    rows: Tensor
+
+    def result(self) -> Tensor:
+        return self.rows
+
+
+class _Merging(NamedTuple):
+    """A read whose misses are on their way to the host."""
+
+    reading: PendingRead
+    rows: Tensor  # where they arrive, in the order of `missed`
+    missed: Tensor  # positions
+    slots: Tensor  # of every id
+    cache: Tensor
+    out: Tensor
+
+    def result(self) -> Tensor:
+        arrived = put_rows(self.reading.result(), self.rows, "cache")
+        device = self.out.device
+        if self.missed.numel() < self.slots.numel():  # what was missed gets some row first, and its own below
+            gather_rows(self.cache, self.slots.clamp(min=0).to(device), out=self.out)
+        if self.missed.numel():
+            scatter_rows(self.out, self.missed.to(device), arrived.to(device, non_blocking=True))
+        return self.out
+
+
+def highest(scores: Tensor, count: int) -> Tensor:
+    """Ids of the `count` highest scores, ascending; of equal scores the lowest ids. Linear time.
+
+    >>> highest(torch.tensor([1.0, 3.0, 1.0, 2.0]), 3)
+    tensor([0, 1, 3])
+    """
+    if scores.isnan().any():
+        raise ValueError("scores must be numbers, got NaN")
+    if count >= scores.numel():
+        return torch.arange(scores.numel())
+    if count <= 0:
+        return torch.empty(0, dtype=torch.int64)
+    scores = scores.cpu()
+    threshold = scores.kthvalue(scores.numel() - count + 1).values
+    chosen = scores > threshold
+    ties = (scores == threshold).nonzero().view(-1)
+    chosen[ties[: count - int(chosen.sum())]] = True
+    return chosen.nonzero().view(-1)
+
+
+def _check_rows(rows: Tensor, num_rows: int) -> Tensor:
+    if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"rows must be ids, int32 or int64 [num_cached], got {list(rows.shape)} {rows.dtype}")
+    rows = rows.cpu().long()
+    if rows.numel():
+        if not 0 <= int(rows.min()) <= int(rows.max()) < num_rows:
+            raise ValueError(f"rows must be in [0, {num_rows}), got {int(rows.min())} to {int(rows.max())}")
+        if rows.numel() >= 1 << 31:
+            raise ValueError(f"a cache holds less than 2^31 rows, got {rows.numel()}")
+        if rows.unique().numel() != rows.numel():
+            raise ValueError("rows must name each row once: pass rows.unique()")
+    return rows
+
+
+def _is_readable(rows: Tensor, device: torch.device) -> bool:
+    """Whether kernels of the device read the tensor where it is."""
+    is_there = rows.device == device or (device.type == "cuda" and rows.is_cpu and rows.is_pinned())
+    return is_there and rows.is_contiguous()
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Tensors say cuda:0, so a cache does."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
