@@ -167,6 +167,13 @@ inline void check_scale(const OptionalTensor& scale, const Device& device, const
   }
 }
 
+// Edges need nodes at both ends: then an id that points outside has another to be replaced by.
+inline void check_edges(int64_t num_dst, int64_t num_src, int64_t num_edges) {
+  CHECK_ARG(num_edges == 0 || num_dst > 0, "indptr must rise from 0 to the number of edges, ", num_edges,
+            "; it has no rows");
+  CHECK_ARG(num_edges == 0 || num_src > 0, "indices must be in [0, 0), got ", num_edges, " of them");
+}
+
 // Where the value of an edge is in an edge tensor: int32 or int64 positions; none: at the edge itself.
 struct Positions {
   const int32_t* narrow = nullptr;

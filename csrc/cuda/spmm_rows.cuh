@@ -244,8 +244,12 @@ __device__ inline void finish(const Aggregation<T, O, id_t>& a, int64_t row, uin
 template <int kBytes, int kTiles>
 constexpr int kUnroll = (64 / kBytes < 8 ? 64 / kBytes : 8) / kTiles;
 
+// Blocks that share a multiprocessor, hence registers: 48, 64 or 80. What a row needs only at its end may be spilled.
+template <typename Op, int kTiles, Factor kFactor>
+constexpr int kRowBlocks = Op::kExtreme || kFactor == Factor::kPicked ? 6 : kFactor == Factor::kOne && kTiles == 1 ? 10 : 8;
+
 template <typename Op, int kBytes, int kTiles, Factor kFactor, typename T, typename O, typename id_t>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>))
     aggregate_rows(const Aggregation<T, O, id_t> a, const Op op, const Split split, const Layout layout) {
   using A = acc_t<T>;
   using Element = typename Op::Element;
@@ -258,8 +262,10 @@ __global__ void __launch_bounds__(kRowThreads)
   const int row_lanes = 1 << log2_row_lanes;
   const int per_block = kRowThreads >> log2_row_lanes;
   const int64_t block = int64_t{blockIdx.x} - (parts ? 0 : split.num_blocks);
-  const int64_t stride = parts ? int64_t{split.num_blocks} * per_block : a.num_rows;
-  const int64_t num_items = parts ? split.counts->parts : a.num_rows;
+  int64_t item = block * per_block + (threadIdx.x >> log2_row_lanes);
+  if (item >= (parts ? split.counts->parts : a.num_rows)) {
+    return;
+  }
 
   const int lane = static_cast<int>(threadIdx.x) & (row_lanes - 1);
   const int group = lane >> layout.log2_lanes;
@@ -274,7 +280,7 @@ __global__ void __launch_bounds__(kRowThreads)
     active[t] = vector + t * group_lanes < layout.num_vectors;
   }
 
-  for (int64_t item = block * per_block + (threadIdx.x >> log2_row_lanes); item < num_items; item += stride) {
+  do {
     int64_t row = item;
     int64_t begin = 0;
     int count = 0;
@@ -378,7 +384,8 @@ __global__ void __launch_bounds__(kRowThreads)
     if (wrong.position != 0) {
       fault("positions", wrong.position, a.num_edges);
     }
-  }
+    item += int64_t{split.num_blocks} * per_block;
+  } while (parts && item < split.counts->parts);
 }
 
 // -- the second pass over heavy rows -----------------------------------------------------------------------------------

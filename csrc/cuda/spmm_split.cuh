@@ -17,7 +17,7 @@ struct Tuning {
   int64_t heavy = 512;        // a row with more edges is cut
   int64_t part = 512;         // edges of a part, at least
   int64_t max_parts = 32768;  // of whole parts, so that partial results stay small: parts grow with the graph
-  int blocks = 12;            // per multiprocessor that look for parts before rows start
+  int blocks = 10;            // per multiprocessor that look for parts before rows start
 };
 
 const Tuning& tuning();
