@@ -132,7 +132,7 @@ inline Shape check_features(const Tensor& x, const Device& device, const char* n
   CHECK_ARG(x.dim() == 2 || x.dim() == 3, name, " must be [num_rows, width] or [num_rows, heads, width], got ",
             x.dim(), " dimensions");
   const Shape shape = x.dim() == 2 ? Shape{x.size(0), 1, x.size(1)} : Shape{x.size(0), x.size(1), x.size(2)};
-  CHECK_ARG(shape.size() <= (1 << 24), name, " must have at most 2^24 values in a row, got ", shape.size());
+  CHECK_ARG(shape.size() <= (1 << 20), name, " must have at most 2^20 values in a row, got ", shape.size());
   return shape;
 }
 

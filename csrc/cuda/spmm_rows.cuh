@@ -127,13 +127,15 @@ __device__ inline Edge<acc_t<T>, id_t, kFactor> read_edge(const Aggregation<T, O
     edge.source = 0;
   }
   if constexpr (kFactor != Factor::kOne) {
-    edge.position = a.positions(e);
-    if (!is_inside(edge.position, a.num_edges)) {
-      wrong.position = edge.position;
-      edge.position = 0;
+    if (kFactor == Factor::kPicked || a.weight != nullptr) {
+      edge.position = a.positions(e);
+      if (!is_inside(edge.position, a.num_edges)) {
+        wrong.position = edge.position;
+        edge.position = 0;
+      }
     }
     if constexpr (kFactor == Factor::kEdge) {
-      edge.factor = a.weight != nullptr ? to_sum<A>(a.weight[edge.position]) : A{1};
+      edge.factor = a.weight != nullptr ? to_sum<A>(__ldg(a.weight + edge.position)) : A{1};
       if (a.src_scale != nullptr) {
         edge.factor *= __ldg(a.src_scale + edge.source);
       }
