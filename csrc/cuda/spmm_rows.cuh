@@ -1,9 +1,9 @@
 // The row kernel of every aggregation: out[v] = reduction over in-edges e = (u, v) of coefficient(e) * x[u].
 //
 // Bytes: one gathered row of x per edge, the structure once, one written row per destination; no message is stored.
-// Lanes: a row of x is read by a group of 1 to 32 lanes, a vector each (two where rows are wide); up to `groups` groups
-// share a row of out and take its neighbours in turn, so a sub-warp has groups x kUnroll rows on their way at a time.
-// The sub-warp's lanes load the next ids together and pass them on by shuffle. Wider rows than a warp's vectors are cut
+// Lanes: a row of x is read by a group of 4 to 32 lanes, a vector each (two where rows are wide); the groups of a
+// sub-warp share a row of out and take its neighbours in turn, kUnroll rows of x on their way to each at a time. The
+// sub-warp's lanes load the next ids together and pass them on by shuffle. Wider rows than a warp's vectors are cut
 // along blockIdx.y. Heavy rows: spmm_split.cuh. The order of every sum is fixed by the degree and the width alone.
 #pragma once
 

@@ -66,7 +66,9 @@ def spmm_add(csc: CSC, x: Tensor, out: Tensor, weight: Tensor | None = None, dst
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, out, weight)):
         raise RuntimeError("spmm_add has no gradient: call it under torch.no_grad(), or spmm and add its result")
     if x.shape[1:] != out.shape[1:] or not out.is_contiguous():
-        raise ValueError(f"out must be contiguous, with rows of x's shape {list(x.shape[1:])}, got {list(out.shape[1:])}")
+        raise ValueError(
+            f"out must be contiguous, with rows of x's shape {list(x.shape[1:])}, got {list(out.shape[1:])}"
+        )
     if x.dim() == 3 and (weight is None or weight.dim() == 1):  # every head alike: one wide row
         spmm_add(csc, x.flatten(1), out.flatten(1), weight, dst_scale)
         return out
