@@ -147,15 +147,14 @@ __device__ inline Edge<acc_t<T>, id_t, kFactor> read_edge(const Aggregation<T, O
   return edge;
 }
 
-// The edge that lane `from` of the sub-warp keeps.
+// The edge that lane `from` of the sub-warp keeps, without its factor: that arrives later than the source, and rows need
+// not wait for it.
 template <typename A, typename id_t, Factor kFactor>
 __device__ inline Edge<A, id_t, kFactor> pass_edge(unsigned mask, const Edge<A, id_t, kFactor>& mine, int from,
                                                    int row_lanes) {
   Edge<A, id_t, kFactor> edge;
   edge.source = __shfl_sync(mask, mine.source, from, row_lanes);
-  if constexpr (kFactor == Factor::kEdge) {
-    edge.factor = __shfl_sync(mask, mine.factor, from, row_lanes);
-  } else if constexpr (kFactor != Factor::kOne) {
+  if constexpr (kFactor == Factor::kHead || kFactor == Factor::kPicked) {
     edge.position = __shfl_sync(mask, mine.position, from, row_lanes);
     if constexpr (kFactor == Factor::kPicked) {
       edge.pick = __shfl_sync(mask, mine.pick, from, row_lanes);
@@ -179,11 +178,7 @@ __device__ inline void fetch(Fetched<kFactor, T, kBytes>& to, const Aggregation<
   using A = acc_t<T>;
   const uint64_t at = static_cast<uint64_t>(edge.source) * a.size + feature;
   load(to.row, a.x + at);
-  if constexpr (kFactor == Factor::kOne) {
-    to.factor = A{1};
-  } else if constexpr (kFactor == Factor::kEdge) {
-    to.factor = edge.factor;
-  } else {
+  if constexpr (kFactor == Factor::kHead || kFactor == Factor::kPicked) {
     to.factor = A{1};
     if (a.weight != nullptr) {
       const uint32_t heads = a.size / a.width;
@@ -348,6 +343,13 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
           const int k = k0 + j * num_groups + group;
+          if constexpr (kFactor == Factor::kEdge) {
+            const A factor = __shfl_sync(mask, mine.factor, k & (row_lanes - 1), row_lanes);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+              fetched[j][t].factor = k < here ? factor : A{0};
+            }
+          }
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
             if (k < here || !Op::kExtreme) {  // to a sum, a row that was not fetched adds 0
