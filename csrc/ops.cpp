@@ -45,6 +45,10 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
 
+  // Rows of which some have a copy in a faster place: cpu/cached_rows.cpp
+  m.def(
+      "gather_cached(Tensor cache, Tensor slots, Tensor src, Tensor index, Tensor(a!) out, Tensor(b!)? hits) -> ()");
+
   // Aggregation: cpu/spmm.cpp, cpu/sddmm.cpp, cpu/spmm_extreme.cpp. The t_ arguments are the transposed structure,
   // which autograd needs.
   m.def(

@@ -277,7 +277,7 @@ def _choose(
         rows = _data_of(graph, type)[name]
         label = f"{name!r} of {type!r}"
         if isinstance(rows, Tensor):
-            return _Masked(mask_column(rows, column, label), offsets)
+            return _Masked(mask_column(rows, column, label).cpu(), offsets)
         if not isinstance(graph, Graph) and _is_stored(graph, type, name, rows):
             return _InParts(graph, Mask(type, name, column))
         return _Masked(mask_column(_read_all(rows), column, label), offsets)

@@ -45,20 +45,47 @@ GNNSYS_HD uint32_t bounded(const Stream& stream, uint32_t index, uint32_t word, 
   return static_cast<uint32_t>(product >> 32);
 }
 
-#ifdef __SIZEOF_INT128__
+GNNSYS_HD uint64_t mul_high64(uint64_t a, uint64_t b, uint64_t* low) {
+#ifdef __CUDA_ARCH__
+  *low = a * b;
+  return __umul64hi(a, b);
+#else
+  const auto product = static_cast<unsigned __int128>(a) * b;
+  *low = static_cast<uint64_t>(product);
+  return static_cast<uint64_t>(product >> 64);
+#endif
+}
+
 // The same in 64 bits, for weighted draws with replacement.
-inline uint64_t bounded64(const Stream& stream, uint64_t index, uint64_t bound) {
-  using u128 = unsigned __int128;
-  u128 product = static_cast<u128>(stream.word64(index, 0)) * bound;
-  if (static_cast<uint64_t>(product) < bound) {
+GNNSYS_HD uint64_t bounded64(const Stream& stream, uint64_t index, uint64_t bound) {
+  uint64_t low;
+  uint64_t high = mul_high64(stream.word64(index, 0), bound, &low);
+  if (low < bound) {
     const uint64_t threshold = (0ull - bound) % bound;
-    for (uint32_t attempt = 1; static_cast<uint64_t>(product) < threshold && attempt <= kMaxAttempt; ++attempt) {
-      product = static_cast<u128>(stream.word64(index, attempt)) * bound;
+    for (uint32_t attempt = 1; low < threshold && attempt <= kMaxAttempt; ++attempt) {
+      high = mul_high64(stream.word64(index, attempt), bound, &low);
     }
   }
-  return static_cast<uint64_t>(product >> 64);
+  return high;
 }
+
+// Products and sums that are never contracted into one rounding: the host's compiler is told so by a flag, the device's
+// by these.
+GNNSYS_HD double mul_rn(double a, double b) {
+#ifdef __CUDA_ARCH__
+  return __dmul_rn(a, b);
+#else
+  return a * b;
 #endif
+}
+
+GNNSYS_HD double add_rn(double a, double b) {
+#ifdef __CUDA_ARCH__
+  return __dadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
 
 // -ln(u) for u in (0, 1), from basic operations only: u = m * 2^e with m in [sqrt(1/2), sqrt(2)), and
 // ln m = 2 atanh(s) with s = (m - 1) / (m + 1), |s| <= 0.172: ten terms leave an error below 1e-16.
@@ -70,22 +97,22 @@ GNNSYS_HD double negative_log(double u) {
   double m;
   memcpy(&m, &mantissa_bits, sizeof(m));
   if (m > 1.4142135623730951) {
-    m = m * 0.5;
+    m = mul_rn(m, 0.5);
     exponent += 1;
   }
-  const double s = (m - 1.0) / (m + 1.0);
-  const double z = s * s;
+  const double s = add_rn(m, -1.0) / add_rn(m, 1.0);
+  const double z = mul_rn(s, s);
   double p = 1.0 / 19.0;
-  p = p * z + 1.0 / 17.0;
-  p = p * z + 1.0 / 15.0;
-  p = p * z + 1.0 / 13.0;
-  p = p * z + 1.0 / 11.0;
-  p = p * z + 1.0 / 9.0;
-  p = p * z + 1.0 / 7.0;
-  p = p * z + 1.0 / 5.0;
-  p = p * z + 1.0 / 3.0;
-  p = p * z + 1.0;
-  return -(static_cast<double>(exponent) * 0.6931471805599453 + 2.0 * s * p);
+  p = add_rn(mul_rn(p, z), 1.0 / 17.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 15.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 13.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 11.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 9.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 7.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 5.0);
+  p = add_rn(mul_rn(p, z), 1.0 / 3.0);
+  p = add_rn(mul_rn(p, z), 1.0);
+  return -add_rn(mul_rn(static_cast<double>(exponent), 0.6931471805599453), mul_rn(mul_rn(2.0, s), p));
 }
 
 }  // namespace gnnsys

@@ -7,9 +7,7 @@
 #include "common/check.h"
 #include "common/parallel.h"
 #include "common/prefetch.h"
-
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
+#include "common/row_shape.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -34,26 +32,6 @@ constexpr int64_t kStreamFrom = 1 << 22;      // outputs of so many bytes do not
 // Rows between the one being copied and the one being asked for.
 inline int64_t rows_ahead(int64_t row_bytes) {
   return std::clamp<int64_t>(kBytesAhead / std::max<int64_t>(row_bytes, 1), 2, 32);
-}
-
-inline int64_t row_size(const Tensor& t) {
-  int64_t size = 1;
-  for (int64_t d = 1; d < t.dim(); ++d) {
-    size *= t.size(d);
-  }
-  return size;
-}
-
-inline bool same_row_shape(const Tensor& a, const Tensor& b) {
-  if (a.dim() != b.dim()) {
-    return false;
-  }
-  for (int64_t d = 1; d < a.dim(); ++d) {
-    if (a.size(d) != b.size(d)) {
-      return false;
-    }
-  }
-  return true;
 }
 
 // How a row gets from one place to another. Widths known at compile time are a few loads and stores.
@@ -112,30 +90,10 @@ struct Cast {
     To* const out = reinterpret_cast<To*>(to_rows) + to * size;
     const From* const in = reinterpret_cast<const From*>(from_rows) + from * size;
     for (int64_t i = 0; i < size; ++i) {
-      if constexpr (std::is_same_v<To, double> || std::is_same_v<From, double>) {
-        out[i] = static_cast<To>(static_cast<double>(in[i]));
-      } else {
-        out[i] = static_cast<To>(static_cast<float>(in[i]));
-      }
+      out[i] = cast_value<To>(in[i]);
     }
   }
 };
-
-template <typename Body>
-void dispatch_float(ScalarType type, const char* name, Body&& body) {
-  switch (type) {
-    case ScalarType::Float:
-      return body(float{});
-    case ScalarType::Double:
-      return body(double{});
-    case ScalarType::BFloat16:
-      return body(torch::headeronly::BFloat16{});
-    case ScalarType::Half:
-      return body(torch::headeronly::Half{});
-    default:
-      throw_argument(name, " must have a floating dtype to be cast, got ", dtype_name(type));
-  }
-}
 
 // Calls body with the copier that turns rows of `from` into rows of `to`.
 template <typename Body>
@@ -181,12 +139,6 @@ inline void finish_stores() {
 inline void check_rows(const Tensor& t, const char* name) {
   check_contiguous(t, name);
   CHECK_ARG(t.dim() >= 1, name, " must have at least one dimension");
-}
-
-inline bool overlap(const Tensor& a, const Tensor& b) {
-  const auto begin = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
-  const auto end = [&](const Tensor& t) { return begin(t) + static_cast<uintptr_t>(t.numel()) * t.element_size(); };
-  return a.numel() > 0 && b.numel() > 0 && begin(a) < end(b) && begin(b) < end(a);
 }
 
 }  // namespace gnnsys

@@ -119,7 +119,7 @@ struct Shape {
   int64_t num_rows;
   int64_t heads;
   int64_t width;
-  int64_t size() const { return heads * width; }
+  __host__ __device__ int64_t size() const { return heads * width; }
 };
 
 // Before a Device is made of it: another argument may have brought the call here.

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from gnnsys.bench.workload import Workload
 
 OURS = "gnnsys"
+Clock = Literal["host", "device", "synced"]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do the case's work: called without arguments, on so many threads; what it returns can be compared."""
+    """One way to do the case's work: called without arguments, on so many threads; what it returns can be compared.
+
+    `clock` says whose time a call takes: "host", the processor's until the call returns; "device", the GPU's alone,
+    between two events; "synced", the processor's until the GPU is done, for calls that wait for it in between.
+    """
 
     call: Callable[[], Any]
     threads: int = 1
+    clock: Clock = "host"
 
 
 @dataclass(frozen=True)

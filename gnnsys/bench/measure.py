@@ -1,6 +1,7 @@
 """Measuring: sides take turns in one process, so that whatever disturbs the machine disturbs all of them.
 
 Each side is called once to warm up, then all are called in rounds. The figure is the median of a side's rounds.
+What runs on a GPU finds its caches cold: its inputs are never there from the round before.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.bench.case import Case, Side
+from gnnsys.bench.case import Case, Clock, Side
 from gnnsys.bench.peers import set_threads
+
+_FLUSH_BYTES = 1 << 30  # several times a GPU's cache, and 0.3 ms of writing: longer than an op takes to be queued
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,16 @@ class Rounds:
 
 
 def measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
-    """Every side's measurements (seconds or bytes), round by round."""
+    """Every side's measurements (seconds or bytes), round by round. The device's memory is given back at the end."""
+    try:
+        return _measure(case, rounds)
+    finally:
+        if torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
     sides = case.sides()
     if case.ours not in sides:
         raise RuntimeError(f"case {case.name!r} has no side {case.ours!r}, only {sorted(sides)}")
@@ -44,9 +56,7 @@ def measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
 
 
 def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds) -> dict[str, list[float]]:
-    probe = {"memory": peak_extra_bytes, "value": returned_value, "score": returned_value}.get(
-        case.unit.kind, seconds_of
-    )
+    probes = {"memory": peak_extra_bytes, "value": returned_value, "score": returned_value}
     least, most = (case.repeats, case.repeats) if case.repeats else (rounds.least, rounds.most)
     samples: dict[str, list[float]] = {name: [] for name in sides}
     start = time.perf_counter()
@@ -55,6 +65,7 @@ def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds) -> dict[st
             break
         for name, side in sides.items():
             set_threads(side.threads)
+            probe = probes.get(case.unit.kind) or clock(side.clock)
             samples[name].append(probe(side.call))
     return samples
 
@@ -84,6 +95,41 @@ def seconds_of(call: Callable[[], Any]) -> float:
     elapsed = time.perf_counter() - start
     del result  # freed outside the measurement
     return elapsed
+
+
+def clock(kind: Clock) -> Callable[[Callable[[], Any]], float]:
+    """What times a call. Without a GPU there is but the processor's time."""
+    if kind == "host" or not torch.cuda.is_available():
+        return seconds_of
+    return device_seconds_of if kind == "device" else synced_seconds_of
+
+
+def device_seconds_of(call: Callable[[], Any]) -> float:
+    """Between events on the current stream, the call being queued before the first of them has happened."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    _flush_device()
+    start.record()
+    result = call()
+    end.record()
+    end.synchronize()
+    del result
+    return start.elapsed_time(end) * 1e-3
+
+
+def synced_seconds_of(call: Callable[[], Any]) -> float:
+    _flush_device()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    result = call()
+    torch.cuda.synchronize()
+    elapsed = time.perf_counter() - start
+    del result
+    return elapsed
+
+
+def _flush_device() -> None:
+    """Fills the GPU's caches with something else, and keeps it busy while the host queues what comes next."""
+    torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda").zero_()
 
 
 def returned_value(call: Callable[[], Any]) -> float:

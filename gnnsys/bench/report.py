@@ -9,6 +9,8 @@ import datetime
 import json
 import os
 import platform
+import shutil
+import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,7 +128,33 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load": [round(v, 2) for v in os.getloadavg()],
         "versions": versions,
+        **({"gpu": _gpu()} if torch.cuda.is_available() else {}),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": facts.name,
+        "memory": facts.total_memory,
+        "multiprocessors": facts.multi_processor_count,
+        "l2": facts.L2_cache_size,
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _driver() -> str:
+    """The driver's version, which torch does not know: nvidia-smi's word for it."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return "unknown"
+    query = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return lines[0].strip() if lines else "unknown"
 
 
 def _processor() -> str:

@@ -6,7 +6,8 @@ may then be called without it. What a graph is given is checked here, once, so t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -148,6 +149,49 @@ class Graph:
             for name, rows in arrays.items():
                 if is_source(rows):
                     raise ValueError(f"{purpose} needs rows in memory, and {name!r} is a {type(rows).__name__}")
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the structure is; arrays of rows may be elsewhere."""
+        return next((csc.indptr.device for csc in self._csc.values()), torch.device("cpu"))
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the structure is in pinned host memory, where a device can read it."""
+        tensors = [t for csc in self._csc.values() for t in (csc.indptr, csc.indices)]
+        return self.device.type == "cpu" and bool(tensors) and all(t.numel() == 0 or t.is_pinned() for t in tensors)
+
+    def to(self, device: torch.device | str) -> Graph:
+        """The graph with its structure and its tensors of rows on `device`; sources of rows stay what they are.
+
+        On a GPU, samplers and loaders then do all their work there. What is there already is shared, not copied.
+        """
+        return self._moved(lambda csc: csc.to(device), lambda rows: rows.to(device))
+
+    def pin_memory(self) -> Graph:
+        """The graph with its structure and its tensors of rows in pinned host memory, which a GPU reads directly.
+
+        For graphs that do not fit the device. Pinned memory is never paged out: it counts in full, and twice while the
+        graph that it was made of lives.
+        """
+        return self._moved(
+            lambda csc: csc.pin_memory(), lambda rows: rows if rows.is_pinned() else rows.contiguous().pin_memory()
+        )
+
+    def _moved(self, structure: Callable[[CSC], CSC], rows: Callable[[Tensor], Tensor]) -> Graph:
+        """Every part by itself; what was checked when the graph was made need not be checked again."""
+
+        def through(arrays: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: rows(values) if isinstance(values, Tensor) else values for name, values in arrays.items()}
+
+        out = copy.copy(self)
+        out.info = dict(self.info)
+        out._csc = {t: structure(csc) for t, csc in self._csc.items()}
+        out.node_data = {t: through(arrays) for t, arrays in self.node_data.items()}
+        out.edge_data = {t: through(arrays) for t, arrays in self.edge_data.items()}
+        return out
 
     # -- checks ------------------------------------------------------------------------------------------------------
 

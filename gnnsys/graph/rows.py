@@ -1,4 +1,4 @@
-"""Checks of the arrays a graph is given: one row per node or edge, dense, on the CPU, and fit for their use."""
+"""Checks of the arrays a graph is given: one row per node or edge, dense, in memory, and fit for their use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_data(rows: Any, num_rows: int, where: str, per: str) -> None:
 
 
 def check_rows(rows: Any, num_rows: int, where: str, per: str) -> None:
-    """ValueError, naming `where`, unless `rows` is a dense CPU tensor with one row per node or edge."""
+    """ValueError, naming `where`, unless `rows` is dense, in a host's or a device's memory, one row per node or edge."""
     if not isinstance(rows, Tensor):
         raise ValueError(
             f"{where} must be a torch.Tensor, got {type(rows).__name__}: pass torch.as_tensor(...), or a source of "
@@ -36,8 +36,8 @@ def check_rows(rows: Any, num_rows: int, where: str, per: str) -> None:
         )
     if rows.layout != torch.strided:
         raise ValueError(f"{where} must be dense, got {rows.layout}: pass .to_dense()")
-    if rows.device.type != "cpu":
-        raise ValueError(f"{where} must be a CPU tensor, got {rows.device}: loaders move batches to the device")
+    if rows.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{where} must be in memory of the host or of a CUDA device, got {rows.device}")
     if rows.dim() == 0 or rows.shape[0] != num_rows:
         raise ValueError(f"{where} has shape {list(rows.shape)}, expected {num_rows} rows, one per {per}")
 

@@ -1,52 +1,89 @@
-"""The copy stage: a batch goes to the device on a stream of its own while the previous one is being used.
+"""The device side of a loader: a stream of its own, and the copy stage that brings batches to the consumer's.
 
 What is copied is structure and rows apart, before they are made a Batch, so that compacting can be the device's work;
-or a Batch, where a transform of the user's ran on the host. Both have `apply`.
+or a Batch, where a transform of the user's ran before. Both have `apply`. What was sampled and gathered on the device
+is there already, and only waited for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gnnsys.graph import Graph
 from gnnsys.loader.join import Sampled
+from gnnsys.ops._library import HAS_CUDA_KERNELS
+from gnnsys.pipeline import Stage
+from gnnsys.sampling import AnyGraph
 
 
 class Copied(NamedTuple):
     """Something whose tensors are on the device once `event` has happened."""
 
     item: Any  # Sampled or Batch
-    event: torch.Event
+    event: Any  # torch.Event, or torch.cuda's
+
+
+class Side:
+    """A stream that all threads of one loader share: in the order in which they queue it, their work is safe.
+
+    Its small kernels go before a training step's large ones (a high priority), so that loading stays ahead.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device, priority=-1) if self._is_cuda else torch.Stream(device=device)
+
+    def use(self) -> AbstractContextManager[Any]:
+        """Makes it the current stream of this thread, which is where native ops and torch's own put their work."""
+        return torch.cuda.stream(self._stream) if self._is_cuda else self._stream
+
+    def record(self) -> Any:
+        """An event that happens when all that is queued now is done."""
+        return self._stream.record_event()
+
+    def hand_over(self, event: Any) -> Any:
+        """The current stream of this thread, which from here on waits for `event`."""
+        current = torch.cuda.current_stream if self._is_cuda else torch.accelerator.current_stream
+        stream = current(self.device)
+        stream.wait_event(event)
+        return stream
 
 
 class Copy:
     """`begin` starts the copy; `arrive` makes the consumer's stream wait for it when the batch is handed out."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.Stream(device=device)
+        self._side = Side(device)
 
     def begin(self, item: Any) -> Copied:
+        """What is on the host goes to the device: from pinned memory, as only then nobody waits for the copy."""
+        device = self._side.device
         num_bytes = 0
 
-        def pin(tensor: Tensor) -> Tensor:
-            """What was not gathered into pinned memory (structure): only then is a copy asynchronous."""
+        def move(tensor: Tensor) -> Tensor:
             nonlocal num_bytes
-            num_bytes += tensor.nbytes
-            return tensor if tensor.is_pinned() or not tensor.is_cpu else tensor.pin_memory()
+            if tensor.is_cpu and tensor.numel():
+                num_bytes += tensor.nbytes
+                tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
+            return tensor.to(device, non_blocking=True)
 
-        pinned = item.apply(pin)
-        with self._stream:
-            moved = pinned.apply(lambda t: t.to(self._device, non_blocking=True))
+        with self._side.use():
+            moved = item.apply(move)
         if isinstance(item, Sampled) and item.trace is not None:
             item.trace.bytes["device"] = num_bytes
-        return Copied(moved, self._stream.record_event())
+        return Copied(moved, self._side.record())
 
     def arrive(self, copied: Copied) -> Any:
-        stream = torch.accelerator.current_stream(self._device)
-        stream.wait_event(copied.event)
+        """The batch, safe to use on the consumer's stream and to drop at any time: its memory is given to later batches
+        only when that stream is done with it."""
+        stream = self._side.hand_over(copied.event)
 
         def record(tensor: Tensor) -> Tensor:
             tensor.record_stream(stream)
@@ -55,18 +92,54 @@ class Copy:
         copied.item.apply(record)
         return copied.item
 
+    def on_stream(self, stage: Stage) -> Stage:
+        """The stage with its work on the loader's stream, whichever thread runs it."""
+        if self._side.device.type != "cuda":
+            return stage
+        begin = None if stage.begin is None else _on(self._side, stage.begin)
+        return replace(stage, run=_on(self._side, stage.run), begin=begin)
 
-def resolve(device: torch.device | str | None) -> torch.device | None:
-    """The device to copy to, None for none; ValueError where it is not there."""
+
+def _on(side: Side, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def run(item: Any) -> Any:
+        with side.use():
+            return function(item)
+
+    return run
+
+
+def resolve(device: torch.device | str | None, graph: AnyGraph | None = None) -> torch.device | None:
+    """The device that batches go to, None for the host; ValueError where it is not there.
+
+    By default batches are where the graph is; of a graph on a device they can be nowhere else.
+    """
+    here = graph.device if isinstance(graph, Graph) else torch.device("cpu")
     if device is None:
-        return None
+        return None if here.type == "cpu" else here
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
-    if wanted.type == "cpu":
+    if wanted.type != "cpu":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is None or accelerator.type != wanted.type:
+            found = accelerator or "no accelerator"
+            raise ValueError(f"device={str(wanted)!r} is not available here: torch finds {found}")
+        if wanted.index is None:
+            index = here.index if here.type == wanted.type else torch.accelerator.current_device_index()
+            wanted = torch.device(wanted.type, index)
+    if here.type != "cpu" and wanted != here:
+        raise ValueError(
+            f"the graph is on {here}, so are its batches: leave device={str(wanted)!r} away, or pass "
+            f"graph.to({str(wanted)!r})"
+        )
+    return None if wanted.type == "cpu" else wanted
+
+
+def sampled_on(graph: AnyGraph, target: torch.device | None) -> torch.device | None:
+    """The device that samples batches for `target`: where it can read the structure, itself; None is the host."""
+    if target is None or target.type != "cuda" or not isinstance(graph, Graph):
         return None
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None or accelerator.type != wanted.type:
-        raise ValueError(f"device={str(wanted)!r} is not available here: torch finds {accelerator or 'no accelerator'}")
-    return wanted if wanted.index is not None else torch.device(wanted.type, torch.accelerator.current_device_index())
+    if graph.device == target:
+        return target
+    return target if HAS_CUDA_KERNELS and graph.is_pinned else None

@@ -2,6 +2,7 @@
 
 Rows in memory are gathered. Rows of distributed tables are asked for in one request per machine for the whole batch,
 as soon as it is sampled (`begin`), and waited for in the batch's turn (`finish`); so are those of a user's own source.
+A source that says its `device` (a cache there) is asked with ids on that device, and its rows stay on it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.inflight import Flight, Leg, Pending, Window
-from gnnsys.loader.join import Rows, Sampled
+from gnnsys.loader.join import Ids, Rows, Sampled
 from gnnsys.ops import move_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph
@@ -43,7 +44,7 @@ class Fetch:
         sources = [source for arrays in self._arrays.values() for _, source in arrays]
         self.num_arrays = len(sources)  # of a batch, over all types
         self.is_in_memory = all(isinstance(source, Tensor) for source in sources)  # nothing to begin
-        self.waits = any(not isinstance(source, Tensor) and getattr(source, "is_remote", True) for source in sources)
+        self.waits = any(not isinstance(s, Tensor) and getattr(s, "is_remote", not is_on_device(s)) for s in sources)
         self._wire_dtype = check_wire_dtype(wire_dtype, sources)
         self._rows = Rows(BufferPool(max_free=0))
         self._window: Window | None = None
@@ -65,10 +66,16 @@ class Fetch:
             return sampled
         order = _Order(sampled)
         for key, ids in _ids_by_type(sampled):
+            at = Ids(ids)
             for name, source in self._arrays[key]:
-                if not isinstance(source, Tensor):
-                    order.add(key, name, source, ids, self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype))
-        if not order.arriving:
+                if isinstance(source, Tensor):
+                    continue
+                if is_on_device(source):
+                    order.reads[key, name] = source.begin_read(at.on(source.device))
+                    continue
+                out = self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype)
+                order.add(key, name, source, at.on(_HOST), out)
+        if not order.arriving and not order.reads:
             return sampled
         sampled.pending = order
         with order.flight.lock:
@@ -89,10 +96,15 @@ class Fetch:
         rows: dict[AnyType, dict[str, Tensor]] = {}
         for key, ids in _ids_by_type(sampled):
             into = rows[key] = {} if order is None else dict(order.arriving.get(key, {}))
+            at = Ids(ids)
             for name, source in self._arrays[key]:
                 if isinstance(source, Tensor):
-                    into[name] = out = self._rows(source, ids)
-                    num_bytes += out.nbytes
+                    into[name] = self._rows(source, at)
+                elif order is not None and (key, name) in order.reads:
+                    into[name] = order.reads[key, name].result()
+                else:
+                    continue
+                num_bytes += into[name].nbytes
         moved = {"bytes_local": num_bytes}
         if order is not None:
             order.flight.complete()
@@ -143,6 +155,7 @@ class _Group(NamedTuple):
     is_fixed: bool  # rows never change
 
 
+_HOST = torch.device("cpu")
 _COUNTS = ("bytes_local", "bytes_remote", "bytes_shared", "rows_asked", "rows_shared")
 
 
@@ -153,6 +166,7 @@ class _Order:
         self.batch = sampled.position
         self.flight = Flight()
         self.arriving: dict[AnyType, dict[str, Tensor]] = {}
+        self.reads: dict[tuple[AnyType, str], PendingRead] = {}  # of sources on a device
         self.legs: dict[_Group, Leg] = {}
         self._tables: dict[_Group, list[tuple[str, Any]]] = {}  # names and sources, as outs of the leg
         self._pulls: list[PendingPull] = []
@@ -228,6 +242,12 @@ class _Scattered(NamedTuple):
 
     def result(self) -> None:
         move_rows(self.read.result(), self.out, order=self.at)
+
+
+def is_on_device(source: Any) -> bool:
+    """Whether a source takes ids on an accelerator and leaves its rows there."""
+    device = getattr(source, "device", None)
+    return isinstance(device, torch.device) and device.type != "cpu"
 
 
 def is_table(source: Any) -> TypeGuard[DistTensor]:

@@ -16,6 +16,7 @@ from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph, Sample
+from gnnsys.sampling.neighbor import to_device
 
 
 class Inputs(NamedTuple):
@@ -59,8 +60,25 @@ class Sampled:
         return replace(self, sample=moved, values=values, rows=rows)
 
 
+class Ids:
+    """A batch's ids of one type, wherever they are asked for; copied between host and device once at most."""
+
+    def __init__(self, ids: Tensor) -> None:
+        self.device = ids.device
+        self._on = {ids.device: ids}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._on:
+            ids = self._on[self.device]
+            self._on[device] = ids.cpu() if device.type == "cpu" else to_device(ids, device)
+        return self._on[device]
+
+
 class Rows:
-    """Gathers rows into pooled buffers, or pinned ones where the batch goes on to a device."""
+    """Gathers rows into pooled buffers, or pinned ones where the batch goes on to a device.
+
+    Rows on a device are gathered there, and so are rows in pinned memory where that is where the batch was sampled.
+    """
 
     def __init__(self, pool: BufferPool, pin: bool = False) -> None:
         self._pool = pool
@@ -72,10 +90,16 @@ class Rows:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
         return self._pool.empty(shape, dtype)
 
-    def __call__(self, source: Tensor, index: Tensor) -> Tensor:
-        if source.requires_grad or not source.is_cpu or not source.is_contiguous():
-            return source.index_select(0, index.to(source.device))
-        return gather_rows(source, index, self.empty((index.numel(), *source.shape[1:]), source.dtype))
+    def __call__(self, source: Tensor, index: Tensor | Ids) -> Tensor:
+        ids = Ids(index) if isinstance(index, Tensor) else index
+        if source.requires_grad or not source.is_contiguous():
+            return source.index_select(0, ids.on(source.device))
+        if source.is_cuda or (ids.device.type == "cuda" and source.is_pinned()):
+            return gather_rows(source, ids.on(source.device if source.is_cuda else ids.device))
+        if not source.is_cpu:
+            return source.index_select(0, ids.on(source.device))
+        at = ids.on(source.device)
+        return gather_rows(source, at, self.empty((at.numel(), *source.shape[1:]), source.dtype))
 
 
 class Compact:

@@ -2,7 +2,8 @@
 
 In memory, sampling and fetching are both work for a core: the same threads do all of it for a batch. Where rows come
 over a network, sampling threads send a batch's requests as soon as it is sampled and go on with the next; another
-thread waits for the rows. A user's stages go where they say, with the threads that they say.
+thread waits for the rows. Where a device samples and gathers, a thread has little to do but to queue that work, for a
+batch from its seeds to its arrival. A user's stages go where they say, with the threads that they say.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ PLACES = ("schedule", "sample", "fetch", "compact")  # where a user's stage may 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The sizes everything follows from: `waits` tells whether sampling or fetching waits for other machines."""
+    """The sizes everything follows from: `waits` tells whether sampling or fetching waits for other machines,
+    `on_device` whether batches are sampled on the device that they go to."""
 
     num_threads: int
     prefetch: int
     waits: bool
     options: PipelineOptions
+    on_device: bool = False
 
     def __post_init__(self) -> None:
         check_count("num_threads", self.num_threads, 0)
@@ -50,8 +53,9 @@ class Layout:
         user_stages: Sequence[Stage],
         copy: Copy | None,
     ) -> list[Stage]:
-        """`ours` are schedule, sample, fetch and compact. A user's function on batches runs on the host, so compact
-        comes before copy if there is one, and behind it otherwise."""
+        """`ours` are schedule, sample, fetch and compact. A user's function on batches runs ahead, in loading threads
+        (and on the host, if that is where batches are made), so compact comes before copy if there is one. Otherwise
+        it comes behind: it is then work of the consumer's stream."""
         check_user_stages(user_stages)
         extra = [*user_stages]
         if transform is not None:
@@ -62,11 +66,16 @@ class Layout:
         behind: list[Stage] = []
         if copy is not None and stages[-1].name == "compact":
             behind = [stages.pop()]
-        stages = self._with_threads(stages, {stage.name for stage in user_stages})
-        if copy is not None:
+        names = {stage.name for stage in user_stages}
+        if copy is None:
+            return self._with_threads(stages, names)
+        last = Stage("copy", copy.begin, threads=0)
+        if self.on_device:
+            stages = self._with_threads([*stages, last], names)
+        else:
             threads, depth = self._sizes("copy", min(1, self.num_threads), 1)
-            stages += [Stage("copy", copy.begin, threads, depth), Stage("arrive", copy.arrive, threads=0)]
-        return stages + behind
+            stages = [*self._with_threads(stages, names), replace(last, threads=threads, depth=depth)]
+        return [*map(copy.on_stream, stages), Stage("arrive", copy.arrive, threads=0), *behind]
 
     def _with_threads(self, stages: Sequence[Stage], user_names: set[str]) -> list[Stage]:
         if self.num_threads == 0:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, EdgeType, Graph
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
@@ -77,6 +78,8 @@ class LinkNeighborLoader(Loader):
     ) -> None:
         if (edge_label_time is None) != (time_attr is None):
             raise ValueError("edge_label_time and time_attr go together: give both, or neither")
+        target = resolve(device, graph)
+        edge_label, edge_label_time = (None if of is None else of.cpu() for of in (edge_label, edge_label_time))
         negatives = NegativeSampling.cast(neg_sampling)
         check_times("edge_label_time", edge_label_time)
         edge_type, inputs, num_links, shares = resolve_inputs(
@@ -100,6 +103,7 @@ class LinkNeighborLoader(Loader):
             time=time_attr,
             temporal_strategy=temporal_strategy,
             expand=expand,
+            device=sampled_on(graph, target),
         )
         seeder = make_seeder(graph, edge_type, negatives, disjoint, time_attr)
         if graph.is_homogeneous:
@@ -118,7 +122,7 @@ class LinkNeighborLoader(Loader):
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
-            device=device,
+            device=target,
             across_epochs=across_epochs,
             fetch=fetch,
             wire_dtype=wire_dtype,
@@ -239,16 +243,10 @@ def resolve_links(graph: AnyGraph, edge_label_index: InputLinks) -> tuple[EdgeTy
         bound = graph.num_nodes(node_type)
         if not 0 <= int(end.min()) <= int(end.max()) < bound:
             raise ValueError(f"edge_label_index must be in [0, {bound}), got {int(end.min())} to {int(end.max())}")
-    src, dst = index.long()
+    src, dst = index.long().cpu()
     return edge_type, (src, dst)
 
 
 def edge_index_of(graph: Graph, edge_type: EdgeType) -> Tensor:
-    """All edges of a type, in the order the user gave them, int64 [2, num_edges]."""
-    csc = graph.csc(edge_type)
-    by_position = torch.stack([csc.indices.long(), csc.dst()])
-    if csc.edge_ids is None:
-        return by_position
-    out = torch.empty_like(by_position)
-    out[:, csc.edge_ids.long()] = by_position
-    return out
+    """All edges of a type, in the order the user gave them, int64 [2, num_edges], on the host."""
+    return graph.edge_index(edge_type).cpu()

@@ -18,6 +18,7 @@ from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
+from gnnsys.sampling.neighbor import to_device
 
 
 @dataclass
@@ -68,7 +69,7 @@ class LinkSeeds:
     def owners(self, tree: dict[NodeType, Tensor]) -> dict[NodeType, Tensor]:
         """The positive link of each sampled node, from the tree it was sampled in (PyG's `batch`)."""
         assert self.link_of_tree is not None
-        return {node_type: self.link_of_tree[trees] for node_type, trees in tree.items()}
+        return {node_type: to_device(self.link_of_tree, of.device)[of] for node_type, of in tree.items()}
 
     def by_type(self, edge_type: EdgeType, input_id: Tensor) -> dict[NodeType | EdgeType, dict[str, Any]]:
         """The values by where they belong: labels to the edge type, triplets to its two node types."""

@@ -9,7 +9,7 @@ import torch
 
 from gnnsys.graph import Graph
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.device import Copy, resolve
+from gnnsys.loader.device import Copy, resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
@@ -59,7 +59,7 @@ class Loader:
         options = PipelineOptions() if pipeline is None else pipeline
         if not isinstance(options, PipelineOptions):
             raise ValueError(f"pipeline must be a gnnsys.loader.PipelineOptions, got {type(options).__name__}")
-        target = resolve(device)
+        target = resolve(device, graph)
         self.graph = graph
         self._schedule = schedule
         self._ranks = ranks
@@ -68,7 +68,8 @@ class Loader:
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
         if num_threads is None:
             num_threads = _REMOTE_THREADS if waits else 1
-        layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options)
+        on_device = sampled_on(graph, target) is not None
+        layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device)
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         num_shared = layout.num_in_flight if waits and options.share else 0

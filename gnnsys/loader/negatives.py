@@ -76,6 +76,7 @@ class NodeDraw:
     """
 
     def __init__(self, num_nodes: int, weight: Tensor | None, time: Tensor | None, name: str) -> None:
+        weight, time = (None if rows is None else rows.cpu() for rows in (weight, time))  # as the generator is
         self._num_nodes = num_nodes
         self._order = None if time is None else torch.argsort(time, stable=True)
         self._time = None if time is None or self._order is None else time[self._order]

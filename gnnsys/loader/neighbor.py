@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Sampled
@@ -22,10 +23,12 @@ from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey
+from gnnsys.sampling.neighbor import to_device
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Sampler: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]
-"""A user's own sampler: `sampler(graph, seeds, key)`, from several threads at once; random by `key` alone."""
+"""A user's own sampler: `sampler(graph, seeds, key)`, from several threads at once; random by `key` alone. Seeds are on
+the device where that is to sample (a graph on it or pinned, `device="cuda"`), and there the current stream is ours."""
 
 
 class NeighborLoader(Loader):
@@ -37,6 +40,10 @@ class NeighborLoader(Loader):
     `num_neighbors`: one number per hop (-1: all), or a list per edge type. `input_time` is the seeds' time under
     temporal sampling (default: their own `time_attr`). `sampler` is the user's own, instead of all options of ours.
     Everything random is a function of (seed, epoch, batch). Further options: see `Loader`.
+
+    `device`: where batches arrive. A graph on a GPU (`graph.to("cuda")`) is sampled and gathered from there, by default
+    for batches there; so is one in pinned memory (`graph.pin_memory()`) for `device="cuda"`. Of any other graph batches
+    are made on the host and copied ahead. The batches are the same.
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -76,6 +83,8 @@ class NeighborLoader(Loader):
         nodes = InputIds(ids)
         largest = input_nodes.largest if isinstance(input_nodes, Share) else None
         schedule = Schedule(len(nodes), batch_size, shuffle, drop_last, seed, largest)
+        target = resolve(device, graph)
+        input_time = None if input_time is None else input_time.cpu()
         sample: Callable[[Ticket, Tensor], Sampled]
         if sampler is None:
             if num_neighbors is None:
@@ -90,6 +99,7 @@ class NeighborLoader(Loader):
                 time=time_attr,
                 temporal_strategy=temporal_strategy,
                 expand=expand,
+                device=sampled_on(graph, target),
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
@@ -99,7 +109,7 @@ class NeighborLoader(Loader):
             ours_alone = (num_neighbors, input_time, time_attr, weight_attr, replace or None, disjoint or None)
             if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
                 raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
-            sample = _SampleWith(graph, sampler, node_type, nodes, seed)
+            sample = _SampleWith(graph, sampler, node_type, nodes, seed, sampled_on(graph, target))
         super().__init__(
             graph,
             schedule,
@@ -108,7 +118,7 @@ class NeighborLoader(Loader):
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
-            device=device,
+            device=target,
             across_epochs=across_epochs,
             fetch=fetch,
             wire_dtype=wire_dtype,
@@ -137,7 +147,8 @@ class _SampleNodes:
         self._node_type = node_type
         self._nodes = nodes
         self._input_time = input_time
-        self._own_time = None if time_attr is None else graph.node_data[node_type].get(time_attr)
+        own_time = None if time_attr is None else graph.node_data[node_type].get(time_attr)
+        self._own_time = own_time.cpu() if isinstance(own_time, Tensor) else own_time  # seeds are made on the host
         self._is_timed = time_attr is not None
         self._seed = seed
 
@@ -167,8 +178,17 @@ class _SampleNodes:
 class _SampleWith:
     """The sample stage around a user's own sampler."""
 
-    def __init__(self, graph: Graph | DistGraph, sampler: Sampler, node_type: NodeType, nodes: Any, seed: int) -> None:
+    def __init__(
+        self,
+        graph: Graph | DistGraph,
+        sampler: Sampler,
+        node_type: NodeType,
+        nodes: Any,
+        seed: int,
+        device: torch.device | None,
+    ) -> None:
         self._graph = graph
+        self._device = torch.device("cpu") if device is None else device
         self._sampler = sampler
         self._node_type = node_type
         self._nodes = nodes
@@ -176,7 +196,8 @@ class _SampleWith:
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
         key = SampleKey(self._seed, ticket.epoch, ticket.batch)
-        sample = self._sampler(self._graph, {self._node_type: self._nodes[chosen]}, key)
+        seeds = to_device(self._nodes[chosen], self._device)
+        sample = self._sampler(self._graph, {self._node_type: seeds}, key)
         if not isinstance(sample, Sample):
             raise ValueError(f"a sampler must return a gnnsys.sampling.Sample, got {type(sample).__name__}")
         return Sampled(sample, self._node_type, {self._node_type: _about_seeds(chosen)})

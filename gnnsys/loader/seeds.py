@@ -21,7 +21,7 @@ _PIECE = 1 << 20  # rows of a mask that are read together
 def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[NodeType, Any]:
     """The node type and the ids that `input_nodes` stands for; ValueError where there are none.
 
-    Ids are an int64 tensor, or of a share whatever it holds: something with a length that a tensor indexes.
+    Ids are an int64 tensor on the host, or of a share whatever it holds: something with a length that a tensor indexes.
     """
     if isinstance(input_nodes, Share):
         return _from_share(graph, input_nodes)
@@ -31,7 +31,7 @@ def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[No
         check_alone(graph, node_type, chosen)
     if isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
-    nodes = torch.arange(num_nodes) if chosen is None else as_ids(chosen, num_nodes, "input_nodes").long()
+    nodes = torch.arange(num_nodes) if chosen is None else as_ids(chosen, num_nodes, "input_nodes").long().cpu()
     if nodes.numel() == 0:
         raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
     return node_type, nodes
@@ -84,5 +84,5 @@ def _from_share(graph: Graph | DistGraph, share: Share) -> tuple[NodeType, Any]:
     if share.largest == 0:
         raise ValueError(f"input_nodes is empty on every rank: no seeds of node type {share.type!r}")
     if isinstance(share.ids, Tensor):
-        return share.type, as_ids(share.ids, graph.num_nodes(share.type), "input_nodes").long()
+        return share.type, as_ids(share.ids, graph.num_nodes(share.type), "input_nodes").long().cpu()
     return share.type, share.ids

@@ -53,17 +53,18 @@ def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] 
     row, col, edge = {}, {}, {}
     tables = {}
     for node_type, ids in sample.node.items():
-        tables[node_type] = IdTable(graph.num_nodes(node_type), ids.numel())
+        tables[node_type] = IdTable(graph.num_nodes(node_type), ids.numel(), device=ids.device)
         tables[node_type].clear()
         tables[node_type].insert_seeds(ids)
-    hoods, without = neighborhoods(graph), exclude or {}
+    device = next((ids.device for ids in sample.node.values()), None)
+    hoods, without = neighborhoods(graph, device=device), exclude or {}
     nodes = {t: ids.to(hoods.id_dtypes[t]) for t, ids in sample.node.items()}
     requests = [HopRequest(t, nodes[t[2]], -1, key=0, exclude=without.get(t)) for t in sample.row]
     for edge_type, (indptr, ids, positions) in zip(sample.row, hoods.sample(requests)):
         local = tables[edge_type[0]].lookup(ids.to(sample.node[edge_type[0]].dtype))
         inside = (local >= 0).nonzero().view(-1)
         row[edge_type] = local[inside]
-        col[edge_type] = torch.repeat_interleave(indptr.diff())[inside]
+        col[edge_type] = torch.repeat_interleave(indptr.diff(), output_size=ids.numel())[inside]
         edge[edge_type] = hoods.edge_ids(edge_type, positions[inside])
     return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
 

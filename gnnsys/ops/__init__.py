@@ -4,6 +4,7 @@ from gnnsys.ops.aggregate import sddmm, spmm, spmm_add
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
+from gnnsys.ops.cached import gather_cached
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
@@ -46,6 +47,7 @@ __all__ = [
     "fill_uniform",
     "find_edges",
     "gat_aggregate",
+    "gather_cached",
     "gather_parts",
     "gather_rows",
     "in_subgraph",

@@ -2,6 +2,11 @@
 
 A row is everything behind the first dimension. Gathering into a buffer that is used again is several times faster
 than into a fresh one, because a fresh one has to be mapped page by page first.
+
+The device of `index` does the work. On a GPU, rows may come from pinned host memory as well as from the device: the
+kernel reads them where they are. Work is queued, as everywhere on a GPU, and torch does not know that the host's memory
+is being read: keep a pinned tensor, unchanged, until the stream has passed. An id out of range ends the kernel there
+(torch's own indexing does the same), where the CPU raises a ValueError.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: to
     """`src[index]`, into `out` if one is given (it may be pinned), as `dtype` if one is given.
 
     Casts are between float64, float32, bfloat16 and float16. Differentiable with respect to `src` when there is no
-    `out`. An index out of range is a ValueError.
+    `out`; on a GPU the gradient is summed by torch's `index_add`, whose order of summation is fixed only under
+    `torch.use_deterministic_algorithms(True)`. An index out of range is a ValueError.
 
     >>> gather_rows(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1, 1, 0]))
     tensor([[3., 4.],
@@ -37,7 +43,7 @@ def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: to
 def scatter_rows(dst: Tensor, index: Tensor, src: Tensor) -> Tensor:
     """`dst[index] = src` in place, cast to dst's dtype; returns `dst`. Not differentiable.
 
-    Where `index` names a row more than once, the last one wins, for any number of threads.
+    Where `index` names a row more than once, the last one wins, for any number of threads and on every device.
     """
     _refuse_gradient("scatter_rows moves data and has no gradient: pass tensors that need none", dst, src)
     native.scatter_rows(dst, index.contiguous(), src)
@@ -51,7 +57,7 @@ def _refuse_gradient(message: str, *tensors: Tensor) -> None:
 
 @torch.library.register_fake("gnnsys::gather_rows")
 def _(src: Tensor, index: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return src.new_empty((index.shape[0], *src.shape[1:]), dtype=dtype)
+    return index.new_empty((index.shape[0], *src.shape[1:]), dtype=src.dtype if dtype is None else dtype)
 
 
 @torch.library.register_fake("gnnsys::gather_rows_out")
@@ -67,12 +73,13 @@ def _(dst: Tensor, index: Tensor, src: Tensor) -> None:
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: Tensor) -> None:
     src, index, _ = inputs
     ctx.save_for_backward(index)
-    ctx.src_shape, ctx.src_dtype = src.shape, src.dtype
+    ctx.src_shape, ctx.src_dtype, ctx.src_device = src.shape, src.dtype, src.device
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (index,) = ctx.saved_tensors
-    return grad.new_zeros(ctx.src_shape, dtype=ctx.src_dtype).index_add(0, index, grad.to(ctx.src_dtype)), None, None
+    total = grad.new_zeros(ctx.src_shape, dtype=ctx.src_dtype).index_add(0, index, grad.to(ctx.src_dtype))
+    return total.to(ctx.src_device), None, None  # rows of host memory may have been read from a device
 
 
 torch.library.register_autograd("gnnsys::gather_rows", _backward, setup_context=_save_for_backward)

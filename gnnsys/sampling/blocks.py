@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
 from gnnsys.ops import CSC, compact, stream_key
-from gnnsys.sampling.neighbor import SampleKey
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods
+from gnnsys.sampling.neighbor import SampleKey, to_device
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import MAX_FANOUT
 
@@ -81,7 +81,8 @@ def sample_neighbors(
     """Up to `fanout` in-edges (-1: all) of each node, of one edge type, or of all where nodes are given by type.
 
     `hop` tells the hops of a batch from each other: a hop of its own draws on its own. In-edges are drawn uniformly, or
-    by the edges' `weight`. `NeighborSampler` draws the same for the same (key, hop, node).
+    by the edges' `weight`. `NeighborSampler` draws the same for the same (key, hop, node). Of a graph on a GPU, or nodes
+    on a GPU of a graph in pinned memory, the work and what comes out are there.
 
     >>> found = sample_neighbors(graph, seeds, 10, key=SampleKey(seed=1))
     >>> block, nodes = to_block(found)
@@ -96,7 +97,9 @@ def sample_neighbors(
         wanted = {edge_type: nodes}
     for t, ids in wanted.items():
         _check_nodes(ids, graph.num_nodes(t[2]), t[2])
-    hoods = neighborhoods(graph, weight=weight)
+    device = sampling_device(graph, next((ids.device for ids in wanted.values() if ids.is_cuda), None))
+    wanted = {t: to_device(ids, device) for t, ids in wanted.items()}
+    hoods = neighborhoods(graph, weight=weight, device=device)
     as_stored = {dst: wanted[t].to(hoods.id_dtypes[dst]) for dst, t in {t[2]: t for t in wanted}.items()}
     requests = [
         HopRequest(t, as_stored[t[2]], _fanout_of(fanout, t), stream_key(*key, hop, edge_type_key(t))) for t in wanted
@@ -118,12 +121,13 @@ def to_block(
     destinations of each node type; they may be left away where every type that has some was asked about.
     """
     edges = {found.edge_type: found} if isinstance(found, InEdges) else dict(found)
-    given = {t: ids.long() for t, ids in (seeds or {}).items()}
+    where = next((chosen.nodes.device for chosen in edges.values()), None)
+    given = {t: ids.long() if where is None else to_device(ids.long(), where) for t, ids in (seeds or {}).items()}
     for (_, _, dst), chosen in edges.items():
         if not torch.equal(given.setdefault(dst, chosen.nodes), chosen.nodes):
             raise ValueError(f"all in-edges of type {dst!r} must be of the same nodes, the seeds, in the same order")
     types = list(dict.fromkeys([*given, *(t[0] for t in edges)]))
-    none = torch.empty(0, dtype=torch.int64)
+    none = next((ids[:0] for ids in given.values()), torch.empty(0, dtype=torch.int64))
     nodes, local = compact(
         [given.get(t, none).contiguous() for t in types],
         [chosen.ids.contiguous() for chosen in edges.values()],
@@ -142,7 +146,7 @@ def sample_from_blocks(
     graph: AnyGraph, blocks: Sequence[Block], nodes: Mapping[NodeType, Tensor], seeds: Mapping[NodeType, Tensor]
 ) -> Sample:
     """What a loader takes of a user's sampler: blocks, outermost first, and the outermost one's source nodes."""
-    none = torch.empty(0, dtype=torch.int64)
+    none = next((ids[:0] for ids in nodes.values()), torch.empty(0, dtype=torch.int64))
     num_nodes: dict[NodeType, list[int]] = {}
     num_edges: dict[EdgeType, list[int]] = {}
     for t in graph.node_types:
@@ -167,7 +171,7 @@ def _fanout_of(fanout: Fanout, edge_type: EdgeType) -> int:
 def _check_nodes(ids: Tensor, num_nodes: int, node_type: NodeType) -> None:
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"nodes of type {node_type!r} must be a vector of ids, got {list(ids.shape)} {ids.dtype}")
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
-        raise ValueError(
-            f"nodes of type {node_type!r} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}"
-        )
+    if ids.numel():
+        low, high = torch.stack(ids.aminmax()).tolist()
+        if low < 0 or high >= num_nodes:
+            raise ValueError(f"nodes of type {node_type!r} must be in [0, {num_nodes}), got {low} to {high}")

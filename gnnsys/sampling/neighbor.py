@@ -7,7 +7,7 @@ every node seen so far, one block per hop); under both, the same (hop, node) get
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
 
@@ -36,6 +36,10 @@ class NeighborSampler:
 
     `num_neighbors` is a fanout per hop (-1: all), for all edge types or per edge type. `weight` and `time` name rows of
     the graph; sampling in time makes the trees of different seeds disjoint, as each has a time of its own.
+
+    `device` is where samples are made: by default where the graph's structure is, a GPU also for a graph in pinned host
+    memory. There all work of a sample goes to the current stream, and the host waits for sizes alone, twice per hop and
+    edge type. Seeds may be given on the host.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class NeighborSampler:
         time: str | None = None,
         temporal_strategy: Literal["uniform", "last"] = "uniform",
         expand: Literal["new", "frontier"] = "new",
+        device: torch.device | str | None = None,
     ) -> None:
         if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
@@ -67,8 +72,9 @@ class NeighborSampler:
         self._fanouts = check_fanouts(graph, num_neighbors)
         self._type_keys = {t: edge_type_key(t) for t in self._fanouts}
         self.num_hops = len(next(iter(self._fanouts.values()), ()))
-        self._neighborhoods = neighborhoods(graph, weight=weight, time=time)
-        self._free_tables: deque[dict[NodeType, IdTable]] = deque()
+        self.device = sampling_device(graph, device)
+        self._neighborhoods = neighborhoods(graph, weight=weight, time=time, device=self.device)
+        self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
 
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
@@ -102,16 +108,21 @@ class NeighborSampler:
 
     @contextmanager
     def _tables(self) -> Iterator[dict[NodeType, IdTable]]:
-        """One set of tables per sample in flight, reused by later ones."""
+        """One set of tables per sample in flight, reused by later ones: on a device by those of the same stream, so
+        that what the last one has queued is done with them."""
+        on_device = self.device.type == "cuda"
+        free = self._free_tables[torch.cuda.current_stream(self.device).cuda_stream if on_device else 0]
         try:
-            tables = self._free_tables.pop()
+            tables = free.pop()
         except IndexError:
             bound = 1 << 40 if self.disjoint else 0  # (tree, id) pairs need wide slots
-            tables = {t: IdTable(max(bound, self.graph.num_nodes(t))) for t in self.graph.node_types}
+            tables = {
+                t: IdTable(max(bound, self.graph.num_nodes(t)), device=self.device) for t in self.graph.node_types
+            }
         for table in tables.values():
             table.clear()
         yield tables
-        self._free_tables.append(tables)
+        free.append(tables)
 
 
 class _HopEdges(NamedTuple):
@@ -140,7 +151,7 @@ class _Walk:
         self.blocks: list[Block] = []
         for t in graph.node_types:
             ids = seeds[t].to(torch.int64) if t in seeds else torch.empty(0, dtype=torch.int64)
-            self._start(t, ids.contiguous())
+            self._start(t, to_device(ids.contiguous(), sampler.device))
             self.num_nodes[t].append(ids.numel())
 
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
@@ -223,9 +234,11 @@ class _Walk:
     def finish(self) -> Sample:
         row, col, edge = {}, {}, {}
         for edge_type, hops in self.edges.items():
-            row[edge_type], col[edge_type] = _join_edges(hops)
-            positions = torch.cat([h.positions for h in hops]) if hops else torch.empty(0, dtype=torch.int64)
-            edge[edge_type] = self.neighborhoods.edge_ids(edge_type, positions)
+            row[edge_type], col[edge_type] = _join_edges(hops, self.sampler.device)
+            positions = [h.positions for h in hops]
+            if not positions:
+                positions = [torch.empty(0, dtype=torch.int64, device=self.sampler.device)]
+            edge[edge_type] = self.neighborhoods.edge_ids(edge_type, torch.cat(positions))
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
         node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
@@ -243,17 +256,27 @@ class _DisjointWalk(_Walk):
         tree: Mapping[NodeType, Tensor] | None,
         tables: dict[NodeType, IdTable],
     ) -> None:
-        self._seed_tree = _seed_trees(seeds, tree)
+        _check_seeds(sampler.graph, seeds)
+        trees = _seed_trees(seeds, tree)
+        self._seed_tree = {t: to_device(of, sampler.device) for t, of in trees.items()}
         self.trees: dict[NodeType, list[Tensor]] = {t: [] for t in sampler.graph.node_types}
         super().__init__(sampler, seeds, tables)
-        self._tree_time = self._times(seeds, seed_time) if sampler.time is not None else None
+        self._tree_time: Tensor | None = None
+        if sampler.time is not None:
+            self._tree_time = to_device(self._times(seeds, trees, seed_time), sampler.device)
 
-    def _times(self, seeds: Mapping[NodeType, Tensor], seed_time: Mapping[NodeType, Tensor] | None) -> Tensor:
-        """The time of each tree, int64 [num_trees]; of several seeds in one tree the last one's."""
-        num_trees = 1 + max((int(t.max()) for t in self._seed_tree.values() if t.numel()), default=-1)
+    def _times(
+        self,
+        seeds: Mapping[NodeType, Tensor],
+        trees: Mapping[NodeType, Tensor],
+        seed_time: Mapping[NodeType, Tensor] | None,
+    ) -> Tensor:
+        """The time of each tree, int64 [num_trees], made on the host; of several seeds in one tree the last one's."""
+        of = {t: ids.cpu() for t, ids in trees.items()}
+        num_trees = 1 + max((int(t.max()) for t in of.values() if t.numel()), default=-1)
         times = torch.zeros(num_trees, dtype=torch.int64)
         for node_type, ids in seeds.items():
-            times[self._seed_tree[node_type]] = self._time_of(node_type, ids, seed_time)
+            times[of[node_type]] = self._time_of(node_type, ids, seed_time).cpu()
         return times
 
     def _time_of(self, node_type: NodeType, ids: Tensor, seed_time: Mapping[NodeType, Tensor] | None) -> Tensor:
@@ -266,14 +289,11 @@ class _DisjointWalk(_Walk):
             raise ValueError(
                 f"seed_time is needed: nodes of type {node_type!r} have no {self.sampler.time!r} of their own"
             )
-        return rows[ids].to(torch.int64)
+        return rows[ids.to(rows.device)].to(torch.int64)
 
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
-        tree = self._seed_tree.get(node_type, torch.empty(0, dtype=torch.int64))
-        num_nodes = self.sampler.graph.num_nodes(node_type)
-        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < num_nodes):
-            raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
-        self.tables[node_type].insert_seeds(tree * num_nodes + ids)
+        tree = self._seed_tree.get(node_type, ids[:0])
+        self.tables[node_type].insert_seeds(tree * self.sampler.graph.num_nodes(node_type) + ids)
         self._add(node_type, ids)
         self.trees[node_type].append(tree)
 
@@ -306,9 +326,18 @@ class _DisjointWalk(_Walk):
         return sample
 
 
-def _join_edges(hops: Sequence[_HopEdges]) -> tuple[Tensor, Tensor]:
+def to_device(host: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`. A copy from pinned memory waits for nothing that the device has to do before."""
+    if host.device == device:
+        return host
+    if host.is_cpu and host.numel() and not host.is_pinned():
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
+def _join_edges(hops: Sequence[_HopEdges], device: torch.device) -> tuple[Tensor, Tensor]:
     """Sources and destinations of all hops' edges, two rows of one tensor."""
-    out = torch.empty(2, sum(h.local.numel() for h in hops), dtype=torch.int64)
+    out = torch.empty(2, sum(h.local.numel() for h in hops), dtype=torch.int64, device=device)
     row, col = out
     end = 0
     for hop in hops:
@@ -322,8 +351,16 @@ def _seed_trees(seeds: Mapping[NodeType, Tensor], tree: Mapping[NodeType, Tensor
     if tree is None:
         if len(seeds) > 1:
             raise ValueError(f"tree must be given when seeds have several node types, here {list(seeds)}")
-        return {t: torch.arange(ids.numel()) for t, ids in seeds.items()}
+        return {t: torch.arange(ids.numel(), device=ids.device) for t, ids in seeds.items()}
     for node_type, ids in seeds.items():
         if node_type not in tree or tree[node_type].numel() != ids.numel():
             raise ValueError(f"tree must give a tree for each of the {ids.numel()} seeds of type {node_type!r}")
     return {t: tree[t].to(torch.int64) for t in seeds}
+
+
+def _check_seeds(graph: AnyGraph, seeds: Mapping[NodeType, Tensor]) -> None:
+    """ValueError for seeds that are no nodes: (tree, id) pairs of theirs would be others' pairs."""
+    for node_type, ids in seeds.items():
+        num_nodes = graph.num_nodes(node_type)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+            raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")

@@ -1,7 +1,8 @@
 """What a sampler asks of a graph: the neighbours of many seeds, for all edge types of a hop at once.
 
 A graph in memory answers from its CSCs, a parted one (`DistGraph`) from its own parts and over the network. Both draw
-by the same keys, so whoever asks gets the same neighbours.
+by the same keys, so whoever asks gets the same neighbours. A graph in a GPU's memory, or in pinned memory that it reads,
+answers there: whatever is asked with seeds on the device comes back on the device.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, Neighbors, find_edges, gather_rows, sample_neighbors
-from gnnsys.sampling.sources import edge_sources
+from gnnsys.ops._library import HAS_CUDA_KERNELS
+from gnnsys.sampling.sources import edge_sources, pinned
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph
@@ -66,18 +68,49 @@ class Neighborhoods(Protocol):
         """What is sampled from, in memory; ValueError where no process has it."""
 
 
-def neighborhoods(graph: AnyGraph, *, weight: str | None = None, time: str | None = None) -> Neighborhoods:
-    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`."""
+def neighborhoods(
+    graph: AnyGraph, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
+) -> Neighborhoods:
+    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; on `device`, where seeds will be."""
     if isinstance(graph, Graph):
-        return GraphNeighborhoods(graph, weight=weight, time=time)
+        return GraphNeighborhoods(graph, weight=weight, time=time, device=device)
+    sampling_device(graph, device)
     return graph.neighborhoods(weight=weight, time=time)
+
+
+def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -> torch.device:
+    """Where in-edges of `graph` are drawn: on `device`, by default where the structure is.
+
+    ValueError where the structure cannot be read from there: a GPU reads its own memory and pinned host memory.
+    """
+    here = graph.device if isinstance(graph, Graph) else torch.device("cpu")
+    wanted = here if device is None else torch.device(device)
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = here if here.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
+    if wanted == here and here.type == "cpu":
+        return here
+    if not HAS_CUDA_KERNELS:
+        raise ValueError("gnnsys was built without CUDA kernels: sample on the CPU, or build it where torch has CUDA")
+    if here.type == "cuda" and wanted != here:
+        raise ValueError(f"the graph is on {here} and cannot be sampled on {wanted}: pass graph.to({str(wanted)!r})")
+    if here.type == "cpu" and not (isinstance(graph, Graph) and graph.is_pinned):
+        raise ValueError(
+            f"a graph in host memory can be sampled on {wanted} only if it is pinned: pass graph.pin_memory() or, if it "
+            f"fits, graph.to({str(wanted)!r})"
+        )
+    return wanted
 
 
 class GraphNeighborhoods:
     """Of a graph in memory."""
 
-    def __init__(self, graph: Graph, *, weight: str | None = None, time: str | None = None) -> None:
+    def __init__(
+        self, graph: Graph, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
+    ) -> None:
+        self._device = sampling_device(graph, device)
         self._sources = edge_sources(graph, weight, time)
+        if self._device != graph.device:
+            self._sources = {t: pinned(source) for t, source in self._sources.items()}
         self.id_dtypes = dict.fromkeys(graph.node_types, torch.int32)
         for edge_type, source in self._sources.items():
             if source.csc.indices.dtype == torch.int64:
@@ -96,6 +129,7 @@ class GraphNeighborhoods:
 
     def _sample(self, request: HopRequest, replace: bool, last: bool) -> Neighbors:
         source = self._sources[request.edge_type]
+        exclude = None if request.exclude is None else request.exclude.to(request.seeds.device)
         timed: dict[str, Any] = {}
         if source.time is not None and request.seed_time is not None:
             timed = {"time": source.time, "seed_time": request.seed_time, "last": last}
@@ -107,7 +141,7 @@ class GraphNeighborhoods:
             key=request.key,
             replace=replace,
             weight=source.weight,
-            exclude=request.exclude,
+            exclude=exclude,
             tree=request.tree,
             **timed,
         )
@@ -117,7 +151,9 @@ class GraphNeighborhoods:
         return positions if edge_ids is None else gather_rows(edge_ids, positions).to(torch.int64)
 
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
-        return find_edges(self.csc(edge_type), src, dst)
+        csc = self.csc(edge_type)
+        where = csc.indices.device  # few edges are looked for: pinned structure is read by the host
+        return find_edges(csc, src.to(where), dst.to(where)).to(self._device)
 
     def csc(self, edge_type: EdgeType) -> CSC:
         return self._sources[edge_type].csc

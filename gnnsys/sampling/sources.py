@@ -71,14 +71,14 @@ def edge_sources(graph: Graph, weight: str | None, time: str | None) -> dict[Edg
         source = EdgeSource(graph.csc(edge_type))
         rows = graph.edge_data[edge_type]
         if by[edge_type] == "weight":
-            of_edge = weight_rows(str(weight), _in_memory(str(weight), rows[str(weight)]))
+            of_edge = weight_rows(str(weight), _in_memory(str(weight), rows[str(weight)], graph.device))
             source = replace(source, weight=_by_position(source.csc, of_edge))
         elif by[edge_type] == "node time":
-            of_node = _in_memory(str(time), graph.node_data[edge_type[0]][str(time)])
+            of_node = _in_memory(str(time), graph.node_data[edge_type[0]][str(time)], graph.device)
             source = with_node_time(source, time_rows(str(time), of_node))
         elif by[edge_type] == "edge time":
-            of_position = _by_position(source.csc, time_rows(str(time), _in_memory(str(time), rows[str(time)])))
-            source = with_edge_time(source, of_position)
+            of_edge = time_rows(str(time), _in_memory(str(time), rows[str(time)], graph.device))
+            source = with_edge_time(source, _by_position(source.csc, of_edge))
         sources[edge_type] = source
     return sources
 
@@ -109,10 +109,20 @@ def rows_to_draw_by(
     return found
 
 
-def _in_memory(name: str, rows: Any) -> Tensor:
+def _in_memory(name: str, rows: Any, device: torch.device) -> Tensor:
+    """The rows where the structure is."""
     if is_source(rows):
         raise ValueError(f"{name!r} is a {type(rows).__name__}: weights and times to draw by must be tensors in memory")
-    return rows
+    return rows.to(device)
+
+
+def pinned(source: EdgeSource) -> EdgeSource:
+    """The same in pinned host memory, for a device to read; what is pinned already stays where it is."""
+
+    def pin(rows: Tensor | None) -> Tensor | None:
+        return rows if rows is None or rows.is_pinned() else rows.pin_memory()
+
+    return replace(source, csc=source.csc.pin_memory(), weight=pin(source.weight), time=pin(source.time))
 
 
 def _by_position(csc: CSC, rows: Tensor) -> Tensor:

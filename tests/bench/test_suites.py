@@ -9,11 +9,12 @@ from gnnsys.bench.workload import Sizes
 TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 WORKLOAD = Workload(TINY)
 IN_LAB = "dist"  # its cases take whole jobs: test_dist.py runs one
+ON_GPU = "gpu"  # test_gpu.py
 ALIKE = ("rmat-2k", "rmat-0k nodes only", "train communities torn")  # minutes of processes for what others show too
 CASES = [
     pytest.param(case, id=f"{s}/{case.name}")
     for s in SUITES
-    if s != IN_LAB
+    if s not in (IN_LAB, ON_GPU)
     for b in load_suite(s)
     for case in b(WORKLOAD)
     if not case.name.startswith(ALIKE)
@@ -72,5 +73,5 @@ def test_every_promise_of_the_suites_has_its_target():
 
 
 def test_an_unknown_suite_is_refused():
-    with pytest.raises(ValueError, match="there is no suite 'gpu'; choose one of: ops, loader"):
-        load_suite("gpu")
+    with pytest.raises(ValueError, match="there is no suite 'tpu'; choose one of: ops, loader"):
+        load_suite("tpu")

@@ -15,10 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "suite",
         metavar="SUITE",
         help="ops (the native core), loader (whole epochs), partition, store (tables over a network), pipeline "
-        "(epochs with rows from another process) or dist (training across hosts of the lab; needs root)",
+        "(epochs with rows from another process), dist (training across hosts of the lab; needs root) or gpu (kernels, "
+        "sampling and epochs on a GPU)",
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
+    parser.add_argument("--scale", choices=("small", "full"), default="full", help="small: the same as --quick")
     parser.add_argument(
         "--cache", metavar="DIR", type=Path, help="keep generated graphs and parts here, for other runs"
     )
@@ -37,11 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gnnsys.bench import Options, load_suite, run_suite
+    from gnnsys.bench.gpu import check_device
 
     benchmarks = load_suite(args.suite)
+    if args.suite == "gpu":
+        check_device()
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
-    options = Options(only=args.only, quick=args.quick, cache=args.cache, settings=_settings(args.suite, args.set))
+    options = Options(
+        only=args.only,
+        quick=args.quick or args.scale == "small",
+        cache=args.cache,
+        settings=_settings(args.suite, args.set),
+    )
     report = run_suite(args.suite, benchmarks, options)
     if args.json is not None:
         report.write(args.json)

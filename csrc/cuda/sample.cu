@@ -1,0 +1,231 @@
+// sample_neighbors on the device: for each seed, some of its in-edges; bit-equal to cpu/sample.cpp.
+//
+// Candidates that are contiguous (nothing filtered, times stored sorted, exclusions) are sampled here: one launch finds
+// each seed's candidates and sums the counts, the host reads size and faults once, one launch chooses and writes.
+// Candidates that must be listed first (weights, unsorted times) are in sample_listed.cu.
+#include "common/tensors.h"
+#include "cuda/choose.cuh"
+#include "cuda/sample.cuh"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <optional>
+
+namespace gnnsys::cuda {
+namespace {
+
+constexpr int kCountThreads = 1024;  // seeds per tile: one window of look-back covers 32 tiles
+
+// A seed's candidates: positions from `begin` on, `size` of them when `gaps` excluded ones among them are skipped.
+struct alignas(16) Row {
+  int64_t begin;
+  uint32_t size;
+  uint32_t gaps;
+};
+
+// Candidates that are contiguous but for excluded ones. The gap before which rank r lies is found by halving: gap g is
+// passed when exclude[g] - begin - g <= r, and that ascends with g.
+template <bool kGaps>
+struct Contiguous {
+  const Row* rows;
+  const int64_t* exclude;
+  const int64_t* first_gaps;  // per seed, in exclude
+
+  __device__ int64_t size(int64_t i) const { return rows[i].size; }
+
+  __device__ uint32_t draw(const Stream& stream, int64_t, uint32_t j, uint32_t bound) const {
+    return uniform_draw(stream, j, bound);
+  }
+
+  __device__ int64_t position(int64_t i, int64_t rank) const {
+    const Row row = rows[i];
+    if constexpr (!kGaps) {
+      return row.begin + rank;
+    }
+    const int64_t* const gaps = exclude + first_gaps[i];
+    uint32_t lo = 0;
+    uint32_t hi = row.gaps;
+    while (lo < hi) {
+      const uint32_t middle = lo + (hi - lo) / 2;
+      if (gaps[middle] - row.begin - middle <= rank) {
+        lo = middle + 1;
+      } else {
+        hi = middle;
+      }
+    }
+    return row.begin + rank + lo;
+  }
+};
+
+// Positions of [begin, end) whose time is not after the limit: all before the result, as times ascend.
+template <typename id_t>
+__device__ int64_t end_in_time(const Request<id_t>& q, int64_t begin, int64_t end, int64_t limit, Report* report) {
+  while (begin < end) {
+    const int64_t middle = begin + (end - begin) / 2;
+    if (q.time_at(middle, report) <= limit) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return end;
+}
+
+// rows[i] and offsets[0..num_seeds]: a seed per thread, one random 16-byte read each (and the halvings of times and
+// exclusions), summed on the way.
+template <typename id_t>
+__global__ void __launch_bounds__(kCountThreads)
+    count_contiguous(Request<id_t> q, Row* rows, int64_t* first_gaps, int64_t* offsets, Report* report, word_t* words) {
+  const int64_t tile = take_tile(words);
+  const int64_t i = tile * kCountThreads + threadIdx.x;
+  int64_t count = 0;
+  if (i < q.num_seeds) {
+    int64_t begin;
+    int64_t end;
+    q.row(i, &begin, &end, report);
+    if (q.timed) {
+      end = end_in_time(q, begin, end, q.seed_time[i], report);
+    }
+    int64_t gaps = 0;
+    if (q.num_exclude > 0) {
+      first_gaps[i] = q.excluded_before(begin);
+      gaps = q.excluded_before(end) - first_gaps[i];
+    }
+    const int64_t size = max(end - begin - gaps, int64_t{0});  // negative only when exclude is out of order
+    rows[i] = {begin, static_cast<uint32_t>(size), static_cast<uint32_t>(gaps)};
+    count = q.count(size);
+  }
+  q.check_exclude(report);
+  int64_t tile_total;
+  int64_t before = block_exclusive_sum<kCountThreads>(count, &tile_total);
+  before += sum_of_tiles_before(words, tile, tile_total);
+  if (i <= q.num_seeds) {
+    offsets[i] = before;
+  }
+  if (i == q.num_seeds) {
+    report->total = static_cast<word_t>(before);
+  }
+}
+
+template <typename id_t>
+Result sample_contiguous(const Device& device, const Request<id_t>& q) {
+  const Tensor offsets = device.empty({q.num_seeds + 1}, ScalarType::Long);
+  const unsigned tiles = num_blocks(q.num_seeds + 1, kCountThreads);
+  const int64_t num_words = kReportWords + num_scan_words(tiles);
+  const int64_t num_gaps = q.num_exclude > 0 ? q.num_seeds : 0;
+  const int64_t row_words = sizeof(Row) / sizeof(word_t) * q.num_seeds;
+  const Tensor workspace = device.workspace<word_t>(row_words + num_gaps + num_words);
+  auto* const rows = mutable_data<Row>(workspace);  // first: 16-byte aligned
+  auto* const first_gaps = mutable_data<int64_t>(workspace) + row_words;
+  auto* const report = reinterpret_cast<Report*>(first_gaps + num_gaps);
+  auto* const words = reinterpret_cast<word_t*>(report + 1);
+  CUDA_CHECK(cudaMemsetAsync(report, 0xFF, num_words * sizeof(word_t), device.stream()));
+  count_contiguous<<<tiles, kCountThreads, 0, device.stream()>>>(q, rows, first_gaps, mutable_data<int64_t>(offsets),
+                                                                 report, words);
+  CUDA_CHECK_LAUNCH();
+  const auto total = static_cast<int64_t>(read_report(device, q, report).total);
+  const Tensor neighbors = device.empty({total}, id_type<id_t>());
+  const Tensor positions = device.empty({total}, ScalarType::Long);
+  const auto write = [&](const auto& source) {
+    choose(device, q, source, const_data<int64_t>(offsets), total, mutable_data<id_t>(neighbors),
+           mutable_data<int64_t>(positions));
+  };
+  if (q.num_exclude > 0) {
+    write(Contiguous<true>{rows, q.exclude, first_gaps});
+  } else {
+    write(Contiguous<false>{rows, nullptr, nullptr});
+  }
+  return {offsets, neighbors, positions};
+}
+
+// Whether it must be on the device itself, or may be read from pinned memory, which large per-graph arrays may.
+enum class Where { kDevice, kReadable };
+
+const int64_t* optional_int64(const std::optional<Tensor>& t, const Device& device, Where where, int64_t size,
+                              const char* name) {
+  if (!t.has_value()) {
+    return nullptr;
+  }
+  if (where == Where::kDevice) {
+    check_contiguous(*t, device, name);
+  } else {
+    check_readable(*t, device, name);
+  }
+  CHECK_ARG(t->dim() == 1, name, " must have one dimension, got ", t->dim());
+  check_dtype(*t, ScalarType::Long, name);
+  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
+  return const_data<int64_t>(*t);
+}
+
+Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, bool replace,
+                        int64_t key, std::optional<Tensor> weight, std::optional<Tensor> time, bool node_time,
+                        bool time_sorted, std::optional<Tensor> seed_time, bool last, std::optional<Tensor> exclude,
+                        std::optional<Tensor> tree, std::optional<Tensor> rng_ids) {
+  CHECK_ARG(seeds.is_cuda(), "seeds must be on the device, like the other tensors");
+  const Device device(seeds);
+  check_csc(indptr, indices, device);
+  check_ids(seeds, device, "seeds");
+  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
+            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
+  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
+  CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
+  CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
+  if (rng_ids) {
+    check_ids(*rng_ids, device, "rng_ids");
+    CHECK_ARG(rng_ids->numel() == seeds.numel(), "rng_ids must be one original id per seed, ", seeds.numel(), ", got ",
+              rng_ids->numel());
+    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() || rng_ids->scalar_type() == ScalarType::Long,
+              "rng_ids must have the dtype of seeds, or be int64");
+  }
+  return dispatch_ids(indices, [&](auto id) -> Result {
+    using id_t = decltype(id);
+    Request<id_t> q{};
+    q.indptr = const_data<int64_t>(indptr);
+    q.indices = const_data<id_t>(indices);
+    q.num_rows = indptr.numel() - 1;
+    q.num_edges = indices.numel();
+    q.seeds = const_data<id_t>(seeds);
+    q.num_seeds = seeds.numel();
+    q.fanout = fanout;
+    q.replace = replace;
+    q.key = static_cast<uint64_t>(key);
+    if (rng_ids && rng_ids->scalar_type() == seeds.scalar_type()) {
+      q.rng_ids = const_data<id_t>(*rng_ids);
+    } else if (rng_ids) {
+      q.wide_rng_ids = const_data<int64_t>(*rng_ids);
+    }
+    q.tree = optional_int64(tree, device, Where::kDevice, q.num_seeds, "tree");
+    q.timed = time.has_value();
+    q.time = optional_int64(time, device, Where::kReadable, node_time ? -1 : indices.numel(), "time");
+    q.num_times = time ? time->numel() : 0;
+    q.node_time = node_time;
+    q.time_sorted = time_sorted;
+    q.seed_time = optional_int64(seed_time, device, Where::kDevice, q.num_seeds, "seed_time");
+    q.last = last;
+    q.exclude = optional_int64(exclude, device, Where::kDevice, -1, "exclude");
+    q.num_exclude = exclude ? exclude->numel() : 0;
+    if (weight) {
+      check_readable(*weight, device, "weight");
+      CHECK_ARG(weight->dim() == 1, "weight must have one dimension, got ", weight->dim());
+      CHECK_ARG(weight->numel() == indices.numel(), "weight must have one entry per edge, ", indices.numel(),
+                ", got ", weight->numel());
+      if (weight->scalar_type() == ScalarType::Float) {
+        return sample_by_weight(device, q, const_data<float>(*weight));
+      }
+      check_dtype(*weight, ScalarType::Double, "weight (float32 or float64)");
+      return sample_by_weight(device, q, const_data<double>(*weight));
+    }
+    if (q.timed && !q.time_sorted) {
+      return sample_by_time(device, q);
+    }
+    return sample_contiguous(device, q);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors)); }
+
+}  // namespace gnnsys::cuda

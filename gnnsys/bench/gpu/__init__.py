@@ -1,0 +1,35 @@
+"""`gnnsys bench gpu`: kernels, sampling and training on a GPU, beside cuSPARSE, torch, copies and PyG's layers.
+
+A figure in TB/s or GB/s counts the bytes that must be gathered. Kernels are timed by events, what waits for the device
+by the clock, everything with cold caches. The graphs are made on the host in seconds.
+"""
+
+import torch
+
+from gnnsys.bench.case import Benchmark
+from gnnsys.bench.gpu import epoch, rows, spmm, structure
+from gnnsys.ops._library import HAS_CUDA_KERNELS
+
+BENCHMARKS: list[Benchmark] = [
+    spmm.forward,
+    spmm.backward,
+    spmm.beside_scatter,
+    spmm.variants,
+    structure.compact,
+    structure.sampling,
+    rows.gather,
+    rows.cached,
+    epoch.epoch,
+]
+
+
+def check_device() -> None:
+    """ValueError where there is nothing to measure."""
+    if not torch.cuda.is_available():
+        found = f"torch {torch.__version__} finds no CUDA device"
+        raise ValueError(f"bench gpu needs a GPU, and {found}: run it on a machine that has one")
+    if not HAS_CUDA_KERNELS:
+        raise ValueError("gnnsys was built without its CUDA kernels: install it where nvcc is, with GNNSYS_CUDA=1")
+
+
+__all__ = ["BENCHMARKS", "check_device"]

@@ -1,0 +1,164 @@
+"""Training epochs of GraphSAGE on the device, beside the same batches made before, and beside PyG's layers.
+
+An epoch's time is that of some of its steps behind a few that fill the pipeline, times the steps of an epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gnnsys.bench import peers
+from gnnsys.bench.case import OURS, Case, Side, Versus, value
+from gnnsys.bench.gpu.inputs import (
+    FANOUTS,
+    NUM_CLASSES,
+    NUM_FEATURES,
+    batches_of_seeds,
+    device,
+    device_graph,
+    is_gpu,
+    large_graph,
+    num_cores,
+    pinned_graph,
+    synchronize,
+)
+from gnnsys.bench.workload import FULL, Workload
+from gnnsys.graph import Graph
+from gnnsys.loader import Batch, NeighborLoader
+from gnnsys.nn import GraphSAGE
+
+NUM_LAYERS = 3
+WITHIN = 1.15  # an epoch may take this much longer than compute alone
+PRE_MADE = "batches pre-made"
+PYG, PYG_TRIMMED = "PyG, CPU batches", "PyG trimmed, CPU batches"
+Step = Callable[[Batch], None]
+
+
+class Steps(NamedTuple):
+    """Of an epoch: all, those that fill the pipeline, those that are timed; and those of a peer that is slower."""
+
+    all: int = 192  # 196,608 seeds, as many as ogbn-products has
+    first: int = 8
+    timed: int = 120  # against at most three that wait, loaded before
+    peer: int = 40
+
+
+def epoch(work: Workload) -> Iterator[Case]:
+    steps, hidden = (Steps(), 256) if work.sizes is FULL else (Steps(all=8, first=1, timed=3, peer=2), 32)
+    widths = (NUM_FEATURES, hidden, NUM_LAYERS, NUM_CLASSES)
+    for where in ("device memory", "pinned host memory"):
+
+        def sides(where: str = where) -> dict[str, Side]:
+            graph = pinned_graph(work) if where.startswith("pinned") else device_graph(work)
+            ours = _Trained(work, GraphSAGE(*widths))
+            loader = _loader(work, graph, steps, device=device(work) if is_gpu(work) else None)
+            found: dict[str, Callable[[], float]] = {
+                OURS: lambda: _seconds(_first_epoch(loader), ours.step, steps, steps.timed),
+                PRE_MADE: _pre_made(loader, ours.step, steps),
+            }
+            if "pyg" not in peers.missing("pyg"):
+                on_host = _loader(work, large_graph(work), steps, num_threads=num_cores())
+                found |= _pyg(work, widths, on_host, steps)
+            return {name: Side(call) for name, call in found.items()}
+
+        reasons = peers.missing("pyg").values()
+        yield Case(
+            f"epoch/{where}",
+            value("s"),
+            sides,
+            (Versus((PRE_MADE,), 1 / WITHIN), Versus((PYG,), 5.0), Versus((PYG_TRIMMED,))),
+            repeats=3,
+            missing={side: reason for side in (PYG, PYG_TRIMMED) for reason in reasons},
+        )
+
+
+class _Trained:
+    """A model with its optimizer on the device; a step per batch, on our layers or PyG's."""
+
+    def __init__(self, work: Workload, model: nn.Module) -> None:
+        self._device = device(work)
+        self._model = model.to(self._device)
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(self, batch: Batch) -> None:
+        self._finish(self._model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes), batch)
+
+    def pyg_step(self, batch: Batch) -> None:
+        batch = batch.to(self._device)
+        self._finish(self._model(batch.x, batch.edge_index), batch)
+
+    def pyg_trimmed_step(self, batch: Batch) -> None:
+        batch = batch.to(self._device)
+        out = self._model(
+            batch.x,
+            batch.edge_index,
+            num_sampled_nodes_per_hop=batch.num_sampled_nodes,
+            num_sampled_edges_per_hop=batch.num_sampled_edges,
+        )
+        self._finish(out, batch)
+
+    def _finish(self, out: Tensor, batch: Batch) -> None:
+        loss = F.cross_entropy(out[: batch.batch_size], batch.y[: batch.batch_size])
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+
+
+def _loader(work: Workload, graph: Graph, steps: Steps, **options: Any) -> NeighborLoader:
+    return NeighborLoader(
+        graph,
+        FANOUTS,
+        input_nodes=torch.cat(batches_of_seeds(work, steps.all)),
+        batch_size=work.sizes.num_seeds,
+        shuffle=True,
+        across_epochs=False,  # nothing is prepared while other sides are timed
+        **options,
+    )
+
+
+def _pre_made(loader: NeighborLoader, step: Step, steps: Steps) -> Callable[[], float]:
+    """Compute alone. Batches are seen as if for the first time: what layers remember of a tensor is not there."""
+    with closing(_first_epoch(loader)) as batches:
+        held = list(islice(batches, steps.first + steps.timed))
+    return lambda: _seconds((b.apply(Tensor.detach) for b in held), step, steps, steps.timed)
+
+
+def _first_epoch(loader: NeighborLoader) -> Generator[Batch, None, None]:
+    """Its first epoch again: the same batches every time."""
+    loader.load_state_dict({**loader.state_dict(), "epoch": 0, "batch": 0})
+    yield from loader
+
+
+def _pyg(
+    work: Workload, widths: tuple[int, ...], loader: NeighborLoader, steps: Steps
+) -> dict[str, Callable[[], float]]:
+    """PyG's own model, its batches sampled and gathered by all cores of the host and copied when they are needed."""
+    from torch_geometric.nn import GraphSAGE as PygSAGE
+
+    plain, trimmed = (_Trained(work, PygSAGE(*widths)) for _ in range(2))
+    return {
+        PYG: lambda: _seconds(_first_epoch(loader), plain.pyg_step, steps, steps.peer),
+        PYG_TRIMMED: lambda: _seconds(_first_epoch(loader), trimmed.pyg_trimmed_step, steps, steps.peer),
+    }
+
+
+def _seconds(batches: Generator[Batch, None, None], step: Step, steps: Steps, num_timed: int) -> float:
+    """Of an epoch, from `num_timed` of its steps."""
+    with closing(batches):
+        for batch in islice(batches, steps.first):
+            step(batch)
+        synchronize()
+        start = time.perf_counter()
+        for batch in islice(batches, num_timed):
+            step(batch)
+        synchronize()
+        elapsed = time.perf_counter() - start
+    return elapsed / num_timed * steps.all

@@ -1,0 +1,64 @@
+"""Where nvcc is, with or without a GPU, every CUDA source compiles, so that none rots on machines without one.
+
+To PTX and unoptimised: nvcc then reads host and device code in full, and takes three seconds a file instead of thirty.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.native.build_native import COMPILE_SECONDS
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(p for p in (ROOT / "csrc" / "cuda").rglob("*") if p.suffix in (".cu", ".cpp"))
+FLAGS = ["-x", "cu", "-ptx", "-arch=compute_80", "-Xcicc", "-O0", "-std=c++17", "--expt-relaxed-constexpr"]
+DEFINES = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030A0000"]
+
+
+def nvcc() -> str | None:
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    return shutil.which("nvcc") or (shutil.which("nvcc", path=f"{CUDA_HOME}/bin") if CUDA_HOME else None)
+
+
+def said_by_compiler(compiler: str, source: Path, folder: Path) -> str:
+    """Nothing where the source compiles."""
+    from sysconfig import get_path
+
+    from torch.utils.cpp_extension import include_paths
+
+    includes = [f"-I{ROOT / 'csrc'}", *(f"-I{path}" for path in [*include_paths(), get_path("include")])]
+    target = folder / f"{source.name}.ptx"
+    command = [compiler, *FLAGS, *DEFINES, *includes, str(source), "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    return (
+        "" if done.returncode == 0 and target.exists() else f"{source.relative_to(ROOT)}:\n{done.stdout}{done.stderr}"
+    )
+
+
+def test_every_cuda_source_compiles(tmp_path: Path):
+    if os.environ.get("GNNSYS_SANITIZER"):
+        pytest.skip("sanitizers look at code that runs")
+    compiler = nvcc()
+    if compiler is None:
+        pytest.skip("there is no nvcc here")
+    assert SOURCES
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        complaints = list(pool.map(lambda source: said_by_compiler(compiler, source, tmp_path), SOURCES))
+    assert not any(complaints), "\n".join(filter(None, complaints))
+
+
+def test_a_source_that_does_not_compile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    compiler = nvcc()
+    if compiler is None:
+        pytest.skip("there is no nvcc here")
+    source = tmp_path / "broken.cu"
+    source.write_text("__global__ void kernel(int* p) {}\nvoid launch() { kernel<<<1, 1>>>(nullptr, 2); }\n")
+    monkeypatch.setattr("tests.native.test_cuda_compiles.ROOT", tmp_path)
+    assert "too many arguments" in said_by_compiler(compiler, source, tmp_path)
