@@ -28,7 +28,7 @@ def check_data(rows: Any, num_rows: int, where: str, per: str) -> None:
 
 
 def check_rows(rows: Any, num_rows: int, where: str, per: str) -> None:
-    """ValueError, naming `where`, unless `rows` is dense, in a host's or a device's memory, one row per node or edge."""
+    """ValueError, naming `where`, unless `rows` is dense, on the host or a CUDA device, one row per node or edge."""
     if not isinstance(rows, Tensor):
         raise ValueError(
             f"{where} must be a torch.Tensor, got {type(rows).__name__}: pass torch.as_tensor(...), or a source of "

@@ -38,7 +38,7 @@ class Side:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._is_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device, priority=-1) if self._is_cuda else torch.Stream(device=device)
+        self._stream: Any = torch.cuda.Stream(device, priority=-1) if self._is_cuda else torch.Stream(device=device)
 
     def use(self) -> AbstractContextManager[Any]:
         """Makes it the current stream of this thread, which is where native ops and torch's own put their work."""

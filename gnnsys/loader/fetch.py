@@ -2,7 +2,7 @@
 
 Rows in memory are gathered. Rows of distributed tables are asked for in one request per machine for the whole batch,
 as soon as it is sampled (`begin`), and waited for in the batch's turn (`finish`); so are those of a user's own source.
-A source that says its `device` (a cache there) is asked with ids on that device, and its rows stay on it.
+A source that says its `device` (a cache there) is given the ids where they are and leaves the rows on the device.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Fetch:
                 if isinstance(source, Tensor):
                     continue
                 if is_on_device(source):
-                    order.reads[key, name] = source.begin_read(at.on(source.device))
+                    order.reads[key, name] = source.begin_read(ids)
                     continue
                 out = self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype)
                 order.add(key, name, source, at.on(_HOST), out)
@@ -245,7 +245,7 @@ class _Scattered(NamedTuple):
 
 
 def is_on_device(source: Any) -> bool:
-    """Whether a source takes ids on an accelerator and leaves its rows there."""
+    """Whether a source takes ids wherever they are and brings its rows to an accelerator."""
     device = getattr(source, "device", None)
     return isinstance(device, torch.device) and device.type != "cpu"
 

@@ -16,7 +16,7 @@ from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph, Sample
-from gnnsys.sampling.neighbor import to_device
+from gnnsys.sampling.neighborhoods import to_device
 
 
 class Inputs(NamedTuple):

@@ -18,7 +18,7 @@ from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
-from gnnsys.sampling.neighbor import to_device
+from gnnsys.sampling.neighborhoods import to_device
 
 
 @dataclass

@@ -23,7 +23,7 @@ from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey
-from gnnsys.sampling.neighbor import to_device
+from gnnsys.sampling.neighborhoods import to_device
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Sampler: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]

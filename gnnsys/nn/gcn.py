@@ -80,12 +80,14 @@ class GCNConv(nn.Module):
     def _loop_weight(self, csc: CSC, edge_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         """What each destination's self loop weighs, [num_dst]."""
         loops = self_loops(csc)
-        weight = torch.full((csc.num_dst,), 2.0 if self.improved else 1.0, dtype=dtype)
+        weight = torch.full((csc.num_dst,), 2.0 if self.improved else 1.0, dtype=dtype, device=loops.device)
         if loops.numel() == 0:
             return weight
         at = csc.indices[loops].long()
-        present = torch.ones(loops.numel(), dtype=dtype) if edge_weight is None else edge_weight[loops].to(dtype)
-        return weight.index_put((at,), present)
+        if edge_weight is None:
+            return weight.index_put((at,), weight.new_ones(()))
+        last = torch.searchsorted(at, at, right=True) - 1  # of a node's several loops: all write what the last one does
+        return weight.index_put((at,), edge_weight[loops[last]].to(dtype))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -110,7 +112,7 @@ def _scales(
 def _degrees(csc: CSC, edge_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
     if edge_weight is None:
         return csc.in_degrees().to(dtype)
-    return spmm(csc, torch.ones(csc.num_src, 1, dtype=dtype), weight=edge_weight).view(-1)
+    return spmm(csc, edge_weight.new_ones(csc.num_src, 1, dtype=dtype), weight=edge_weight).view(-1)
 
 
 def _inverse_sqrt(degrees: Tensor, loop_weight: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -81,13 +82,12 @@ def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) ->
     within = list(accumulate(num_sampled_nodes))  # within[h]: nodes at most h hops from the seeds
     if within[-1] != csc.num_src:
         raise ValueError(f"num_sampled_nodes adds up to {within[-1]}, but x has {csc.num_src} rows")
-    layers = []
-    for layer in range(num_layers):
-        hops = num_layers - layer
-        num_src, num_dst = within[min(hops, len(within) - 1)], within[min(hops - 1, len(within) - 1)]
-        num_edges = int(csc.indptr[num_dst])
-        layers.append(CSC(csc.indptr[: num_dst + 1], csc.indices[:num_edges], num_src))
-    return layers
+    sizes = [within[min(hops, len(within) - 1)] for hops in range(num_layers, -1, -1)]  # sources, then destinations
+    ends = csc.indptr[torch.tensor(sizes[1:], device=csc.indptr.device)].tolist()  # on a device one wait for all
+    return [
+        CSC(csc.indptr[: num_dst + 1], csc.indices[:num_edges], num_src)
+        for num_src, num_dst, num_edges in zip(sizes, sizes[1:], ends)
+    ]
 
 
 def _widths(hidden_channels: int, num_layers: int, out_channels: int | None) -> list[int]:

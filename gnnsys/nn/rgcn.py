@@ -33,7 +33,7 @@ def group_edges(csc: CSC, edge_type: Tensor, num_relations: int) -> Groups:
     members = CSC.from_edge_index(torch.stack([csc.indices.long(), group]), csc.num_src, ids.numel(), narrow=True)
     relation = edge_type.clone() if members.edge_ids is None else edge_type[members.edge_ids]
     sizes = torch.bincount(ids // csc.num_dst, minlength=num_relations).tolist() if ids.numel() else [0] * num_relations
-    to_owner = torch.stack([torch.arange(ids.numel()), ids % max(csc.num_dst, 1)])
+    to_owner = torch.stack([torch.arange(ids.numel(), device=ids.device), ids % max(csc.num_dst, 1)])
     owners = CSC.from_edge_index(to_owner, ids.numel(), csc.num_dst, narrow=True)
     return Groups(CSC(members.indptr, members.indices, csc.num_src), sizes, relation, owners)
 
@@ -97,7 +97,7 @@ class RGCNConv(nn.Module):
     def forward(self, x: Rows | None, edges: Edges, edge_type: Tensor) -> Tensor:
         """`edge_type` int [num_edges], in the order of the edges given."""
         in_src = self.in_channels if isinstance(self.in_channels, int) else self.in_channels[0]
-        given = resolve(torch.arange(in_src) if x is None else x, edges)
+        given = resolve(torch.arange(in_src, device=self.weight.device) if x is None else x, edges)
         groups = self._groups(given.csc, given.edge_rows(edge_type, "edge_type"), edge_type)
         if given.src.is_floating_point():
             rows = self.transform(self.aggregate(groups.members, given.src, self.aggr), groups.sizes)

@@ -101,7 +101,7 @@ def with_self_loops(csc: CSC) -> Looped:
     def make() -> Looped:
         dst = csc.dst()
         kept = (csc.indices != dst).nonzero().view(-1)
-        loops = torch.arange(min(csc.num_src, csc.num_dst))
+        loops = torch.arange(min(csc.num_src, csc.num_dst), device=dst.device)
         edges = torch.stack([torch.cat([csc.indices[kept].long(), loops]), torch.cat([dst[kept], loops])])
         looped = CSC.from_edge_index(edges, csc.num_src, csc.num_dst, narrow=True)
         others = CSC(_indptr(dst[kept], csc.num_dst), kept, csc.num_edges)
@@ -129,7 +129,7 @@ def without_self_loops(csc: CSC) -> tuple[CSC, Tensor | None]:
 
 
 def _indptr(dst: Tensor, num_dst: int) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), degrees(dst, num_dst).cumsum(0)])
+    return torch.cat([dst.new_zeros(1, dtype=torch.int64), degrees(dst, num_dst).cumsum(0)])
 
 
 def _num_dst(src: Tensor, dst: Tensor | None, has_pair: bool, size: tuple[int, int] | None) -> int:

@@ -74,8 +74,9 @@ def find_edges(csc: CSC, src: Tensor, dst: Tensor) -> Tensor:
     """Positions of all edges src[i] -> dst[i] (parallel edges included), ascending: what `exclude` takes."""
     dtype = csc.indices.dtype
     for ids, bound, name in ((src, csc.num_src, "src"), (dst, csc.num_dst, "dst")):
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < bound:
-            raise ValueError(f"{name} must be in [0, {bound}), got {int(ids.min())} to {int(ids.max())}")
+        low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)  # on a device one wait for both
+        if ids.numel() and not 0 <= low <= high < bound:
+            raise ValueError(f"{name} must be in [0, {bound}), got {low} to {high}")
     return native.find_edges(csc.indptr, csc.indices, src.to(dtype).contiguous(), dst.to(dtype).contiguous())
 
 

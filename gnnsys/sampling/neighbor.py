@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
 
@@ -141,6 +141,8 @@ class _Walk:
         self, sampler: NeighborSampler, seeds: Mapping[NodeType, Tensor], tables: dict[NodeType, IdTable]
     ) -> None:
         graph = sampler.graph
+        if sampler.disjoint or sampler.device.type != "cpu":
+            _check_seeds(graph, seeds)
         self.sampler = sampler
         self.neighborhoods = sampler._neighborhoods
         self.tables = tables
@@ -256,7 +258,6 @@ class _DisjointWalk(_Walk):
         tree: Mapping[NodeType, Tensor] | None,
         tables: dict[NodeType, IdTable],
     ) -> None:
-        _check_seeds(sampler.graph, seeds)
         trees = _seed_trees(seeds, tree)
         self._seed_tree = {t: to_device(of, sampler.device) for t, of in trees.items()}
         self.trees: dict[NodeType, list[Tensor]] = {t: [] for t in sampler.graph.node_types}
@@ -326,15 +327,6 @@ class _DisjointWalk(_Walk):
         return sample
 
 
-def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`. A copy from pinned memory waits for nothing that the device has to do before."""
-    if host.device == device:
-        return host
-    if host.is_cpu and host.numel() and not host.is_pinned():
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
-
-
 def _join_edges(hops: Sequence[_HopEdges], device: torch.device) -> tuple[Tensor, Tensor]:
     """Sources and destinations of all hops' edges, two rows of one tensor."""
     out = torch.empty(2, sum(h.local.numel() for h in hops), dtype=torch.int64, device=device)
@@ -359,8 +351,10 @@ def _seed_trees(seeds: Mapping[NodeType, Tensor], tree: Mapping[NodeType, Tensor
 
 
 def _check_seeds(graph: AnyGraph, seeds: Mapping[NodeType, Tensor]) -> None:
-    """ValueError for seeds that are no nodes: (tree, id) pairs of theirs would be others' pairs."""
+    """ValueError for seeds that are no nodes: (tree, id) pairs of theirs would be others' pairs, and a device would
+    stop at them."""
     for node_type, ids in seeds.items():
         num_nodes = graph.num_nodes(node_type)
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
-            raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
+        low, high = torch.stack(ids.aminmax()).tolist() if ids.numel() else (0, 0)
+        if ids.numel() and not 0 <= low <= high < num_nodes:
+            raise ValueError(f"seeds must be in [0, {num_nodes}), got {low} to {high}")

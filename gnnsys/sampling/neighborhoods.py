@@ -1,8 +1,8 @@
 """What a sampler asks of a graph: the neighbours of many seeds, for all edge types of a hop at once.
 
 A graph in memory answers from its CSCs, a parted one (`DistGraph`) from its own parts and over the network. Both draw
-by the same keys, so whoever asks gets the same neighbours. A graph in a GPU's memory, or in pinned memory that it reads,
-answers there: whatever is asked with seeds on the device comes back on the device.
+by the same keys, so whoever asks gets the same neighbours. A graph in a GPU's memory, or in pinned memory that it
+reads, answers there: what is asked with seeds on the device comes back on the device.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Neighborhoods(Protocol):
 def neighborhoods(
     graph: AnyGraph, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
 ) -> Neighborhoods:
-    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; on `device`, where seeds will be."""
+    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; seeds will be on `device`."""
     if isinstance(graph, Graph):
         return GraphNeighborhoods(graph, weight=weight, time=time, device=device)
     sampling_device(graph, device)
@@ -95,10 +95,18 @@ def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -
         raise ValueError(f"the graph is on {here} and cannot be sampled on {wanted}: pass graph.to({str(wanted)!r})")
     if here.type == "cpu" and not (isinstance(graph, Graph) and graph.is_pinned):
         raise ValueError(
-            f"a graph in host memory can be sampled on {wanted} only if it is pinned: pass graph.pin_memory() or, if it "
-            f"fits, graph.to({str(wanted)!r})"
+            f"a graph in host memory can be sampled on {wanted} only if it is pinned: pass graph.pin_memory(), or "
+            f"where it fits graph.to({str(wanted)!r})"
         )
     return wanted
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`. From the host through pinned memory: then nobody waits for the device."""
+    if tensor.device == device or not tensor.is_cpu:
+        return tensor.to(device)
+    pinned = tensor if tensor.numel() == 0 or tensor.is_pinned() else tensor.pin_memory()
+    return pinned.to(device, non_blocking=True)
 
 
 class GraphNeighborhoods:
@@ -153,7 +161,7 @@ class GraphNeighborhoods:
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         csc = self.csc(edge_type)
         where = csc.indices.device  # few edges are looked for: pinned structure is read by the host
-        return find_edges(csc, src.to(where), dst.to(where)).to(self._device)
+        return to_device(find_edges(csc, to_device(src, where), to_device(dst, where)), self._device)
 
     def csc(self, edge_type: EdgeType) -> CSC:
         return self._sources[edge_type].csc

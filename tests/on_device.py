@@ -1,0 +1,101 @@
+"""Runs tests that were written for the CPU on a device: `pytest --device cuda tests/ops tests/nn tests/loader ...`.
+
+Tensors of a test stay on the host. What is under test is moved there and its answer back: every native op that has a
+CUDA kernel, every sampler and loader of a graph in memory. Without the option nothing of this is even imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from gnnsys.graph import Graph
+from gnnsys.loader.batch import apply_to_block
+from gnnsys.loader.link import LinkNeighborLoader
+from gnnsys.loader.loader import Loader
+from gnnsys.loader.neighbor import NeighborLoader
+from gnnsys.ops import IdTable
+from gnnsys.sampling import NeighborSampler, Sample
+
+
+def to(device: str) -> Callable[[Any], Any]:
+    return lambda values: tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, values)
+
+
+class NativeOps(TorchDispatchMode):
+    """Native ops on host tensors run on the device. What the host refuses is not even asked there: some faults of a
+    kernel end the process's use of the device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._there = to(device)
+        self.num_calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
+        if func.namespace != "gnnsys" or not has_kernel:
+            return func(*args, **kwargs)
+        tensors: list[Tensor] = []
+        tree_map(lambda v: tensors.append(v) if isinstance(v, Tensor) else None, (args, kwargs))
+        if all(t.is_cpu for t in tensors):
+            func(*tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, args), **kwargs)
+        there = self._there(args)
+        out = func(*there, **self._there(kwargs))
+        for argument, value, moved in zip(func._schema.arguments, args, there):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written and isinstance(value, Tensor) and value.is_cpu:
+                value.copy_(moved)
+        self.num_calls += 1
+        return to("cpu")(out)
+
+
+@contextmanager
+def ops_on(device: str) -> Iterator[None]:
+    defaults = IdTable.__init__.__defaults__
+    assert defaults is not None and defaults[-1] == "cpu"
+    IdTable.__init__.__defaults__ = (*defaults[:-1], device)  # a table is a device's own from the start
+    try:
+        with NativeOps(device):
+            yield
+    finally:
+        IdTable.__init__.__defaults__ = defaults
+
+
+def _sample_to_host(sample: Sample) -> Sample:
+    moved = {name: to("cpu")(getattr(sample, name)) for name in ("node", "row", "col", "edge", "tree")}
+    return replace(sample, **moved, blocks=[apply_to_block(block, Tensor.cpu) for block in sample.blocks])
+
+
+def loaders_on(device: str, patch: pytest.MonkeyPatch) -> None:
+    """Graphs in memory are put on the device where a loader is made of them, and its batches are brought back."""
+    iterate, call = Loader.__iter__, Loader.__call__
+    for kind in (NeighborLoader, LinkNeighborLoader):
+        patch.setattr(kind, "__init__", _moving_its_graph(kind.__init__, device))
+    patch.setattr(Loader, "__iter__", lambda self: (batch.to("cpu") for batch in iterate(self)))
+    patch.setattr(Loader, "__call__", lambda self, index: call(self, index).to("cpu"))
+
+
+def samplers_on(device: str, patch: pytest.MonkeyPatch) -> None:
+    """The same of samplers."""
+    sample = NeighborSampler.sample
+    patch.setattr(NeighborSampler, "__init__", _moving_its_graph(NeighborSampler.__init__, device))
+    patch.setattr(NeighborSampler, "sample", lambda self, *args, **kw: _sample_to_host(sample(self, *args, **kw)))
+
+
+def _moving_its_graph(make: Callable[..., None], device: str) -> Callable[..., None]:
+    @functools.wraps(make)
+    def init(self: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
+        is_on_host = isinstance(graph, Graph) and kwargs.get("device") is None and graph.device.type == "cpu"
+        make(self, graph.to(device) if is_on_host else graph, *args, **kwargs)
+
+    return init
