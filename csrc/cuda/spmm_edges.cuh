@@ -1,10 +1,10 @@
-// The edge kernel: out[e, h] = scale(e) * sum over the features f of head h of dst_rows[v, f] * src_rows[u, f], for every
-// edge e = (u, v); of spmm_extreme's gradient, over those features alone that took their value through e.
+// The edge kernel: out[e, h] = scale(e) * sum over the features f of head h of dst_rows[v, f] * src_rows[u, f], for
+// every edge e = (u, v); of spmm_extreme's gradient, over those features alone that took their value through e.
 //
 // Bytes: one gathered row of src_rows per edge; dst_rows, read again for each edge, comes from the cache, since a row's
-// edges follow each other. A warp takes kEdgesPerWarp edges wherever rows begin and end, so heavy rows need no care: its
-// lanes look up the destination of an edge each, between those of the first and the last, and groups of lanes take a
-// head of an edge in turn.
+// edges follow each other. A warp takes kEdgesPerWarp edges wherever rows begin and end, so heavy rows need no care:
+// its lanes look up the destination of an edge each, between those of the first and the last, and groups of lanes take
+// a head of an edge in turn.
 #pragma once
 
 #include "cuda/features.cuh"
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kEdgeThreads) multiply_edges(const EdgeProduct
       my_pick = static_cast<int32_t>(e - p.indptr[my_row]);
     }
     const int num_items = here * static_cast<int>(p.heads);
-    for (int item0 = 0; item0 < num_items; item0 += kEdgesAhead * num_groups) {  // a warp stays together for its shuffles
+    for (int item0 = 0; item0 < num_items; item0 += kEdgesAhead * num_groups) {  // the warp together, for shuffles
       uint64_t at_src[kEdgesAhead];
       uint64_t at_dst[kEdgesAhead];
       int32_t pick[kEdgesAhead];

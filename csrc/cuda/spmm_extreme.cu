@@ -1,8 +1,9 @@
 // spmm_extreme (max, min) and its gradients. What the ops mean is in cpu/spmm_extreme.cpp, the kernels in spmm_rows.cuh
 // and spmm_edges.cuh.
 //
-// grad_x gathers, as every sum does, so that it is the same on every run: over the transposed structure, each source adds
-// up the gradients of those destinations that took their value from it. O(E x size) where the CPU scatters O(output).
+// grad_x gathers, as every sum does, so that it is the same on every run: over the transposed structure, each source
+// adds up the gradients of those destinations that took their value from it. O(E x size) where the CPU scatters
+// O(output).
 #include "cuda/spmm_edges.cuh"
 #include "cuda/spmm_launch.cuh"
 

@@ -7,6 +7,7 @@
 // along blockIdx.y. Heavy rows: spmm_split.cuh. The order of every sum is fixed by the degree and the width alone.
 #pragma once
 
+#include "cuda/spmm_reduce.cuh"
 #include "cuda/spmm_split.cuh"
 
 namespace gnnsys::cuda {
@@ -43,54 +44,7 @@ struct Aggregation {
   bool add;      // to what out holds
 };
 
-// -- reductions: an element is what is known of one feature ------------------------------------------------------------
-
-template <typename A>
-struct Sum {
-  struct Element {
-    A value;
-  };
-  static constexpr bool kExtreme = false;
-  static constexpr bool kAllVectors = true;
-
-  __device__ static Element none() { return {A{0}}; }
-  __device__ void add(Element& e, A value, int) const { e.value += value; }
-  __device__ void merge(Element& e, const Element& other) const { e.value += other.value; }
-  __device__ static Element exchange(unsigned mask, const Element& e, int distance) {
-    return {__shfl_xor_sync(mask, e.value, distance)};
-  }
-};
-
-// The largest (smallest); a NaN wins against everything; the first of equals. In which order elements meet does not
-// matter, so neither does how a row is cut.
-template <typename A>
-struct Extreme {
-  struct Element {
-    A value;
-    int32_t arg;  // -1: no edge yet
-  };
-  static constexpr bool kExtreme = true;
-  static constexpr bool kAllVectors = false;
-  bool minimum;
-
-  __device__ static Element none() { return {A{0}, -1}; }
-  __device__ void add(Element& e, A value, int at) const { merge(e, {value, at}); }
-  __device__ void merge(Element& e, const Element& other) const {
-    const bool nan = e.value != e.value;
-    const bool other_nan = other.value != other.value;
-    const bool beyond = minimum ? other.value < e.value : other.value > e.value;
-    const bool equal = other.value == e.value || (nan && other_nan);
-    const bool wins = beyond || (other_nan && !nan) || (equal && other.arg < e.arg) || e.arg < 0;
-    if (other.arg >= 0 && wins) {
-      e = other;
-    }
-  }
-  __device__ static Element exchange(unsigned mask, const Element& e, int distance) {
-    return {__shfl_xor_sync(mask, e.value, distance), __shfl_xor_sync(mask, e.arg, distance)};
-  }
-};
-
-// -- the kernel --------------------------------------------------------------------------------------------------------
+// -- the kernel -----------------------------------------------------------------------------------------------------
 
 // How lanes share rows, chosen at the launch.
 struct Layout {
@@ -147,8 +101,8 @@ __device__ inline Edge<acc_t<T>, id_t, kFactor> read_edge(const Aggregation<T, O
   return edge;
 }
 
-// The edge that lane `from` of the sub-warp keeps, without its factor: that arrives later than the source, and rows need
-// not wait for it.
+// The edge that lane `from` of the sub-warp keeps, without its factor: that arrives later than the source, and rows
+// need not wait for it.
 template <typename A, typename id_t, Factor kFactor>
 __device__ inline Edge<A, id_t, kFactor> pass_edge(unsigned mask, const Edge<A, id_t, kFactor>& mine, int from,
                                                    int row_lanes) {
@@ -243,7 +197,9 @@ constexpr int kUnroll = (64 / kBytes < 8 ? 64 / kBytes : 8) / kTiles;
 
 // Blocks that share a multiprocessor, hence registers: 48, 64 or 80. What a row needs only at its end may be spilled.
 template <typename Op, int kTiles, Factor kFactor>
-constexpr int kRowBlocks = Op::kExtreme || kFactor == Factor::kPicked ? 6 : kFactor == Factor::kOne && kTiles == 1 ? 10 : 8;
+constexpr int kRowBlocks = Op::kExtreme || kFactor == Factor::kPicked       ? 6
+                           : kFactor == Factor::kOne && kTiles == 1 ? 10
+                                                                    : 8;
 
 template <typename Op, int kBytes, int kTiles, Factor kFactor, typename T, typename O, typename id_t>
 __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>))
@@ -392,11 +348,11 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
   } while (parts && item < split.counts->parts);
 }
 
-// -- the second pass over heavy rows -----------------------------------------------------------------------------------
+// -- the second pass over heavy rows --------------------------------------------------------------------------------
 
 constexpr int kMergeWarps = 8;
 
-// A block takes 32 features of a cut row; its warps take the row's parts in turn, and the first one merges what they have.
+// A block takes 32 features of a cut row; its warps take the row's parts in turn, and the first merges what they have.
 template <typename Op, typename T, typename O, typename id_t>
 __global__ void __launch_bounds__(kMergeWarps * kWarp)
     merge_parts(const Aggregation<T, O, id_t> a, const Op op, const Split split) {

@@ -98,7 +98,8 @@ RowSplit::RowSplit(const Device& device, const int64_t* indptr, int64_t num_rows
   split_.num_blocks = static_cast<int>(std::min<int64_t>(int64_t{device.num_processors()} * t.blocks,
                                                          num_blocks(parts, threads / kWarp)));
   CUDA_CHECK(cudaMemsetAsync(split_.counts, 0, sizeof(SplitCounts), device.stream()));
-  find_heavy_rows<<<num_blocks(num_rows, kThreads), kThreads, 0, device.stream()>>>(indptr, num_rows, num_edges, split_);
+  const unsigned blocks = num_blocks(num_rows, kThreads);
+  find_heavy_rows<<<blocks, kThreads, 0, device.stream()>>>(indptr, num_rows, num_edges, split_);
   CUDA_CHECK_LAUNCH();
 }
 

@@ -2,9 +2,9 @@
 // keep a single warp busy while the device waits.
 //
 // A row with more than `heavy` edges is left out of the pass over rows and cut into parts of up to `part` edges, which
-// warps take from a list on the device. Parts of one row leave partial results in workspace, and a second pass merges them in
-// the order of the edges: the place of a part in the list depends on the order of threads, no result does. The host never
-// learns how many there are: lists have the size that num_edges allows, kernels the grid that the device has.
+// warps take from a list on the device. Parts of one row leave partial results in workspace, and a second pass merges
+// them in the order of the edges: the place of a part in the list depends on the order of threads, no result does. The
+// host never learns how many there are: lists have the size that num_edges allows, kernels the grid of the device.
 #pragma once
 
 #include "cuda/features.cuh"
