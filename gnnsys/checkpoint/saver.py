@@ -18,7 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor
 
 from gnnsys.checkpoint import folder as folders
 from gnnsys.checkpoint.copying import as_it_is, check_state, copied, snapshot
@@ -37,6 +39,7 @@ from gnnsys.store.snapshots import sync_folders
 if TYPE_CHECKING:
     from gnnsys.session import Session
 
+_States: TypeAlias = "dict[str, Any]"  # by name
 _log = logging.getLogger(__name__)
 _WRITE_SECONDS = 1800.0  # for a machine to write what it has
 _SPARE = 0.1  # of the free memory, which copies leave free
@@ -235,18 +238,25 @@ class Saver:
             for name, table in self._states.tables.items():
                 self._copy_table(copy, name, table)
         own = {name: value.state_dict() for name, value in self._states.own.items()}
-        dense = {}
-        if group.rank == 0:
-            dense = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items()}
+        dense = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items() if group.rank == 0}
+        own, dense = self._copy_states(copy, own, dense)
+        copy.own = {"own": own, "generators": read_generators()}
+        copy.dense = dense if group.rank == 0 else None
+
+    def _copy_states(self, copy: _Copy, own: _States, dense: _States) -> tuple[_States, _States]:
+        """Both, copied where they are to be and there is memory for it; else as they are."""
+
+        def taken(of: Callable[[Tensor], Tensor]) -> tuple[_States, _States]:
+            each = [{name: snapshot(state, name, of) for name, state in states.items()} for states in (own, dense)]
+            return each[0], each[1]
+
         if self.asynchronous and copy.too_large is None:
             size = sum(check_state(state, name) for name, state in [*own.items(), *dense.items()])
-            if size > (1 - _SPARE) * free_memory():
-                copy.too_large = f"the states of rank {group.rank}, {size} bytes"
-        of = copied if self.asynchronous and copy.too_large is None else as_it_is
-        kept = {name: snapshot(state, name, of) for name, state in own.items()}
-        copy.own = {"own": kept, "generators": read_generators()}
-        if group.rank == 0:
-            copy.dense = {name: snapshot(state, name, of) for name, state in dense.items()}
+            if size <= (1 - _SPARE) * free_memory():
+                with contextlib.suppress(RuntimeError, MemoryError):  # other limits, an address space's say
+                    return taken(copied)
+            copy.too_large = f"the states of rank {self._group.rank}, {size} bytes"
+        return taken(as_it_is)
 
     def _copy_table(self, copy: _Copy, name: str, table: DistTensor) -> None:
         store, graph = table.store, graph_of(table, self._session)
