@@ -25,7 +25,7 @@ def copied(value: Tensor) -> Tensor:
 
 def as_it_is(value: Tensor) -> Tensor:
     """The tensor itself; a copy only where it is a piece of something larger, all of which would be written."""
-    if value.layout is torch.strided and value.untyped_storage().nbytes() <= value.nbytes:
+    if value.layout is torch.strided and value.untyped_storage().nbytes() == value.nbytes:
         return value
     return value.clone()
 

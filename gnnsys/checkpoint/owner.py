@@ -71,6 +71,7 @@ class Owner:
         self._seen: tuple[Process, int, float] | None = None  # somebody else, their beat, and when it was first seen
         self._file: int | None = None  # the one that ours beats in
         self._ended = threading.Event()
+        self._lock = threading.Lock()
 
     def other(self) -> str | None:
         """Who else saves to the folder, in words; None where nobody does. May wait for another host's next beat."""
@@ -87,6 +88,7 @@ class Owner:
 
     def take(self) -> None:
         """Makes the folder this job's; ValueError where it is another's that still runs."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         for _ in range(_TRIES):
             other = self.other()
             if other is not None:
@@ -104,16 +106,16 @@ class Owner:
         raise ValueError(f"{self._folder}: several jobs begin to save to it at once, give each a folder of its own")
 
     def close(self) -> None:
-        """Leaves the folder to whoever comes next. Idempotent."""
+        """Leaves the folder to whoever comes next. Idempotent; nothing in a forked child, which owns none of it."""
         self._ended.set()
-        if self._file is None:
-            return
-        found, _ = self._read()
-        if found == self._this:
-            with suppress(OSError):
+        with self._lock:
+            if self._file is None or os.getpid() != self._this.pid:
+                return
+            self._file = None
+            self._close_file()
+        with suppress(OSError):
+            if self._read()[0] == self._this:
                 self._path.unlink()
-        self._file = None
-        self._close_file()
 
     # -- somebody else's ----------------------------------------------------------------------------------------------
 
@@ -186,8 +188,8 @@ class Owner:
 
     def beat(self) -> None:
         """Says that this job lives: in the file that it made, wherever that is by now."""
-        if self._file is not None:
-            with suppress(OSError):
+        with self._lock, suppress(OSError):
+            if self._file is not None:
                 os.utime(self._file)
 
 

@@ -69,12 +69,12 @@ def resume(
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         problem = error
     group.agree("resume", problem)
-    told = group.gather("resume alike", [sorted_states.names(), every, keep])
+    told = group.gather("resume alike", [sorted_states.names(), every, keep, asynchronous])
     differ = [rank for rank, values in enumerate(told) if values != told[0]]
     if differ:
         raise ValueError(
-            f"rank 0 and rank {differ[0]} call resume() with different states, every or keep: {told[0]} and "
-            f"{told[differ[0]]}"
+            f"rank 0 and rank {differ[0]} call resume() with different states, every, keep or asynchronous: {told[0]} "
+            f"and {told[differ[0]]}"
         )
     path = Path(folder).resolve()
     _check_folders(group, path)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gnnsys.checkpoint import folder as folders
 from gnnsys.checkpoint.copying import as_it_is, check_state, copied, snapshot
+from gnnsys.checkpoint.errors import of_step, raise_first, words
 from gnnsys.checkpoint.files import write_array, write_state
 from gnnsys.checkpoint.generators import read_generators
 from gnnsys.checkpoint.owner import Owner
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _States: TypeAlias = "dict[str, Any]"  # by name
 _log = logging.getLogger(__name__)
-_WRITE_SECONDS = 1800.0  # for a machine to write what it has
+_WRITE_SECONDS = 7200.0  # for a machine to write what it has: a terabyte, to a slow disk
 _SPARE = 0.1  # of the free memory, which copies leave free
 
 STAGES = (
@@ -153,7 +154,7 @@ class Saver:
         failed, self._error = self._error, None
         if failed is not None:
             self._saved_steps = None
-            raise _of_step(*failed)
+            raise of_step(*failed)
 
     def close(self, wait: bool = True) -> None:
         """Waits for what is being written, and raises what went wrong with it; without `wait` it is given up.
@@ -196,7 +197,7 @@ class Saver:
         except Exception as error:
             problem, cause = f"rank {group.rank}: {error}", error
         told = group.gather("checkpoint begins", [problem, self.steps, secrets.token_hex(8)])
-        _raise_first([problem for problem, _, _ in told], cause)
+        raise_first([problem for problem, _, _ in told], cause)
         differ = [rank for rank, (_, steps, _) in enumerate(told) if steps != told[0][1]]
         if differ:
             raise ValueError(
@@ -208,12 +209,12 @@ class Saver:
         try:
             self._fill(copy)
         except Exception as error:  # whatever it is, the other ranks must hear of it
-            problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {_told(error)}", error
+            problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {words(error)}", error
         told = group.gather("checkpoint copied", [problem, copy.too_large], timeout=_WRITE_SECONDS)
         problems = [problem for problem, _ in told]
         if any(problem is not None for problem in problems):
             self._give_up(copy)
-        _raise_first(problems, cause)
+        raise_first(problems, cause)
         copy.too_large = next((what for _, what in told if what is not None), None)
         self._warn(copy)
         self.on_stage("copied")
@@ -271,9 +272,7 @@ class Saver:
         if store.machine in store.machine_of_part:
             folder = self.folder / copy.staging / table_folder(name)
             copies = self.asynchronous and copy.too_large is None
-            described = store.snapshot(
-                table.name, store.machine, str(folder), copy.token_of(name), copy=copies
-            )  # fmt: skip
+            described = store.snapshot(table.name, store.machine, str(folder), copy.token_of(name), copy=copies)
             copy.tables.append((name, table, store.machine))
             spec = store.spec(table.name)
             if not described.pop("copied") and copies:
@@ -298,7 +297,7 @@ class Saver:
         try:
             files = self._write_files(copy)
         except Exception as error:
-            problem = f"rank {group.rank} on machine {group.machine}: {_told(error)}"
+            problem = f"rank {group.rank} on machine {group.machine}: {words(error)}"
         told = group.gather("checkpoint written", [problem, files, copy.entries], timeout=_WRITE_SECONDS)
         problems = [problem for problem, _, _ in told]
         if not any(problems):
@@ -306,22 +305,22 @@ class Saver:
             problems = group.gather("checkpoint described", self._describe(copy, told), timeout=_WRITE_SECONDS)
         if any(problem is not None for problem in problems):
             self._give_up(copy)
-        _raise_first(problems)
+        raise_first(problems)
         self.on_stage("described")
         problem, path = None, self.folder / folders.name_of(copy.steps)
         if group.is_leader:
             try:
                 folders.publish(self.folder, copy.staging, copy.steps, copy.token)
             except (OSError, ValueError) as error:
-                problem = f"machine {group.machine}: {_told(error)}"
-        _raise_first(group.gather("checkpoint published", problem))
+                problem = f"machine {group.machine}: {words(error)}"
+        raise_first(group.gather("checkpoint published", problem))
         self.on_stage("published")
         self.newest = path
         if group.is_leader:
             try:
                 folders.remove(self.folder, folders.old_ones(self.folder, self.keep))
             except OSError as error:  # the new one is there: this is no failure of the save
-                _log.warning("old checkpoints stay in %s: %s", self.folder, _told(error))
+                _log.warning("old checkpoints stay in %s: %s", self.folder, words(error))
         self.on_stage("old removed")
 
     def _write_files(self, copy: _Copy) -> dict[str, list[int]]:
@@ -390,7 +389,7 @@ class Saver:
             sync_folders(staging, [file for file in files if (staging / file).exists()])
             folders.describe(staging, manifest)
         except (OSError, ValueError) as error:
-            return f"machine {group.machine}: {_told(error)}"
+            return f"machine {group.machine}: {words(error)}"
         return None
 
     def _give_up(self, copy: _Copy) -> None:
@@ -402,31 +401,3 @@ class Saver:
             self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may write to the same folder
         if self._group.is_leader:
             shutil.rmtree(self.folder / copy.staging, ignore_errors=True)
-
-
-def _raise_first(problems: list[str | None], cause: Exception | None = None) -> None:
-    """Raises what the first rank complains of; a lost shard or rank as what it is where it was noticed."""
-    if isinstance(cause, CommError):
-        raise cause
-    first = next((problem for problem in problems if problem is not None), None)
-    if first is not None:
-        raise ValueError(first) from cause
-
-
-def _of_step(steps: int, error: Exception) -> Exception:
-    """The error with the step whose checkpoint it is about: it may come up many steps later."""
-    said = f"the checkpoint of step {steps} was not saved"
-    if isinstance(error, ValueError):
-        made = ValueError(f"{said}: {error}")
-        made.__cause__ = error
-        return made
-    if hasattr(error, "add_note"):  # a lost shard or rank stays what it is
-        error.add_note(said)
-    return error
-
-
-def _told(error: Exception) -> str:
-    """What a person needs: the file and the cause."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'a file'}: {error.strerror}"
-    return str(error) or type(error).__name__

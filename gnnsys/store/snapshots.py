@@ -75,7 +75,8 @@ class Snapshots:
             )
         except BaseException as error:
             with self._lock:
-                del self._taken[token], self._newest[table.spec.number]
+                self._taken.pop(token, None)
+                self._newest.pop(table.spec.number, None)
             new.described.set_exception(error)
             raise
         new.described.set_result(described)
