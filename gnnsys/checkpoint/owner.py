@@ -1,9 +1,9 @@
 """Whose folder of checkpoints it is: one job saves to it at a time, and says so in the file `.owner`.
 
 Whether the job that is named there still runs is looked up where its process would be on this host: a killed one is
-known to be gone at once, and the next job takes over. A process of another host, or of another container, is known by
-its heartbeat alone, the file's time: a job that finds such a file waits for the next beat before it takes over. No
-clocks are compared.
+known to be gone at once, and the next job takes over. A process of a host or container that no machine of the new job
+is on is known by its heartbeat alone, the file's time: a job that finds such a file waits for the next beat before it
+takes over. No clocks are compared.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 OWNER = ".owner"
 BEAT_SECONDS = 5.0
@@ -69,9 +71,19 @@ class Owner:
     def __init__(self, folder: Path, job: str) -> None:
         self._folder, self._path, self._this = folder, folder / OWNER, Process.this(job)
         self._seen: tuple[Process, int, float] | None = None  # somebody else, their beat, and when it was first seen
+        self._dead: list[Process] = []  # as machines say that would see them
         self._file: int | None = None  # the one that ours beats in
         self._ended = threading.Event()
         self._lock = threading.Lock()
+
+    def dead(self) -> dict[str, Any] | None:
+        """Whom the file names, if this machine sees that it has ended: for machines that cannot see it to `learn`."""
+        found, _ = self._read()
+        return asdict(found) if found is not None and found.runs(self._this) is False else None
+
+    def learn(self, dead: Iterable[Mapping[str, Any] | None]) -> None:
+        """Nobody waits for a sign of life from these."""
+        self._dead += [Process(**named) for named in dead if named is not None]
 
     def other(self) -> str | None:
         """Who else saves to the folder, in words; None where nobody does. May wait for another host's next beat."""
@@ -81,7 +93,7 @@ class Owner:
                 return None
             runs = found.runs(self._this)
             if runs is None:
-                runs = self._has_beaten(found, beat)
+                runs = False if found in self._dead else self._has_beaten(found, beat)
             if runs is not None:
                 return f"{found}, job {found.job[:8]}" if runs else None
             time.sleep(_LOOK_SECONDS)

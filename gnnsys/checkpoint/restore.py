@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,10 @@ def _tidy(folder: Path, group: Group, found: Found | None, owner: Owner) -> None
 
     Not so in the folder of another job that still runs: what looks left over there is under way.
     """
-    problem, other = None, None
+    problem, other, dead = None, None, None
+    with suppress(OSError):  # said below
+        dead = owner.dead() if group.is_leader else None
+    owner.learn(group.gather("checkpoints' owner", dead, timeout=_READ_SECONDS))
     if group.is_leader:
         try:
             other = owner.other()

@@ -216,18 +216,12 @@ class Saver:
             self._give_up(copy)
         raise_first(problems, cause)
         copy.too_large = next((what for _, what in told if what is not None), None)
-        self._warn(copy)
+        if copy.too_large is not None and not self._has_warned and group.rank == 0:
+            self._has_warned = True
+            text = "there is no memory for a copy of %s: checkpoints are written straight from it, and training waits"
+            _log.warning(f"{text} meanwhile", copy.too_large)
         self.on_stage("copied")
         return copy
-
-    def _warn(self, copy: _Copy) -> None:
-        if copy.too_large is not None and not self._has_warned and self._group.rank == 0:
-            self._has_warned = True
-            _log.warning(
-                "there is no memory for a copy of %s: checkpoints are written straight from it, and training waits "
-                "meanwhile",
-                copy.too_large,
-            )
 
     def _fill(self, copy: _Copy) -> None:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""

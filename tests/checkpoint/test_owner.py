@@ -13,6 +13,9 @@ import torch
 import gnnsys
 from gnnsys.checkpoint import owner
 from gnnsys.checkpoint.owner import OWNER, Owner, Process
+from gnnsys.checkpoint.restore import restore
+from gnnsys.checkpoint.states import States
+from tests.checkpoint.groups import on_ranks
 from tests.processes import await_true
 
 
@@ -109,6 +112,21 @@ def test_a_job_of_another_host_or_container_is_known_by_its_heartbeat(tmp_path, 
         clock.meanwhile, before = lambda: None, clock.now
         assert saver.save() is not None, "it is silent for long enough"
         assert owner.LEASE_SECONDS <= clock.now - before < owner.LEASE_SECONDS + 1
+
+
+def test_machines_that_cannot_see_a_dead_job_hear_of_it_from_one_that_can(tmp_path, other, clock):
+    claim(tmp_path, replace(other[0], start=1))
+
+    def body(group):
+        mine = Owner(tmp_path, group.nonce)
+        if group.rank == 1:
+            mine._this = replace(mine._this, boot="another", host="elsewhere")
+        restore(tmp_path, group, None, States(), mine)
+        mine.take()
+        return mine._this.host
+
+    assert on_ranks(2, body)[1] == "elsewhere"
+    assert not clock.slept, "nobody waited for a sign of life"
 
 
 def test_a_file_that_says_nothing_is_waited_for_and_then_replaced(tmp_path, clock):
