@@ -96,6 +96,7 @@ def without_loader(parts, folder, name="node/node/users"):
         states = {key: value for key, value in job.states.items() if key != "loader"}
         with gnnsys.resume(folder, every=3, **states) as saver:
             job.run(saver, 3)
+        job.loader.close()  # its threads would be waited for when the tests end
 
 
 def test_rows_of_nodes_follow_their_nodes_to_other_parts(tmp_path):
