@@ -125,7 +125,7 @@ def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
         with pytest.raises(ValueError):
             answer = shard.handlers()[kind](request)
             answer.result(0)
-    assert not rows.any() and shard.names() == ["t", "t/sum"]
+    assert not rows.any() and shard.names() == ["t"]
     shard.close()
 
 
