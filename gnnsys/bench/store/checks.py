@@ -1,7 +1,7 @@
 """What it costs that nobody is trusted: instructions of all checks of a pull, of heartbeats, of checksums, of a key.
 
 Counted, not timed: the figures are the same on a busy machine. Where the processor does not count, processes are
-stepped, which takes minutes and is why these pulls are small; where that is not allowed, CPU time stands in.
+stepped, which takes minutes (at a hundred thousand instructions per second); where nobody may, CPU time stands in.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from gnnsys.bench.instructions import STEPPED, TIMED, best_unit
 from gnnsys.bench.workload import FULL, Workload
 
 SHARE = 0.02
-ROWS, STEPPED_ROWS = (1_000, 10_000, 100_000), (1_000, 10_000)
-_CURVE_ROWS = 100  # stepped: CURVE takes some ten instructions per byte, and so does no other row
+ROWS = (1_000, 10_000, 100_000)  # the last is what a training batch pulls, and has the target
+_CURVE_ROWS = 100  # stepped: CURVE takes a hundred times the instructions of a copy
 _CHECKSUM_ROWS = 1_000
-_SECONDS = 900
+_IDLE_SECONDS = 15  # two heartbeats, which come every 7.5 s
+_SECONDS = 1800
 _MODULE = "gnnsys.bench.store.count_checks"
 # On x86 a copy may be one instruction that is stepped byte by byte: the C library is told to take others.
 _NO_REPEATS = "glibc.cpu.x86_rep_movsb_threshold=0x7fffffffff:glibc.cpu.x86_rep_stosb_threshold=0x7fffffffff"
@@ -39,7 +40,7 @@ def checks(work: Workload) -> Iterator[Case]:
     def case(label: str, what: Side, beside: str, other: Side, target: float | None = None, unit: Unit = unit) -> Case:
         return Case(label, unit, lambda: {OURS: what, beside: other}, (Versus((beside,), target),), repeats=1)
 
-    rows = [count for count in (STEPPED_ROWS if name == STEPPED else ROWS) if count <= work.sizes.num_nodes]
+    rows = [count for count in ROWS if count <= work.sizes.num_nodes]
     for num_rows in rows:
         ours, pull = figure("checks", num_rows), figure("pull", num_rows)
         yield case(f"checks/{num_rows} rows/all", ours, _PULL, pull)
@@ -47,7 +48,8 @@ def checks(work: Workload) -> Iterator[Case]:
         yield case(f"checks/{num_rows} rows", ours, _SHARE, share, 1.0 if num_rows == rows[-1] else None)
     yield case(f"checks/checksum of {_CHECKSUM_ROWS} rows", figure("checksum", _CHECKSUM_ROWS), _PULL,
                figure("pull", _CHECKSUM_ROWS))  # fmt: skip
-    yield case("checks/a second of idle", figure("idle", 0), f"a pull of {rows[0]} rows", figure("pull", rows[0]))
+    seconds = _IDLE_SECONDS if work.sizes == FULL else 1
+    yield case("checks/a second of idle", figure("idle", seconds), f"a pull of {rows[0]} rows", figure("pull", rows[0]))
     num_rows = _CURVE_ROWS if name == STEPPED else rows[-1]
     yield case(f"checks/{num_rows} rows with a key", figure("key", num_rows), "no key", figure("pull", num_rows))
     speed = figure("key speed", rows[-1], "GB/s"), figure("pull", rows[-1], "GB/s")

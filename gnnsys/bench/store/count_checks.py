@@ -1,7 +1,7 @@
 """Counts what a pull takes, or what all that is checked in it takes, in a process of its own.
 
-`python -m gnnsys.bench.store.count_checks WHAT ROWS UNIT` prints it as JSON; see `main` for what. Server and client are
-in this one process, so that both ends are counted.
+`python -m gnnsys.bench.store.count_checks WHAT ROWS UNIT` prints it as JSON; see `main` for what (`idle` has
+seconds for rows). Server and client are in this one process, so that both ends are counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SPEC_NAME = "x"
 _PULLS, _WARM_UP = 20, 3
 _STEPPED_PULLS, _STEPPED_CHECKS = 1, 4  # each is tens of seconds
 _NEVER, _LATE = 3600.0, 1800.0  # while a process is stepped
-_IDLE_SECONDS = 15.0  # two heartbeats, which come every 7.5 s
+_LOOK_SECONDS = 4.0  # at what is done by the clock
 _FEW = 100
 
 
@@ -45,6 +45,7 @@ class Count:
         call()
         gc.collect()
         gc.disable()
+        sys.setswitchinterval(_NEVER)  # threads take turns where they wait: a stepped process has no time
         total, seconds = self._counter.count(lambda: [call() for _ in range(times)])
         gc.enable()
         return max(0.0, total - self.by_the_clock * seconds) / times
@@ -85,7 +86,7 @@ def measure_pull(count: Count | None, num_rows: int, keys: Keys | None) -> dict[
         seconds = min(timeit.repeat(pull, number=1, repeat=_PULLS))
         found = {"GB/s": 1e-9 * num_rows * _DIM * 4 / seconds}
         if count is not None:
-            count.by_the_clock = count.idle(_IDLE_SECONDS / 4) if count.is_stepped else 0.0
+            count.by_the_clock = count.idle(_LOOK_SECONDS) if count.is_stepped else 0.0
             found["counted"] = count.of(pull, _STEPPED_PULLS if count.is_stepped else _PULLS)
     return found
 
@@ -102,12 +103,12 @@ def count_checksum(count: Count, num_rows: int) -> float:
     return count.of(lambda: zlib.crc32(rows), 1 if count.is_stepped else _PULLS)
 
 
-def count_idle(count: Count) -> float:
+def count_idle(count: Count, seconds: float) -> float:
     """Of a second in which a client and its server only show each other that they live, as often as they do."""
     server, client, store = serve_rows(_FEW, None)
     with contextlib.closing(server), client:
         prepare_pull(store, _FEW)
-        return count.idle(_IDLE_SECONDS)
+        return count.idle(seconds)
 
 
 def main(what: str, num_rows: int, unit: str) -> None:
@@ -115,14 +116,13 @@ def main(what: str, num_rows: int, unit: str) -> None:
     if what == "key speed":
         found = measure_pull(None, num_rows, Keys.generate())
     else:
-        sys.setswitchinterval(_NEVER)  # threads take turns where they wait: a stepped process has no time
         count = Count(Counter((unit,)))
         found = {
             "pull": lambda: measure_pull(count, num_rows, None),
             "key": lambda: measure_pull(count, num_rows, Keys.generate()),
             "checks": lambda: {"counted": count_checks(count, num_rows)},
             "checksum": lambda: {"counted": count_checksum(count, num_rows)},
-            "idle": lambda: {"counted": count_idle(count)},
+            "idle": lambda: {"counted": count_idle(count, num_rows)},
         }[what]()
     print(json.dumps(found), flush=True)
     os._exit(0)
