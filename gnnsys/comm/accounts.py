@@ -21,6 +21,7 @@ class _Sent(weakref.ref):  # type: ignore[type-arg]
     """A buffer that was handed to libzmq; it dies when it was sent."""
 
     __slots__ = ("num_bytes",)
+    num_bytes: int
 
 
 class Window:

@@ -15,6 +15,7 @@ import time
 import timeit
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ class Count:
         return total / passed
 
 
-def serve_rows(num_rows: int, keys: Keys | None, **seconds: float) -> tuple[Server, Client, Store]:
+def serve_rows(num_rows: int, keys: Keys | None, **seconds: Any) -> tuple[Server, Client, Store]:
     """A server of this process and a client of it; `seconds` say how often the client speaks unasked."""
     rows = torch.rand(2 * num_rows, _DIM)
     spec = TableSpec(_SPEC_NAME, (_DIM,), torch.float32, (0, rows.shape[0]))
@@ -99,7 +100,7 @@ def count_checks(count: Count, num_rows: int) -> float:
 
 def count_checksum(count: Count, num_rows: int) -> float:
     """Of a checksum of as many bytes as a pull has: files have one, looked at when a part is opened."""
-    rows = torch.rand(num_rows, _DIM).numpy()
+    rows = torch.rand(num_rows, _DIM).numpy().data
     return count.of(lambda: zlib.crc32(rows), 1 if count.is_stepped else _PULLS)
 
 
