@@ -36,7 +36,7 @@ class Window:
         self._max_bytes = max_bytes
         self._on_room = on_room
         self._parked: dict[Any, None] = {}
-        self._sent: dict[int, _Sent] = {}  # a fifth of the cost of weakref.finalize, for every chunk of a reply
+        self._sent: dict[int, _Sent] = {}  # weakref.finalize costs twice as much, per chunk of a reply
         self._lock = threading.RLock()  # re-entrant: finalizers run anywhere
 
     def enter(self, buffer: np.ndarray) -> None:
