@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -43,10 +45,11 @@ class NativeOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
-        if func.namespace != "gnnsys" or not has_kernel:
-            return func(*args, **kwargs)
         tensors: list[Tensor] = []
         tree_map(lambda v: tensors.append(v) if isinstance(v, Tensor) else None, (args, kwargs))
+        is_traced = any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
+        if func.namespace != "gnnsys" or not has_kernel or is_traced:
+            return func(*args, **kwargs)
         if all(t.is_cpu for t in tensors):
             func(*tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, args), **kwargs)
         there = self._there(args)

@@ -110,8 +110,8 @@ class RGCNConv(nn.Module):
 
     def _groups(self, csc: CSC, by_position: Tensor, edge_type: Tensor) -> Groups:
         def make() -> Groups:
-            in_range = not by_position.numel() or 0 <= int(by_position.min()) <= int(by_position.max())
-            if not in_range or (by_position.numel() and int(by_position.max()) >= self.num_relations):
+            low, high = torch.stack(by_position.aminmax()).tolist() if by_position.numel() else (0, 0)
+            if by_position.numel() and not 0 <= low <= high < self.num_relations:
                 raise ValueError(f"edge_type must be in [0, {self.num_relations})")
             return group_edges(csc, by_position.long(), self.num_relations)
 

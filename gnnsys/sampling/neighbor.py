@@ -290,7 +290,7 @@ class _DisjointWalk(_Walk):
             raise ValueError(
                 f"seed_time is needed: nodes of type {node_type!r} have no {self.sampler.time!r} of their own"
             )
-        return rows[ids.to(rows.device)].to(torch.int64)
+        return rows[ids.to(rows.device) if isinstance(rows, Tensor) else ids].to(torch.int64)
 
     def _start(self, node_type: NodeType, ids: Tensor) -> None:
         tree = self._seed_tree.get(node_type, ids[:0])

@@ -85,12 +85,12 @@ def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -
     """
     here = graph.device if isinstance(graph, Graph) else torch.device("cpu")
     wanted = here if device is None else torch.device(device)
-    if wanted.type == "cuda" and wanted.index is None:
-        wanted = here if here.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
-    if wanted == here and here.type == "cpu":
+    if wanted.type == here.type == "cpu":
         return here
     if not HAS_CUDA_KERNELS:
         raise ValueError("gnnsys was built without CUDA kernels: sample on the CPU, or build it where torch has CUDA")
+    if wanted.type == "cuda" and wanted.index is None:
+        wanted = here if here.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
     if here.type == "cuda" and wanted != here:
         raise ValueError(f"the graph is on {here} and cannot be sampled on {wanted}: pass graph.to({str(wanted)!r})")
     if here.type == "cpu" and not (isinstance(graph, Graph) and graph.is_pinned):

@@ -109,3 +109,22 @@ def test_as_ids_takes_ids_masks_lists_and_ranges():
     ]:
         with pytest.raises(ValueError, match=message):
             as_ids(given, 4, "seeds")
+
+
+def test_a_graph_that_moves_nowhere_shares_everything():
+    class Source:
+        shape, dtype = (4, 2), torch.float32
+
+        def read(self, ids, out=None): ...
+
+        def begin_read(self, ids, out=None): ...
+
+    source = Source()
+    graph = Graph.from_edge_index(EDGES, 4, {"x": torch.rand(4, 2), "far": source}, info={"name": "small"})
+    same = graph.to("cpu")
+    assert graph.device == same.device == torch.device("cpu") and not same.is_pinned
+    assert same.csc().indices.data_ptr() == graph.csc().indices.data_ptr()
+    assert same.node_data[NODE]["x"] is graph.node_data[NODE]["x"] and same.node_data[NODE]["far"] is source
+    same.set_node_data("y", torch.arange(4))
+    same.info["name"] = "other"
+    assert "y" not in graph.node_data[NODE] and graph.info == {"name": "small"}

@@ -239,3 +239,10 @@ def test_bad_seeds_name_themselves() -> None:
             sampler.sample({NODE: torch.tensor([400])}, key=KEY)
         with pytest.raises(ValueError, match="node type"):
             sampler.sample({"nobody": torch.tensor([0])}, key=KEY)
+
+
+def test_structure_that_no_device_can_read_is_refused() -> None:
+    graph, _ = homogeneous()
+    assert NeighborSampler(graph, [3], device="cpu").device == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"built without CUDA kernels|only if it is pinned"):
+        NeighborSampler(graph, [3], device="cuda")
