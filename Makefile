@@ -23,7 +23,7 @@ lint: $(VENV)/.built $(VENV)/.tools ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.built $(VENV)/.tools ## every benchmark, beside what it is compared with
+bench: $(VENV)/.built $(VENV)/.tools ## every benchmark that needs no GPU, beside what it is compared with
 	$(BIN)/gnnsys bench ops
 	$(BIN)/gnnsys bench loader
 	$(BIN)/gnnsys bench partition

@@ -55,12 +55,18 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "spmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor x, Tensor? weight, Tensor? src_scale, "
       "Tensor? dst_scale, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) -> Tensor");
   m.def(
+      "spmm_add(Tensor indptr, Tensor indices, Tensor? positions, Tensor x, Tensor? weight, Tensor? src_scale, "
+      "Tensor? dst_scale, Tensor(a!) out) -> ()");
+  m.def("inverse_degrees(Tensor indptr, ScalarType dtype) -> Tensor");
+  m.def(
       "sddmm(Tensor indptr, Tensor indices, Tensor? positions, Tensor dst_rows, Tensor src_rows, Tensor? src_scale, "
       "Tensor? dst_scale, Tensor? t_indptr, Tensor? t_indices, Tensor? t_positions) -> Tensor");
-  m.def("spmm_extreme(Tensor indptr, Tensor indices, Tensor x, Tensor? weight, bool minimum) -> (Tensor out, Tensor arg)");
   m.def(
-      "spmm_extreme_grad_x(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor? weight, int num_src) "
-      "-> Tensor");
+      "spmm_extreme(Tensor indptr, Tensor indices, Tensor x, Tensor? weight, bool minimum, Tensor? t_indptr=None, "
+      "Tensor? t_indices=None, Tensor? t_positions=None) -> (Tensor out, Tensor arg)");
+  m.def(
+      "spmm_extreme_grad_x(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor? weight, int num_src, "
+      "Tensor? t_indptr=None, Tensor? t_indices=None, Tensor? t_positions=None) -> Tensor");
   m.def("spmm_extreme_grad_weight(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor x) -> Tensor");
 
   // Attention: cpu/edge_softmax.cpp, cpu/attention.cpp

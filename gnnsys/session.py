@@ -220,17 +220,20 @@ class Session:
         """Ends everything that `init` and `open` began. Idempotent.
 
         A rank that serves others waits until all have closed, for as long as its server is asked for things and
-        `timeout` seconds more; not so after an error (`wait=False`).
+        `timeout` seconds more; not so after an error (`wait=False`). Raises, once all is ended, what went wrong with
+        the last checkpoint.
         """
         with self._lock:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
+        failed: Exception | None = None
         for callback in reversed(self.before_close):
             try:
                 callback(wait)
-            except Exception as error:  # the others still need this rank's server
+            except Exception as error:  # raised in the end: the others still need this rank's server
                 _log.error("rank %d: %s", self.rank, error)
+                failed = failed or error
         atexit.unregister(self._close_at_exit)
         if self in _open_sessions:
             _open_sessions.remove(self)
@@ -249,6 +252,8 @@ class Session:
                         _log.error("rank %d: a push to a table of %s was not applied: %s", self.rank, path, error)
                 if self._server is not None:
                     self._wait_for_others()
+        if failed is not None:
+            raise failed
 
     def __enter__(self) -> Session:
         return self

@@ -723,3 +723,42 @@ def test_num_nodes_follows_the_batch() -> None:
     bare = Data(edge_index=torch.tensor([[0, 1, 2], [1, 2, 3]]), num_nodes=10)
     batch = next(iter(NeighborLoader(bare, [-1, -1], input_nodes=[3])))
     assert batch.num_nodes == 3 and batch.n_id.tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 4}, "with seed=3, here it is 4"),
+        ({"batch_size": 20}, "with batch_size=30, here it is 20"),
+        ({"shuffle": False}, "with shuffle=True, here it is False"),
+        ({"drop_last": True}, "with drop_last=False, here it is True"),
+        ({"input_nodes": torch.arange(90)}, "with 100 inputs, here there are 90"),
+        ({"input_nodes": torch.arange(100).flip(0)}, "with 100 inputs, but not these"),
+    ],
+)
+def test_a_state_of_another_loader_is_refused_and_says_why(data: Data, other: dict, message: str) -> None:
+    options = {"input_nodes": torch.arange(100), "batch_size": 30, "shuffle": True, "seed": 3}
+    loader = NeighborLoader(data, [3], **options)
+    next(iter(loader))
+    state = loader.state_dict()
+    NeighborLoader(data, [3], **options).load_state_dict(state)
+    resumed = NeighborLoader(data, [3], **{**options, **other})
+    with pytest.raises(ValueError, match=f"this state is of a loader {message}"):
+        resumed.load_state_dict(state)
+    assert resumed.epoch == 0 and len(epoch(resumed)) == len(resumed), "nothing of it was taken"
+
+
+def test_a_state_of_other_links_is_refused_whatever_differs(data: Data) -> None:
+    links, label = data.edge_index[:, :40], torch.zeros(40)
+
+    def make(links: Tensor = links, label: Tensor = label) -> LinkNeighborLoader:
+        return LinkNeighborLoader(data, [3], edge_label_index=links, edge_label=label, batch_size=10)
+
+    state = make().state_dict()
+    make().load_state_dict(state)
+    for others in (make(links.flip(0)), make(label=label + 1)):
+        with pytest.raises(ValueError, match="with 40 inputs, but not these"):
+            others.load_state_dict(state)
+    for name in ("inputs", "batch_size", "seed"):  # an older state does not say
+        del state[name]
+    make(links.flip(0)).load_state_dict(state)

@@ -27,6 +27,7 @@ struct Problem {
   const acc_t<T>* src_scale;   // null: ones
   const acc_t<T>* dst_scale;   // null: ones
   T* out;
+  bool add;  // to what out holds
 
   int64_t num_edges() const { return indptr[num_dst]; }
   bool weighted() const { return weight != nullptr || src_scale != nullptr; }
@@ -71,10 +72,21 @@ void spmm_rows(const Problem<T, id_t>& p) {
   const int64_t size = p.shape.size();
   parallel_for_rows(p.indptr, p.num_dst, [&](int64_t begin, int64_t end) {
     RowSum<T> row(size);
+    std::vector<acc_t<T>> scratch(p.add ? static_cast<size_t>(size) : 0);
     for (int64_t v = begin; v < end; ++v) {
       T* const out = p.out + v * size;
       if (p.indptr[v] == p.indptr[v + 1]) {
-        std::fill(out, out + size, T{0});
+        if (!p.add) {
+          std::fill(out, out + size, T{0});
+        }
+        continue;
+      }
+      if (p.add) {
+        const acc_t<T> scale = p.dst_scale != nullptr ? p.dst_scale[v] : acc_t<T>{1};
+        p.weighted() ? sum_row<true>(p, v, scratch.data()) : sum_row<false>(p, v, scratch.data());
+        for (int64_t f = 0; f < size; ++f) {
+          out[f] = static_cast<T>(static_cast<acc_t<T>>(out[f]) + scratch[f] * scale);
+        }
         continue;
       }
       acc_t<T>* const sum = row.begin(out);
@@ -84,39 +96,88 @@ void spmm_rows(const Problem<T, id_t>& p) {
   });
 }
 
-// The last three arguments, the transposed structure, are not for this kernel: autograd keeps them for the backward
-// pass, which is this op again with the two structures exchanged.
-Tensor spmm(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
-            const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
-            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&) {
+// x's shape, when the arguments agree with it.
+Shape check_spmm(const Tensor& indptr, const Tensor& indices, const Tensor& x, const OptionalTensor& weight,
+                 const OptionalTensor& src_scale, const OptionalTensor& dst_scale) {
   const Shape shape = check_features(x, "x");
   check_structure(indptr, indices, shape.num_rows);
-  const int64_t num_dst = indptr.numel() - 1;
-  const int64_t num_edges = indices.numel();
-  const Positions at = check_positions(positions, num_edges);
   if (weight.has_value()) {
-    check_head_values(*weight, "weight", num_edges, x, "x");
+    check_head_values(*weight, "weight", indices.numel(), x, "x");
   }
   check_scale(src_scale, "src_scale", x, shape.num_rows);
-  check_scale(dst_scale, "dst_scale", x, num_dst);
-  Tensor out = new_features(x, num_dst);
+  check_scale(dst_scale, "dst_scale", x, indptr.numel() - 1);
+  return shape;
+}
+
+void spmm_into(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+               const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+               const Shape& shape, const Tensor& out, bool add) {
+  const Positions at = check_positions(positions, indices.numel());
   if (out.numel() == 0) {
-    return out;
+    return;
   }
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     dispatch_ids(indices, [&](auto id) {
       using id_t = decltype(id);
-      spmm_rows(Problem<T, id_t>{const_data<int64_t>(indptr), const_data<id_t>(indices), at, num_dst, shape,
+      spmm_rows(Problem<T, id_t>{const_data<int64_t>(indptr), const_data<id_t>(indices), at, indptr.numel() - 1, shape,
                                  const_data<T>(x), data_or_null<T>(weight), data_or_null<acc_t<T>>(src_scale),
-                                 data_or_null<acc_t<T>>(dst_scale), mutable_data<T>(out)});
+                                 data_or_null<acc_t<T>>(dst_scale), mutable_data<T>(out), add});
     });
   });
+}
+
+// The last three arguments, the transposed structure, are not for this kernel: autograd keeps them for the backward
+// pass, which is this op again with the two structures exchanged.
+Tensor spmm(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+            const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+            const OptionalTensor&, const OptionalTensor&, const OptionalTensor&) {
+  const Shape shape = check_spmm(indptr, indices, x, weight, src_scale, dst_scale);
+  Tensor out = new_features(x, indptr.numel() - 1);
+  spmm_into(indptr, indices, positions, x, weight, src_scale, dst_scale, shape, out, false);
+  return out;
+}
+
+// out += the same: each row is summed first, then added to what out holds.
+void spmm_add(const Tensor& indptr, const Tensor& indices, const OptionalTensor& positions, const Tensor& x,
+              const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale,
+              Tensor out) {
+  const Shape shape = check_spmm(indptr, indices, x, weight, src_scale, dst_scale);
+  const Shape out_shape = check_features(out, "out");
+  check_same_dtype(out, "out", x, "x");
+  CHECK_ARG(out.dim() == x.dim() && out_shape.num_rows == indptr.numel() - 1 && out_shape.heads == shape.heads &&
+                out_shape.width == shape.width,
+            "out must have ", indptr.numel() - 1, " rows of the shape of x's");
+  spmm_into(indptr, indices, positions, x, weight, src_scale, dst_scale, shape, out, true);
+}
+
+// 1 / in-degree, 1 where there is no in-edge: dst_scale of a mean.
+Tensor inverse_degrees(const Tensor& indptr, ScalarType dtype) {
+  check_vector(indptr, "indptr");
+  check_dtype(indptr, ScalarType::Long, "indptr");
+  CHECK_ARG(indptr.numel() >= 1, "indptr must have num_dst + 1 entries, got none");
+  CHECK_ARG(dtype == ScalarType::Float || dtype == ScalarType::Double, "dtype must be float32 or float64, got ",
+            dtype_name(dtype));
+  Tensor out = empty_cpu({indptr.numel() - 1}, dtype);
+  const int64_t* const p = const_data<int64_t>(indptr);
+  const auto invert = [&](auto* scale) {
+    using A = std::remove_pointer_t<decltype(scale)>;
+    parallel_for(out.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
+      for (int64_t v = begin; v < end; ++v) {
+        scale[v] = A{1} / static_cast<A>(p[v + 1] > p[v] ? p[v + 1] - p[v] : 1);
+      }
+    });
+  };
+  dtype == ScalarType::Float ? invert(mutable_data<float>(out)) : invert(mutable_data<double>(out));
   return out;
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("spmm", TORCH_BOX(&spmm)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
+  m.impl("spmm", TORCH_BOX(&spmm));
+  m.impl("spmm_add", TORCH_BOX(&spmm_add));
+  m.impl("inverse_degrees", TORCH_BOX(&inverse_degrees));
+}
 
 }  // namespace gnnsys

@@ -150,8 +150,10 @@ void extreme_rows(const Problem<T, id_t>& p) {
   });
 }
 
+// The transposed structure is for the gradient on other devices: here that scatters, and needs none.
 std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& indptr, const Tensor& indices, const Tensor& x,
-                                        const OptionalTensor& weight, bool minimum) {
+                                        const OptionalTensor& weight, bool minimum, const OptionalTensor&,
+                                        const OptionalTensor&, const OptionalTensor&) {
   const Shape shape = check_features(x, "x");
   check_structure(indptr, indices, shape.num_rows);
   if (weight.has_value()) {
@@ -227,7 +229,8 @@ void add_to_sources(const int64_t* indptr, const id_t* indices, const int32_t* a
 }
 
 Tensor spmm_extreme_grad_x(const Tensor& indptr, const Tensor& indices, const Tensor& arg, const Tensor& grad,
-                           const OptionalTensor& weight, int64_t num_src) {
+                           const OptionalTensor& weight, int64_t num_src, const OptionalTensor&, const OptionalTensor&,
+                           const OptionalTensor&) {
   const Shape shape = check_gradient(indptr, indices, arg, grad);
   if (weight.has_value()) {
     check_head_values(*weight, "weight", indices.numel(), grad, "grad");

@@ -1,7 +1,8 @@
 // gat_aggregate on the device: what csrc/cpu/attention.cpp computes, by rows cut into segments.
 //
-// Forward: log_total per row and head (edge_softmax.cuh), then out = sum of keep * exp(score - log_total) * x[u], the
-// coefficient computed again by every lane that needs it: nothing of the size of the edges is stored.
+// Forward: the softmax's totals per row and head (edge_softmax.cuh), then out = sum of keep * alpha * x[u], the
+// coefficient computed again by every lane that needs it: nothing of the size of the edges is stored. Backward: two
+// numbers per edge and head are computed from log_total, as on the CPU, then rows are summed by the transposed structure.
 #include "cuda/attention_sum.cuh"
 #include "cuda/edge_softmax.cuh"
 
@@ -46,25 +47,39 @@ struct EdgeScore {
 template <typename T>
 struct ForwardCoefficient {
   Scores<T> scores;
-  const acc_t<T>* log_total;
+  const Total<acc_t<T>>* totals;
   Dropout<acc_t<T>> dropout;
   __device__ acc_t<T> operator()(int64_t v, int64_t u, int64_t e, int64_t h) const {
+    return dropout(e, h) * totals[v * scores.heads + h].alpha(scores.relu(scores.raw(u, v, e, h)));
+  }
+};
+
+// The same, seen from u, by log_total.
+template <typename T>
+struct BackwardCoefficient {
+  Scores<T> scores;
+  const acc_t<T>* log_total;
+  Dropout<acc_t<T>> dropout;
+  __device__ acc_t<T> operator()(int64_t u, int64_t v, int64_t e, int64_t h) const {
     return dropout(e, h) * exp_of(scores.relu(scores.raw(u, v, e, h)) - log_total[v * scores.heads + h]);
   }
 };
 
-// The same, seen from u.
-template <typename T>
-struct BackwardCoefficient {
-  ForwardCoefficient<T> forward;
-  __device__ acc_t<T> operator()(int64_t u, int64_t v, int64_t e, int64_t h) const { return forward(v, u, e, h); }
-};
+// 0 for rows without edges.
+template <typename A>
+__global__ void write_log_totals(int64_t count, int64_t heads, const int64_t* indptr, const Total<A>* totals, A* out) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) {
+    const bool is_empty = indptr[i / heads] == indptr[i / heads + 1];
+    out[i] = is_empty ? A{0} : totals[i].largest + log_of(totals[i].total);
+  }
+}
 
 // The gradient of the score of e = (u, v) before the leaky relu, by that of alpha.
 template <typename T>
 struct ScoreGradient {
   using A = acc_t<T>;
-  ForwardCoefficient<T> forward;
+  BackwardCoefficient<T> forward;
   const A* grad_dot_out;  // [num_dst, heads]
   __device__ A operator()(int64_t u, int64_t v, int64_t e, int64_t h, A d_alpha) const {
     const Scores<T>& scores = forward.scores;
@@ -92,15 +107,22 @@ std::tuple<Tensor, Tensor> gat_aggregate(const Tensor& indptr, const Tensor& ind
     using T = decltype(value);
     using A = acc_t<T>;
     const Scores<T> scores = scores_of<T>(shape.heads, score_src, score_dst, edge_score, negative_slope);
+    const int64_t count = num_dst * shape.heads;
+    Tensor totals = device.workspace<Total<A>>(count);
     dispatch_ids(indices, [&](auto id) {
       using id_t = decltype(id);
       const auto* ids = const_data<id_t>(indices);
-      log_totals(device, segments, EdgeScore<T, id_t>{scores, ids, shape.num_rows}, shape.heads,
-                 mutable_data<A>(log_total));
-      const ForwardCoefficient<T> coefficient{scores, const_data<A>(log_total), Dropout<A>(dropout, key)};
+      softmax_totals(device, segments, EdgeScore<T, id_t>{scores, ids, shape.num_rows}, shape.heads,
+                     mutable_data<Total<A>>(totals));
+      const ForwardCoefficient<T> coefficient{scores, const_data<Total<A>>(totals), Dropout<A>(dropout, key)};
       sum_rows<T, id_t>(device, segments, Edges<id_t>{ids, {}, shape.num_rows}, shape, coefficient, const_data<T>(x),
                         mutable_data<T>(out));
     });
+    if (count > 0) {
+      write_log_totals<<<num_blocks(count, 256), 256, 0, device.stream()>>>(
+          count, shape.heads, segments.indptr, const_data<Total<A>>(totals), mutable_data<A>(log_total));
+      CUDA_CHECK_LAUNCH();
+    }
   });
   return {out, log_total};
 }
@@ -137,7 +159,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
     using T = decltype(value);
     using A = acc_t<T>;
     const Scores<T> scores = scores_of<T>(shape.heads, score_src, score_dst, edge_score, negative_slope);
-    const ForwardCoefficient<T> coefficient{scores, const_data<A>(log_total), Dropout<A>(dropout, key)};
+    const BackwardCoefficient<T> coefficient{scores, const_data<A>(log_total), Dropout<A>(dropout, key)};
     dot_rows(device, num_dst * shape.heads, shape.width, const_data<T>(grad), const_data<T>(out),
              mutable_data<A>(grad_dot_out));
     dispatch_ids(t_indices, [&](auto id) {
@@ -146,7 +168,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
       const ScoreGradient<T> gradient{coefficient, const_data<A>(grad_dot_out)};
       edge_gradients<T, id_t>(device, columns, edges, shape, gradient, const_data<T>(x), const_data<T>(grad),
                               mutable_data<A>(grad_edge));
-      sum_rows<T, id_t>(device, columns, edges, shape, BackwardCoefficient<T>{coefficient}, const_data<T>(grad),
+      sum_rows<T, id_t>(device, columns, edges, shape, coefficient, const_data<T>(grad),
                         mutable_data<T>(grad_x));
       sum_values(device, columns, shape.heads,
                  EdgeValue<A>{const_data<A>(grad_edge), edges.positions, shape.heads}, mutable_data<A>(grad_src));

@@ -51,16 +51,14 @@ void with_vector(int lanes, Body&& body) {
   return lanes == 2 ? body(std::integral_constant<int, 2>{}) : body(std::integral_constant<int, 1>{});
 }
 
-// Lanes for `count` vectors: the power of two that covers them, 4 to 32.
+// Lanes for `count` vectors: few or a warp.
 template <typename Body>
 void with_lanes(int64_t count, Body&& body) {
-  if (count <= 4) {
-    return body(std::integral_constant<int, 4>{});
-  }
   if (count <= 8) {
-    return body(std::integral_constant<int, 8>{});
+    body(std::integral_constant<int, 8>{});
+  } else {
+    body(std::integral_constant<int, kWarp>{});
   }
-  return count <= 16 ? body(std::integral_constant<int, 16>{}) : body(std::integral_constant<int, kWarp>{});
 }
 
 // out[row] = sum over a segment of coefficient(row, id, position, head) * rows[id]; unit = segment and tile of a row.

@@ -1,4 +1,5 @@
-// bucket_ids on the device: groups ids by the range they fall into, keeping their order. No wait; a bad id ends the kernel.
+// bucket_ids on the device: groups ids by the range they fall into, keeping their order. No wait; a bad id ends the
+// kernel.
 //
 // A stable sort of (owner, position) by the few bits that owners need: one pass for up to 256 of them. Bytes per int64
 // id: 8 + 8 to find its owner, 20 a pass, and 8 + 24 for what is returned.

@@ -1,7 +1,7 @@
 // compact (to_block) on the device: every node type of a call in one go, with one wait for the sizes.
 //
-// Work O(ids). Bytes per int64 id: 24 to clear 1.5 slots, 8 + 4 to read it and note its slot, 4 + 4 + 8 to read that twice
-// and write its local id; random accesses of a sector: one to insert, one to look up, one more for ids that are new.
+// Work O(ids). Bytes per int64 id: 24 to clear 1.5 slots, 8 + 4 to read it and note its slot, 4 + 4 + 8 to read that
+// twice and write its local id; random accesses of a sector: one to insert, one to look up, one more for ids that are new.
 #include "cuda/id_table.cuh"
 
 #include "common/tensors.h"
@@ -14,7 +14,8 @@
 namespace gnnsys::cuda {
 namespace {
 
-const Tensor& tensor_on_device(const Tensor& scratch, const std::vector<Tensor>& seeds, const std::vector<Tensor>& ids) {
+const Tensor& tensor_on_device(const Tensor& scratch, const std::vector<Tensor>& seeds,
+                               const std::vector<Tensor>& ids) {
   for (const auto* list : {&seeds, &ids}) {
     for (const Tensor& t : *list) {
       if (t.is_cuda()) {
@@ -109,7 +110,7 @@ Tensor place(Plan& plan, const Device& device, const std::vector<Tensor>& seeds,
   const Tensor workspace = device.workspace<word_t>(cleared + even(slot_numbers) / 2);
   auto* const begin = static_cast<word_t*>(workspace.mutable_data_ptr());
   CUDA_CHECK(cudaMemsetAsync(begin, 0xFF, static_cast<size_t>(cleared) * sizeof(word_t), device.stream()));
-  control = {begin, reinterpret_cast<unsigned*>(begin + 1), begin + Control::kWords,
+  control = {begin, begin + 1, begin + Control::kWords,
              begin + Control::kWords + num_types};
   auto* slot_of = reinterpret_cast<uint32_t*>(begin + cleared);
   for (IdList& list : plan.lists) {

@@ -1,4 +1,4 @@
-// edge_softmax on the device: the rows' totals, then alpha = exp(score - log_total) for every edge and head.
+// edge_softmax on the device: the rows' totals, then alpha for every edge and head.
 //
 // Bytes: scores are read three times (the last two from a cache for all but long rows) and written once.
 #include "cuda/edge_softmax.cuh"
@@ -36,9 +36,9 @@ __global__ void for_each_value(Segments segments, int64_t heads, Value value, T*
 template <typename T>
 struct Alpha {
   const T* scores;
-  const acc_t<T>* log_total;
+  const Total<acc_t<T>>* totals;
   __device__ acc_t<T> operator()(int64_t i, int64_t row_head) const {
-    return exp_of(to_sum<acc_t<T>>(scores[i]) - log_total[row_head]);
+    return totals[row_head].alpha(to_sum<acc_t<T>>(scores[i]));
   }
 };
 
@@ -85,9 +85,10 @@ Tensor edge_softmax(const Tensor& indptr, const Tensor& scores) {
   dispatch_features(scores, "scores", [&](auto value) {
     using T = decltype(value);
     using A = acc_t<T>;
-    Tensor log_total = device.workspace<A>(segments.num_rows * heads);
-    log_totals(device, segments, GivenScores<T>{const_data<T>(scores), heads}, heads, mutable_data<A>(log_total));
-    write_values(device, segments, heads, Alpha<T>{const_data<T>(scores), const_data<A>(log_total)},
+    Tensor totals = device.workspace<Total<A>>(segments.num_rows * heads);
+    softmax_totals(device, segments, GivenScores<T>{const_data<T>(scores), heads}, heads,
+                   mutable_data<Total<A>>(totals));
+    write_values(device, segments, heads, Alpha<T>{const_data<T>(scores), const_data<Total<A>>(totals)},
                  mutable_data<T>(alpha));
   });
   return alpha;

@@ -35,6 +35,7 @@ template <typename A>
 struct Total {
   A largest;
   A total;
+  __device__ A alpha(A score) const { return exp_of(score - largest) / total; }
 };
 
 // A head whose scores are all -inf is shifted by nothing: its total is 0 (and stays NaN where a score is).
@@ -76,10 +77,10 @@ __device__ void for_heads(int64_t heads, int lane, int lanes_per_head, Visit&& v
   }
 }
 
-// log_total[row, head] of whole rows, `slots` of stretches of long rows.
+// totals[row, head] of whole rows, `slots` of stretches of long rows.
 template <int kGroup, typename A, typename Score>
 __global__ void row_totals(Segments segments, Score score, int64_t heads, int lanes_per_head, Total<A>* slots,
-                           A* log_total) {
+                           Total<A>* totals) {
   const int64_t unit = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kGroup;
   if (unit >= segments.count()) {
     return;
@@ -94,18 +95,13 @@ __global__ void row_totals(Segments segments, Score score, int64_t heads, int la
     if (lane >= lanes_per_head || head >= heads) {
       return;
     }
-    if (segment.slot >= 0) {
-      slots[segment.slot * heads + head] = found;
-    } else {
-      log_total[segment.row * heads + head] =
-          segment.begin == segment.end ? A{0} : found.largest + log_of(found.total);
-    }
+    (segment.slot >= 0 ? slots + segment.slot * heads : totals + segment.row * heads)[head] = found;
   });
 }
 
 // Joins the stretches of long rows.
 template <typename A>
-__global__ void join_totals(Segments segments, const Total<A>* slots, int64_t heads, A* log_total) {
+__global__ void join_totals(Segments segments, const Total<A>* slots, int64_t heads, Total<A>* totals) {
   const int64_t unit = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
   if (unit >= segments.num_slots()) {
     return;
@@ -125,13 +121,14 @@ __global__ void join_totals(Segments segments, const Total<A>* slots, int64_t he
       const Total<A> part = slots[s * heads + head];
       total += part.total * exp_of(finite_shift(part.largest) - finite_shift(largest));
     }
-    log_total[segment.row * heads + head] = largest + log_of(total);
+    totals[segment.row * heads + head] = {largest, total};
   }
 }
 
-// The logarithm of the sum of exp(score) per row and head; 0 for rows without edges. `score(e, row, head)`.
+// What alpha = exp(score - largest) / total needs, per row and head. `score(e, row, head)`.
 template <typename A, typename Score>
-void log_totals(const Device& device, const Segments& segments, const Score& score, int64_t heads, A* log_total) {
+void softmax_totals(const Device& device, const Segments& segments, const Score& score, int64_t heads,
+                    Total<A>* totals) {
   if (heads == 0 || segments.num_rows == 0) {
     return;
   }
@@ -140,12 +137,12 @@ void log_totals(const Device& device, const Segments& segments, const Score& sco
   with_group(lanes_per_head, [&](auto group) {
     constexpr int kGroup = decltype(group)::value;
     row_totals<kGroup, A><<<num_blocks(segments.count() * kGroup, 256), 256, 0, device.stream()>>>(
-        segments, score, heads, lanes_per_head, mutable_data<Total<A>>(slots), log_total);
+        segments, score, heads, lanes_per_head, mutable_data<Total<A>>(slots), totals);
     CUDA_CHECK_LAUNCH();
   });
   if (segments.num_slots() > 0) {
     join_totals<A><<<num_blocks(segments.num_slots() * kWarp, 256), 256, 0, device.stream()>>>(
-        segments, const_data<Total<A>>(slots), heads, log_total);
+        segments, const_data<Total<A>>(slots), heads, totals);
     CUDA_CHECK_LAUNCH();
   }
 }

@@ -132,7 +132,7 @@ inline Shape check_features(const Tensor& x, const Device& device, const char* n
   CHECK_ARG(x.dim() == 2 || x.dim() == 3, name, " must be [num_rows, width] or [num_rows, heads, width], got ",
             x.dim(), " dimensions");
   const Shape shape = x.dim() == 2 ? Shape{x.size(0), 1, x.size(1)} : Shape{x.size(0), x.size(1), x.size(2)};
-  CHECK_ARG(shape.size() <= (1 << 24), name, " must have at most 2^24 values in a row, got ", shape.size());
+  CHECK_ARG(shape.size() <= (1 << 20), name, " must have at most 2^20 values in a row, got ", shape.size());
   return shape;
 }
 
@@ -165,6 +165,13 @@ inline void check_scale(const OptionalTensor& scale, const Device& device, const
     check_dtype(*scale, sum_type(x), name);
     CHECK_ARG(scale->numel() == num_rows, name, " must have ", num_rows, " entries, got ", scale->numel());
   }
+}
+
+// Edges need nodes at both ends: then an id that points outside has another to be replaced by.
+inline void check_edges(int64_t num_dst, int64_t num_src, int64_t num_edges) {
+  CHECK_ARG(num_edges == 0 || num_dst > 0, "indptr must rise from 0 to the number of edges, ", num_edges,
+            "; it has no rows");
+  CHECK_ARG(num_edges == 0 || num_src > 0, "indices must be in [0, 0), got ", num_edges, " of them");
 }
 
 // Where the value of an edge is in an edge tensor: int32 or int64 positions; none: at the edge itself.

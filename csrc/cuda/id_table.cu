@@ -1,7 +1,4 @@
 // The three kernels that number ids, for all lists and types of a call at once. A block takes one tile of one list.
-//
-// Numbering is a scan over tiles in one pass (Merrill and Garland's decoupled look-back): a tile adds up what the tiles
-// before it have published, whole prefixes where it finds them.
 #include "cuda/id_table.cuh"
 
 #include <algorithm>
@@ -11,10 +8,6 @@ namespace {
 
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kWarpItems = kWarp * kItems;
-
-// States of the scan: the ids counted in a tile, or in all tiles of its type up to it. All bits set: not yet known.
-constexpr word_t kInclusive = word_t{1} << 62;
-constexpr word_t kUnknown = word_t{1} << 63;
 
 __device__ const IdList& list_of(const Batch& batch, uint32_t tile) {
   const IdList* lists = batch.elsewhere != nullptr ? batch.elsewhere : batch.here;
@@ -134,59 +127,11 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
   }
 }
 
-// How many were counted in the tiles of a type before this one, by one whole warp. Tiles are begun in order, so those
-// that are waited for are running.
-__device__ uint32_t look_back(const word_t* states, uint32_t tile, uint32_t type_begin) {
-  const int64_t lane = threadIdx.x % kWarp;
-  uint32_t sum = 0;
-  for (int64_t end = tile;; end -= kWarp) {
-    const int64_t at = end - 1 - lane;
-    word_t state = kInclusive;  // nothing before the type
-    if (at >= type_begin) {
-      do {
-        state = *static_cast<const volatile word_t*>(states + at);
-      } while (state & kUnknown);
-    }
-    const unsigned inclusive = __ballot_sync(kAllLanes, (state & kInclusive) != 0);
-    const int nearest = inclusive != 0 ? __ffs(inclusive) - 1 : kWarp - 1;
-    sum += __reduce_add_sync(kAllLanes, lane <= nearest ? static_cast<uint32_t>(state) : 0u);
-    if (inclusive != 0) {
-      return sum;
-    }
-  }
-}
-
-// Publishes a tile's total for the tiles after it and returns what came before: thread 0's warp only.
-__device__ uint32_t scan_tile(const Control& control, const IdList& list, uint32_t tile, uint32_t total) {
-  auto* state = static_cast<volatile word_t*>(control.states + tile);
-  const bool leader = threadIdx.x == 0;
-  uint32_t before = 0;
-  if (tile != list.type_begin) {
-    if (leader) {
-      *state = total;
-    }
-    before = look_back(control.states, tile, list.type_begin);
-  }
-  if (leader) {
-    *state = kInclusive | (before + total);
-    if (tile + 1 == list.type_end) {
-      control.count[list.type] = before + total;
-    }
-  }
-  return before;
-}
-
 // A winner may have been beaten after its offer: only now is it known who is first. Storing a local id where others
 // still compare positions is safe: it is no larger than the winner's own value, and theirs are larger.
 __global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant__ Batch batch) {
-  __shared__ uint32_t shared_tile;
-  __shared__ uint32_t shared_before;
   __shared__ uint32_t warp_totals[kWarps];
-  if (threadIdx.x == 0) {
-    shared_tile = atomicAdd(batch.control.tile, 1u) + 1;
-  }
-  __syncthreads();
-  const uint32_t tile = shared_tile;
+  const auto tile = static_cast<uint32_t>(take_tile(batch.control.ticket));
   const IdList& list = list_of(batch, tile);
   Table table;
   word_t fault = kNoFault;
@@ -235,17 +180,16 @@ __global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant_
     rank += w < warp ? warp_totals[w] : 0;
     total += warp_totals[w];
   }
-  if (warp == 0) {
-    const uint32_t before = scan_tile(batch.control, list, tile, total);
-    if (threadIdx.x == 0) {
-      shared_before = before;
-      if (list.header != nullptr && tile == list.type_begin) {
-        batch.control.count[1] = base;  // an IdTable is the only type of its call
-      }
+  // Tiles of a type are summed from its first one on.
+  word_t* const scan_words = batch.control.states + list.type_begin - 1;
+  const auto before = static_cast<uint32_t>(sum_of_tiles_before(scan_words, tile - list.type_begin, total));
+  if (threadIdx.x == 0 && tile + 1 == list.type_end) {
+    batch.control.count[list.type] = before + total;
+    if (list.header != nullptr) {
+      batch.control.count[1] = base;  // an IdTable is the only type of its call
     }
   }
-  __syncthreads();
-  rank += base + shared_before;
+  rank += base + before;
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
     if (may_win[i]) {

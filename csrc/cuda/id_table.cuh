@@ -9,14 +9,14 @@
 //   write_ids    looks every id's local id up in its slot, and collects the new ids
 //
 // Two layouts, all bits set being empty. Narrow, for ids below 2^32: one word, value << 32 | id. Wide: two words, the
-// id and the value. An id's slot lies in one 32-byte sector with its neighbours, so an id costs one random access a step.
+// id and the value. A slot lies in one 32-byte sector, so an id costs one random access a step.
 //
 // An IdTable (gnnsys/ops/relabel.py) is a tensor of int64 words: a header, [log2 of the slots, next local id, -, wide,
 // fault, 3 spare], then the slots. What an op that returns nothing finds wrong waits in the fault word for the next
 // op that reports to the host.
 #pragma once
 
-#include "cuda/device.h"
+#include "cuda/scan.cuh"
 
 #include <vector>
 
@@ -35,7 +35,6 @@ constexpr int kItems = 4;
 constexpr int kTile = kThreads * kItems;  // ids of one block
 constexpr uint32_t kWinner = 0x80000000u;  // beside the number of an id's slot
 
-using word_t = unsigned long long;  // the type that CUDA's 64-bit atomics take
 constexpr word_t kEmpty = ~word_t{0};
 
 // An IdTable holds up to this many ids, repeated seeds counted.
@@ -84,9 +83,9 @@ struct IdList {
 // Words that every call starts with all bits set: the host reads faults and counts back with one copy.
 struct Control {
   word_t* fault;
-  unsigned* tile;   // the last tile that was begun
-  word_t* count;    // [num_types], new ids of each type; then, for an IdTable, the base they were counted from
-  word_t* states;   // [num_tiles], for the scan
+  word_t* ticket;  // of the scan
+  word_t* count;   // [num_types], new ids of each type; then, for an IdTable, the base they were counted from
+  word_t* states;  // [num_tiles] of the scan
   static constexpr int64_t kWords = 2;  // before the counts
 };
 
@@ -126,8 +125,6 @@ inline void check_id_fault(word_t fault, bool wide) {
   const int64_t bound = wide ? INT64_MAX : int64_t{1} << 32;
   CHECK_ARG(fault == kNoFault, "ids must be in [0, ", bound, "), got ", id_of_fault(fault));
 }
-
-#ifdef __CUDACC__
 
 // -- device ----------------------------------------------------------------------------------------------------------
 
@@ -233,7 +230,5 @@ __device__ inline bool open_header(const int64_t* header, int64_t num_words, Tab
   table = {const_cast<int64_t*>(header) + kHeader, 1u << log2, static_cast<uint32_t>(count), wide != 0};
   return true;
 }
-
-#endif  // __CUDACC__
 
 }  // namespace gnnsys::cuda

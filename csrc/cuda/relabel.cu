@@ -17,7 +17,8 @@ void check_table(const Tensor& table, const Device& device) {
   check_vector(table, device, "table");
   check_dtype(table, ScalarType::Long, "table");
   CHECK_ARG(table.numel() >= kHeader, "table must have at least ", kHeader, " words, got ", table.numel());
-  CHECK_ARG(reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0, "table must begin at a multiple of 16 bytes");
+  CHECK_ARG(reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0,
+            "table must begin at a multiple of 16 bytes");
 }
 
 __global__ void set_header(int64_t* header, int64_t log2_slots, bool wide) {
@@ -82,7 +83,8 @@ void check_fault(const word_t fault, const Tensor& table, const Device& device) 
   CHECK_ARG(fault != kNotInitialised, "table is not initialised: make it with gnnsys.ops.IdTable");
   int64_t header[kHeader];
   device.read(header, const_data<int64_t>(table), kHeader);
-  CHECK_ARG(fault != kTableFull, "table holds up to ", max_count(header[0]), " ids, fewer than were given: make it larger");
+  CHECK_ARG(fault != kTableFull, "table holds up to ", max_count(header[0]),
+            " ids, fewer than were given: make it larger");
   check_id_fault(fault, header[kWideWord] != 0);
 }
 
@@ -96,14 +98,14 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
     return {local, device.empty({0}, ids.scalar_type())};
   }
   IdList list = list_for(table, ids);
-  // Control words (fault, tile, new ids, base) and the states of the scan, then each id's slot.
+  // Control words (fault, ticket, new ids, base) and the states of the scan, then each id's slot.
   constexpr int64_t kTold = Control::kWords + 2;
   const int64_t cleared = kTold + num_tiles(size);
   const Tensor workspace = device.workspace<word_t>(cleared + (size + 1) / 2);
   auto* const begin = static_cast<word_t*>(workspace.mutable_data_ptr());
   CUDA_CHECK(cudaMemsetAsync(begin, 0xFF, static_cast<size_t>(cleared) * sizeof(word_t), device.stream()));
   list.slot_of = reinterpret_cast<uint32_t*>(begin + cleared);
-  const Control control{begin, reinterpret_cast<unsigned*>(begin + 1), begin + Control::kWords, begin + kTold};
+  const Control control{begin, begin + 1, begin + Control::kWords, begin + kTold};
   IdBatch batch(device, control, {list}, num_tiles(size));
   batch.insert_ids();
   batch.number_ids();

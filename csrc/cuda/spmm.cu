@@ -18,6 +18,7 @@ void check_spmm(const Device& device, const Tensor& indptr, const Tensor& indice
                 const OptionalTensor& weight, const OptionalTensor& src_scale, const OptionalTensor& dst_scale) {
   const Shape shape = check_features(x, device, "x");
   check_csc(indptr, indices, device);
+  check_edges(indptr.numel() - 1, shape.num_rows, indices.numel());
   if (weight.has_value()) {
     check_head_values(*weight, device, "weight", indices.numel(), x, "x");
   }

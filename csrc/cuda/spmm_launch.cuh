@@ -1,4 +1,4 @@
-// Launching the row kernel: which vectors, how many lanes to a row, which factor. Included where kernels are instantiated.
+// Launching the row kernel: which vectors, how many lanes to a row, which factor. For files that instantiate kernels.
 #pragma once
 
 #include "cuda/spmm_rows.cuh"
@@ -22,8 +22,9 @@ void launch_vectors(const Device& device, const Aggregation<T, O, id_t>& a, cons
   Layout layout{};
   layout.num_vectors = static_cast<int>(a.size) / Pack<T, kBytes>::kValues;
   layout.log2_lanes = std::clamp(log2_ceil(layout.num_vectors), kLog2Least, kLog2Warp);
-  layout.log2_row_lanes = std::min(layout.log2_lanes + log2_ceil(tuning().groups), kLog2Warp);
-  const dim3 grid(num_blocks(a.num_rows, kRowThreads >> layout.log2_row_lanes) + static_cast<unsigned>(split.num_blocks),
+  layout.log2_row_lanes = std::max(layout.log2_lanes, log2_ceil(tuning().row_lanes));
+  const unsigned row_blocks = num_blocks(a.num_rows, kRowThreads >> layout.log2_row_lanes);
+  const dim3 grid(row_blocks + static_cast<unsigned>(split.num_blocks),
                   num_blocks(layout.num_vectors, kTiles << layout.log2_lanes));
   aggregate_rows<Op, kBytes, kTiles, kFactor><<<grid, kRowThreads, 0, device.stream()>>>(a, op, split, layout);
   CUDA_CHECK_LAUNCH();

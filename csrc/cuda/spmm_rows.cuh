@@ -1,12 +1,13 @@
 // The row kernel of every aggregation: out[v] = reduction over in-edges e = (u, v) of coefficient(e) * x[u].
 //
 // Bytes: one gathered row of x per edge, the structure once, one written row per destination; no message is stored.
-// Lanes: a row of x is read by a group of 1 to 32 lanes, a vector each (two where rows are wide); up to `groups` groups
-// share a row of out and take its neighbours in turn, so a sub-warp has groups x kUnroll rows on their way at a time.
-// The sub-warp's lanes load the next ids together and pass them on by shuffle. Wider rows than a warp's vectors are cut
+// Lanes: a row of x is read by a group of 4 to 32 lanes, a vector each (two where rows are wide); the groups of a
+// sub-warp share a row of out and take its neighbours in turn, kUnroll rows of x on their way to each at a time. The
+// sub-warp's lanes load the next ids together and pass them on by shuffle. Wider rows than a warp's vectors are cut
 // along blockIdx.y. Heavy rows: spmm_split.cuh. The order of every sum is fixed by the degree and the width alone.
 #pragma once
 
+#include "cuda/spmm_reduce.cuh"
 #include "cuda/spmm_split.cuh"
 
 namespace gnnsys::cuda {
@@ -43,54 +44,7 @@ struct Aggregation {
   bool add;      // to what out holds
 };
 
-// -- reductions: an element is what is known of one feature ------------------------------------------------------------
-
-template <typename A>
-struct Sum {
-  struct Element {
-    A value;
-  };
-  static constexpr bool kExtreme = false;
-  static constexpr bool kAllVectors = true;
-
-  __device__ static Element none() { return {A{0}}; }
-  __device__ void add(Element& e, A value, int) const { e.value += value; }
-  __device__ void merge(Element& e, const Element& other) const { e.value += other.value; }
-  __device__ static Element exchange(unsigned mask, const Element& e, int distance) {
-    return {__shfl_xor_sync(mask, e.value, distance)};
-  }
-};
-
-// The largest (smallest); a NaN wins against everything; the first of equals. In which order elements meet does not
-// matter, so neither does how a row is cut.
-template <typename A>
-struct Extreme {
-  struct Element {
-    A value;
-    int32_t arg;  // -1: no edge yet
-  };
-  static constexpr bool kExtreme = true;
-  static constexpr bool kAllVectors = false;
-  bool minimum;
-
-  __device__ static Element none() { return {A{0}, -1}; }
-  __device__ void add(Element& e, A value, int at) const { merge(e, {value, at}); }
-  __device__ void merge(Element& e, const Element& other) const {
-    const bool nan = e.value != e.value;
-    const bool other_nan = other.value != other.value;
-    const bool beyond = minimum ? other.value < e.value : other.value > e.value;
-    const bool equal = other.value == e.value || (nan && other_nan);
-    const bool wins = beyond || (other_nan && !nan) || (equal && other.arg < e.arg) || e.arg < 0;
-    if (other.arg >= 0 && wins) {
-      e = other;
-    }
-  }
-  __device__ static Element exchange(unsigned mask, const Element& e, int distance) {
-    return {__shfl_xor_sync(mask, e.value, distance), __shfl_xor_sync(mask, e.arg, distance)};
-  }
-};
-
-// -- the kernel --------------------------------------------------------------------------------------------------------
+// -- the kernel -----------------------------------------------------------------------------------------------------
 
 // How lanes share rows, chosen at the launch.
 struct Layout {
@@ -127,13 +81,15 @@ __device__ inline Edge<acc_t<T>, id_t, kFactor> read_edge(const Aggregation<T, O
     edge.source = 0;
   }
   if constexpr (kFactor != Factor::kOne) {
-    edge.position = a.positions(e);
-    if (!is_inside(edge.position, a.num_edges)) {
-      wrong.position = edge.position;
-      edge.position = 0;
+    if (kFactor == Factor::kPicked || a.weight != nullptr) {
+      edge.position = a.positions(e);
+      if (!is_inside(edge.position, a.num_edges)) {
+        wrong.position = edge.position;
+        edge.position = 0;
+      }
     }
     if constexpr (kFactor == Factor::kEdge) {
-      edge.factor = a.weight != nullptr ? to_sum<A>(a.weight[edge.position]) : A{1};
+      edge.factor = a.weight != nullptr ? to_sum<A>(__ldg(a.weight + edge.position)) : A{1};
       if (a.src_scale != nullptr) {
         edge.factor *= __ldg(a.src_scale + edge.source);
       }
@@ -145,15 +101,14 @@ __device__ inline Edge<acc_t<T>, id_t, kFactor> read_edge(const Aggregation<T, O
   return edge;
 }
 
-// The edge that lane `from` of the sub-warp keeps.
+// The edge that lane `from` of the sub-warp keeps, without its factor: that arrives later than the source, and rows
+// need not wait for it.
 template <typename A, typename id_t, Factor kFactor>
 __device__ inline Edge<A, id_t, kFactor> pass_edge(unsigned mask, const Edge<A, id_t, kFactor>& mine, int from,
                                                    int row_lanes) {
   Edge<A, id_t, kFactor> edge;
   edge.source = __shfl_sync(mask, mine.source, from, row_lanes);
-  if constexpr (kFactor == Factor::kEdge) {
-    edge.factor = __shfl_sync(mask, mine.factor, from, row_lanes);
-  } else if constexpr (kFactor != Factor::kOne) {
+  if constexpr (kFactor == Factor::kHead || kFactor == Factor::kPicked) {
     edge.position = __shfl_sync(mask, mine.position, from, row_lanes);
     if constexpr (kFactor == Factor::kPicked) {
       edge.pick = __shfl_sync(mask, mine.pick, from, row_lanes);
@@ -177,11 +132,7 @@ __device__ inline void fetch(Fetched<kFactor, T, kBytes>& to, const Aggregation<
   using A = acc_t<T>;
   const uint64_t at = static_cast<uint64_t>(edge.source) * a.size + feature;
   load(to.row, a.x + at);
-  if constexpr (kFactor == Factor::kOne) {
-    to.factor = A{1};
-  } else if constexpr (kFactor == Factor::kEdge) {
-    to.factor = edge.factor;
-  } else {
+  if constexpr (kFactor == Factor::kHead || kFactor == Factor::kPicked) {
     to.factor = A{1};
     if (a.weight != nullptr) {
       const uint32_t heads = a.size / a.width;
@@ -244,8 +195,14 @@ __device__ inline void finish(const Aggregation<T, O, id_t>& a, int64_t row, uin
 template <int kBytes, int kTiles>
 constexpr int kUnroll = (64 / kBytes < 8 ? 64 / kBytes : 8) / kTiles;
 
+// Blocks that share a multiprocessor, hence registers: 48, 64 or 80. What a row needs only at its end may be spilled.
+template <typename Op, int kTiles, Factor kFactor>
+constexpr int kRowBlocks = Op::kExtreme || kFactor == Factor::kPicked       ? 6
+                           : kFactor == Factor::kOne && kTiles == 1 ? 10
+                                                                    : 8;
+
 template <typename Op, int kBytes, int kTiles, Factor kFactor, typename T, typename O, typename id_t>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>))
     aggregate_rows(const Aggregation<T, O, id_t> a, const Op op, const Split split, const Layout layout) {
   using A = acc_t<T>;
   using Element = typename Op::Element;
@@ -258,8 +215,10 @@ __global__ void __launch_bounds__(kRowThreads)
   const int row_lanes = 1 << log2_row_lanes;
   const int per_block = kRowThreads >> log2_row_lanes;
   const int64_t block = int64_t{blockIdx.x} - (parts ? 0 : split.num_blocks);
-  const int64_t stride = parts ? int64_t{split.num_blocks} * per_block : a.num_rows;
-  const int64_t num_items = parts ? split.counts->parts : a.num_rows;
+  int64_t item = block * per_block + (threadIdx.x >> log2_row_lanes);
+  if (item >= (parts ? split.counts->parts : a.num_rows)) {
+    return;
+  }
 
   const int lane = static_cast<int>(threadIdx.x) & (row_lanes - 1);
   const int group = lane >> layout.log2_lanes;
@@ -274,7 +233,7 @@ __global__ void __launch_bounds__(kRowThreads)
     active[t] = vector + t * group_lanes < layout.num_vectors;
   }
 
-  for (int64_t item = block * per_block + (threadIdx.x >> log2_row_lanes); item < num_items; item += stride) {
+  do {
     int64_t row = item;
     int64_t begin = 0;
     int count = 0;
@@ -340,6 +299,13 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
         for (int j = 0; j < kAhead; ++j) {
           const int k = k0 + j * num_groups + group;
+          if constexpr (kFactor == Factor::kEdge) {
+            const A factor = __shfl_sync(mask, mine.factor, k & (row_lanes - 1), row_lanes);
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+              fetched[j][t].factor = k < here ? factor : A{0};
+            }
+          }
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
             if (k < here || !Op::kExtreme) {  // to a sum, a row that was not fetched adds 0
@@ -378,14 +344,15 @@ __global__ void __launch_bounds__(kRowThreads)
     if (wrong.position != 0) {
       fault("positions", wrong.position, a.num_edges);
     }
-  }
+    item += int64_t{split.num_blocks} * per_block;
+  } while (parts && item < split.counts->parts);
 }
 
-// -- the second pass over heavy rows -----------------------------------------------------------------------------------
+// -- the second pass over heavy rows --------------------------------------------------------------------------------
 
 constexpr int kMergeWarps = 8;
 
-// A block takes 32 features of a cut row; its warps take the row's parts in turn, and the first one merges what they have.
+// A block takes 32 features of a cut row; its warps take the row's parts in turn, and the first merges what they have.
 template <typename Op, typename T, typename O, typename id_t>
 __global__ void __launch_bounds__(kMergeWarps * kWarp)
     merge_parts(const Aggregation<T, O, id_t> a, const Op op, const Split split) {

@@ -55,8 +55,8 @@ Tuning read_tuning() {
     long long heavy = t.heavy;
     long long part = t.part;
     long long max_parts = t.max_parts;
-    std::sscanf(text, "%d,%lld,%lld,%lld,%d", &t.groups, &heavy, &part, &max_parts, &t.blocks);
-    t.groups = std::clamp(t.groups, 1, kWarp);
+    std::sscanf(text, "%d,%lld,%lld,%lld,%d", &t.row_lanes, &heavy, &part, &max_parts, &t.blocks);
+    t.row_lanes = std::clamp(t.row_lanes, 4, kWarp);
     t.heavy = std::clamp<int64_t>(heavy, 1, 1 << 30);
     t.part = std::clamp<int64_t>(part, 1, 1 << 30);
     t.max_parts = std::clamp<int64_t>(max_parts, 1, 1 << 24);
@@ -75,8 +75,7 @@ const Tuning& tuning() {
 }
 
 RowSplit::RowSplit(const Device& device, const int64_t* indptr, int64_t num_rows, int64_t num_edges, int64_t size,
-                   int64_t element_bytes, int threads)
-    : memory_(device.empty({0}, ScalarType::Byte)) {
+                   int64_t element_bytes, int threads) {
   const Tuning& t = tuning();
   split_.heavy = t.heavy;
   split_.part = std::max(t.part, (num_edges + t.max_parts - 1) / t.max_parts);
@@ -91,7 +90,7 @@ RowSplit::RowSplit(const Device& device, const int64_t* indptr, int64_t num_rows
   const int64_t at_rows = at_parts + aligned(parts * static_cast<int64_t>(sizeof(Part)));
   const int64_t at_partials = at_rows + aligned(rows * static_cast<int64_t>(sizeof(CutRow)));
   memory_ = device.workspace<char>(at_partials + slots * size * element_bytes);
-  char* const memory = mutable_data<char>(memory_);
+  char* const memory = mutable_data<char>(*memory_);
   split_.counts = reinterpret_cast<SplitCounts*>(memory);
   split_.parts = reinterpret_cast<Part*>(memory + at_parts);
   split_.rows = reinterpret_cast<CutRow*>(memory + at_rows);
@@ -99,7 +98,8 @@ RowSplit::RowSplit(const Device& device, const int64_t* indptr, int64_t num_rows
   split_.num_blocks = static_cast<int>(std::min<int64_t>(int64_t{device.num_processors()} * t.blocks,
                                                          num_blocks(parts, threads / kWarp)));
   CUDA_CHECK(cudaMemsetAsync(split_.counts, 0, sizeof(SplitCounts), device.stream()));
-  find_heavy_rows<<<num_blocks(num_rows, kThreads), kThreads, 0, device.stream()>>>(indptr, num_rows, num_edges, split_);
+  const unsigned blocks = num_blocks(num_rows, kThreads);
+  find_heavy_rows<<<blocks, kThreads, 0, device.stream()>>>(indptr, num_rows, num_edges, split_);
   CUDA_CHECK_LAUNCH();
 }
 

@@ -1,23 +1,23 @@
 // Heavy rows in parts: what the row kernels of spmm and spmm_extreme need so that one row of a million edges does not
 // keep a single warp busy while the device waits.
 //
-// A row with more than `heavy` edges is left out of the pass over rows and cut into parts of `part` edges, which warps
-// take from a list on the device. Parts of one row leave partial results in workspace, and a second pass merges them in
-// the order of the edges: the place of a part in the list depends on the order of threads, no result does. The host never
-// learns how many there are: lists have the size that num_edges allows, kernels the grid that the device has.
+// A row with more than `heavy` edges is left out of the pass over rows and cut into parts of up to `part` edges, which
+// warps take from a list on the device. Parts of one row leave partial results in workspace, and a second pass merges
+// them in the order of the edges: the place of a part in the list depends on the order of threads, no result does. The
+// host never learns how many there are: lists have the size that num_edges allows, kernels the grid of the device.
 #pragma once
 
 #include "cuda/features.cuh"
 
 namespace gnnsys::cuda {
 
-// All launch parameters. GNNSYS_SPMM_TUNING="groups,heavy,part,max_parts,blocks" overrides them, for measurements.
+// All launch parameters. GNNSYS_SPMM_TUNING="row_lanes,heavy,part,max_parts,blocks" overrides them, for measurements.
 struct Tuning {
-  int groups = 4;             // of lanes, one neighbour each, that share a row while its vectors leave lanes free
-  int64_t heavy = 512;        // a row with more edges is cut
+  int row_lanes = 16;         // that share a row of out, at least: short rows need many in flight more than many lanes
+  int64_t heavy = 256;        // a row with more edges is left to warps of its own
   int64_t part = 512;         // edges of a part, at least
   int64_t max_parts = 32768;  // of whole parts, so that partial results stay small: parts grow with the graph
-  int blocks = 12;            // per multiprocessor that look for parts before rows start
+  int blocks = 10;            // per multiprocessor that look for parts before rows start
 };
 
 const Tuning& tuning();
@@ -63,7 +63,7 @@ class RowSplit {
   const Split& view() const { return split_; }
 
  private:
-  Tensor memory_;
+  std::optional<Tensor> memory_;
   Split split_{};
 };
 

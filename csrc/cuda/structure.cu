@@ -1,8 +1,8 @@
 // Making and turning CSC on the device: coo -> csc, transpose, and the check that a CSC is one.
 //
 // Grouping edges by an endpoint is a stable radix sort of (endpoint, position), as many bits of it as there are groups;
-// the groups' bounds are then searched in the sorted endpoints. Bytes per edge with 32-bit ids: 16 a pass of eight bits,
-// and 28 before and after.
+// the groups' bounds are then searched in the sorted endpoints. Bytes per edge with 32-bit ids: 16 a pass of eight
+// bits, and 28 before and after.
 #include "cuda/group.cuh"
 #include "cuda/sort.h"
 
@@ -239,7 +239,8 @@ __global__ void __launch_bounds__(kGroupThreads)
 template <typename in_t>
 Grouped from_sorted(const Device& device, const Tensor& src, const Tensor& dst, int64_t num_dst, bool narrow) {
   const ScalarType type = narrow ? ScalarType::Int : ScalarType::Long;
-  Grouped out{device.empty({num_dst + 1}, ScalarType::Long), device.empty({src.numel()}, type), device.empty({0}, type)};
+  Grouped out{device.empty({num_dst + 1}, ScalarType::Long), device.empty({src.numel()}, type),
+              device.empty({0}, type)};
   const int64_t bound_blocks = num_blocks(num_dst + 1, kGroupThreads);
   const int64_t edge_blocks = (src.numel() + kEdgeTile - 1) / kEdgeTile;
   dispatch_ids(out.values, [&](auto id) {

@@ -1,7 +1,7 @@
 """Copies of states, taken at a step boundary, so that training can go on while they are written.
 
-Only what `torch.load(weights_only=True)` reads back may be in one: anything else is refused when it is saved, by its
-name, and not when it is needed.
+Only what `torch.load(weights_only=True)` reads back may be in one: anything else is refused by its name when a job
+begins, and again when it is saved, and not when it is needed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,22 +18,49 @@ from torch import Tensor
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
-def snapshot(value: Any, name: str) -> Any:
-    """A copy of a state in this machine's memory; ValueError, by `name`, for what could not be read again."""
+def copied(value: Tensor) -> Tensor:
+    """A tensor as it is now, in this machine's memory."""
+    return value.clone() if value.device.type == "cpu" else value.cpu()
+
+
+def as_it_is(value: Tensor) -> Tensor:
+    """The tensor itself; a copy only where it is a piece of something larger, all of which would be written."""
+    if value.layout is torch.strided and value.untyped_storage().nbytes() == value.nbytes:
+        return value
+    return value.clone()
+
+
+def snapshot(value: Any, name: str, of: Callable[[Tensor], Tensor] = copied) -> Any:
+    """A state with `of` each of its tensors; ValueError, by `name`, for what could not be read again."""
     if type(value) is Tensor or type(value) is torch.nn.Parameter:
-        copied = value.detach()
-        return copied.clone() if copied.device.type == "cpu" else copied.cpu()
+        return of(value.detach())
     if type(value) in _PLAIN:
         return value
     if type(value) in (dict, OrderedDict):
-        items = [(snapshot(key, f"a key of {name}"), snapshot(of, f"{name}[{key!r}]")) for key, of in value.items()]
-        copied = type(value)(items)
+        items = [
+            (snapshot(key, f"a key of {name}", of), snapshot(kept, f"{name}[{key!r}]", of))
+            for key, kept in value.items()
+        ]
+        made = type(value)(items)
         if type(value) is OrderedDict and hasattr(value, "_metadata"):  # a module's: what version its layers have
-            copied._metadata = copy.deepcopy(value._metadata)
-        return copied
+            made._metadata = copy.deepcopy(value._metadata)
+        return made
     if type(value) in (list, tuple, set):
-        return type(value)([snapshot(of, f"{name}[{index}]") for index, of in enumerate(value)])
+        return type(value)([snapshot(kept, f"{name}[{index}]", of) for index, kept in enumerate(value)])
     return _tried(value, name)
+
+
+def check_state(value: Any, name: str) -> int:
+    """ValueError, by `name`, for what could not be read again; how many bytes its tensors have."""
+    total = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.nbytes if tensor.layout is torch.strided else 0
+        return tensor
+
+    snapshot(value, name, count)
+    return total
 
 
 def _tried(value: Any, name: str) -> Any:

@@ -1,18 +1,21 @@
-"""Files of a checkpoint that a machine does not have, from one that does: through a table of bytes in the shards.
+"""Files of a checkpoint that a machine does not have, from one that does: through a small table of bytes in the shards.
 
 Machines with disks of their own have only what they wrote themselves, and a job may come back with its machines in
-another order, or with more of them.
+another order, or with more of them. Files travel in pieces, and lie in a folder of their own until they are read: no
+process and no shard holds more than two pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from gnnsys.checkpoint.files import Source
 from gnnsys.comm.rendezvous import Group
 from gnnsys.store import Store
 
@@ -20,66 +23,153 @@ if TYPE_CHECKING:
     from gnnsys.session import Session
 
 _ROW = 1 << 16  # bytes
-_SECONDS = 1800.0  # for all machines to send or take what they lack
+_PIECE_ROWS = 512
+_SECONDS = 1800.0  # for all machines to send or take a piece
 
 
-def bring(
+class _Piece(NamedTuple):
+    file: str
+    begin: int
+    end: int
+    is_last: bool  # of its file
+
+
+@contextmanager
+def brought(
     group: Group,
     session: Session | None,
     path: Path,
     files: Sequence[str],
     holders: Mapping[str, list[int]],
-    sizes: Mapping[str, int],
-) -> dict[str, Source]:
-    """Every one of `files` on every rank: as a path where its machine has it. All ranks call it alike."""
-    found: dict[str, Source] = {file: path / file for file in files if group.machine in holders[file]}
+    entries: Mapping[str, Sequence[int]],
+) -> Iterator[dict[str, Path]]:
+    """Where each of `files` is on this machine while the block lasts. All ranks call it alike.
+
+    `entries` are bytes and CRC-32 of each. What comes from other machines is removed when the block ends.
+    """
+    found = {file: path / file for file in files if group.machine in holders[file]}
     everyone = set(range(group.num_machines))
     away = [file for file in files if set(holders[file]) != everyone]
     if not away:
-        return found
+        yield found
+        return
     assert session is not None and session.client is not None, "a process that is alone has every file"
-    machines = list(range(group.num_machines))
     store = Store(
-        machine_of_part=machines, machine=group.machine, client=session.client, rank=group.rank,
+        machine_of_part=list(range(group.num_machines)), machine=group.machine, client=session.client, rank=group.rank,
         world_size=group.world_size, timeout=group.timeout,
     )  # fmt: skip
-    name, problem, begin = f"checkpoint/{group.nonce[:16]}", None, _begins(away, sizes)
+    inbox = path.parent / f".gone-brought-{group.nonce[:16]}-{group.machine}"  # swept, should this process be killed
     try:
-        store.create(name, begin[away[-1]] + _rows(sizes[away[-1]]), (_ROW,), torch.uint8)
-        for file in away:
-            if group.is_leader and group.machine == holders[file][0]:
-                _send(store, name, begin[file], path / file)
-        store.flush()
-    except (RuntimeError, ValueError, OSError) as error:
-        problem = error
-    group.agree("checkpoint's files sent", problem, _SECONDS)
+        exchange(group, store, path, inbox, away, holders, entries)
+        yield {**{file: inbox / file for file in away}, **found}
+    finally:
+        if group.is_leader:
+            shutil.rmtree(inbox, ignore_errors=True)
+
+
+def exchange(
+    group: Group, store: Store, path: Path, inbox: Path, files: Sequence[str], holders: Mapping[str, list[int]],
+    entries: Mapping[str, Sequence[int]],
+) -> None:  # fmt: skip
+    """Puts `files` into `inbox` on every machine that does not have them at `path`. The same error on every rank.
+
+    The table has room for two pieces: who comes to the meeting about one has taken the one before.
+    """
+    name = f"checkpoint/{group.nonce[:16]}"
     try:
-        for file in away:
-            if file not in found:
-                ids = torch.arange(begin[file], begin[file] + _rows(sizes[file]))
-                found[file] = store.tensor(name)[ids].flatten()[: sizes[file]].numpy().tobytes()
+        group.agree("checkpoint's pieces begin", _create(store, name) if group.rank == 0 else None, _SECONDS)
+        mail = _Mail(store, name, path, inbox, entries)
+        for number, piece in enumerate(_pieces(files, entries)):
+            have = holders[piece.file]
+            if group.is_leader and group.machine == have[0]:
+                mail.send(number, piece)
+            crc32 = _meet(group, mail)
+            if group.is_leader and group.machine not in have:
+                mail.take(number, piece, crc32)
+        _meet(group, mail)
+    finally:
+        if group.rank == 0:
+            with suppress(Exception):  # it went with its shard, and an error is on its way already
+                store.drop(name)
+
+
+def _create(store: Store, name: str) -> Exception | None:
+    try:
+        store.create(name, 2 * _PIECE_ROWS, (_ROW,), torch.uint8)
     except (RuntimeError, ValueError, OSError) as error:
-        problem = error
-    group.agree("checkpoint's files taken", problem, _SECONDS)
-    if group.rank == 0:
-        store.drop(name)
-    return found
+        return error
+    return None
 
 
-def _send(store: Store, name: str, first: int, path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content.extend(bytes(-len(content) % _ROW))
-    rows = torch.frombuffer(content, dtype=torch.uint8).view(-1, _ROW)
-    store.push(name, torch.arange(first, first + rows.shape[0]), rows).result()
-
-
-def _rows(size: int) -> int:
-    return max(1, -(-size // _ROW))
-
-
-def _begins(files: Sequence[str], sizes: Mapping[str, int]) -> dict[str, int]:
-    begin, at = {}, 0
+def _pieces(files: Sequence[str], entries: Mapping[str, Sequence[int]]) -> Iterator[_Piece]:
+    size = _PIECE_ROWS * _ROW
     for file in files:
-        begin[file] = at
-        at += _rows(sizes[file])
-    return begin
+        end = int(entries[file][0])
+        for begin in range(0, max(1, end), size):
+            yield _Piece(file, begin, min(begin + size, end), begin + size >= end)
+
+
+def _meet(group: Group, mail: _Mail) -> int:
+    """The checksum of the piece that was sent; ValueError, on every rank, where one had a problem."""
+    told = group.gather("checkpoint's pieces", [mail.problem, mail.crc32], _SECONDS)
+    mail.crc32 = None
+    problem = next((problem for problem, _ in told if problem is not None), None)
+    if problem is not None:
+        raise ValueError(f"files of a checkpoint could not be sent between machines: {problem}") from mail.cause
+    return next((int(crc32) for _, crc32 in told if crc32 is not None), 0)
+
+
+class _Mail:
+    """What one rank sends and takes. What goes wrong is kept for the next meeting: the others come to it."""
+
+    def __init__(
+        self, store: Store, name: str, path: Path, inbox: Path, entries: Mapping[str, Sequence[int]]
+    ) -> None:  # fmt: skip
+        self._store, self._name, self._path, self._inbox, self._entries = store, name, path, inbox, entries
+        self._running = 0  # CRC-32 of what has come of a file
+        self.crc32: int | None = None  # of the piece that was sent
+        self.problem: str | None = None
+        self.cause: Exception | None = None
+
+    def send(self, number: int, piece: _Piece) -> None:
+        """Puts a piece into its half of the table."""
+        try:
+            with open(self._path / piece.file, "rb") as file:
+                file.seek(piece.begin)
+                content = bytearray(file.read(piece.end - piece.begin))
+            if len(content) != piece.end - piece.begin:
+                raise ValueError("it was cut")
+            self.crc32 = zlib.crc32(content)
+            content.extend(bytes(-len(content) % _ROW))
+            if content:
+                rows = torch.frombuffer(content, dtype=torch.uint8).view(-1, _ROW)
+                self._store.push(self._name, _ids(number, rows.shape[0]), rows).result()
+        except Exception as error:
+            self._complain(piece, error)
+
+    def take(self, number: int, piece: _Piece, crc32: int) -> None:
+        """Appends a piece to its file."""
+        try:
+            size = piece.end - piece.begin
+            rows = self._store.tensor(self._name)[_ids(number, -(-size // _ROW))]
+            content = memoryview(rows.flatten()[:size].numpy().data)
+            self._running = zlib.crc32(content, self._running if piece.begin else 0)
+            if zlib.crc32(content) != crc32:
+                raise ValueError(f"bytes {piece.begin} to {piece.end} came otherwise than they were sent")
+            if piece.is_last and self._running != int(self._entries[piece.file][1]):
+                raise ValueError("it does not match its checksum: it was altered")
+            target = self._inbox / piece.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(target, "ab" if piece.begin else "wb") as file:
+                file.write(content)
+        except Exception as error:
+            self._complain(piece, error)
+
+    def _complain(self, piece: _Piece, error: Exception) -> None:
+        self.problem = f"machine {self._store.machine}: {piece.file}: {error}"
+        self.cause = error
+
+
+def _ids(number: int, count: int) -> torch.Tensor:
+    first = (number % 2) * _PIECE_ROWS
+    return torch.arange(first, first + count)

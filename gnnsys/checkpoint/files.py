@@ -6,13 +6,11 @@ import io
 import os
 import zlib
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeAlias, cast
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-
-Source: TypeAlias = "Path | bytes"  # a file here, or the content of one elsewhere
 
 
 class _Checked(io.RawIOBase):
@@ -51,9 +49,9 @@ def write_state(path: Path, state: Any) -> list[int]:
     return [checked.num_bytes, checked.crc32]
 
 
-def read_state(source: Source) -> Any:
+def read_state(path: Path) -> Any:
     """What `write_state` wrote."""
-    return torch.load(source if isinstance(source, Path) else io.BytesIO(source), weights_only=True, map_location="cpu")
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 def write_array(path: Path, values: Tensor) -> list[int]:
@@ -68,11 +66,9 @@ def write_array(path: Path, values: Tensor) -> list[int]:
     return [checked.num_bytes, checked.crc32]
 
 
-def read_array(source: Source) -> Tensor:
-    """What `write_array` wrote, memory-mapped where it is a file."""
-    if isinstance(source, Path):
-        return torch.from_numpy(np.asarray(np.load(source, mmap_mode="c", allow_pickle=False)))
-    return torch.from_numpy(np.lib.format.read_array(io.BytesIO(source), allow_pickle=False))
+def read_array(path: Path) -> Tensor:
+    """What `write_array` wrote, memory-mapped."""
+    return torch.from_numpy(np.asarray(np.load(path, mmap_mode="c", allow_pickle=False)))
 
 
 def named(error: OSError, path: Path) -> OSError:

@@ -158,7 +158,10 @@ def sweep(folder: Path, keep: Iterable[str] = ()) -> None:
     kept = set(keep)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if _LEFT.fullmatch(path.name) and path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def old_ones(folder: Path, keep: int) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from torch import nn
 
 from gnnsys.checkpoint import folder as folders
 from gnnsys.checkpoint.copying import same
-from gnnsys.checkpoint.exchange import bring
-from gnnsys.checkpoint.files import Source, read_state
+from gnnsys.checkpoint.exchange import brought
+from gnnsys.checkpoint.files import read_state
 from gnnsys.checkpoint.folder import Seen
 from gnnsys.checkpoint.generators import seed_generators, write_generators
+from gnnsys.checkpoint.owner import Owner
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import SavedTable, graph_of
 from gnnsys.comm.rendezvous import Group
@@ -44,20 +46,26 @@ class Found:
     def steps(self) -> int:
         return int(self.manifest["steps"])
 
+    def path(self, folder: Path, machine: int) -> Path:
+        """Where it is on a machine: under its name, unless another job that has not named it yet is at work on it."""
+        named = folder / folders.name_of(self.steps)
+        return named if named.is_dir() or machine not in self.names else folder / self.names[machine]
 
-def restore(folder: Path, group: Group, session: Session | None, states: States) -> Found | None:
+
+def restore(folder: Path, group: Group, session: Session | None, states: States, owner: Owner) -> Found | None:
     """Loads the newest checkpoint in `folder` into `states`; None where there has been none yet."""
-    found = _find(folder, group)
-    _tidy(folder, group, found)
+    found = _find(folder, group, session, states)
+    _tidy(folder, group, found, owner)
     if found is None:
         if group.rank == 0:
             _log.info("no checkpoint in %s: begins at step 0", folder)
         return None
-    path = folder / folders.name_of(found.steps)
+    path = found.path(folder, group.machine)
     tables = _fitting(group, session, states, found)
-    files = _bring_files(group, session, path, found, tables)
-    saved = _Loaded(group, states, found, files)
-    _restore_tables(group, path, found, tables, files)
+    wanted, entries = _wanted(found, tables), found.manifest["files"]
+    with brought(group, session, path, wanted, found.holders, entries) as files:
+        saved = _Loaded(group, states, found, files)
+        _restore_tables(group, path, found, tables, files)
     saved.load()
     if group.rank == 0:
         _log.info("restored step %d from %s", found.steps, path)
@@ -67,7 +75,7 @@ def restore(folder: Path, group: Group, session: Session | None, states: States)
 # -- which one --------------------------------------------------------------------------------------------------------
 
 
-def _find(folder: Path, group: Group) -> Found | None:
+def _find(folder: Path, group: Group, session: Session | None, states: States) -> Found | None:
     seen: list[Any] = []
     wrong: list[str] = []
     problem = None
@@ -92,7 +100,7 @@ def _find(folder: Path, group: Group) -> Found | None:
         nowhere = set.intersection(*[set(s.lacks) for s in here.values()])
         if not nowhere:
             found = _share_manifest(folder, group, here)
-            problem = _check(folder, group, found)
+            problem = _check(folder, group, found, _reads(group, session, states, found))
             if problem is None:
                 if complaints and group.rank == 0:
                     _log.warning("step %d is restored, because: %s", found.steps, "; ".join(complaints))
@@ -117,24 +125,51 @@ def _share_manifest(folder: Path, group: Group, here: dict[int, Seen]) -> Found:
     return Found(manifest, {m: s.name for m, s in here.items()}, holders)
 
 
-def _check(folder: Path, group: Group, found: Found) -> str | None:
-    """Has every file read once, by one of the machines that have it; what is wrong with the first that differs."""
+def _reads(group: Group, session: Session | None, states: States, found: Found) -> set[str]:
+    """The files that this machine is going to read where it has them itself."""
+    try:
+        tables = _tables_of(session, states, found)
+        wanted = _wanted(found, tables)
+        folders_read = {folder for table in tables for folder in table.reads(group.machine, found.holders)}
+    except Exception:  # it does not fit what is here: said when that is looked at, on all ranks
+        return set()
+    return {*wanted, *(file for file in found.manifest["files"] if file.rsplit("/", 1)[0] in folders_read)}
+
+
+def _check(folder: Path, group: Group, found: Found, reads: Set[str]) -> str | None:
+    """Has every machine check what it is going to read, and every file checked by one that has it.
+
+    Machines may have copies of one file, and one copy may be damaged. What is wrong with the first that is.
+    """
     problem = None
     if group.is_leader and group.machine in found.names:
         mine = {
             file: found.manifest["files"][file]
             for number, (file, have) in enumerate(sorted(found.holders.items()))
-            if have[number % len(have)] == group.machine
+            if have[number % len(have)] == group.machine or (group.machine in have and file in reads)
         }
         problem = folders.check_files(folder / found.names[group.machine], mine)
     told = group.gather("checkpoint checked", problem, timeout=_READ_SECONDS)
     return next((text for text in told if text is not None), None)
 
 
-def _tidy(folder: Path, group: Group, found: Found | None) -> None:
-    """Names what was complete but not yet named, moves damaged newer ones out of the way, removes what is left over."""
-    problem = None
+def _tidy(folder: Path, group: Group, found: Found | None, owner: Owner) -> None:
+    """Names what was complete but not yet named, moves damaged newer ones out of the way, removes what is left over.
+
+    Not so in the folder of another job that still runs: what looks left over there is under way.
+    """
+    problem, other, dead = None, None, None
+    with suppress(OSError):  # said below
+        dead = owner.dead() if group.is_leader else None
+    owner.learn(group.gather("checkpoints' owner", dead, timeout=_READ_SECONDS))
     if group.is_leader:
+        try:
+            other = owner.other()
+            if other is not None:
+                _log.warning("another job that still runs saves to %s (%s): this one cannot", folder, other)
+        except OSError as error:
+            problem = f"machine {group.machine}: {error}"
+    if group.is_leader and other is None and problem is None:
         try:
             name = None if found is None else found.names.get(group.machine)
             if found is not None:
@@ -163,6 +198,15 @@ def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
     return result
 
 
+def _tables_of(session: Session | None, states: States, found: Found) -> list[SavedTable]:
+    """The tables of a checkpoint; ValueError, with a reason, where one has no meaning for what is here now."""
+    tables = []
+    for name, table in sorted(states.tables.items()):
+        tables.append(SavedTable(name, found.manifest["tables"][name], table, graph_of(table, session)))
+        tables[-1].check()
+    return tables
+
+
 def _fitting(group: Group, session: Session | None, states: States, found: Found) -> list[SavedTable]:
     def check() -> list[SavedTable]:
         manifest = found.manifest
@@ -175,27 +219,21 @@ def _fitting(group: Group, session: Session | None, states: States, found: Found
                     f"the checkpoint of step {found.steps} is of another job: {told}. Its names are "
                     f"{', '.join([*manifest['shared'], *manifest['own'], *sorted(manifest['tables'])])}"
                 )
-        tables = []
-        for name, table in sorted(states.tables.items()):
-            tables.append(SavedTable(name, manifest["tables"][name], table, graph_of(table, session)))
-            tables[-1].check()
-        return tables
+        return _tables_of(session, states, found)
 
     return _attempt(group, "checkpoint fits", check)
 
 
-def _bring_files(
-    group: Group, session: Session | None, path: Path, found: Found, tables: Sequence[SavedTable]
-) -> dict[str, Source]:
+def _wanted(found: Found, tables: Sequence[SavedTable]) -> list[str]:
+    """The files that every machine reads."""
     wanted = ["dense.pt", *(f"rank-{rank}.pt" for rank in range(found.manifest["world_size"]))]
     if any(table.is_moved for table in tables):
         wanted += [file for files in found.manifest["originals"].values() for file in files]
-    sizes = {file: int(found.manifest["files"][file][0]) for file in wanted}
-    return bring(group, session, path, wanted, found.holders, sizes)
+    return wanted
 
 
 def _restore_tables(
-    group: Group, path: Path, found: Found, tables: Sequence[SavedTable], files: dict[str, Source]
+    group: Group, path: Path, found: Found, tables: Sequence[SavedTable], files: dict[str, Path]
 ) -> None:
     if not tables:
         return
@@ -217,7 +255,7 @@ def _restore_tables(
 class _Loaded:
     """States read from files, checked against what they are for, and then loaded."""
 
-    def __init__(self, group: Group, states: States, found: Found, files: dict[str, Source]) -> None:
+    def __init__(self, group: Group, states: States, found: Found, files: dict[str, Path]) -> None:
         self._group, self._states = group, states
         self._world_size = int(found.manifest["world_size"])
 

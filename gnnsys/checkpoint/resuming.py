@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from gnnsys.checkpoint.restore import restore
+from gnnsys.checkpoint.copying import check_state
+from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint.restore import restore, unwrapped
 from gnnsys.checkpoint.saver import Saver
 from gnnsys.checkpoint.states import States, sort_states
 from gnnsys.comm.joining import Place
@@ -31,7 +33,8 @@ def resume(
 
     `states`: modules (DDP or not), optimizers, schedulers, loaders, embeddings, tables, and anything else that has
     state_dict() and load_state_dict(). Generators of torch, numpy and Python are saved without being named. The saver
-    saves every `every` steps and keeps the newest `keep`; with `asynchronous` it writes while training goes on.
+    saves every `every` steps and keeps the newest `keep`; with `asynchronous` it writes a copy while training goes on,
+    and where that would not fit into memory, or without `asynchronous`, training waits until all is written.
 
     On the CPU a resumed job does what an unbroken one would, bit for bit. With DDP on more than two ranks that takes
     `find_unused_parameters=True`: otherwise DDP lays its buckets out anew in every process, and sums in another order.
@@ -61,21 +64,25 @@ def resume(
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
         sorted_states = sort_states(states)
-    except ValueError as error:
+        for name, value in [*sorted_states.shared.items(), *sorted_states.own.items()]:
+            check_state(unwrapped(value).state_dict(), name)
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
         problem = error
     group.agree("resume", problem)
-    told = group.gather("resume alike", [sorted_states.names(), every, keep])
+    told = group.gather("resume alike", [sorted_states.names(), every, keep, asynchronous])
     differ = [rank for rank, values in enumerate(told) if values != told[0]]
     if differ:
         raise ValueError(
-            f"rank 0 and rank {differ[0]} call resume() with different states, every or keep: {told[0]} and "
-            f"{told[differ[0]]}"
+            f"rank 0 and rank {differ[0]} call resume() with different states, every, keep or asynchronous: {told[0]} "
+            f"and {told[differ[0]]}"
         )
     path = Path(folder).resolve()
     _check_folders(group, path)
-    found = restore(path, group, session, sorted_states)
+    owner = Owner(path, group.nonce)
+    found = restore(path, group, session, sorted_states, owner)
     return Saver(
-        path, group, session, sorted_states, every=every, keep=keep, asynchronous=asynchronous, found=found
+        path, group, session, sorted_states, every=every, keep=keep, asynchronous=asynchronous, found=found,
+        owner=owner,
     )  # fmt: skip
 
 

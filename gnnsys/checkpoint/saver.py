@@ -2,7 +2,8 @@
 
 A save has two halves. In `save`, all ranks meet, nothing is under way, and every rank and shard copies what it has;
 then training goes on. In a thread everything is written, the ranks meet again, and the checkpoint counts or is removed:
-on all machines or on none.
+on all machines or on none. Where nothing is copied, because it was not asked for or would not fit into memory, the
+second half is done in `save` too.
 """
 
 from __future__ import annotations
@@ -17,25 +18,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor
 
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.copying import snapshot
+from gnnsys.checkpoint.copying import as_it_is, check_state, copied, snapshot
+from gnnsys.checkpoint.errors import of_step, raise_first, words
 from gnnsys.checkpoint.files import write_array, write_state
 from gnnsys.checkpoint.generators import read_generators
+from gnnsys.checkpoint.owner import Owner
 from gnnsys.checkpoint.restore import Found, unwrapped
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder
 from gnnsys.comm import CommError
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.store import DistTensor
+from gnnsys.store.capacity import free_memory
 from gnnsys.store.snapshots import sync_folders
 
 if TYPE_CHECKING:
     from gnnsys.session import Session
 
+_States: TypeAlias = "dict[str, Any]"  # by name
 _log = logging.getLogger(__name__)
-_WRITE_SECONDS = 1800.0  # for a machine to write what it has
+_WRITE_SECONDS = 7200.0  # for a machine to write what it has: a terabyte, to a slow disk
+_SPARE = 0.1  # of the free memory, which copies leave free
 
 STAGES = (
     "begun", "copied", "dense written", "rank written", "tables written", "all written", "described", "published",
@@ -54,6 +62,7 @@ class _Copy:
     tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
     entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
     originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
+    too_large: str | None = None  # what would not fit into memory a second time, of any rank
 
     @property
     def staging(self) -> str:
@@ -82,6 +91,7 @@ class Saver:
         keep: int,
         asynchronous: bool,
         found: Found | None,
+        owner: Owner,
     ) -> None:
         self.folder, self.every, self.keep, self.asynchronous = folder, every, keep, asynchronous
         self.steps = found.steps if found is not None else 0
@@ -93,7 +103,9 @@ class Saver:
         self._saved_steps = None if found is None else found.steps
         self._has_stepped = found is not None
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._error: tuple[int, Exception] | None = None  # of which step's checkpoint, and what
+        self._owner = owner
+        self._has_warned = False
         self._is_closed = False
         if session is not None:
             session.before_close.append(self.close)
@@ -113,7 +125,8 @@ class Saver:
     def save(self) -> Path | None:
         """Saves now; every rank calls it. Returns when the copy is taken, or with the path when it is written here.
 
-        Waits for the save before, and raises, on every rank, what went wrong with it.
+        Waits for the save before, and raises, on every rank, what went wrong with it: that error names its step, and
+        nothing is saved of this one yet.
         """
         self._check_open()
         self.wait()
@@ -123,7 +136,7 @@ class Saver:
             return self.newest
         copy = self._copy()
         self._saved_steps = self.steps
-        if not self.asynchronous:
+        if not self.asynchronous or copy.too_large is not None:
             self._write(copy)
             self.wait()
             return self.newest
@@ -138,13 +151,16 @@ class Saver:
             if self._thread.is_alive():
                 raise TimeoutError(f"a checkpoint of step {self._saved_steps} is still being written to {self.folder}")
             self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
+        failed, self._error = self._error, None
+        if failed is not None:
             self._saved_steps = None
-            raise error
+            raise of_step(*failed)
 
     def close(self, wait: bool = True) -> None:
-        """Waits for what is being written; without `wait` it is given up. Idempotent."""
+        """Waits for what is being written, and raises what went wrong with it; without `wait` it is given up.
+
+        Idempotent. The session's `close` does this too, and raises what this does.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -155,6 +171,7 @@ class Saver:
             if wait:
                 self.wait()
         finally:
+            self._owner.close()
             self._group.close()
 
     def __enter__(self) -> Saver:
@@ -180,7 +197,7 @@ class Saver:
         except Exception as error:
             problem, cause = f"rank {group.rank}: {error}", error
         told = group.gather("checkpoint begins", [problem, self.steps, secrets.token_hex(8)])
-        _raise_first([problem for problem, _, _ in told], cause)
+        raise_first([problem for problem, _, _ in told], cause)
         differ = [rank for rank, (_, steps, _) in enumerate(told) if steps != told[0][1]]
         if differ:
             raise ValueError(
@@ -192,11 +209,17 @@ class Saver:
         try:
             self._fill(copy)
         except Exception as error:  # whatever it is, the other ranks must hear of it
-            problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {_told(error)}", error
-        problems = group.gather("checkpoint copied", problem, timeout=_WRITE_SECONDS)
+            problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {words(error)}", error
+        told = group.gather("checkpoint copied", [problem, copy.too_large], timeout=_WRITE_SECONDS)
+        problems = [problem for problem, _ in told]
         if any(problem is not None for problem in problems):
             self._give_up(copy)
-        _raise_first(problems, cause)
+        raise_first(problems, cause)
+        copy.too_large = next((what for _, what in told if what is not None), None)
+        if copy.too_large is not None and not self._has_warned and group.rank == 0:
+            self._has_warned = True
+            text = "there is no memory for a copy of %s: checkpoints are written straight from it, and training waits"
+            _log.warning(f"{text} meanwhile", copy.too_large)
         self.on_stage("copied")
         return copy
 
@@ -204,16 +227,31 @@ class Saver:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
         group = self._group
         if group.is_leader:
+            self._owner.take()
             folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
             (self.folder / copy.staging).mkdir(parents=True, exist_ok=True)
             for name, table in self._states.tables.items():
                 self._copy_table(copy, name, table)
-        copy.own = {name: snapshot(value.state_dict(), name) for name, value in self._states.own.items()}
-        if group.rank == 0:
-            copy.dense = {
-                name: snapshot(unwrapped(value).state_dict(), name) for name, value in self._states.shared.items()
-            }
-        copy.own = {"own": copy.own, "generators": read_generators()}
+        own = {name: value.state_dict() for name, value in self._states.own.items()}
+        dense = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items() if group.rank == 0}
+        own, dense = self._copy_states(copy, own, dense)
+        copy.own = {"own": own, "generators": read_generators()}
+        copy.dense = dense if group.rank == 0 else None
+
+    def _copy_states(self, copy: _Copy, own: _States, dense: _States) -> tuple[_States, _States]:
+        """Both, copied where they are to be and there is memory for it; else as they are."""
+
+        def taken(of: Callable[[Tensor], Tensor]) -> tuple[_States, _States]:
+            each = [{name: snapshot(state, name, of) for name, state in states.items()} for states in (own, dense)]
+            return each[0], each[1]
+
+        if self.asynchronous and copy.too_large is None:
+            size = sum(check_state(state, name) for name, state in [*own.items(), *dense.items()])
+            if size <= (1 - _SPARE) * free_memory():
+                with contextlib.suppress(RuntimeError, MemoryError):  # other limits, an address space's say
+                    return taken(copied)
+            copy.too_large = f"the states of rank {self._group.rank}, {size} bytes"
+        return taken(as_it_is)
 
     def _copy_table(self, copy: _Copy, name: str, table: DistTensor) -> None:
         store, graph = table.store, graph_of(table, self._session)
@@ -227,9 +265,12 @@ class Saver:
             copy.originals[originals_key(rows)] = (graph, rows["type"])
         if store.machine in store.machine_of_part:
             folder = self.folder / copy.staging / table_folder(name)
-            described = store.snapshot(table.name, store.machine, str(folder), copy.token_of(name))
+            copies = self.asynchronous and copy.too_large is None
+            described = store.snapshot(table.name, store.machine, str(folder), copy.token_of(name), copy=copies)
             copy.tables.append((name, table, store.machine))
             spec = store.spec(table.name)
+            if not described.pop("copied") and copies:
+                copy.too_large = f"table {name!r} on machine {store.machine}"
             here = sum(
                 spec.bounds[p + 1] - spec.bounds[p] for p, m in enumerate(store.machine_of_part) if m == store.machine
             )
@@ -243,16 +284,14 @@ class Saver:
         except Exception as error:  # the training thread raises it when it comes to its next save
             if self._group.rank == 0 and not self._is_closed:
                 _log.error("the checkpoint of step %d was not saved: %s", copy.steps, error)
-            self._error = error
+            self._error = copy.steps, error
 
     def _write_all(self, copy: _Copy) -> None:
         group, problem, files = self._group, None, dict[str, list[int]]()
         try:
             files = self._write_files(copy)
         except Exception as error:
-            problem = (
-                f"rank {group.rank} on machine {group.machine}: the checkpoint of step {copy.steps}: {_told(error)}"
-            )
+            problem = f"rank {group.rank} on machine {group.machine}: {words(error)}"
         told = group.gather("checkpoint written", [problem, files, copy.entries], timeout=_WRITE_SECONDS)
         problems = [problem for problem, _, _ in told]
         if not any(problems):
@@ -260,22 +299,22 @@ class Saver:
             problems = group.gather("checkpoint described", self._describe(copy, told), timeout=_WRITE_SECONDS)
         if any(problem is not None for problem in problems):
             self._give_up(copy)
-        _raise_first(problems)
+        raise_first(problems)
         self.on_stage("described")
         problem, path = None, self.folder / folders.name_of(copy.steps)
         if group.is_leader:
             try:
                 folders.publish(self.folder, copy.staging, copy.steps, copy.token)
             except (OSError, ValueError) as error:
-                problem = f"machine {group.machine}: {_told(error)}"
-        _raise_first(group.gather("checkpoint published", problem))
+                problem = f"machine {group.machine}: {words(error)}"
+        raise_first(group.gather("checkpoint published", problem))
         self.on_stage("published")
         self.newest = path
         if group.is_leader:
             try:
                 folders.remove(self.folder, folders.old_ones(self.folder, self.keep))
             except OSError as error:  # the new one is there: this is no failure of the save
-                _log.warning("old checkpoints stay in %s: %s", self.folder, _told(error))
+                _log.warning("old checkpoints stay in %s: %s", self.folder, words(error))
         self.on_stage("old removed")
 
     def _write_files(self, copy: _Copy) -> dict[str, list[int]]:
@@ -344,7 +383,7 @@ class Saver:
             sync_folders(staging, [file for file in files if (staging / file).exists()])
             folders.describe(staging, manifest)
         except (OSError, ValueError) as error:
-            return f"machine {group.machine}: {_told(error)}"
+            return f"machine {group.machine}: {words(error)}"
         return None
 
     def _give_up(self, copy: _Copy) -> None:
@@ -356,19 +395,3 @@ class Saver:
             self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may write to the same folder
         if self._group.is_leader:
             shutil.rmtree(self.folder / copy.staging, ignore_errors=True)
-
-
-def _raise_first(problems: list[str | None], cause: Exception | None = None) -> None:
-    """Raises what the first rank complains of; a lost shard or rank as what it is where it was noticed."""
-    if isinstance(cause, CommError):
-        raise cause
-    first = next((problem for problem in problems if problem is not None), None)
-    if first is not None:
-        raise ValueError(first) from cause
-
-
-def _told(error: Exception) -> str:
-    """What a person needs: the file and the cause."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'a file'}: {error.strerror}"
-    return str(error) or type(error).__name__

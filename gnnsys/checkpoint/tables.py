@@ -16,7 +16,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from gnnsys.checkpoint.files import Source, read_array
+from gnnsys.checkpoint.files import read_array
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.store import DistTensor, TableSpec
 from gnnsys.store.push import PendingPush
@@ -157,9 +157,16 @@ class SavedTable:
         """Whether rows go to other numbers than they had: after `check`."""
         return self._is_moved
 
-    def push(self, path: Path, machine: int, holders: Holders, originals: Mapping[str, list[Source]]) -> None:
+    def reads(self, machine: int, holders: Holders) -> Iterator[str]:
+        """The folders in a checkpoint that `push` reads on a machine."""
+        for part in range(self.spec.num_parts):
+            if any(True for _ in self._ranges(part, machine, holders)):
+                yield part_folder(table_folder(self.name), self.spec.name, part).as_posix()
+
+    def push(self, path: Path, machine: int, holders: Holders, originals: Mapping[str, list[Path]]) -> None:
         """Pushes what falls to `machine`, from the checkpoint at `path`. One rank of each machine calls it."""
         under_way: deque[PendingPush] = deque()
+        ids_of = self._originals(originals) if self._is_moved else []
         for part in range(self.spec.num_parts):
             ranges = list(self._ranges(part, machine, holders))
             if not ranges:
@@ -169,7 +176,7 @@ class SavedTable:
             tables |= {f"{self._table.name}/{state}": rows for state, rows in saved.states.items()}
             for first, end in ranges:
                 for begin, stop in self._pieces(first, end):
-                    ids = self._ids(begin, stop, originals)
+                    ids = self._ids(begin, stop, ids_of)
                     offset = self.spec.bounds[part]
                     for name, rows in tables.items():
                         under_way.append(self._table.store.push(name, ids, rows[begin - offset : stop - offset]))
@@ -198,13 +205,17 @@ class SavedTable:
         for begin in range(first, end, size):
             yield begin, min(begin + size, end)
 
-    def _ids(self, begin: int, end: int, originals: Mapping[str, list[Source]]) -> Tensor:
+    def _originals(self, originals: Mapping[str, list[Path]]) -> list[Tensor]:
+        """The original ids of the saved rows' nodes, one array for each part, mapped once."""
+        rows = self._entry["rows"]
+        return [read_array(file) for file in originals.get(originals_key(rows)) or originals[rows["type"]]]
+
+    def _ids(self, begin: int, end: int, originals: Sequence[Tensor]) -> Tensor:
         if not self._is_moved:
             return torch.arange(begin, end)
         assert self._graph is not None
-        rows, found, first = self._entry["rows"], [], 0
-        for file in originals.get(originals_key(rows)) or originals[rows["type"]]:
-            values = read_array(file)
+        found, first = [], 0
+        for values in originals:
             found.append(values[max(0, begin - first) : max(0, end - first)])
             first += values.numel()
-        return self._graph.global_ids(torch.cat(found).long(), rows["type"])
+        return self._graph.global_ids(torch.cat(found).long(), self._entry["rows"]["type"])

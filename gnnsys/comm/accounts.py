@@ -17,6 +17,13 @@ from gnnsys.comm.wire import Limits
 WINDOW_BYTES = 64 << 20  # of replies to one client, handed to libzmq and not sent yet
 
 
+class _Sent(weakref.ref):  # type: ignore[type-arg]
+    """A buffer that was handed to libzmq; it dies when it was sent."""
+
+    __slots__ = ("num_bytes",)
+    num_bytes: int
+
+
 class Window:
     """Counts the bytes of buffers that libzmq has not sent yet: each leaves when its array object dies.
 
@@ -29,12 +36,15 @@ class Window:
         self._max_bytes = max_bytes
         self._on_room = on_room
         self._parked: dict[Any, None] = {}
+        self._sent: dict[int, _Sent] = {}  # weakref.finalize costs twice as much, per chunk of a reply
         self._lock = threading.RLock()  # re-entrant: finalizers run anywhere
 
     def enter(self, buffer: np.ndarray) -> None:
+        sent = _Sent(buffer, self._leave)
+        sent.num_bytes = num_bytes = buffer.nbytes
         with self._lock:
-            self.bytes += buffer.nbytes
-        weakref.finalize(buffer, self._leave, buffer.nbytes).atexit = False
+            self.bytes += num_bytes
+            self._sent[id(sent)] = sent
 
     def park(self, who: Any) -> bool:
         """Whether there is no room, and `who` will be called when there is."""
@@ -51,9 +61,10 @@ class Window:
         with self._lock:
             return self._parked.pop(who, self) is None
 
-    def _leave(self, num_bytes: int) -> None:
+    def _leave(self, sent: _Sent) -> None:
         with self._lock:
-            self.bytes -= num_bytes
+            del self._sent[id(sent)]
+            self.bytes -= sent.num_bytes
             if self.bytes >= self._max_bytes or not self._parked:
                 return
             waiting, self._parked = self._parked, {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-_MAX_SENDERS = 1 << 16
+_MAX_SENDERS = 1 << 13  # some 250 bytes each
 _GAP_SECONDS = 3.0  # between two looks: this process was stopped
 
 

@@ -1,6 +1,6 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
-from gnnsys.ops.aggregate import sddmm, spmm
+from gnnsys.ops.aggregate import sddmm, spmm, spmm_add
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
@@ -67,6 +67,7 @@ __all__ = [
     "sparse_adagrad_step",
     "sparse_adam_step",
     "spmm",
+    "spmm_add",
     "stitch",
     "stream_cluster",
     "stream_cut",

@@ -40,9 +40,41 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     x = x.contiguous()
     weight = None if weight is None else weight.contiguous()
     if reduce in ("max", "min"):
-        return native.spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min")[0]
-    dst_scale = _inverse_degrees(csc, x.dtype) if reduce == "mean" else None
+        # The gradient scatters on the CPU; on a GPU it gathers over the transpose, to be the same on every run.
+        transposed = transposed_if_needed(csc, x if x.is_cuda else None)
+        return native.spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min", *transposed)[0]
+    dst_scale = None
+    if reduce == "mean":  # where x is: a structure may be in pinned memory
+        dst_scale = native.inverse_degrees(csc.indptr, sum_dtype(x.dtype)).to(x.device)
     return native.spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
+
+
+def spmm_add(csc: CSC, x: Tensor, out: Tensor, weight: Tensor | None = None, dst_scale: Tensor | None = None) -> Tensor:
+    """Adds `dst_scale[v] * sum of weight[e] * x[u]` over the in-edges e = (u, v) to `out[v]`; returns `out`.
+
+    For a sum whose sources arrive piece by piece, as those of a halo do: one CSC per piece over the same destinations.
+    Each row is summed as in `spmm`, then added to what `out` holds. `dst_scale`, [num_dst] in the dtype that sums are
+    made in, is what all pieces together ask for (a mean's 1 / degree over all of them). Not differentiable.
+
+    >>> csc = CSC(torch.tensor([0, 2, 2]), torch.tensor([0, 1]), num_src=2)
+    >>> spmm_add(csc, torch.tensor([[1.0], [2.0]]), torch.full((2, 1), 10.0))
+    tensor([[13.],
+            [10.]])
+    """
+    check_rows(x, csc.num_src, "x")
+    check_rows(out, csc.num_dst, "out")
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, out, weight)):
+        raise RuntimeError("spmm_add has no gradient: call it under torch.no_grad(), or spmm and add its result")
+    if x.shape[1:] != out.shape[1:] or not out.is_contiguous():
+        raise ValueError(
+            f"out must be contiguous, with rows of x's shape {list(x.shape[1:])}, got {list(out.shape[1:])}"
+        )
+    if x.dim() == 3 and (weight is None or weight.dim() == 1):  # every head alike: one wide row
+        spmm_add(csc, x.flatten(1), out.flatten(1), weight, dst_scale)
+        return out
+    weight = None if weight is None else weight.contiguous()
+    native.spmm_add(csc.indptr, csc.indices, None, x.contiguous(), weight, None, dst_scale, out)
+    return out
 
 
 def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
@@ -64,11 +96,6 @@ def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
     )
 
 
-def _inverse_degrees(csc: CSC, dtype: torch.dtype) -> Tensor:
-    """1 / in-degree in the dtype that sums are made in; 1 where there is no in-edge."""
-    return csc.in_degrees().clamp(min=1).to(sum_dtype(dtype)).reciprocal()
-
-
 # The ops take (indptr, indices, positions) of the structure and of its transpose; positions say where in an edge
 # tensor an edge's value is, None that it is at the edge's own place. A gradient exchanges the two.
 
@@ -87,6 +114,25 @@ def _(
     t_positions: Tensor | None,
 ) -> Tensor:
     return x.new_empty((indptr.shape[0] - 1, *x.shape[1:]))
+
+
+@torch.library.register_fake("gnnsys::spmm_add")
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    positions: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    src_scale: Tensor | None,
+    dst_scale: Tensor | None,
+    out: Tensor,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("gnnsys::inverse_degrees")
+def _(indptr: Tensor, dtype: torch.dtype) -> Tensor:
+    return indptr.new_empty((indptr.shape[0] - 1,), dtype=dtype)
 
 
 @torch.library.register_fake("gnnsys::sddmm")
@@ -146,13 +192,32 @@ torch.library.register_autograd("gnnsys::sddmm", _sddmm_backward, setup_context=
 
 
 @torch.library.register_fake("gnnsys::spmm_extreme")
-def _(indptr: Tensor, indices: Tensor, x: Tensor, weight: Tensor | None, minimum: bool) -> tuple[Tensor, Tensor]:
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    minimum: bool,
+    t_indptr: Tensor | None = None,
+    t_indices: Tensor | None = None,
+    t_positions: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     num_dst = indptr.shape[0] - 1
     return x.new_empty((num_dst, *x.shape[1:])), x.new_empty((num_dst, x[0].numel()), dtype=torch.int32)
 
 
 @torch.library.register_fake("gnnsys::spmm_extreme_grad_x")
-def _(indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, weight: Tensor | None, num_src: int) -> Tensor:
+def _(
+    indptr: Tensor,
+    indices: Tensor,
+    arg: Tensor,
+    grad: Tensor,
+    weight: Tensor | None,
+    num_src: int,
+    t_indptr: Tensor | None = None,
+    t_indices: Tensor | None = None,
+    t_positions: Tensor | None = None,
+) -> Tensor:
     return grad.new_empty((num_src, arg.shape[1]), dtype=sum_dtype(grad.dtype))
 
 
@@ -163,21 +228,21 @@ def _(indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, x: Tensor) -> 
 
 
 def _save_extreme(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    indptr, indices, x, weight, _ = inputs
-    ctx.save_for_backward(indptr, indices, x if ctx.needs_input_grad[3] else None, weight, output[1])
+    indptr, indices, x, weight, _, *transposed = inputs
+    ctx.save_for_backward(indptr, indices, x if ctx.needs_input_grad[3] else None, weight, output[1], *transposed)
     ctx.x_shape = x.shape
 
 
 def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    indptr, indices, x, weight, arg = ctx.saved_tensors
+    indptr, indices, x, weight, arg, *transposed = ctx.saved_tensors
     grad = grad.contiguous()
     grad_x = grad_weight = None
     if ctx.needs_input_grad[2]:
-        grad_x = native.spmm_extreme_grad_x(indptr, indices, arg, grad, weight, ctx.x_shape[0])
+        grad_x = native.spmm_extreme_grad_x(indptr, indices, arg, grad, weight, ctx.x_shape[0], *transposed)
         grad_x = grad_x.to(grad.dtype).view(ctx.x_shape)
     if ctx.needs_input_grad[3]:
         grad_weight = native.spmm_extreme_grad_weight(indptr, indices, arg, grad, x).to(grad.dtype).view_as(weight)
-    return None, None, grad_x, grad_weight, None
+    return None, None, grad_x, grad_weight, None, None, None, None
 
 
 torch.library.register_autograd("gnnsys::spmm_extreme", _extreme_backward, setup_context=_save_extreme)

@@ -65,7 +65,7 @@ class CSC:
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> CSC:
         """The same on another device, with its transpose if that was made; itself if it is there already."""
-        if torch.empty(0, device=device).device == self.device:
+        if torch.empty(0, device=device).device == self.device:  # "cuda" is the current one of several
             return self
         return self._moved(lambda t: t.to(device, non_blocking=non_blocking))
 

@@ -23,6 +23,7 @@ from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
+from gnnsys.pyg.identity import check_options, fingerprint
 from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
@@ -64,6 +65,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self._running: Running | None = None  # of persistent workers
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
+        self._fingerprint: int | None = None  # of inputs that are no share, once a state was asked for
         self._sampler = sampler
         self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
         self._largest = inputs.largest if isinstance(inputs, Share) else None
@@ -219,14 +221,15 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         else:
             generator = None if self.generator is None else self.generator.get_state()
             state = {"epoch": self._epochs, "batch": 0, "generator": generator, "leftover": None}
-        return {**state, **self.ranks.state(), **self._share_options()}
+        return {**state, **self.ranks.state(), **self._options()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `iter` yield the rest of the epoch that `state` was taken in."""
+        """Makes the next `iter` yield the rest of the epoch that `state` was taken in.
+
+        ValueError, before anything is changed, where it was taken of other inputs, or with other options.
+        """
         self.ranks.check_own(state)
-        for name, ours in self._share_options().items():
-            if name in state and state[name] != ours:
-                raise ValueError(f"this state is of a loader with {name}={state[name]}, here it is {ours}")
+        check_options(state, self._options())
         self._go_on(state)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -254,13 +257,18 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """What the order of a share's inputs, and what is sampled for them, follows from besides the generator."""
         return {"shuffle": self.shuffles, "seed": self.seed, "own_generator": self.generator is not None}
 
-    def _share_options(self) -> dict[str, Any]:
-        """What must be the same on the rank that goes on with a share; other inputs are torch's business."""
-        if self._largest is None:
-            return {}
+    def _options(self) -> dict[str, Any]:
+        """What must be the same on whoever goes on with a state of this loader.
+
+        A share says of its inputs what the other ranks need to know of them; of others there is a fingerprint.
+        """
         num_inputs = len(self.dataset)  # type: ignore[arg-type]
-        sizes = {"num_inputs": num_inputs, "batch_size": self.batch_size, "largest": self._largest}
-        return {**sizes, "drop_last": self.drop_last, **self.order_options()}
+        sizes: dict[str, Any] = {"num_inputs": num_inputs, "largest": self._largest}
+        if self._largest is None:
+            if self._fingerprint is None:
+                self._fingerprint = fingerprint(self.input_data)
+            sizes = {"inputs": [num_inputs, self._fingerprint]}
+        return {**sizes, "batch_size": self.batch_size, "drop_last": self.drop_last, **self.order_options()}
 
     def input_ids(self, input_id: Tensor) -> Tensor:
         """The ids of a batch's inputs, by its `input_id`, where they are a share; those of other ranks' too."""

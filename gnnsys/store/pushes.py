@@ -3,8 +3,8 @@
 A sender numbers what it pushes to a machine, 0, 1, 2, ..., in the low half of the message's sequence number; the high
 half tells apart the streams of one process (it may have opened several graphs). A push that comes before its
 predecessors waits for them; one that comes again gets the answer of the first time. What is remembered is a window per
-sender, not its history. A push says how many before it were answered: a shard that knows nothing of those is not the
-one that applied them.
+sender, not its history. A push says how many before it were answered: those are forgotten, and a shard that knows
+nothing of them is not the one that applied them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Pushes:
         if now > self._next_look or self._room.is_full:
             self._next_look = now + _LOOK_SECONDS
             self._drop_overdue(now)
-        return self._sender(request, stream).submit(number, _Early(apply, request))
+        return self._sender(request, stream).submit(number, _Early(apply, request), request.options.get(ANSWERED, 0))
 
     def end(self, request: Request, stream: int) -> None:
         """Applies nothing more of a stream: its sender has lost a push, and begins another one."""
@@ -156,8 +156,10 @@ class _Sender:
                 self._answers[number].set_exception(_ended(number))
             self._waiting.clear()
 
-    def submit(self, sequence: int, early: _Early) -> Future[Reply]:
+    def submit(self, sequence: int, early: _Early, answered: object = 0) -> Future[Reply]:
         with self._lock:
+            if isinstance(answered, int):
+                self._forget(min(answered, self._next))
             known = self._answers.get(sequence)
             if known is not None:
                 return known
@@ -182,6 +184,11 @@ class _Sender:
             while len(self._answers) > 2 * self._window:
                 self._answers.popitem(last=False)
             return answer
+
+    def _forget(self, answered: int) -> None:
+        """Forgets answers that the sender has: nobody asks for them again, and two kilobytes each add up."""
+        while self._answers and (oldest := next(iter(self._answers))) < answered:
+            del self._answers[oldest]
 
     def _run(self, answer: Future[Reply], apply: Apply) -> None:
         try:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from gnnsys.graph.arrays import ArrayReader, ArrayWriter
+from gnnsys.graph.arrays import ArrayReader, ArrayWriter, chunk_rows
 from gnnsys.graph.manifest import MANIFEST, read_manifest, staged, write_manifest
 from gnnsys.store.spec import TableSpec
 
@@ -40,9 +40,20 @@ def part_folder(folder: str, name: str, part: int) -> Path:
     return Path(folder) / f"{readable}-{digest}" / f"part{part:05d}"
 
 
-def save_part(saved: SavedPart, folder: str, overwrite: bool) -> None:
-    """Writes one part; what is there stays until the new one is complete."""
+def save_part(saved: SavedPart, folder: str, overwrite: bool, check: Callable[[], None] = lambda: None) -> None:
+    """Writes one part, piece by piece; what is there stays until the new one is complete.
+
+    `check` is called before each piece, and may raise to end it.
+    """
     target = part_folder(folder, saved.spec.name, saved.part)
+
+    def write(writer: ArrayWriter, rows: Tensor) -> str:
+        with writer.stream(rows.dtype, rows.shape) as stream:
+            for piece in rows.split(chunk_rows(rows)):
+                check()
+                stream.append(piece)
+        return stream.name
+
     with staged(target, overwrite=overwrite, format=FORMAT, what=WHAT) as staging:
         writer = ArrayWriter(staging)
         manifest = {
@@ -52,8 +63,8 @@ def save_part(saved: SavedPart, folder: str, overwrite: bool) -> None:
             "part": saved.part,
             "save": saved.save,
             "steps": saved.steps,
-            "rows": writer.add(saved.rows),
-            "states": {name: writer.add(rows) for name, rows in saved.states.items()},
+            "rows": write(writer, saved.rows),
+            "states": {name: write(writer, rows) for name, rows in saved.states.items()},
             "files": writer.files,
         }
         write_manifest(staging, manifest)

@@ -272,8 +272,11 @@ class Shard:
         with self._lock:
             tables = list(self._tables.values())
         for table in tables:
-            with table.lock:
-                table.rounds.lose_silent(life.silent_for, life.lost_after)
+            if table.lock.acquire(blocking=False):  # else it is busy, perhaps for long: it is being written
+                try:
+                    table.rounds.lose_silent(life.silent_for, life.lost_after)
+                finally:
+                    table.lock.release()
         self._deadlines.after(life.lost_after / _LOOKS, self._look_for_ranks)
 
     def _create(self, request: Request) -> Reply:
@@ -305,13 +308,14 @@ class Shard:
         return {**_described(table.spec), "life": self._life.number, "life_age": self._life.age}
 
     def _save(self, request: Request) -> Reply | Future[Reply]:
-        """Writes a table now; or copies it, to be written while training goes on; or waits until that was done."""
+        """Writes a table now; or has it written in the background, as it is now; or waits until that was done."""
         options = request.options
         if "written" in options:
             return self._snapshots.written(str(options["written"]))
         folder = self._allowed(options["folder"])
         if options.get("snapshot"):
-            return Reply(options=self._snapshots.take(self.table(_name(request)), folder, str(options["save"])))
+            table, copy = self.table(_name(request)), options.get("copy", True) is True
+            return Reply(options=self._snapshots.take(table, folder, str(options["save"]), copy=copy))
         overwrite = options["overwrite"] is True
         return Reply(options={"parts": self.save(_name(request), folder, str(options["save"]), overwrite=overwrite)})
 

@@ -142,13 +142,14 @@ class Store:
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
         self._ask_all(Kind.SAVE, (), options)
 
-    def snapshot(self, name: str, machine: int, folder: str, token: str) -> dict[str, Any]:
+    def snapshot(self, name: str, machine: int, folder: str, token: str, *, copy: bool = True) -> dict[str, Any]:
         """Has a machine copy its rows of a table, while no rank pushes; they are written to `folder` in the background.
 
-        Returns steps and optimizer states of the table; `token` names the snapshot to `written`.
+        Returns steps and optimizer states of the table; `token` names the snapshot to `written`. Without `copy`, and
+        where the copy would not fit into memory ("copied" is False then), pushes wait until the rows are written.
         """
         self._outbox.wait(name)
-        options = {"name": name, "folder": str(folder), "save": token, "snapshot": True}
+        options = {"name": name, "folder": str(folder), "save": token, "snapshot": True, "copy": copy}
         return dict(self._ask_all(Kind.SAVE, (), options, machines=[machine])[0].options)
 
     def written(self, machine: int, token: str, timeout: float = _ORDER_SECONDS) -> dict[str, Any]:

@@ -97,6 +97,9 @@ class Table:
 
     def _apply_step(self, contributions: Sequence[Contribution]) -> None:
         optimizer, ranks = contributions[0].optimizer, contributions[0].world_size
+        for contribution in contributions:  # all parts, before one is changed: a step is applied whole or not at all
+            for part, ids, grads in contribution.items:
+                self._check_gradients(contribution.rank, part, ids, grads)
         states = self.state_tables(optimizer["kind"], optimizer.get("initial", 0.0))
         step = make_step(optimizer, self.steps + 1, ranks)
         for part, rows in self.parts.items():
@@ -104,3 +107,12 @@ class Table:
             if mine:
                 step(rows, [s.part(part) for s in states], [ids for ids, _ in mine], [grads for _, grads in mine])
         self.steps += 1
+
+    def _check_gradients(self, rank: int, part: int, ids: Tensor, grads: Tensor) -> None:
+        """ValueError where the optimizer's kernels would refuse these."""
+        try:
+            self.check_push(part, ids, grads)
+            if grads.dtype != self.spec.dtype:
+                raise ValueError(f"gradients of table {self.spec.name!r} must be {self.spec.dtype}, got {grads.dtype}")
+        except ValueError as error:
+            raise ValueError(f"rank {rank}: {error}. Nothing of this step was applied") from error

@@ -31,6 +31,7 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "gather/512B/device memory",
     "gather/512B/90% cached",
     "epoch/device memory",
+    "epoch/pinned host memory, 20% cached",
 )
 CASES = {case.name: case for benchmark in load_suite("gpu") for case in benchmark(WORKLOAD)}
 
@@ -67,8 +68,7 @@ def test_every_promise_about_the_gpu_has_its_target():
     cases = [case for benchmark in load_suite("gpu") for case in benchmark(Workload(FULL))]
     written = {case.name: case.versus[0].target for case in cases}
     assert promised.items() <= written.items()
-    epochs = [case for case in cases if case.name.startswith("epoch/")]
-    assert all(case.versus[1].target == 5 for case in epochs)
+    assert all(case.versus[1].target == 5 for case in cases if case.name.startswith("epoch/") and "%" not in case.name)
 
 
 def test_case_names_are_unique():

@@ -61,6 +61,7 @@ def test_every_promise_of_the_suites_has_its_target():
         ("pull/remote/500 rows", 3.0),
         ("pull/local/500 rows", 0.9),
         ("memory/one more trainer", 1.0),
+        ("checks/1000 rows", 1.0),
         ("rates/100mbit/epoch", 1 / 1.2),
         ("ablation/off the network with random", 1.0),
         ("ablation/5 non-stop/epoch", 3.0),

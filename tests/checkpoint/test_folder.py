@@ -50,6 +50,11 @@ def folder(tmp_path):
     return tmp_path / "checkpoints"
 
 
+def names_in(folder):
+    """All but the file that says whose folder it is, while a saver is open."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".owner")
+
+
 def files_of(path):
     return sorted(file for file in path.rglob("*") if file.is_file())
 
@@ -135,10 +140,7 @@ def test_a_disk_that_is_full_is_told_and_the_checkpoint_before_stays(tmp_path):
             with pytest.raises(ValueError, match=r"tables/table/.*: No space left on device"):
                 life.saver.save()
                 life.saver.wait()
-            assert sorted(path.name for path in (disk / "checkpoints").iterdir()) == [
-                "step-0000000001",
-                "step-0000000002",
-            ]
+            assert names_in(disk / "checkpoints") == ["step-0000000001", "step-0000000002"]
             with pytest.raises(ValueError, match="No space left on device"):
                 life.saver.save()
                 life.saver.wait()
@@ -169,7 +171,7 @@ def test_without_descriptors_a_save_fails_by_name_and_the_next_one_works(tmp_pat
                 os.close(descriptor)
         assert not list(tmp_path.glob("*-0000000002*/manifest.json")), "what cannot be removed now does not count"
         assert life.saver.save() == tmp_path / "step-0000000002"
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000001", "step-0000000002"]
+        assert names_in(tmp_path) == ["step-0000000001", "step-0000000002"]
 
 
 def test_a_folder_that_cannot_be_is_refused_before_training_begins(tmp_path):
@@ -178,3 +180,100 @@ def test_a_folder_that_cannot_be_is_refused_before_training_begins(tmp_path):
         ValueError, match=r"machine 0: checkpoints cannot be kept in .*file.*: (Not a directory|File exists)"
     ):
         Life(tmp_path / "file")
+
+
+class Trouble:
+    """A disk that is full when dense states are written; `saver.on_stage`."""
+
+    def __call__(self, stage):
+        if stage == "dense written":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/dense.pt")
+
+
+WORDS = r"the checkpoint of step 1 was not saved: .*/disk/dense.pt: No space left on device"
+
+
+def test_what_went_wrong_with_the_last_save_is_raised_when_the_saver_is_closed(tmp_path):
+    for end in (
+        lambda saver: saver.close(),
+        lambda saver: saver.__exit__(None, None, None),
+        lambda saver: saver.wait(),
+    ):
+        life = Life(tmp_path, every=1)
+        life.saver.on_stage = Trouble()
+        life.step(1)
+        with pytest.raises(ValueError, match=WORDS):
+            end(life.saver)
+        life.saver.close()  # a second time there is nothing to say
+        life.shard.close()
+        assert list(tmp_path.glob("step-*")) == []
+
+
+def test_what_went_wrong_with_the_last_save_is_raised_when_the_session_is_closed(tmp_path):
+    session = gnnsys.init(process_group=False)
+    saver = gnnsys.resume(tmp_path, every=1, model=torch.nn.Linear(2, 2))
+    saver.on_stage = Trouble()
+    saver.step()
+    with pytest.raises(ValueError, match=WORDS):
+        session.close()
+    assert session.is_closed and gnnsys.session.current() is None
+    session.close()
+    with pytest.raises(KeyError), gnnsys.init(process_group=False):  # an error of the script's own comes first
+        saver = gnnsys.resume(tmp_path, every=1, model=torch.nn.Linear(2, 2))
+        saver.on_stage = Trouble()
+        saver.step()
+        raise KeyError
+
+
+def test_an_error_of_an_earlier_save_says_which_it_was_and_the_next_one_is_made(tmp_path):
+    with Life(tmp_path, every=2) as life:
+        life.step(0)
+        life.saver.on_stage = Trouble()
+        life.step(1)
+        life.saver._thread.join()
+        life.saver.on_stage = lambda stage: None
+        life.step(2)
+        with pytest.raises(ValueError, match=WORDS.replace("step 1", "step 2")):
+            life.step(3)
+        assert life.saver.steps == 4 and life.saver.save() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000004"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_fits_into_memory_only_once_is_saved_all_the_same(tmp_path, caplog, monkeypatch, asynchronous):
+    clone, asked = torch.Tensor.clone, []
+
+    def scarce(tensor, **options):
+        """No copy of more than 100 KB can be had."""
+        if tensor.nbytes > 100_000:
+            asked.append(tensor.nbytes)
+            raise RuntimeError("not enough memory: you tried to allocate")
+        return clone(tensor, **options)
+
+    with Life(tmp_path, num_rows=400, asynchronous=asynchronous) as life:
+        life.model.more = torch.nn.Linear(256, 256, bias=False)
+        monkeypatch.setattr(torch.Tensor, "clone", scarce)
+        for step in (1, 2):
+            life.step(step)
+            assert life.saver.save() == tmp_path / f"step-{step:010d}", "it is written when this returns"
+        monkeypatch.undo()
+        assert bool(asked) is asynchronous, "where no copy is wanted none is tried"
+        weight = life.model.more.weight.detach().clone()
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == int(asynchronous) and all("no memory for a copy of table 'table'" in text for text in warned)
+    with Life(tmp_path.parent / "other", num_rows=400) as life:
+        life.model.more = torch.nn.Linear(256, 256, bias=False)
+        with gnnsys.resume(tmp_path, table=life.table, model=life.model):
+            assert life.values() == ([2.0], [2.0]) and torch.equal(life.model.more.weight, weight)
+
+
+def test_states_alone_that_do_not_fit_a_second_time_are_written_as_they_are(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(gnnsys.checkpoint.saver, "free_memory", lambda: 50)
+    with gnnsys.resume(tmp_path, model=torch.nn.Linear(4, 4)) as saver:
+        assert saver.save() == tmp_path / "step-0000000000", "it waited"
+        saver.step()
+        saver.save()
+    assert [record.message for record in caplog.records] == [
+        "there is no memory for a copy of the states of rank 0, 80 bytes: checkpoints are written straight from it, "
+        "and training waits meanwhile"
+    ]

@@ -81,7 +81,8 @@ def test_what_is_wrong_on_one_rank_is_the_same_error_on_both(lives):
     one, other = lives["complaints"]
     assert one == other and one["left"] == []
     assert one["uneven"] == [1, 2], "a machine that has no rows of a table has nothing to say of it"
-    steps, strange, names, folder = one["errors"]
+    named, steps, strange, names, folder = one["errors"]
+    assert "strange['value'] is a slice" in named
     assert "rank 0 saves after step 0 and rank 1 after step 1" in steps
     assert "rank 1 cannot save step 5: strange['value'] is a slice" in strange
     assert "rank 0 and rank 1 call resume() with different states" in names

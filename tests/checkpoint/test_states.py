@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gnnsys
-from gnnsys.checkpoint.copying import same, snapshot
+from gnnsys.checkpoint.copying import as_it_is, check_state, same, snapshot
 from gnnsys.checkpoint.generators import read_generators, seed_generators, write_generators
 from gnnsys.checkpoint.states import sort_states
 from gnnsys.store import Shard, Store
@@ -40,11 +40,26 @@ def store():
 
 
 @pytest.mark.parametrize("value", [slice(1, 2), object(), Holder(1), lambda: 1, np.float64(1.0)])
-def test_what_only_unpickling_could_read_is_refused_when_it_is_saved(tmp_path, value):
-    with gnnsys.resume(tmp_path, thing=Holder(value)) as saver:
-        with pytest.raises(ValueError, match=rf"thing\['kept'\]\[0\]\['deep'\] is a {type(value).__name__}, which"):
+def test_what_only_unpickling_could_read_is_refused_when_it_is_named_and_when_it_comes_later(tmp_path, value):
+    words = rf"thing\['kept'\]\[0\]\['deep'\] is a {type(value).__name__}, which"
+    with pytest.raises(ValueError, match=words):
+        gnnsys.resume(tmp_path / "none", thing=Holder(value))
+    assert not (tmp_path / "none").exists(), "before anything is done"
+    thing = Holder(1)
+    with gnnsys.resume(tmp_path, thing=thing) as saver:
+        thing.value = value
+        with pytest.raises(ValueError, match=words):
             saver.save()
-        assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_told_is_refused_when_it_is_named(tmp_path):
+    class Broken(Holder):
+        def state_dict(self):
+            raise KeyError("window")
+
+    with pytest.raises(ValueError, match="window"):
+        gnnsys.resume(tmp_path, thing=Broken(1))
 
 
 @pytest.mark.parametrize("value", [3, 2.5, None, "text", b"bytes", (1, 2), {1, 2}, torch.float16, torch.ones(2), True])
@@ -53,6 +68,14 @@ def test_plain_values_and_tensors_come_back(tmp_path, value):
     other = Holder(None)
     gnnsys.resume(tmp_path, thing=other)
     assert type(other.value) is type(value) and same(other.value, value)
+
+
+def test_what_is_not_copied_is_the_tensor_itself_unless_it_is_a_piece_of_another(tmp_path):
+    whole, odd = torch.arange(6.0), torch.eye(2).to_sparse()
+    taken = snapshot({"whole": whole, "piece": whole[1:2], "odd": odd}, "state", as_it_is)
+    assert taken["whole"].data_ptr() == whole.data_ptr()
+    assert taken["piece"].untyped_storage().nbytes() == 4 and taken["piece"].tolist() == [1.0]
+    assert check_state({"whole": whole, "deep": [{"half": torch.ones(3).half()}]}, "state") == 24 + 6
 
 
 def test_a_copy_is_of_the_moment_it_was_taken():

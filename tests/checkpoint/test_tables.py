@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gnnsys
+from gnnsys.checkpoint import tables
 from gnnsys.checkpoint.tables import originals_key
 from gnnsys.store import Shard, Store
 from tests.checkpoint.training import DIM, NUM_NODES, Job, make_parts
@@ -95,6 +96,7 @@ def without_loader(parts, folder, name="node/node/users"):
         states = {key: value for key, value in job.states.items() if key != "loader"}
         with gnnsys.resume(folder, every=3, **states) as saver:
             job.run(saver, 3)
+        job.loader.close()  # its threads would be waited for when the tests end
 
 
 def test_rows_of_nodes_follow_their_nodes_to_other_parts(tmp_path):
@@ -105,6 +107,15 @@ def test_rows_of_nodes_follow_their_nodes_to_other_parts(tmp_path):
     for num_parts, seed in ((3, 7), (1, 0), (2, 9)):
         others = make_parts(tmp_path / f"{num_parts}-{seed}", num_parts, seed)
         assert torch.equal(by_original_id(others, tmp_path / "checkpoints"), rows)
+
+
+def test_original_ids_are_read_once_however_many_pieces_rows_go_in(tmp_path, monkeypatch):
+    without_loader(make_parts(tmp_path / "parts"), tmp_path / "checkpoints")
+    read, files = tables.read_array, []
+    monkeypatch.setattr(tables, "read_array", lambda path: (files.append(path.name), read(path))[1])
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 64)
+    rows = by_original_id(make_parts(tmp_path / "others", 3, 7), tmp_path / "checkpoints")
+    assert files == ["0-00000.npy", "0-00001.npy"] and rows.any()
 
 
 def test_a_table_that_may_or_may_not_be_of_nodes_is_refused_on_other_parts(tmp_path):

@@ -222,7 +222,7 @@ def test_bad_input_is_refused_in_the_cpus_words(case: str) -> None:
     moved = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
     with pytest.raises(ValueError) as got:
         sample_neighbors(on_device(csc, pinned=False), **moved)  # type: ignore[arg-type]
-    if "weight" in case and "seed" not in case and "few" not in case:  # which of many edges is named is open
+    if case in ("a NaN weight", "a negative weight", "an infinite weight"):  # which of many edges is named is open
         assert "weight must be finite" in str(got.value)
     else:
         assert str(got.value).splitlines()[0] == str(expected.value).splitlines()[0]

@@ -4,6 +4,7 @@
     python -m tests.fuzz.run --messages 500 --seed 0 --first 123000    # those of a run that failed, again
 
 Ends with 0 where the server answered the correct client every time and has the memory and descriptors that it had.
+Memory must have stopped growing, not only grown little: what is judged is its slope over the second half.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import itertools
+import statistics
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,10 +33,13 @@ from tests.fuzz.record import Frames, record
 from tests.fuzz.served import NUM_NODES, Served, Usage, served, write_graph
 from tests.sampling.machines import assert_same_sample
 
+Point = tuple[int, Usage]  # messages so far, and what the server has then
+
 BATCH = 250
 WAIT_MS = 30_000
-MEMORY_SLACK = 16 << 20  # answers to pushes, kept replies and the allocator's own: reached early, and never passed
-MEMORY_PER_MESSAGE, MOST_MEMORY_SLACK = 1024, 48 << 20
+MEMORY_SLACK = 16 << 20  # since the first quarter: names, kept replies and the allocator's own
+GROWTH_SLACK = 8 << 20  # of the second half: 16 bytes per message of a million are found, the allocator's own is not
+NUM_POINTS = 40  # at which memory is looked at
 BATCHES_PER_CHECK = 20  # in which the correct client must have been answered; one check is some ten requests
 CHECK_SECONDS = 30.0
 DESCRIPTOR_SLACK = 16  # connections come and go
@@ -138,7 +145,7 @@ def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: 
         ends.callback(checker.close)
         attacker = Attacker(server.endpoint, recorded, seed)
         ends.callback(attacker.close)
-        settled: Usage | None = None
+        points: list[Point] = []
         checks = checker.num_checks
         began = reported = time.monotonic()
         for at in range(first, first + num_messages, BATCH):
@@ -153,26 +160,43 @@ def fuzz(folder: Path, *, num_messages: int, seed: int, first: int = 0, report: 
                 if checker.num_checks == checks and not checker.await_checks(1):
                     return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
                 checks = checker.num_checks
-            if settled is None and at - first >= num_messages // 4:
-                settled = server.usage()
+            if (end - first) * NUM_POINTS >= (len(points) + 1) * num_messages:
+                points.append((end - first, server.usage()))
             if time.monotonic() - reported > report:
                 reported = time.monotonic()
                 print(f"{end - first:,} messages, {checker.num_checks} checks, {server.usage()}", flush=True)
-        usage, rate = server.usage(), num_messages / (time.monotonic() - began)
+        rate = num_messages / (time.monotonic() - began)
         if not checker.await_checks(2):  # the second began after the last message
             return _failed(server, seed, at, end, recorded, f"the correct client starves: {checker.error!r}")
         checks = checker.num_checks
         checker.close()
         if checker.error is not None:
             return _failed(server, seed, at, end, recorded, repr(checker.error))
-        print(f"{num_messages:,} messages, {rate:,.0f}/s, {checks} checks; then {settled}, now {usage}")
+        for at, usage in points[:: max(1, NUM_POINTS // 10)]:
+            print(f"{at:>12,} messages: {usage}")
+        print(f"{num_messages:,} messages, {rate:,.0f}/s, {checks} checks; growth {growth(points) / 1e6:.1f} MB")
         print(f"answers by status: {dict(attacker.statuses)}")
-        assert settled is not None
-        slack = min(MOST_MEMORY_SLACK, MEMORY_SLACK + MEMORY_PER_MESSAGE * num_messages)
-        if usage.memory > settled.memory + slack:
-            return f"memory grew from {settled.memory} to {usage.memory} bytes"
-        if usage.descriptors > settled.descriptors + DESCRIPTOR_SLACK or usage.threads > settled.threads:
-            return f"descriptors or threads grew: {settled}, {usage}"
+        return judge(points)
+
+
+def growth(points: Sequence[Point]) -> float:
+    """Bytes that the second half added: the median slope between any two of its points, times its messages."""
+    half = points[len(points) // 2 :]
+    if len(half) < 2:
+        return 0.0
+    slopes = [(b.memory - a.memory) / (j - i) for (i, a), (j, b) in itertools.combinations(half, 2)]
+    return statistics.median(slopes) * (half[-1][0] - half[0][0])
+
+
+def judge(points: Sequence[Point]) -> str | None:
+    """What grew; None where everything is as it was after a quarter, and memory has stopped growing."""
+    settled, last = points[len(points) // 4][1], points[-1][1]
+    if last.memory > settled.memory + MEMORY_SLACK:
+        return f"memory grew from {settled.memory} to {last.memory} bytes"
+    if growth(points) > GROWTH_SLACK:
+        return f"memory grows: {growth(points):.0f} bytes in the second half"
+    if last.descriptors > settled.descriptors + DESCRIPTOR_SLACK or last.threads > settled.threads:
+        return f"descriptors or threads grew: {settled}, {last}"
     return None
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fuzz.mutate import message
-from tests.fuzz.run import fuzz
+from tests.fuzz.run import fuzz, judge
+from tests.fuzz.served import Usage
 
 
 def test_a_server_answers_a_correct_client_throughout_and_stays_as_large_as_it_was(tmp_path):
@@ -16,3 +19,18 @@ def test_a_mutated_message_is_made_again_from_its_seed_and_number():
     assert again == [message(3, number, recorded) for number in range(200)]
     assert len({tuple(frames) for frames in again}) > 150
     assert again != [message(4, number, recorded) for number in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (lambda at: min(at, 300_000) * 40, None),  # levels off
+        (lambda at: at * 5 + at % 7_000 * 300, None),  # the allocator's own
+        (lambda at: at * 19, "memory grows"),
+        (lambda at: at * 400, "memory grew"),
+    ],
+)
+def test_memory_that_has_not_stopped_growing_is_told(memory, words):
+    points = [(at, Usage(10**8 + memory(at), 50, 7)) for at in range(25_000, 1_000_001, 25_000)]
+    told = judge(points)
+    assert told is None if words is None else told is not None and words in told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.served import Usage
-from tests.fuzz.soak import judge, soak
+from tests.fuzz.soak import Interval, judge, soak
 
 
 def test_a_server_under_load_with_clients_coming_and_going_stays_as_it_is(tmp_path):
@@ -13,16 +13,19 @@ def test_a_server_under_load_with_clients_coming_and_going_stays_as_it_is(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("last", "rate", "words"),
+    ("last", "interval", "words"),
     [
-        (Usage(900 << 20, 50, 7, 2), 100.0, "memory grew"),
-        (Usage(100 << 20, 90, 7, 2), 100.0, "descriptors grew"),
-        (Usage(100 << 20, 50, 7, 90), 100.0, "descriptors grew"),
-        (Usage(100 << 20, 50, 8, 2), 100.0, "threads grew"),
-        (Usage(100 << 20, 50, 7, 2), 50.0, "throughput fell"),
-        (Usage(101 << 20, 52, 7, 3), 95.0, None),
+        (Usage(900 << 20, 50, 7, 2), Interval(100, 40), "memory grew"),
+        (Usage(100 << 20, 90, 7, 2), Interval(100, 40), "descriptors grew"),
+        (Usage(100 << 20, 50, 7, 90), Interval(100, 40), "descriptors grew"),
+        (Usage(100 << 20, 50, 8, 2), Interval(100, 40), "threads grew"),
+        (Usage(100 << 20, 50, 7, 2), Interval(50, 40), "50 pulls per CPU second"),
+        (Usage(100 << 20, 50, 7, 2), Interval(100, 20), "20 pulls per second"),
+        (Usage(100 << 20, 50, 7, 2), Interval(100, 20, others=0.5), None),  # that is not the server's
+        (Usage(100 << 20, 50, 7, 2), Interval(100, 0, others=0.5), "nobody was answered"),
+        (Usage(101 << 20, 52, 7, 3), Interval(95, 38), None),
     ],
 )
-def test_what_grows_is_told(last, rate, words):
-    usages, rates = [Usage(100 << 20, 50, 7, 2)] * 9 + [last], [100.0] * 5 + [rate] * 5
-    assert judge(usages, rates) is None if words is None else words in judge(usages, rates)
+def test_what_grows_or_falls_is_told(last, interval, words):
+    told = judge([Usage(100 << 20, 50, 7, 2)] * 9 + [last], [Interval(100, 40)] * 5 + [interval] * 5)
+    assert told is None if words is None else told is not None and words in told

@@ -37,9 +37,8 @@ def said_by_compiler(compiler: str, source: Path, folder: Path) -> str:
     target = folder / f"{source.name}.ptx"
     command = [compiler, *FLAGS, *DEFINES, *includes, str(source), "-o", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
-    return (
-        "" if done.returncode == 0 and target.exists() else f"{source.relative_to(ROOT)}:\n{done.stdout}{done.stderr}"
-    )
+    compiles = done.returncode == 0 and target.exists()
+    return "" if compiles else f"{source.relative_to(ROOT)}:\n{done.stdout}{done.stderr}"
 
 
 def test_every_cuda_source_compiles(tmp_path: Path):

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from gnnsys.ops import CSC, sddmm, spmm
+from gnnsys.ops import CSC, sddmm, spmm, spmm_add
 from gnnsys.ops._library import native
 from tests.ops.graphs import GRAPHS, dense, random_csc
 
@@ -77,6 +77,30 @@ def test_mean_over_one_heavy_row_is_the_mean():
     csc = CSC(torch.tensor([0, 10_000]), torch.arange(10_000) % 100, 100)
     x = randn(100, 5)
     torch.testing.assert_close(spmm(csc, x, reduce="mean")[0], x.mean(0))
+
+
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@pytest.mark.parametrize("heads", [None, 2])
+def test_spmm_add_adds_piece_by_piece_to_what_is_there(csc, heads, dtype):
+    shape = () if heads is None else (heads,)
+    x, weight = randn(csc.num_src, *shape, 5, dtype=dtype), randn(csc.num_edges, *shape, dtype=dtype, seed=1)
+    before = randn(csc.num_dst, *shape, 5, dtype=dtype, seed=2)
+    scale = native.inverse_degrees(csc.indptr, torch.float64 if dtype == torch.float64 else torch.float32)
+    out = before.clone()
+    assert spmm_add(csc, x, out) is out
+    spmm_add(csc, x, out, weight, scale)
+    exact = before.double() + spmm(csc, x.double()) + spmm(csc, x.double(), weight.double(), "mean")
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(out, exact.to(dtype), rtol=2 * eps, atol=max(2e-4, 64 * eps))
+
+
+def test_spmm_add_refuses_what_it_cannot_do():
+    csc, x = random_csc(13, 9, 60), randn(13, 4)
+    for out in (randn(8, 4), randn(9, 5), randn(9, 4).float(), randn(4, 9).t()):
+        with pytest.raises(ValueError, match="out"):
+            spmm_add(csc, x, out)
+    with pytest.raises(RuntimeError, match="no gradient"):
+        spmm_add(csc, x.requires_grad_(), randn(9, 4))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])

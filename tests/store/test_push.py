@@ -82,6 +82,26 @@ def test_a_push_that_comes_again_is_applied_once_and_answered_again():
     shard.close()
 
 
+def test_an_answer_is_kept_until_the_sender_says_that_it_has_it():
+    pushes, applied = Pushes(), itertools.count()
+
+    def push(sequence: int, answered: object = 0):
+        request = Request.local(Kind.PUSH, [], {"answered": answered}, sender=5, incarnation=1, sequence=sequence)
+        return pushes.submit(request, lambda: Reply(options={"n": next(applied)}))
+
+    first = push(0)
+    assert push(0) is first and push(1, 0).result(5).options == {"n": 1}
+    assert push(2, 1).result(5).options == {"n": 2} and push(1).result(5).options == {"n": 1}
+    with pytest.raises(RuntimeError, match="too long ago"):
+        push(0)
+    for number in range(3, 50):
+        push(number, number)
+    (sender,) = pushes._senders.values()
+    assert len(sender._answers) == 1
+    push(50, "absurd"), push(51, 10**30), push(52, None), push(53, -(10**30))
+    assert next(applied) == 54, "every push was applied, once"
+
+
 def test_a_push_that_fails_says_so_and_gives_the_next_its_turn():
     shard, spec = Shard(0), TableSpec("t", (), torch.float32, (0, 10), True)
     push, other = shard.handlers()[Kind.PUSH], TableSpec("other", (), torch.float32, (0, 10), True)
@@ -125,7 +145,7 @@ def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
         with pytest.raises(ValueError):
             answer = shard.handlers()[kind](request)
             answer.result(0)
-    assert not rows.any() and shard.names() == ["t", "t/sum"]
+    assert not rows.any() and shard.names() == ["t"]
     shard.close()
 
 

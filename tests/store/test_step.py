@@ -215,3 +215,27 @@ def test_only_float_tables_that_exist_are_trained_and_dropping_ends_the_wait():
         c.stores[1].drop("t")
         with pytest.raises(ValueError, match="was dropped"):
             waiting.result()
+
+
+@pytest.mark.parametrize(
+    ("ids", "grads", "words"),
+    [
+        (torch.tensor([5]), torch.ones(1, 4), "part 1 has 5 rows, not all of the ids"),
+        (torch.tensor([0]), torch.ones(1, 3), "rows do not fit table 't'"),
+        (torch.tensor([0]), torch.ones(1, 4).half(), "must be torch.float32, got torch.float16"),
+        (torch.tensor([0.0]), torch.ones(1, 4), "must be int32 or int64"),
+    ],
+)
+def test_a_step_with_a_fault_in_its_second_part_changes_nothing_of_the_first(ids, grads, words):
+    shard = Shard(0)
+    table = shard.create(TableSpec("t", (4,), torch.float32, (0, 5, 10)), [0, 1], {"kind": "zeros"})
+    step = Contribution(0, 1, ADAGRAD, [(0, torch.tensor([1]), torch.ones(1, 4)), (1, ids, grads)])
+    table.step(step)
+    with pytest.raises(ValueError, match=f"rank 0: .*{words}.*Nothing of this step was applied"):
+        step.answer.result(0)
+    assert not table.part(0).rows.any() and table.steps == 0 and shard.names() == ["t"]
+    again = Contribution(0, 1, ADAGRAD, [(0, torch.tensor([1]), torch.ones(1, 4))], step=1)
+    table.step(again)
+    again.answer.result(0)
+    assert table.part(0).rows[1].all() and table.steps == 1
+    shard.close()

@@ -20,6 +20,7 @@ BENCHMARKS: list[Benchmark] = [
     rows.gather,
     rows.cached,
     epoch.epoch,
+    epoch.epoch_with_cache,
 ]
 
 

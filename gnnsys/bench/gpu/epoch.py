@@ -24,20 +24,26 @@ from gnnsys.bench.gpu.inputs import (
     batches_of_seeds,
     device,
     device_graph,
+    graph_sizes,
     is_gpu,
     large_graph,
     num_cores,
     pinned_graph,
+    structure_on,
     synchronize,
 )
 from gnnsys.bench.workload import FULL, Workload
-from gnnsys.graph import Graph
+from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import Batch, NeighborLoader
 from gnnsys.nn import GraphSAGE
+from gnnsys.sampling import expected_visits
+from gnnsys.store import DeviceCache
 
 NUM_LAYERS = 3
 WITHIN = 1.15  # an epoch may take this much longer than compute alone
 PRE_MADE = "batches pre-made"
+CACHED = 0.2  # of the rows, on the device
+UNCACHED = "no rows cached"
 PYG, PYG_TRIMMED = "PyG, CPU batches", "PyG trimmed, CPU batches"
 Step = Callable[[Batch], None]
 
@@ -52,14 +58,13 @@ class Steps(NamedTuple):
 
 
 def epoch(work: Workload) -> Iterator[Case]:
-    steps, hidden = (Steps(), 256) if work.sizes is FULL else (Steps(all=8, first=1, timed=3, peer=2), 32)
-    widths = (NUM_FEATURES, hidden, NUM_LAYERS, NUM_CLASSES)
+    steps, widths = _steps(work), _widths(work)
     for where in ("device memory", "pinned host memory"):
 
         def sides(where: str = where) -> dict[str, Side]:
             graph = pinned_graph(work) if where.startswith("pinned") else device_graph(work)
             ours = _Trained(work, GraphSAGE(*widths))
-            loader = _loader(work, graph, steps, device=device(work) if is_gpu(work) else None)
+            loader = _loader(work, graph, steps, **_on_device(work))
             found: dict[str, Callable[[], float]] = {
                 OURS: lambda: _seconds(_first_epoch(loader), ours.step, steps, steps.timed),
                 PRE_MADE: _pre_made(loader, ours.step, steps),
@@ -78,6 +83,47 @@ def epoch(work: Workload) -> Iterator[Case]:
             repeats=3,
             missing={side: reason for side in (PYG, PYG_TRIMMED) for reason in reasons},
         )
+
+
+def epoch_with_cache(work: Workload) -> Iterator[Case]:
+    """A fifth of the rows on the device, those that batches are expected to visit most. It informs."""
+    steps, widths = _steps(work), _widths(work)
+
+    def sides() -> dict[str, Side]:
+        ours = _Trained(work, GraphSAGE(*widths))
+        plain, cached = (
+            _loader(work, g, steps, **_on_device(work)) for g in (pinned_graph(work), _cached(work, steps))
+        )
+        calls: dict[str, Callable[[], float]] = {
+            OURS: lambda: _seconds(_first_epoch(cached), ours.step, steps, steps.timed),
+            UNCACHED: lambda: _seconds(_first_epoch(plain), ours.step, steps, steps.timed),
+            PRE_MADE: _pre_made(cached, ours.step, steps),
+        }
+        return {name: Side(call) for name, call in calls.items()}
+
+    versus = (Versus((PRE_MADE,)), Versus((UNCACHED,)))
+    yield Case("epoch/pinned host memory, 20% cached", value("s"), sides, versus, repeats=3)
+
+
+def _cached(work: Workload, steps: Steps) -> Graph:
+    graph, seeds = pinned_graph(work), torch.cat(batches_of_seeds(work, steps.all))
+    rows, csc = graph.node_data[NODE], structure_on(work, graph_sizes(work)[1])
+    visits = expected_visits(csc, FANOUTS, seeds.to(device(work)), batch_size=work.sizes.num_seeds)
+    num_bytes = round(CACHED * rows["x"].nbytes) + 4 * graph.num_nodes()
+    cache = DeviceCache.from_scores(rows["x"], visits, bytes=num_bytes, device=device(work))
+    return Graph({NODE: graph.num_nodes()}, {EDGE: graph.csc()}, {NODE: {"x": cache, "y": rows["y"]}})  # type: ignore[dict-item]
+
+
+def _steps(work: Workload) -> Steps:
+    return Steps() if work.sizes is FULL else Steps(all=8, first=1, timed=3, peer=2)
+
+
+def _widths(work: Workload) -> tuple[int, int, int, int]:
+    return NUM_FEATURES, 256 if work.sizes is FULL else 32, NUM_LAYERS, NUM_CLASSES
+
+
+def _on_device(work: Workload) -> dict[str, Any]:
+    return {"device": device(work)} if is_gpu(work) else {}
 
 
 class _Trained:

@@ -12,6 +12,7 @@ from gnnsys.bench.case import OURS, Case, Side, Versus, rate
 from gnnsys.bench.gpu.inputs import device, graph_sizes, is_gpu, num_cores, random_rows
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.ops import gather_rows
+from gnnsys.ops.cached import gather_cached
 
 DIM = 128  # 512 bytes a row, as the target says, in quick runs too
 NUM_GATHERED = 400_000  # the input nodes of a three-hop batch
@@ -55,8 +56,6 @@ def cached(work: Workload) -> Iterator[Case]:
     """Half of the rows lie on the device, and 90% of those asked for are among them."""
 
     def sides() -> dict[str, Side]:
-        from gnnsys.ops.cached import gather_cached
-
         table, target = _pinned_table(work), device(work)
         num_rows, num_gathered = _num_rows(work), _num_gathered(work)
         num_hits = round(HIT_RATE * num_gathered)

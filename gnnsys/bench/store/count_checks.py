@@ -1,127 +1,133 @@
-"""Counts what a pull takes, and what all that is checked in it takes, in a process of its own.
+"""Counts what a pull takes, or what all that is checked in it takes, in a process of its own.
 
-`python -m gnnsys.bench.store.count_checks ROWS` prints both per pull, as JSON. Server and client are in this one
-process, so that both ends are counted.
+`python -m gnnsys.bench.store.count_checks WHAT ROWS UNIT` prints it as JSON; see `main` for what (`idle` has
+seconds for rows). Server and client are in this one process, so that both ends are counted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import sys
+import time
+import timeit
+import zlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
-import zmq
 
-from gnnsys.bench.instructions import Counter
-from gnnsys.comm import Client, Kind, Limits, Server, wire
-from gnnsys.comm.accounts import Accounts
-from gnnsys.comm.arrays import INLINE_BELOW, export_array
-from gnnsys.comm.turns import Turns
-from gnnsys.ops import BufferPool
+from gnnsys.bench.instructions import STEPPED, Counter
+from gnnsys.bench.store.trust import Traffic, checked, trusting
+from gnnsys.comm import Client, Keys, Server
 from gnnsys.store import Pull, Shard, Store, TableSpec
-from gnnsys.store.serve import pull_chunks
-from gnnsys.store.table import Table
-from gnnsys.store.wire import CHUNK_BYTES
 
 _DIM = 128  # values: 512 bytes
 _SPEC_NAME = "x"
-_PULLS = 20
+_PULLS, _WARM_UP = 20, 3
+_STEPPED_PULLS, _STEPPED_CHECKS = 1, 4  # each is tens of seconds
+_NEVER, _LATE = 3600.0, 1800.0  # while a process is stepped
+_LOOK_SECONDS = 4.0  # at what is done by the clock
+_FEW = 100
 
 
-def prepare_pull(num_rows: int) -> Callable[[], object]:
-    """A pull of random rows from a server of this process."""
+class Count:
+    """Counts calls in this process. What it does by the clock meanwhile is taken off, and nothing is collected."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self.is_stepped = counter.unit == STEPPED
+        self.by_the_clock = 0.0  # per second, of whatever is open now
+
+    def of(self, call: Callable[[], object], times: int) -> float:
+        """Of one call."""
+        call()
+        gc.collect()
+        gc.disable()
+        sys.setswitchinterval(_NEVER)  # threads take turns where they wait: a stepped process has no time
+        total, seconds = self._counter.count(lambda: [call() for _ in range(times)])
+        gc.enable()
+        return max(0.0, total - self.by_the_clock * seconds) / times
+
+    def idle(self, seconds: float) -> float:
+        """Of a second in which nothing is asked."""
+        total, passed = self._counter.count(lambda: time.sleep(seconds))
+        return total / passed
+
+
+def serve_rows(num_rows: int, keys: Keys | None, **seconds: Any) -> tuple[Server, Client, Store]:
+    """A server of this process and a client of it; `seconds` say how often the client speaks unasked."""
     rows = torch.rand(2 * num_rows, _DIM)
     spec = TableSpec(_SPEC_NAME, (_DIM,), torch.float32, (0, rows.shape[0]))
     shard = Shard()
     shard.add(spec, 0, rows)
-    server = Server(shard.handlers()).start()
-    client = Client({0: server.endpoints[0]}, sender=0, incarnation=1, timeout=600, lost_after=600)
+    server = Server(shard.handlers(), keys=keys).start()
+    client = Client({0: server.endpoints[0]}, sender=0, incarnation=1, keys=keys, timeout=_NEVER, **seconds)
     store = Store(machine_of_part=[0], machine=1, client=client, rank=0, world_size=1)
     store.register(spec)
-    ids, out = torch.randperm(rows.shape[0])[:num_rows], torch.empty(num_rows, _DIM)
+    return server, client, store
+
+
+def prepare_pull(store: Store, num_rows: int) -> Callable[[], object]:
+    """A pull of random rows into a buffer that is used again."""
+    ids, out = torch.randperm(2 * num_rows)[:num_rows], torch.empty(num_rows, _DIM)
     pull = lambda: store.pull([Pull(_SPEC_NAME, ids, out)]).result()  # noqa: E731
-    pull()
+    for _ in range(_WARM_UP):
+        pull()
     return pull
 
 
-def prepare_checks(num_rows: int) -> Callable[[], object]:
-    """What is checked and accounted for in such a pull: of its request, of every message of the reply, of its ids, and
-    a heartbeat, which in truth comes every two seconds. Making tensors of a message is not a check."""
-    limits, ids = Limits(), torch.randint(0, 2 * num_rows, (num_rows,), dtype=torch.int32)
-    spec = TableSpec(_SPEC_NAME, (_DIM,), torch.float32, (0, 2 * num_rows))
-    plan = torch.tensor([[spec.number, 0, 1, -1, -1]])
-    request = _received(wire.encode(wire.make_header(Kind.PULL, 1, timeout_us=10**8), [plan, ids], None, limits))
-    num_chunks = -(-num_rows * _DIM * 4 // CHUNK_BYTES)
-    piece = [torch.tensor([[0, 0, 8192]]), torch.zeros(CHUNK_BYTES // 512, _DIM)]
-    head = wire.reply_header(wire.make_header(Kind.PULL, 1))
-    chunk = _received(wire.encode(head, piece, None, limits))
-    ping = _received(wire.encode(wire.make_header(Kind.PING, 2), (), None, limits))
-    accounts, turns = Accounts(limits, lambda job: None), Turns()
-    shard = Shard()
-    shard.add(spec, 0, torch.empty(2 * num_rows, _DIM))
-    table: Table = shard.table(_SPEC_NAME)
-    buffers, array = BufferPool(1), piece[1].numpy()
-
-    described = {id(frames): _described(frames, limits) for frames in (request, chunk)}
-
-    def check_arrays(frames: list[zmq.Frame]) -> None:
-        wire.locate_arrays(*described[id(frames)], frames, limits)
-
-    def check() -> None:
-        header = wire.read_header(request[0].buffer, limits)
-        wire.check_request(header)
-        account = accounts.of(b"client")
-        accounts.enter(account, wire.num_bytes(request))
-        turns.put(header.priority, b"client", header)
-        turns.take()
-        check_arrays(request)
-        pull_chunks([plan, ids], lambda number: table, buffers)
-        int(ids.min()), int(ids.max())  # as native code looks at them
-        for _ in range(num_chunks):
-            sent = array.view()
-            account.window.enter(sent)
-            account.window.park(None)
-            del sent
-            wire.read_header(chunk[0].buffer, limits)
-            check_arrays(chunk)
-        accounts.leave(b"client", wire.num_bytes(request))
-        for _ in range(2):  # the ping and its answer
-            wire.read_message(
-                wire.read_header(ping[0].buffer, limits), ping, limits
-            )  # all of it: it is for nothing else
-
-    check()
-    return check
+def measure_pull(count: Count | None, num_rows: int, keys: Keys | None) -> dict[str, float]:
+    """Its GB/s, which are timed; what it takes, where that is to be counted."""
+    server, client, store = serve_rows(num_rows, keys, lost_after=_NEVER, resend_after=_LATE, ping_interval=_LATE)
+    with contextlib.closing(server), client:
+        pull = prepare_pull(store, num_rows)
+        seconds = min(timeit.repeat(pull, number=1, repeat=_PULLS))
+        found = {"GB/s": 1e-9 * num_rows * _DIM * 4 / seconds}
+        if count is not None:
+            count.by_the_clock = count.idle(_LOOK_SECONDS) if count.is_stepped else 0.0
+            found["counted"] = count.of(pull, _STEPPED_PULLS if count.is_stepped else _PULLS)
+    return found
 
 
-def _described(frames: list[zmq.Frame], limits: Limits) -> tuple[bytes, tuple[int, ...], int]:
-    """Descriptors, dimensions and where the arrays of the first frame begin, as `read_message` finds them."""
-    arrays = wire.read_message(wire.read_header(frames[0].buffer, limits), frames, limits).arrays
-    kinds = bytes(number for array in arrays for number in (export_array(array)[0], array.dim()))
-    dims = tuple(size for array in arrays for size in array.shape)
-    inline = sum(-(-array.nbytes // 8) * 8 for array in arrays if array.nbytes < INLINE_BELOW)
-    return kinds, dims, len(frames[0]) - inline
+def count_checks(count: Count, num_rows: int) -> float:
+    """Of everything that is checked in a pull, beyond what it takes to believe it."""
+    traffic, times = Traffic(num_rows, _DIM), _STEPPED_CHECKS if count.is_stepped else 10 * _PULLS
+    return count.of(checked(traffic), times) - count.of(trusting(traffic), times)
 
 
-def _received(frames: list[wire.Buffer]) -> list[zmq.Frame]:
-    return [zmq.Frame(frame if isinstance(frame, bytes) else frame.tobytes()) for frame in frames]
+def count_checksum(count: Count, num_rows: int) -> float:
+    """Of a checksum of as many bytes as a pull has: files have one, looked at when a part is opened."""
+    rows = torch.rand(num_rows, _DIM).numpy().data
+    return count.of(lambda: zlib.crc32(rows), 1 if count.is_stepped else _PULLS)
 
 
-def main(num_rows: int) -> None:
-    counter = Counter()
+def count_idle(count: Count, seconds: float) -> float:
+    """Of a second in which a client and its server only show each other that they live, as often as they do."""
+    server, client, store = serve_rows(_FEW, None)
+    with contextlib.closing(server), client:
+        prepare_pull(store, _FEW)
+        return count.idle(seconds)
+
+
+def main(what: str, num_rows: int, unit: str) -> None:
     torch.set_num_threads(1)
-    found: dict[str, float | str] = {"unit": counter.unit}
-    for what, prepare, times in (("pull", prepare_pull, _PULLS), ("checks", prepare_checks, 10 * _PULLS)):
-        work = prepare(num_rows)
-        before = counter.read()
-        for _ in range(times):
-            work()
-        found[what] = (counter.read() - before) / times
+    if what == "key speed":
+        found = measure_pull(None, num_rows, Keys.generate())
+    else:
+        count = Count(Counter((unit,)))
+        found = {
+            "pull": lambda: measure_pull(count, num_rows, None),
+            "key": lambda: measure_pull(count, num_rows, Keys.generate()),
+            "checks": lambda: {"counted": count_checks(count, num_rows)},
+            "checksum": lambda: {"counted": count_checksum(count, num_rows)},
+            "idle": lambda: {"counted": count_idle(count, num_rows)},
+        }[what]()
     print(json.dumps(found), flush=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

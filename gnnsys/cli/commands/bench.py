@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         cache=args.cache,
         settings=_settings(args.suite, args.set),
     )
-    report = run_suite(args.suite, benchmarks, options)
+    report = run_suite(args.suite, benchmarks, options, show=partial(print, flush=True))  # seen while it runs
     if args.json is not None:
         report.write(args.json)
     failures = report.failures()

@@ -1,0 +1,45 @@
+"""Whether a loader is the one that a state was taken of: its options, and a fingerprint of its inputs.
+
+A position in an epoch means nothing for other inputs, another order or another batch size: the resumed run would see
+some inputs twice and others never, and say nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NAMES = ("node", "row", "col", "label", "time")  # of PyG's inputs, whichever they are
+
+
+def fingerprint(inputs: Any) -> int:
+    """A CRC-32 of what PyG's sampler inputs are: ids in their order, labels, times and type."""
+    told = zlib.crc32(repr(inputs.input_type).encode())
+    ids = getattr(inputs, "ids", None)  # of links that are edges in parts: known by their ids, or by a range of them
+    values = [getattr(inputs, name, None) for name in _NAMES]
+    for value in (*values, getattr(ids, "own", None)):
+        told = zlib.crc32(b"-" if value is None else b"+", told)
+        if isinstance(value, Tensor):
+            plain = value.detach().cpu().contiguous()
+            told = zlib.crc32(f"{plain.dtype} {list(plain.shape)}".encode(), told)
+            told = zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data, told)
+    return told
+
+
+def check_options(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """ValueError where `state` says otherwise; what it does not say (an older state) is not compared."""
+    theirs = state.get("inputs")
+    if theirs is not None and "inputs" in ours and list(theirs) != list(ours["inputs"]):
+        here = ours["inputs"][0]
+        which = f"{theirs[0]} inputs, here there are {here}" if theirs[0] != here else f"{here} inputs, but not these"
+        raise ValueError(
+            f"this state is of a loader with {which}: a position among other inputs means nothing. Give it the same, "
+            "in the same order, or begin anew"
+        )
+    for name, value in ours.items():
+        if name != "inputs" and name in state and state[name] != value:
+            raise ValueError(f"this state is of a loader with {name}={state[name]}, here it is {value}")

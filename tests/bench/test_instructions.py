@@ -1,0 +1,86 @@
+"""Instructions are counted one by one where the processor does not count them, in all threads, without a trace."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from gnnsys.bench.instructions import STEPPED, TIMED, Counter
+from gnnsys.bench.store.trust import Traffic, checked, trusting
+
+
+@pytest.fixture
+def counter():
+    try:
+        counter = Counter((STEPPED,))
+    except OSError as error:
+        pytest.skip(f"processes are not stepped here: {error}")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(3600)  # by the clock, threads of a stepped process would do little else than take turns
+    yield counter
+    sys.setswitchinterval(interval)
+    counter.close()
+
+
+def count(counter: Counter, call) -> float:
+    call()
+    return min(counter.count(call)[0] for _ in range(2))
+
+
+def test_twice_the_work_is_twice_the_instructions(counter):
+    assert counter.unit == STEPPED
+    one, two, three = (count(counter, lambda n=n: sum(range(n))) for n in (400, 800, 1200))
+    assert two - one == pytest.approx(three - two, rel=0.15)
+    assert 10e-6 < (two - one) / 400 < 1e-3, "tens of instructions for every number that is added"
+
+
+def test_work_of_other_threads_is_counted_old_ones_and_new_ones(counter):
+    begin, done, results = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def work() -> None:
+        begin.acquire()
+        results.append(sum(range(500)))
+        done.release()
+
+    def of_another() -> None:
+        begin.release()
+        done.acquire()
+
+    def of_a_new_one() -> None:
+        thread = threading.Thread(target=lambda: results.append(sum(range(500))))
+        thread.start()
+        thread.join()
+
+    alone, _ = counter.count(lambda: sum(range(500)))
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert counter.count(of_another)[0] > 0.8 * alone
+    assert counter.count(of_a_new_one)[0] > 0.8 * alone
+    of_another()
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == 3 and not any(thread.is_alive() for thread in threads), "they live on, untraced"
+
+
+def test_waiting_is_not_work_and_what_is_raised_comes_out(counter):
+    waited, seconds = counter.count(lambda: time.sleep(0.2))
+    assert seconds >= 0.2 and waited < 0.1
+    with pytest.raises(ZeroDivisionError):
+        counter.count(lambda: 1 // 0)
+    assert counter.count(lambda: None)[1] < 30
+
+
+def test_a_machine_that_cannot_count_takes_the_time():
+    counter = Counter((TIMED,))
+    counted, seconds = counter.count(lambda: sum(range(10**6)))
+    assert counter.unit == TIMED and counted >= 0 and seconds > 0
+
+
+def test_what_is_checked_can_be_done_without_checks_too():
+    traffic = Traffic(20_000, 128)
+    assert traffic.num_chunks == 3
+    for make in (checked, trusting):
+        call = make(traffic)
+        call(), call()
