@@ -84,4 +84,24 @@ struct Scores {
   __device__ A relu_grad(A value) const { return value > 0 ? A{1} : slope; }
 };
 
+template <typename T>
+Scores<T> scores_of(int64_t heads, const Tensor& score_src, const Tensor& score_dst, const OptionalTensor& edge_score,
+                    double slope) {
+  return {const_data<T>(score_src), const_data<T>(score_dst), data_or_null<T>(edge_score), heads,
+          static_cast<acc_t<T>>(slope)};
+}
+
+inline Shape check_attention(const Device& device, const Tensor& x, const Tensor& score_src, const Tensor& score_dst,
+                      const OptionalTensor& edge_score, int64_t num_dst, int64_t num_edges, double dropout) {
+  const Shape shape = check_features(x, device, "x");
+  CHECK_ARG(x.dim() == 3, "x must be [num_src, heads, width], got ", x.dim(), " dimensions");
+  check_head_values(score_src, device, "score_src", shape.num_rows, x, "x");
+  check_head_values(score_dst, device, "score_dst", num_dst, x, "x");
+  if (edge_score.has_value()) {
+    check_head_values(*edge_score, device, "edge_score", num_edges, x, "x");
+  }
+  CHECK_ARG(dropout >= 0 && dropout < 1, "dropout must be in [0, 1), got ", dropout);
+  return shape;
+}
+
 }  // namespace gnnsys::cuda

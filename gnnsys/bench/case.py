@@ -103,7 +103,7 @@ class Case:
 
     `sides()` builds them by name; `ours` names the one that is us. `missing` maps a peer that could not be had to the
     reason. `limit` names the side whose figure is the physical limit of this machine (a memcpy of the same bytes).
-    `agree`, where given, is the tolerance within which all results must equal ours before anything is timed.
+    `agree`, where given, is how far every result may be from ours before anything is timed, as a share of its norm.
     """
 
     name: str
