@@ -15,6 +15,7 @@ from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
 from gnnsys.ops.buffers import BufferPool
+from gnnsys.ops.memo import BY_DESTINATION, STRUCTURES
 from gnnsys.sampling import DistGraph, Sample
 from gnnsys.sampling.neighborhoods import to_device
 
@@ -138,7 +139,9 @@ def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
     sample = sampled.sample
     store = Store()
     if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
-        store["edge_index"] = torch.stack([sample.row[edge_type], sample.col[edge_type]])
+        store["edge_index"] = edge_index = torch.stack([sample.row[edge_type], sample.col[edge_type]])
+        if sample.by_destination and edge_index.is_cuda:  # layers need not look, which would mean to wait
+            STRUCTURES.put(sample.ends(edge_type), edge_index, key=BY_DESTINATION)
         if edge_type in sample.edge:
             store.update(sampled.rows.get(edge_type, {}))
             store["e_id"] = sample.edge[edge_type]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def bidirectional(sample: Sample, graph: AnyGraph) -> Sample:
             num_dst = sample.node[edge_type[2]].numel()
             row[reverse], col[reverse], _ = _coalesce(cols, rows, ids, num_dst, ids)
             del edge[edge_type], edge[reverse]
-    return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
+    return _other_edges(sample, row, col, edge)
 
 
 def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] | None = None) -> Sample:
@@ -66,7 +67,15 @@ def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] 
         row[edge_type] = local[inside]
         col[edge_type] = torch.repeat_interleave(indptr.diff(), output_size=ids.numel())[inside]
         edge[edge_type] = hoods.edge_ids(edge_type, positions[inside])
-    return replace(sample, row=row, col=col, edge=edge, num_sampled_nodes={}, num_sampled_edges={}, blocks=[])
+    return _other_edges(sample, row, col, edge)
+
+
+def _other_edges(
+    sample: Sample, row: dict[EdgeType, Tensor], col: dict[EdgeType, Tensor], edge: dict[EdgeType, Tensor]
+) -> Sample:
+    """Of a sample its nodes alone: its hops say nothing about these edges."""
+    hops: dict[str, Any] = {"num_sampled_nodes": {}, "num_sampled_edges": {}, "blocks": [], "by_destination": False}
+    return replace(sample, row=row, col=col, edge=edge, **hops)
 
 
 def shape_subgraph(

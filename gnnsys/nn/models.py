@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -83,7 +82,7 @@ def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) ->
     if within[-1] != csc.num_src:
         raise ValueError(f"num_sampled_nodes adds up to {within[-1]}, but x has {csc.num_src} rows")
     sizes = [within[min(hops, len(within) - 1)] for hops in range(num_layers, -1, -1)]  # sources, then destinations
-    ends = csc.indptr[torch.tensor(sizes[1:], device=csc.indptr.device)].tolist()  # on a device one wait for all
+    ends = csc.ends(sizes[1:])
     return [
         CSC(csc.indptr[: num_dst + 1], csc.indices[:num_edges], num_src)
         for num_src, num_dst, num_edges in zip(sizes, sizes[1:], ends)

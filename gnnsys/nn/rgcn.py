@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, reduce_name, zeros_
-from gnnsys.nn.structure import MEMO, Edges, Rows, resolve
+from gnnsys.nn.structure import Edges, Rows, resolve
 from gnnsys.ops import CSC, spmm
+from gnnsys.ops.memo import STRUCTURES
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class RGCNConv(nn.Module):
                 raise ValueError(f"edge_type must be in [0, {self.num_relations})")
             return group_edges(csc, by_position.long(), self.num_relations)
 
-        return MEMO.get(make, csc, edge_type, key=("groups", self.num_relations))
+        return STRUCTURES.get(make, csc, edge_type, key=("groups", self.num_relations))
 
     def _times(self, rows: Tensor, weight: Tensor) -> Tensor:
         if self.num_blocks is None:

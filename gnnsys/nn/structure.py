@@ -11,14 +11,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.nn.memo import Memo
 from gnnsys.ops import CSC, degrees
+from gnnsys.ops.memo import BY_DESTINATION, STRUCTURES
 from gnnsys.sampling import Block
 
 Edges: TypeAlias = Block | CSC | Tensor
 Rows: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
-
-MEMO = Memo()
 
 
 @dataclass(frozen=True)
@@ -75,9 +73,14 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC
     """edge_index as CSC, remembered while the tensor lives and is not written, and the edge at each position."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"edge_index must be int [2, num_edges], got {list(edge_index.shape)} {edge_index.dtype}")
-    csc = MEMO.get(
-        lambda: CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True), edge_index, key=(num_src, num_dst)
-    )
+
+    def make() -> CSC:
+        ends = STRUCTURES.find(edge_index, key=BY_DESTINATION) if edge_index.is_cuda else None
+        if ends is None:
+            return CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True)
+        return CSC.from_sorted(edge_index, num_src, num_dst, ends)
+
+    csc = STRUCTURES.get(make, edge_index, key=(num_src, num_dst))
     return csc, csc.edge_ids
 
 
@@ -107,12 +110,12 @@ def with_self_loops(csc: CSC) -> Looped:
         others = CSC(_indptr(dst[kept], csc.num_dst), kept, csc.num_edges)
         return Looped(CSC(looped.indptr, looped.indices, csc.num_src), others, looped.edge_ids)
 
-    return MEMO.get(make, csc, key="with self loops")
+    return STRUCTURES.get(make, csc, key="with self loops")
 
 
 def self_loops(csc: CSC) -> Tensor:
     """Positions of the edges from a node to itself, int64; remembered for the CSC."""
-    return MEMO.get(lambda: (csc.indices == csc.dst()).nonzero().view(-1), csc, key="self loops")
+    return STRUCTURES.get(lambda: (csc.indices == csc.dst()).nonzero().view(-1), csc, key="self loops")
 
 
 def without_self_loops(csc: CSC) -> tuple[CSC, Tensor | None]:
@@ -125,7 +128,7 @@ def without_self_loops(csc: CSC) -> tuple[CSC, Tensor | None]:
         kept = (csc.indices != dst).nonzero().view(-1)
         return CSC(_indptr(dst[kept], csc.num_dst), csc.indices[kept], csc.num_src), kept
 
-    return MEMO.get(make, csc, key="without self loops")
+    return STRUCTURES.get(make, csc, key="without self loops")
 
 
 def _indptr(dst: Tensor, num_dst: int) -> Tensor:

@@ -5,7 +5,7 @@ Column v lists the in-neighbours of v, `indices[indptr[v]:indptr[v+1]]`, in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ class CSC:
     num_src: int
     _edge_ids: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     _transposed: CSC | None = field(default=None, repr=False)
+    _ends: Mapping[int, int] | None = field(default=None, repr=False)  # entries of indptr that the host knows
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -50,6 +51,23 @@ class CSC:
         src, dst = edge_index[0].contiguous(), edge_index[1].contiguous()
         indptr, indices, edge_ids = native.coo_to_csc(src, dst, num_src, num_dst, narrow)
         return cls(indptr, indices, num_src, edge_ids if edge_ids.numel() else None)
+
+    @classmethod
+    def from_sorted(cls, edge_index: Tensor, num_src: int, num_dst: int, ends: Mapping[int, int] | None = None) -> CSC:
+        """From int64 COO whose destinations never decrease, which is taken on trust: on a device nobody has to wait.
+
+        `ends` are entries of `indptr` that are known already. Ids are stored as int32 where nodes and edges fit.
+        """
+        src, dst = edge_index
+        columns = torch.arange(num_dst + 1, device=dst.device)
+        is_narrow = max(num_src, num_dst, dst.numel()) <= torch.iinfo(torch.int32).max
+        return cls(torch.searchsorted(dst, columns), src.to(torch.int32) if is_narrow else src, num_src, _ends=ends)
+
+    def ends(self, sizes: Sequence[int]) -> list[int]:
+        """For each of `sizes`, how many edges the first so many destinations have. On a device one wait, or none."""
+        if self._ends is not None and all(size in self._ends for size in sizes):
+            return [self._ends[size] for size in sizes]
+        return self.indptr[torch.tensor(sizes, device=self.indptr.device)].tolist()
 
     @property
     def num_dst(self) -> int:

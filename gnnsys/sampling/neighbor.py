@@ -244,7 +244,8 @@ class _Walk:
         if self.blocks:
             row, col, edge = {}, {}, {}  # every edge is in a block
         node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
-        return Sample(node, row, col, edge, self.num_nodes, self.num_edges, blocks=self.blocks)
+        counts = (self.num_nodes, self.num_edges)
+        return Sample(node, row, col, edge, *counts, blocks=self.blocks, by_destination=True)
 
 
 class _DisjointWalk(_Walk):

@@ -7,6 +7,7 @@ given, duplicates kept), then every node in the order it was first seen, hop by 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -29,9 +30,16 @@ class Sample:
 
     node: dict[NodeType, Tensor]  # int64 or int32 [num_nodes], the user's ids
     row: dict[EdgeType, Tensor]  # int64 [num_edges], local id of the source (the sampled neighbour)
-    col: dict[EdgeType, Tensor]  # int64 [num_edges], local id of the destination, non-decreasing
+    col: dict[EdgeType, Tensor]  # int64 [num_edges], local id of the destination
     edge: dict[EdgeType, Tensor]  # int64 [num_edges], the user's edge id
     num_sampled_nodes: dict[NodeType, list[int]]  # per hop, entry 0 the seeds; hops + 1 entries
     num_sampled_edges: dict[EdgeType, list[int]]  # per hop; hops entries
     tree: dict[NodeType, Tensor] | None = None  # int64 [num_nodes], the seed a node belongs to; disjoint only
     blocks: list[Block] = field(default_factory=list)  # outermost hop first (DGL's order); expand="frontier" only
+    by_destination: bool = False  # a promise: col never decreases, and hop h ends where its destinations do
+
+    def ends(self, edge_type: EdgeType) -> dict[int, int]:
+        """Of a sample by destination: how many edges the destinations within each number of hops have."""
+        nodes, edges = self.num_sampled_nodes[edge_type[2]], self.num_sampled_edges[edge_type]
+        within = accumulate(nodes)
+        return dict(zip(within, accumulate([*edges, 0])))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gnnsys.nn import SAGEConv
-from gnnsys.nn.memo import Memo
 from gnnsys.nn.structure import from_edge_index, resolve
 from gnnsys.ops import CSC
+from gnnsys.ops.memo import Memo
 from gnnsys.sampling import Block
 
 EDGE = ("node", "to", "node")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph
-from gnnsys.ops import find_edges, sample_neighbors, stream_key
+from gnnsys.ops import CSC, find_edges, sample_neighbors, stream_key
 from gnnsys.sampling import NeighborSampler, Sample, SampleKey
 
 KEY = SampleKey(seed=3, epoch=1, batch=4)
@@ -246,3 +246,19 @@ def test_structure_that_no_device_can_read_is_refused() -> None:
     assert NeighborSampler(graph, [3], device="cpu").device == torch.device("cpu")
     with pytest.raises(ValueError, match=r"built without CUDA kernels|only if it is pinned"):
         NeighborSampler(graph, [3], device="cuda")
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"replace": True}])
+def test_edges_come_by_destination_and_hops_end_where_a_sample_says(options):
+    for graph, seeds in ((homogeneous()[0], {NODE: torch.arange(0, 90, 3)}), (typed()[0], {"paper": torch.arange(9)})):
+        sample = NeighborSampler(graph, [4, 3, 2], **options).sample(seeds, key=KEY)
+        assert sample.by_destination
+        for edge_type in sample.row:
+            edge_index = torch.stack([sample.row[edge_type], sample.col[edge_type]])
+            sizes = [sample.node[edge_type[at]].numel() for at in (0, 2)]
+            looked = CSC.from_edge_index(edge_index, *sizes, narrow=True)
+            trusted = CSC.from_sorted(edge_index, *sizes, sample.ends(edge_type))
+            assert looked.edge_ids is None and torch.equal(looked.indptr, trusted.indptr)
+            assert torch.equal(looked.indices, trusted.indices) and looked.indices.dtype == trusted.indices.dtype
+            known = list(sample.ends(edge_type))
+            assert trusted.ends(known) == looked.ends(known) and known[-1] == sizes[1]

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gnnsys.ops import CSC
+from gnnsys.ops.csc import CSC
 
 T = TypeVar("T")
 Source = Tensor | CSC
 Key = tuple[Hashable, ...]
+_MISSING = object()
 
 
 class Memo:
@@ -31,23 +32,37 @@ class Memo:
 
     def get(self, make: Callable[[], T], *sources: Source, key: Hashable) -> T:
         """The result of `make()`, which depends on `sources` and `key` alone, made now or remembered."""
-        if any(isinstance(source, Tensor) and source.is_inference() for source in sources):
-            return make()  # writes to inference tensors leave no trace
-        name: Key = (key, *(id(source) for source in sources))
+        found = self.find(*sources, key=key, default=_MISSING)
+        if found is _MISSING:
+            found = make()
+            self.put(found, *sources, key=key)
+        return found
+
+    def find(self, *sources: Source, key: Hashable, default: Any = None) -> Any:
+        """What is remembered, or `default`."""
+        if not _leave_traces(sources):
+            return default
+        name = _name(key, sources)
         versions = [_version(source) for source in sources]
         with self._lock:
             entry = self._entries.get(name)
             if entry is not None and entry[1] == versions and all(r() is s for r, s in zip(entry[0], sources)):
                 self._entries.move_to_end(name)
                 return entry[2]
-        result = make()
+        return default
+
+    def put(self, result: object, *sources: Source, key: Hashable) -> None:
+        """Remembers something about `sources` that whoever made them knows."""
+        if not _leave_traces(sources):
+            return
+        name = _name(key, sources)
+        versions = [_version(source) for source in sources]
         references = [weakref.ref(source, lambda _: self._forget(name)) for source in sources]
         with self._lock:
             self._entries[name] = (references, versions, result)
             self._entries.move_to_end(name)
             while len(self._entries) > self._capacity:
                 self._entries.popitem(last=False)
-        return result
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -57,8 +72,21 @@ class Memo:
             self._entries.pop(name, None)
 
 
+def _leave_traces(sources: tuple[Source, ...]) -> bool:
+    """Writes to inference tensors do not."""
+    return not any(isinstance(source, Tensor) and source.is_inference() for source in sources)
+
+
+def _name(key: Hashable, sources: tuple[Source, ...]) -> Key:
+    return (key, *(id(source) for source in sources))
+
+
 def _version(source: Source) -> Hashable:
     """Changes whenever the source's contents may have."""
     if isinstance(source, CSC):
         return (_version(source.indptr), _version(source.indices))
     return (source._version, source.data_ptr(), tuple(source.shape))
+
+
+STRUCTURES = Memo()
+BY_DESTINATION = "edges come by destination"  # of an edge_index; the value: {number of destinations: their edges}
