@@ -1,7 +1,8 @@
 // compact (to_block) on the device: every node type of a call in one go, with one wait for the sizes.
 //
-// Work O(ids). Bytes per int64 id: 24 to clear 1.5 slots, 8 + 4 to read it and note its slot, 4 + 4 + 8 to read that
-// twice and write its local id; random accesses of a sector: one to insert, one to look up, one more for ids that are new.
+// Work O(ids). Bytes per int64 id: 24 to clear 1.5 slots (48 for 3, where there are few), 8 + 4 to read it and note its
+// slot, 4 + 4 + 8 to read that twice and write its local id; random accesses of a sector: one to insert, one to look up,
+// one more for ids that are new.
 #include "cuda/id_table.cuh"
 
 #include "common/tensors.h"
@@ -25,6 +26,8 @@ const Tensor& tensor_on_device(const Tensor& scratch, const std::vector<Tensor>&
   }
   return scratch;
 }
+
+constexpr int64_t kSparse = 1 << 20;
 
 // The lists of a call and the memory that they share: control words, tables, and each id's slot.
 struct Plan {
@@ -64,7 +67,8 @@ Plan make_plan(const std::vector<Tensor>& seeds, const std::vector<Tensor>& ids,
       total += ids[k].numel();
     }
     CHECK_ARG(total < kMaxPositions, "a node type may have up to ", kMaxPositions - 1, " ids in a call, got ", total);
-    table.num_slots = static_cast<uint32_t>(total + total / 2 + 8);
+    // Searches are shorter in a sparse table, clearing and missing the cache cost more in a large one.
+    table.num_slots = static_cast<uint32_t>((total < kSparse ? 3 * total : total + total / 2) + 8);
     table.type_begin = tile;
     const size_t begin = plan.lists.size();
     uint32_t first = 0;

@@ -72,27 +72,46 @@ __device__ void insert_tile(const Batch& batch, const IdList& list, const Table&
     slot[i] = home(static_cast<word_t>(id[i]), table.num_slots);
     seen[i] = slots.load(slot[i]);
   }
+  // Items probe side by side: a thread waits as often as its longest search takes steps, not as often as all together.
+  uint32_t won[kItems] = {};
+  bool searching[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int64_t at = offset_of(tile, i);
-    if (at >= list.size) {
-      continue;
-    }
-    uint32_t won = 0;
-    if (id[i] < 0 || id[i] >= bound) {
+    searching[i] = offset_of(tile, i) < list.size;
+    if (searching[i] && (id[i] < 0 || id[i] >= bound)) {
       report(batch, list, fault_of_id(id[i]));
       slot[i] = 0;
-    } else {
-      const uint32_t mine = table.base + list.first + static_cast<uint32_t>(at);
-      Offer answer = slots.offer(slot[i], seen[i], static_cast<word_t>(id[i]), mine);
-      while (answer == Offer::kOther) {
-        slot[i] = next_slot(slot[i], table.num_slots);
-        answer = slots.offer(slot[i], slots.load(slot[i]), static_cast<word_t>(id[i]), mine);
-      }
-      won = answer == Offer::kWon ? kWinner : 0;
+      searching[i] = false;
     }
-    if (list.slot_of != nullptr) {
-      list.slot_of[at] = slot[i] | won;
+  }
+  bool left = true;
+  while (left) {
+    left = false;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (searching[i]) {
+        const uint32_t mine = table.base + list.first + static_cast<uint32_t>(offset_of(tile, i));
+        const Offer answer = slots.offer(slot[i], seen[i], static_cast<word_t>(id[i]), mine);
+        searching[i] = answer == Offer::kOther;
+        won[i] = answer == Offer::kWon ? kWinner : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (searching[i]) {
+        slot[i] = next_slot(slot[i], table.num_slots);
+        seen[i] = slots.load(slot[i]);
+        left = true;
+      }
+    }
+  }
+  if (list.slot_of != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int64_t at = offset_of(tile, i);
+      if (at < list.size) {
+        list.slot_of[at] = slot[i] | won[i];
+      }
     }
   }
 }

@@ -101,7 +101,7 @@ def compact_scratch(num_ids: int, device: torch.device | str | int = "cpu") -> T
     CUDA devices need none: their allocator keeps it from call to call.
     """
     if torch.device(device).type == "cuda":
-        return torch.empty(0, dtype=torch.int64, device=device)
+        return torch.empty(0, dtype=torch.int64)
     log2 = 10
     while 8 * num_ids > 3 << log2:
         log2 += 1
