@@ -112,7 +112,7 @@ class Walk {
         hops_(fanouts.size() + 1),  // the last one has seeds alone: the nodes that the last hop found
         is_wide_(request.num_rows > int64_t{1} << 32) {}
 
-  // From seeds on the host, which are checked, to the end. False where hops are left that have nothing to start from.
+  // From seeds on the host, which are checked, to the last hop, or to one that finds nothing.
   void run(const Tensor& seeds) {
     start(seeds);
     size_t hop = 0;
@@ -186,7 +186,7 @@ class Walk {
     return q;
   }
 
-  // Memory for what `place` takes from a layout, the first `cleared` bytes of it with all bits set.
+  // Memory for what `place` takes from a layout; it returns how many bytes at the beginning are to have all bits set.
   template <typename Place>
   void allocate(const Place& place) {
     Layout measure{nullptr};
@@ -318,7 +318,7 @@ class Walk {
     int64_t frontier = hops_[hop].total;
     int64_t expected = needed;
     for (size_t later = hop + 1; later < num_hops() && fanouts_[later] >= 0 && expected < kExpectedRoom; ++later) {
-      frontier *= fanouts_[later];  // below 2^22 * 2^28 here
+      frontier *= fanouts_[later];  // at most 2^22 * 2^28
       expected += frontier;
     }
     room_ = std::max(needed, std::min(expected, kExpectedRoom));
