@@ -17,6 +17,10 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? weight, Tensor? time, bool node_time, bool time_sorted, Tensor? seed_time, bool last, "
       "Tensor? exclude, Tensor? tree, Tensor? rng_ids) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
+  // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
+  m.def(
+      "sample_hops(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor seeds, int[] fanouts, int[] keys, "
+      "bool replace, Tensor on) -> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts)");
 
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(

@@ -19,6 +19,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
+#include <cstring>
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
@@ -45,6 +46,26 @@ __device__ inline void fault(const char* what, long long value, long long bound)
   printf("gnnsys: %s must be in [0, %lld), got %lld\n", what, bound, value);
   __trap();
 }
+
+// Pinned memory of this thread that small results land in: the driver would take pageable memory through its own, and
+// that takes longer than the copy.
+class Landing {
+ public:
+  static constexpr size_t kBytes = 4096;
+
+  Landing() { CUDA_CHECK(cudaHostAlloc(&memory_, kBytes, cudaHostAllocPortable)); }
+  ~Landing() { cudaFreeHost(memory_); }  // at the thread's end, when nobody can be told what went wrong
+  Landing(const Landing&) = delete;
+  Landing& operator=(const Landing&) = delete;
+
+  static void* memory() {
+    static thread_local const Landing landing;
+    return landing.memory_;
+  }
+
+ private:
+  void* memory_ = nullptr;
+};
 
 // The device of an op's tensors, made current, and torch's current stream on it.
 class Device {
@@ -82,8 +103,13 @@ class Device {
   // Copies `count` values to the host and waits for everything queued before: the one synchronisation there is.
   template <typename T>
   void read(T* host, const T* device, int64_t count) const {
-    CUDA_CHECK(cudaMemcpyAsync(host, device, static_cast<size_t>(count) * sizeof(T), cudaMemcpyDeviceToHost, stream_));
+    const size_t bytes = static_cast<size_t>(count) * sizeof(T);
+    void* const landing = bytes <= Landing::kBytes ? Landing::memory() : host;
+    CUDA_CHECK(cudaMemcpyAsync(landing, device, bytes, cudaMemcpyDeviceToHost, stream_));
     CUDA_CHECK(cudaStreamSynchronize(stream_));
+    if (landing != host) {
+      std::memcpy(host, landing, bytes);
+    }
   }
 
  private:

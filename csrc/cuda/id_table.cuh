@@ -42,7 +42,6 @@ constexpr int64_t max_count(int64_t log2_slots) { return (int64_t{1} << log2_slo
 
 // -- faults: the smallest one is told, ~0 is none --------------------------------------------------------------------
 
-constexpr word_t kNoFault = ~word_t{0};
 constexpr word_t kTableFull = ~word_t{0} - 1;
 constexpr word_t kNotInitialised = ~word_t{0} - 2;
 

@@ -26,7 +26,6 @@ struct Report {
   word_t huge_degree;
 };
 
-constexpr word_t kNoFault = ~word_t{0};
 constexpr int64_t kReportWords = sizeof(Report) / sizeof(word_t);
 
 __device__ inline void note(word_t* fault, int64_t value) { atomicMin(fault, static_cast<word_t>(value)); }
@@ -148,13 +147,11 @@ struct Request {
 
 using Result = std::tuple<Tensor, Tensor, Tensor>;
 
-// Reads a call's report, waiting for it, and throws what it says. The messages are the CPU's.
+// Throws what a call's report says is wrong. The messages are the CPU's.
 template <typename id_t>
-Report read_report(const Device& device, const Request<id_t>& q, const Report* on_device) {
-  Report r;
-  device.read(reinterpret_cast<word_t*>(&r), reinterpret_cast<const word_t*>(on_device), kReportWords);
+void check_report(const Device& device, const Request<id_t>& q, const Report& r) {
   if (!has_fault(r)) {
-    return r;
+    return;
   }
   const auto value = [](word_t fault) { return static_cast<int64_t>(fault); };
   if (r.bad_seed != kNoFault) {
@@ -175,6 +172,14 @@ Report read_report(const Device& device, const Request<id_t>& q, const Report* o
   CHECK_ARG(r.no_time == kNoFault, "time must have an entry for every source node, it has none for node ",
             value(r.no_time));
   CHECK_ARG(r.huge_degree == kNoFault, "seeds: node ", value(r.huge_degree), " has more than 2^32 - 2 in-edges");
+}
+
+// Reads a call's report, waiting for it, and checks it.
+template <typename id_t>
+Report read_report(const Device& device, const Request<id_t>& q, const Report* on_device) {
+  Report r;
+  device.read(reinterpret_cast<word_t*>(&r), reinterpret_cast<const word_t*>(on_device), kReportWords);
+  check_report(device, q, r);
   return r;
 }
 

@@ -14,6 +14,8 @@ namespace gnnsys::cuda {
 
 using word_t = unsigned long long;
 
+constexpr word_t kNoFault = ~word_t{0};  // faults are told in such words too
+
 constexpr word_t kTileStatus = word_t{3} << 62;
 constexpr word_t kTileNothing = ~word_t{0};
 constexpr word_t kTileSum = word_t{1} << 62;     // the value is the tile's own sum

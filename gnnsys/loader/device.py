@@ -69,6 +69,8 @@ class Copy:
 
         def move(tensor: Tensor) -> Tensor:
             nonlocal num_bytes
+            if tensor.device == device:
+                return tensor
             if tensor.is_cpu and tensor.numel():
                 num_bytes += tensor.nbytes
                 tensor = tensor if tensor.is_pinned() else tensor.pin_memory()

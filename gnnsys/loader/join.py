@@ -139,7 +139,7 @@ def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
     sample = sampled.sample
     store = Store()
     if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
-        store["edge_index"] = edge_index = torch.stack([sample.row[edge_type], sample.col[edge_type]])
+        store["edge_index"] = edge_index = _edge_index(sample.row[edge_type], sample.col[edge_type])
         if sample.by_destination and edge_index.is_cuda:  # layers need not look, which would mean to wait
             STRUCTURES.put(sample.ends(edge_type), edge_index, key=BY_DESTINATION)
         if edge_type in sample.edge:
@@ -148,3 +148,13 @@ def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
     if edge_type in sample.num_sampled_edges:
         store["num_sampled_edges"] = sample.num_sampled_edges[edge_type]
     return store
+
+
+def _edge_index(row: Tensor, col: Tensor) -> Tensor:
+    """Both as one tensor [2, num_edges]; on a device, where samplers leave them side by side, that is a view."""
+    num_edges = row.numel()
+    if row.is_cuda and num_edges and col.data_ptr() == row.data_ptr() + row.nbytes:
+        storage = row.untyped_storage()
+        if storage.data_ptr() == col.untyped_storage().data_ptr() and row.is_contiguous() and col.is_contiguous():
+            return row.as_strided((2, num_edges), (num_edges, 1))
+    return torch.stack([row, col])

@@ -11,7 +11,7 @@ from gnnsys.ops.parse import parse_table
 from gnnsys.ops.parted import PartedCSC, sample_parts
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
-from gnnsys.ops.sampling import Neighbors, find_edges, sample_neighbors, stream_key
+from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
 from gnnsys.ops.stitch import Piece, name_neighbors, stitch
 from gnnsys.ops.store import (
     fill_uniform,
@@ -60,6 +60,7 @@ __all__ = [
     "planted_labels",
     "random_permutation",
     "rmat_edges",
+    "sample_hops",
     "sample_neighbors",
     "sample_parts",
     "scatter_rows",

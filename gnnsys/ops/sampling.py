@@ -1,7 +1,8 @@
-"""Neighbour sampling on one CSC: typed face of `sample_neighbors` and `find_edges`."""
+"""Neighbour sampling on one CSC: typed face of `sample_neighbors`, `sample_hops` and `find_edges`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,6 +71,29 @@ def sample_neighbors(
     )  # fmt: skip
 
 
+class SampledHops(NamedTuple):
+    """All hops around a batch's seeds: nodes are the seeds as given, then others in the order they were first seen."""
+
+    nodes: Tensor  # int64 [num_nodes], ids
+    edge_index: Tensor  # int64 [2, num_edges], local ids of sources and destinations
+    edge_ids: Tensor  # int64 [num_edges], or positions where the CSC has no ids
+    counts: list[int]  # nodes per hop, the seeds first, then edges per hop
+
+
+def sample_hops(
+    csc: CSC, seeds: Tensor, fanouts: Sequence[int], *, keys: Sequence[int], replace: bool = False, on: Tensor
+) -> SampledHops:
+    """Hop after hop, up to `fanouts[hop]` in-edges (-1: all) of each node that the hop before it was the first to see.
+
+    Each hop is a `sample_neighbors` by `keys[hop]`. On CUDA devices only: on the one that has the tensor `on`, which
+    reads the CSC in its own or in pinned memory. Seeds are on the host, int64. Waits once per hop, and once more.
+    """
+    nodes, edge_index, edge_ids, counts = native.sample_hops(
+        csc.indptr, csc.indices, csc.edge_ids, seeds, fanouts, keys, replace, on
+    )
+    return SampledHops(nodes, edge_index, edge_ids, counts.tolist())
+
+
 def find_edges(csc: CSC, src: Tensor, dst: Tensor) -> Tensor:
     """Positions of all edges src[i] -> dst[i] (parallel edges included), ascending: what `exclude` takes."""
     dtype = csc.indices.dtype
@@ -87,6 +111,13 @@ def _(
 ):  # fmt: skip
     size = torch.library.get_ctx().new_dynamic_size()
     return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size)
+
+
+@torch.library.register_fake("gnnsys::sample_hops")
+def _(indptr, indices, edge_ids, seeds, fanouts, keys, replace, on):
+    num_nodes, num_edges = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
+    nodes, edge_index = (on.new_empty(shape, dtype=torch.int64) for shape in ((num_nodes,), (2, num_edges)))
+    return nodes, edge_index, edge_index.new_empty(num_edges), seeds.new_empty(2 * len(fanouts) + 1)
 
 
 @torch.library.register_fake("gnnsys::find_edges")

@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, edge_type_key
+from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
+from gnnsys.sampling.hops import PlainHops
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
@@ -39,7 +40,8 @@ class NeighborSampler:
 
     `device` is where samples are made: by default where the graph's structure is, a GPU also for a graph in pinned host
     memory. There all work of a sample goes to the current stream, and the host waits for sizes alone, twice per hop and
-    edge type. Seeds may be given on the host.
+    edge type; or once per hop where a graph with one edge type is sampled uniformly, which is one native call. Seeds
+    may be given on the host.
     """
 
     def __init__(
@@ -75,6 +77,17 @@ class NeighborSampler:
         self.device = sampling_device(graph, device)
         self._neighborhoods = neighborhoods(graph, weight=weight, time=time, device=self.device)
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
+        self._plain = self._plain_hops() if weight is None else None
+
+    def _plain_hops(self) -> PlainHops | None:
+        """All hops in one native call, where they are plain enough for it."""
+        graph = self.graph
+        if self.device.type != "cuda" or self.disjoint or self.expand != "new" or self.num_hops == 0:
+            return None
+        if not isinstance(graph, Graph) or len(graph.node_types) != 1 or len(graph.edge_types) != 1:
+            return None
+        ((edge_type, fanouts),) = self._fanouts.items()
+        return PlainHops(self.csc(edge_type), edge_type, fanouts, replace=self.replace, device=self.device)
 
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
@@ -100,6 +113,8 @@ class NeighborSampler:
         """
         for node_type in seeds:
             self.graph.num_nodes(node_type)  # ValueError when it does not exist
+        if self._plain is not None and not exclude:
+            return self._plain.sample(seeds, key)
         with self._tables() as tables:
             walk = _DisjointWalk(self, seeds, seed_time, tree, tables) if self.disjoint else _Walk(self, seeds, tables)
             for hop in range(self.num_hops):

@@ -1,0 +1,434 @@
+// sample_hops: all hops around a batch's seeds in one call, for plain sampling of one edge type.
+//
+// A hop is count (sample_contiguous.cuh), choose (choose.cuh), and three steps that number what was found (id_table.cuh);
+// the new ids are the next hop's seeds. The host has to know how many edges a hop takes and how many ids were new. The
+// next hop's count is queued before the second is known and takes it from the device, so that both are read together:
+// one wait per hop, and one for the new ids of the last.
+//
+// Bytes per edge with 32-bit ids: 12 to choose it, 8 to note and read its slot, 12 to write its local id and keep it, 44
+// to write row, column and edge id from what was kept; and two or three random sectors, in the graph and in the table.
+#include "common/tensors.h"
+#include "cuda/choose.cuh"
+#include "cuda/group.cuh"
+#include "cuda/id_table.cuh"
+#include "cuda/sample_contiguous.cuh"
+
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace gnnsys::cuda {
+namespace {
+
+constexpr int64_t kExpectedRoom = int64_t{1} << 22;  // ids that a table is made for ahead of need: 64 MiB
+
+// What the host reads before a hop: how many edges it takes, and how numbering went in the hop before.
+struct Told {
+  Report report;
+  word_t fault;
+  word_t fresh;
+};
+
+// Gives arrays their places in one piece of memory, each at a multiple of 16 bytes. Without memory it only measures.
+struct Layout {
+  char* memory;
+  int64_t size = 0;
+
+  template <typename T>
+  T* take(int64_t count) {
+    char* const at = memory == nullptr ? nullptr : memory + size;
+    size += (count * static_cast<int64_t>(sizeof(T)) + 15) / 16 * 16;
+    return reinterpret_cast<T*>(at);
+  }
+};
+
+// One hop: its seeds and how they are counted, then the edges it takes. A pointer's memory is kept by the walk.
+template <typename id_t>
+struct Hop {
+  const id_t* seeds = nullptr;
+  int64_t num_seeds = 0;
+  int64_t first = 0;  // local id of the first seed
+  word_t* count_words = nullptr;
+  Row* rows = nullptr;
+  int64_t* offsets = nullptr;
+
+  int64_t total = 0;
+  word_t* number_words = nullptr;
+  id_t* neighbors = nullptr;
+  int64_t* positions = nullptr;
+  int64_t* local = nullptr;
+  uint32_t* slot_of = nullptr;
+};
+
+// -- putting hops together -------------------------------------------------------------------------------------------
+
+template <typename edge_t>
+__global__ void __launch_bounds__(kGroupThreads)
+    join_edges_kernel(const int64_t* offsets, int64_t num_seeds, int64_t total, int64_t first, const int64_t* local,
+                      const int64_t* positions, const edge_t* edge_ids, int64_t* row, int64_t* col, int64_t* edge) {
+  for_each_edge(offsets, num_seeds, total, [&](int64_t at, int64_t seed) {
+    row[at] = local[at];
+    col[at] = first + seed;
+    edge[at] = edge_ids == nullptr ? positions[at] : static_cast<int64_t>(edge_ids[positions[at]]);
+  });
+}
+
+// Ids of several hops behind each other; ends[p] is where piece p ends.
+template <typename id_t>
+struct Pieces {
+  static constexpr int kMost = 8;
+  const id_t* ids[kMost];
+  int64_t ends[kMost];
+  int count;
+};
+
+template <typename id_t>
+__global__ void __launch_bounds__(kGroupThreads) join_nodes_kernel(const __grid_constant__ Pieces<id_t> pieces,
+                                                                   int64_t* nodes) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kGroupThreads + threadIdx.x;
+  int64_t begin = 0;
+  for (int p = 0; p < pieces.count; ++p) {
+    if (at >= begin && at < pieces.ends[p]) {
+      nodes[at] = pieces.ids[p][at - begin];
+    }
+    begin = pieces.ends[p];
+  }
+}
+
+// -- the walk --------------------------------------------------------------------------------------------------------
+
+template <typename id_t>
+class Walk {
+ public:
+  Walk(const Device& device, const Request<id_t>& request, const std::vector<int64_t>& fanouts,
+       const std::vector<int64_t>& keys)
+      : device_(device),
+        request_(request),
+        fanouts_(fanouts),
+        keys_(keys),
+        hops_(fanouts.size() + 1),  // the last one has seeds alone: the nodes that the last hop found
+        is_wide_(request.num_rows > int64_t{1} << 32) {}
+
+  // From seeds on the host, which are checked, to the last hop, or to one that finds nothing.
+  void run(const Tensor& seeds) {
+    start(seeds);
+    size_t hop = 0;
+    while (hop < num_hops() && step(hop)) {
+      ++hop;
+    }
+    ended_early_ = hop < num_hops();
+  }
+
+  std::tuple<Tensor, Tensor> edges(const std::optional<Tensor>& edge_ids) const {
+    if (edge_ids.has_value()) {
+      return dispatch_ids(*edge_ids, [&](auto id) { return join_edges(const_data<decltype(id)>(*edge_ids)); });
+    }
+    return join_edges<int64_t>(nullptr);
+  }
+
+  // Waits for the last hop, so it comes last.
+  Tensor nodes() {
+    if (!ended_early_) {
+      learn(num_hops());
+    }
+    const Tensor out = device_.empty({num_nodes()}, ScalarType::Long);
+    auto* to = mutable_data<int64_t>(out);
+    for (size_t hop = 0; hop < hops_.size();) {
+      Pieces<id_t> pieces{};
+      int64_t size = 0;
+      for (; hop < hops_.size() && pieces.count < Pieces<id_t>::kMost; ++hop, ++pieces.count) {
+        size += hops_[hop].num_seeds;
+        pieces.ids[pieces.count] = hops_[hop].seeds;
+        pieces.ends[pieces.count] = size;
+      }
+      if (size > 0) {
+        join_nodes_kernel<<<num_blocks(size, kGroupThreads), kGroupThreads, 0, device_.stream()>>>(pieces, to);
+        CUDA_CHECK_LAUNCH();
+        to += size;
+      }
+    }
+    return out;
+  }
+
+  // Nodes per hop, the seeds first, then edges per hop.
+  Tensor counts() const {
+    const Tensor out = empty_cpu({static_cast<int64_t>(2 * num_hops() + 1)}, ScalarType::Long);
+    auto* to = mutable_data<int64_t>(out);
+    for (const auto& hop : hops_) {
+      *to++ = hop.num_seeds;
+    }
+    for (size_t hop = 0; hop < num_hops(); ++hop) {
+      *to++ = hops_[hop].total;
+    }
+    return out;
+  }
+
+ private:
+  size_t num_hops() const { return fanouts_.size(); }
+
+  int64_t num_nodes() const {
+    int64_t sum = 0;
+    for (const auto& hop : hops_) {
+      sum += hop.num_seeds;
+    }
+    return sum;
+  }
+
+  Request<id_t> request(size_t hop) const {
+    Request<id_t> q = request_;
+    q.seeds = hops_[hop].seeds;
+    q.num_seeds = hops_[hop].num_seeds;
+    q.fanout = fanouts_[hop];
+    q.key = static_cast<uint64_t>(keys_[hop]);
+    return q;
+  }
+
+  // Memory for what `place` takes from a layout; it returns how many bytes at the beginning are to have all bits set.
+  template <typename Place>
+  void allocate(const Place& place) {
+    Layout measure{nullptr};
+    place(measure);
+    memory_.push_back(device_.template workspace<char>(measure.size));
+    Layout layout{mutable_data<char>(memory_.back())};
+    const int64_t cleared = place(layout);
+    CUDA_CHECK(cudaMemsetAsync(layout.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
+  }
+
+  static int64_t num_count_words(int64_t num_seeds) { return num_scan_words(num_blocks(num_seeds + 1, kCountThreads)); }
+
+  void start(const Tensor& seeds) {
+    const int64_t count = seeds.numel();
+    const auto* const given = const_data<int64_t>(seeds);
+    if (count > 0) {
+      const auto [low, high] = std::minmax_element(given, given + count);
+      CHECK_ARG(*low >= 0 && *high < request_.num_rows, "seeds must be in [0, ", request_.num_rows, "), got ", *low,
+                " to ", *high);
+    }
+    Hop<id_t>& hop = hops_[0];
+    id_t* ids = nullptr;
+    allocate([&](Layout& layout) {
+      told_ = layout.take<Told>(static_cast<int64_t>(hops_.size()));
+      hop.count_words = layout.take<word_t>(num_count_words(count));
+      const int64_t cleared = layout.size;
+      hop.rows = layout.take<Row>(count);
+      hop.offsets = layout.take<int64_t>(count + 1);
+      ids = layout.take<id_t>(count);
+      return cleared;
+    });
+    const std::vector<id_t> narrowed(given, given + count);
+    if (count > 0) {  // from pageable memory: it is taken before the call returns
+      CUDA_CHECK(cudaMemcpyAsync(ids, narrowed.data(), narrowed.size() * sizeof(id_t), cudaMemcpyHostToDevice,
+                                 device_.stream()));
+    }
+    hop.seeds = ids;
+    hop.num_seeds = count;
+    queue_count(0, nullptr);
+  }
+
+  // `hop`'s edges per seed; its num_seeds is a bound where the number is still only on the device.
+  void queue_count(size_t hop, const word_t* num_found) {
+    const Hop<id_t>& at = hops_[hop];
+    count_contiguous<<<num_blocks(at.num_seeds + 1, kCountThreads), kCountThreads, 0, device_.stream()>>>(
+        request(hop), num_found, at.rows, nullptr, at.offsets, &told_[hop].report, at.count_words);
+    CUDA_CHECK_LAUNCH();
+  }
+
+  // Waits for a hop's sizes: its seeds (which the hop before found) and its edges.
+  void learn(size_t hop) {
+    Told told;
+    device_.read(reinterpret_cast<word_t*>(&told), reinterpret_cast<const word_t*>(told_ + hop),
+                 static_cast<int64_t>(sizeof(Told) / sizeof(word_t)));
+    Hop<id_t>& at = hops_[hop];
+    if (hop > 0) {
+      check_id_fault(told.fault, is_wide_);
+      at.num_seeds = static_cast<int64_t>(told.fresh);
+    }
+    if (hop < num_hops()) {
+      check_report(device_, request(hop), told.report);
+      at.total = static_cast<int64_t>(told.report.total);
+    }
+  }
+
+  // Takes a hop's edges and queues the count of the next; false where there are none, and then no hop has any more.
+  bool step(size_t hop) {
+    learn(hop);
+    Hop<id_t>& at = hops_[hop];
+    Hop<id_t>& next = hops_[hop + 1];
+    const int64_t total = at.total;
+    if (total == 0) {
+      return false;
+    }
+    const int64_t known = num_nodes();
+    CHECK_ARG(known + total < kMaxPositions, "a sample may have up to ", kMaxPositions - 1, " nodes and edges, got ",
+              known + total);
+    const bool is_last = hop + 1 == num_hops();
+    id_t* fresh = nullptr;
+    allocate([&](Layout& layout) {
+      at.number_words = layout.take<word_t>(num_scan_words(num_tiles(total)));
+      if (!is_last) {
+        next.count_words = layout.take<word_t>(num_count_words(total));
+      }
+      const int64_t cleared = layout.size;
+      at.neighbors = layout.take<id_t>(total);
+      at.positions = layout.take<int64_t>(total);
+      at.local = layout.take<int64_t>(total);
+      at.slot_of = layout.take<uint32_t>(total);
+      fresh = layout.take<id_t>(total);
+      if (!is_last) {
+        next.rows = layout.take<Row>(total);
+        next.offsets = layout.take<int64_t>(total + 1);
+      }
+      return cleared;
+    });
+    choose(device_, request(hop), Contiguous<false>{at.rows, nullptr, nullptr}, at.offsets, total, at.neighbors,
+           at.positions);
+    make_room(hop, known + total);
+    number(hop, known, fresh);
+    next.seeds = fresh;
+    next.first = known;
+    if (!is_last) {
+      next.num_seeds = total;
+      queue_count(hop + 1, &told_[hop + 1].fresh);
+    }
+    return true;
+  }
+
+  IdList list_of(const id_t* ids, int64_t size, int64_t base) const {
+    IdList list{};
+    list.ids = ids;
+    list.size = size;
+    list.slots = slots_.mutable_data_ptr();
+    list.num_slots = static_cast<uint32_t>(2 * room_);
+    list.base = static_cast<uint32_t>(base);
+    list.type_end = static_cast<uint32_t>(num_tiles(size));
+    list.wide_ids = sizeof(id_t) == sizeof(int64_t);
+    list.wide_slots = is_wide_;
+    return list;
+  }
+
+  // A table that is at most half full with `needed` ids, made anew where the last one is too small. It is made for as
+  // many as the hops to come may bring, within reason.
+  void make_room(size_t hop, int64_t needed) {
+    if (needed <= room_) {
+      return;
+    }
+    int64_t frontier = hops_[hop].total;
+    int64_t expected = needed;
+    for (size_t later = hop + 1; later < num_hops() && fanouts_[later] >= 0 && expected < kExpectedRoom; ++later) {
+      frontier *= fanouts_[later];  // at most 2^22 * 2^28
+      expected += frontier;
+    }
+    room_ = std::max(needed, std::min(expected, kExpectedRoom));
+    const int64_t words = 2 * room_ * (is_wide_ ? 2 : 1);
+    slots_ = device_.template workspace<word_t>(words);
+    CUDA_CHECK(cudaMemsetAsync(slots_.mutable_data_ptr(), 0xFF, static_cast<size_t>(words) * sizeof(word_t),
+                               device_.stream()));
+    std::vector<IdList> known;
+    uint32_t tile = 0;
+    for (size_t earlier = 0; earlier <= hop; ++earlier) {
+      const Hop<id_t>& at = hops_[earlier];
+      if (at.num_seeds > 0) {
+        known.push_back(list_of(at.seeds, at.num_seeds, at.first));
+        known.back().first_tile = tile;
+        tile += static_cast<uint32_t>(num_tiles(at.num_seeds));
+      }
+    }
+    IdBatch(device_, Control{&told_[hop + 1].fault, nullptr, nullptr, nullptr}, known, 0).insert_ids();
+  }
+
+  // Local ids of a hop's neighbours; new ones go to `fresh`, the first of them with local id `known`.
+  void number(size_t hop, int64_t known, id_t* fresh) const {
+    const Hop<id_t>& at = hops_[hop];
+    Told& told = told_[hop + 1];
+    IdList list = list_of(at.neighbors, at.total, known);
+    list.slot_of = at.slot_of;
+    list.local = at.local;
+    list.fresh = fresh;
+    list.fresh_base = known;
+    IdBatch batch(device_, Control{&told.fault, at.number_words, &told.fresh, at.number_words + 1}, {list},
+                  num_tiles(at.total));
+    batch.insert_ids();
+    batch.number_ids();
+    batch.write_ids({list});
+  }
+
+  template <typename edge_t>
+  std::tuple<Tensor, Tensor> join_edges(const edge_t* edge_ids) const {
+    int64_t num_edges = 0;
+    for (const auto& hop : hops_) {
+      num_edges += hop.total;
+    }
+    const Tensor edge_index = device_.empty({2, num_edges}, ScalarType::Long);
+    const Tensor edge = device_.empty({num_edges}, ScalarType::Long);
+    auto* row = mutable_data<int64_t>(edge_index);
+    auto* to = mutable_data<int64_t>(edge);
+    for (const auto& hop : hops_) {
+      if (hop.total > 0) {
+        join_edges_kernel<<<num_blocks(hop.total, kEdgeTile), kGroupThreads, 0, device_.stream()>>>(
+            hop.offsets, hop.num_seeds, hop.total, hop.first, hop.local, hop.positions, edge_ids, row, row + num_edges,
+            to);
+        CUDA_CHECK_LAUNCH();
+        row += hop.total;
+        to += hop.total;
+      }
+    }
+    return {edge_index, edge};
+  }
+
+  const Device& device_;
+  Request<id_t> request_;
+  const std::vector<int64_t>& fanouts_;
+  const std::vector<int64_t>& keys_;
+  std::vector<Hop<id_t>> hops_;
+  std::vector<Tensor> memory_;
+  Told* told_ = nullptr;  // [num_hops + 1]
+  Tensor slots_;
+  int64_t room_ = 0;  // ids that the table may hold
+  bool is_wide_;
+  bool ended_early_ = false;
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, const Tensor& indices,
+                                                       std::optional<Tensor> edge_ids, const Tensor& seeds,
+                                                       std::vector<int64_t> fanouts, std::vector<int64_t> keys,
+                                                       bool replace, const Tensor& on) {
+  CHECK_ARG(on.is_cuda(), "on must be a tensor on the device that samples");
+  const Device device(on);
+  check_csc(indptr, indices, device);
+  ::gnnsys::check_vector(seeds, "seeds");  // on the host
+  check_dtype(seeds, ScalarType::Long, "seeds");
+  CHECK_ARG(!fanouts.empty() && fanouts.size() == keys.size(), "there must be one key per hop, and a hop, got ",
+            fanouts.size(), " fanouts and ", keys.size(), " keys");
+  for (const int64_t fanout : fanouts) {
+    CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  }
+  if (edge_ids.has_value()) {
+    check_readable(*edge_ids, device, "edge_ids");
+    check_index_dtype(*edge_ids, "edge_ids");
+    CHECK_ARG(edge_ids->dim() == 1 && edge_ids->numel() == indices.numel(), "edge_ids must have one entry per edge, ",
+              indices.numel(), ", got ", edge_ids->numel());
+  }
+  return dispatch_ids(indices, [&](auto id) -> std::tuple<Tensor, Tensor, Tensor, Tensor> {
+    using id_t = decltype(id);
+    Request<id_t> q{};
+    q.indptr = const_data<int64_t>(indptr);
+    q.indices = const_data<id_t>(indices);
+    q.num_rows = indptr.numel() - 1;
+    q.num_edges = indices.numel();
+    q.replace = replace;
+    Walk<id_t> walk(device, q, fanouts, keys);
+    walk.run(seeds);
+    const auto [edge_index, edge] = walk.edges(edge_ids);
+    const Tensor nodes = walk.nodes();
+    return {nodes, edge_index, edge, walk.counts()};
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("sample_hops", TORCH_BOX(&sample_hops)); }
+
+}  // namespace gnnsys::cuda
