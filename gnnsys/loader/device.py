@@ -7,6 +7,7 @@ is there already, and only waited for.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -30,15 +31,30 @@ class Copied(NamedTuple):
 
 
 class Side:
-    """A stream that all threads of one loader share: in the order in which they queue it, their work is safe.
+    """The streams of a loader: one for all its threads, in whose order their work is safe; or one for each of them,
+    where a batch is made by one thread from its seeds on. Then the sampling of a batch goes on beside the fetching of
+    another, which both wait for the bus where the graph is in host memory.
 
-    Its small kernels go before a training step's large ones (a high priority), so that loading stays ahead.
+    Small kernels go before a training step's large ones (a high priority), so that loading stays ahead.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.is_shared = True
         self._is_cuda = device.type == "cuda"
-        self._stream: Any = torch.cuda.Stream(device, priority=-1) if self._is_cuda else torch.Stream(device=device)
+        self._shared = self._make()
+        self._own = threading.local()
+
+    def _make(self) -> Any:
+        return torch.cuda.Stream(self.device, priority=-1) if self._is_cuda else torch.Stream(device=self.device)
+
+    @property
+    def _stream(self) -> Any:
+        if self.is_shared:
+            return self._shared
+        if not hasattr(self._own, "stream"):
+            self._own.stream = self._make()
+        return self._own.stream
 
     def use(self) -> AbstractContextManager[Any]:
         """Makes it the current stream of this thread, which is where native ops and torch's own put their work."""
@@ -93,6 +109,10 @@ class Copy:
 
         copied.item.apply(record)
         return copied.item
+
+    def use_own_streams(self) -> None:
+        """From here on each thread has one: for loaders whose batches never go from thread to thread on their way."""
+        self._side.is_shared = False
 
     def on_stream(self, stage: Stage) -> Stage:
         """The stage with its work on the loader's stream, whichever thread runs it."""

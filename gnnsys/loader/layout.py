@@ -72,6 +72,8 @@ class Layout:
         last = Stage("copy", copy.begin, threads=0)
         if self.on_device:
             stages = self._with_threads([*stages, last], names)
+            if sum(not stage.is_inline for stage in stages) <= 1:
+                copy.use_own_streams()
         else:
             threads, depth = self._sizes("copy", min(1, self.num_threads), 1)
             stages = [*self._with_threads(stages, names), replace(last, threads=threads, depth=depth)]

@@ -24,18 +24,20 @@ from gnnsys.sampling import DistGraph
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
+_BUS_THREADS = 2  # where a device reads the graph from host memory: one samples while the other's rows are on their way
 
 
 class Loader:
     """Iterates over an epoch's batches, loaded ahead by `num_threads` threads, `prefetch` of them waiting.
 
-    With `num_threads=0` everything happens in `next`; None is one thread, or three where sampling waits for other
-    machines. With `across_epochs` the pipeline runs on into the next epoch while this one ends; without it nothing is
-    loaded between epochs (choose that if rows of the graph change then). `fetch` names the arrays that batches have,
-    for all types or by type: all by default, but for tables that train, which are read in the forward pass. Rows
-    travel as `wire_dtype` if one is given. What the graph is given after the loader was made, the loader does not see.
-    `stages` are the user's own, each with the stage it comes `after`: "schedule" (gets `Inputs`), "sample" or "fetch"
-    (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid out. Subclasses give the sample stage: a
+    With `num_threads=0` everything happens in `next`; None is one thread, two where a GPU reads the graph from
+    pinned memory, or three where sampling waits for other machines. With `across_epochs` the pipeline runs on into
+    the next epoch while this one ends; without it nothing is loaded between epochs (choose that if rows of the
+    graph change then). `fetch` names the arrays that batches have, for all types or by type: all by default, but
+    for tables that train, which are read in the forward pass. Rows travel as `wire_dtype` if one is given. What the
+    graph is given after the loader was made, the loader does not see. `stages` are the user's own, each with the
+    stage it comes `after`: "schedule" (gets `Inputs`), "sample" or "fetch" (`Sampled`), "compact" (`Batch`).
+    `pipeline` is how threads are laid out. Subclasses give the sample stage: a
     callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
     """
 
@@ -66,9 +68,11 @@ class Loader:
         self._across_epochs = across_epochs
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
+        on_device = sampled_on(graph, target) is not None
         if num_threads is None:
             num_threads = _REMOTE_THREADS if waits else 1
-        on_device = sampled_on(graph, target) is not None
+            if on_device and getattr(graph, "is_pinned", False):
+                num_threads = _BUS_THREADS
         layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device)
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
