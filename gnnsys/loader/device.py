@@ -116,8 +116,8 @@ class Copy:
 
     def on_stream(self, stage: Stage) -> Stage:
         """The stage with its work on the loader's stream, whichever thread runs it."""
-        if self._side.device.type != "cuda":
-            return stage
+        if self._side.device.type != "cuda" or stage.name in ("schedule", "copy"):
+            return stage  # a schedule is made on the host, and `begin` sees to its stream itself
         begin = None if stage.begin is None else _on(self._side, stage.begin)
         return replace(stage, run=_on(self._side, stage.run), begin=begin)
 

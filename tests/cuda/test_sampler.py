@@ -51,6 +51,62 @@ def test_every_option_draws_what_the_cpu_draws(place: str, wide: bool, fanouts: 
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanouts", [[0], [0, 3], [4, -1, -1], [-1, -1, -1, -1], [2] * 9, [3, -1, 40, 0, 5]], ids=str)
+def test_hops_in_one_call_are_those_of_the_walk(place: str, wide: bool, replace: bool, fanouts: list[int]) -> None:
+    graph = homogeneous(seed=1, wide=wide)
+    there, here = both(graph, place, fanouts, replace=replace)
+    walk = NeighborSampler(placed(graph, place), fanouts, device="cuda", replace=replace)
+    assert there._plain is not None
+    walk._plain = None
+    for number, count in enumerate((0, 1, 5, 200)):
+        seeds = {NODE: random_seeds(600, count, number)}
+        key = KEY._replace(batch=number)
+        expected = here.sample(seeds, key=key)
+        same_sample(there.sample(seeds, key=key), expected)
+        same_sample(walk.sample(seeds, key=key), expected)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("fanouts", [[15, 10, 5], [-1, -1], [-1, 12, -1]], ids=str)
+def test_hops_in_one_call_of_many_nodes(place: str, fanouts: list[int]) -> None:
+    """Many tiles, and a table that is made anew as hops turn out larger than was to be expected."""
+    edge_index = torch.randint(0, 100_000, (2, 1_500_000), generator=torch.Generator().manual_seed(2))
+    edge_index[1, :50_000] = 11
+    graph = Graph.from_edge_index(edge_index[:, edge_index[1].argsort(stable=True)], 100_000)  # edges keep their places
+    assert graph.csc().edge_ids is None
+    there, here = both(graph, place, fanouts)
+    for number, seeds in enumerate((random_seeds(100_000, 1500), torch.tensor([11, 11, 5]))):
+        key = KEY._replace(batch=number)
+        same_sample(there.sample({NODE: seeds}, key=key), here.sample({NODE: seeds}, key=key))
+
+
+def test_a_room_that_was_made_ahead_of_need_may_be_too_small() -> None:
+    """More ids than a table is ever made for on expectation."""
+    num_nodes = 6_000_000
+    edge_index = torch.stack([torch.arange(num_nodes), torch.arange(num_nodes) // 200])
+    graph = Graph.from_edge_index(edge_index, num_nodes)
+    there, here = both(graph, "device", [-1, 200, 300])
+    seeds = {NODE: torch.arange(300)}
+    same_sample(there.sample(seeds, key=KEY), here.sample(seeds, key=KEY))
+
+
+def test_one_call_makes_plain_samples_alone() -> None:
+    graph = homogeneous().to("cuda")
+    others: list[dict[str, Any]] = [{"weight": "w"}, {"time": "t"}, {"disjoint": True}, {"expand": "frontier"}]
+    assert all(NeighborSampler(graph, [3], **options)._plain is None for options in others)
+    assert NeighborSampler(typed().to("cuda"), [3])._plain is None
+    assert NeighborSampler(homogeneous(), [3])._plain is None
+    sampler = NeighborSampler(graph, [3, 2])
+    sample = sampler.sample({NODE: random_seeds(600, 20).int()[::2]}, key=KEY)  # converted, and not contiguous
+    assert sample.num_sampled_nodes[NODE][0] == 10
+    with pytest.raises(ValueError, match="node type"):
+        sampler.sample({"paper": torch.arange(3)}, key=KEY)
+    assert sampler.sample({}, key=KEY).node[NODE].numel() == 0
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("time", ["t", "et"])
 @pytest.mark.parametrize("strategy", ["uniform", "last"])
 def test_sampling_in_time_sees_what_the_cpu_sees(place: str, time: str, strategy: str) -> None:
