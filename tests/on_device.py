@@ -28,8 +28,15 @@ from gnnsys.loader.neighbor import NeighborLoader
 from gnnsys.ops import IdTable
 from gnnsys.sampling import NeighborSampler, Sample
 
-# What these tests are about does not survive being moved: tracing, and arguments that share memory.
-HOST_ONLY = ("obey_torch_library", "is_traceable", "compiles_into_one_graph", "read_and_written_at_once")
+# What these tests are about does not survive being moved: tracing, arguments that share memory, batches on a device.
+HOST_ONLY = (
+    "obey_torch_library",
+    "is_traceable",
+    "compiles_into_one_graph",
+    "read_and_written_at_once",
+    "arrive_on_the_device",
+    "blocks_travel_with_the_batch",
+)
 
 
 def to(device: str) -> Callable[[Any], Any]:
