@@ -14,7 +14,7 @@ struct Told {
 };
 
 // Gives arrays their places in one piece of memory, each at a multiple of 16 bytes. Without memory it only measures.
-struct Layout {
+struct Places {
   char* memory;
   int64_t size = 0;
 

@@ -111,15 +111,15 @@ class Walk {
     return q;
   }
 
-  // Memory for what `place` takes from a layout; it returns how many bytes at the beginning are to have all bits set.
+  // Memory for what `place` takes from `places`; it returns how many bytes at the beginning are to have all bits set.
   template <typename Place>
   void allocate(const Place& place) {
-    Layout measure{nullptr};
+    Places measure{nullptr};
     place(measure);
     memory_.push_back(device_.template workspace<char>(measure.size));
-    Layout layout{mutable_data<char>(memory_.back())};
-    const int64_t cleared = place(layout);
-    CUDA_CHECK(cudaMemsetAsync(layout.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
+    Places places{mutable_data<char>(memory_.back())};
+    const int64_t cleared = place(places);
+    CUDA_CHECK(cudaMemsetAsync(places.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
   }
 
   static int64_t num_count_words(int64_t num_seeds) { return num_scan_words(num_blocks(num_seeds + 1, kCountThreads)); }
@@ -134,13 +134,13 @@ class Walk {
     }
     Hop<id_t>& hop = hops_[0];
     id_t* ids = nullptr;
-    allocate([&](Layout& layout) {
-      told_ = layout.take<Told>(static_cast<int64_t>(hops_.size()));
-      hop.count_words = layout.take<word_t>(num_count_words(count));
-      const int64_t cleared = layout.size;
-      hop.rows = layout.take<Row>(count);
-      hop.offsets = layout.take<int64_t>(count + 1);
-      ids = layout.take<id_t>(count);
+    allocate([&](Places& places) {
+      told_ = places.take<Told>(static_cast<int64_t>(hops_.size()));
+      hop.count_words = places.take<word_t>(num_count_words(count));
+      const int64_t cleared = places.size;
+      hop.rows = places.take<Row>(count);
+      hop.offsets = places.take<int64_t>(count + 1);
+      ids = places.take<id_t>(count);
       return cleared;
     });
     const std::vector<id_t> narrowed(given, given + count);
@@ -191,20 +191,20 @@ class Walk {
               known + total);
     const bool is_last = hop + 1 == num_hops();
     id_t* fresh = nullptr;
-    allocate([&](Layout& layout) {
-      at.number_words = layout.take<word_t>(num_scan_words(num_tiles(total)));
+    allocate([&](Places& places) {
+      at.number_words = places.take<word_t>(num_scan_words(num_tiles(total)));
       if (!is_last) {
-        next.count_words = layout.take<word_t>(num_count_words(total));
+        next.count_words = places.take<word_t>(num_count_words(total));
       }
-      const int64_t cleared = layout.size;
-      at.neighbors = layout.take<id_t>(total);
-      at.positions = layout.take<int64_t>(total);
-      at.local = layout.take<int64_t>(total);
-      at.slot_of = layout.take<uint32_t>(total);
-      fresh = layout.take<id_t>(total);
+      const int64_t cleared = places.size;
+      at.neighbors = places.take<id_t>(total);
+      at.positions = places.take<int64_t>(total);
+      at.local = places.take<int64_t>(total);
+      at.slot_of = places.take<uint32_t>(total);
+      fresh = places.take<id_t>(total);
       if (!is_last) {
-        next.rows = layout.take<Row>(total);
-        next.offsets = layout.take<int64_t>(total + 1);
+        next.rows = places.take<Row>(total);
+        next.offsets = places.take<int64_t>(total + 1);
       }
       return cleared;
     });
