@@ -1,5 +1,5 @@
-// Candidates that are contiguous: nothing filtered, times stored sorted, or some of them excluded. One launch finds each
-// seed's candidates and sums what is taken of them; choose.cuh does the rest.
+// Candidates that are contiguous: nothing filtered, times stored sorted, or some of them excluded. One launch finds
+// each seed's candidates and sums what is taken of them; choose.cuh does the rest.
 #pragma once
 
 #include "cuda/sample.cuh"

@@ -1,17 +1,17 @@
 // sample_hops: all hops around a batch's seeds in one call, for plain sampling of one edge type.
 //
-// A hop is count (sample_contiguous.cuh), choose (choose.cuh), and three steps that number what was found (id_table.cuh);
-// the new ids are the next hop's seeds. The host has to know how many edges a hop takes and how many ids were new. The
-// next hop's count is queued before the second is known and takes it from the device, so that both are read together:
-// one wait per hop, and one for the new ids of the last.
+// A hop is a count (sample_contiguous.cuh), a choice (choose.cuh), and three steps that number what was found
+// (id_table.cuh); the new ids are the next hop's seeds. The host has to know how many edges a hop takes and how many
+// ids were new. The next hop's count is queued before the second is known and takes it from the device, so that both
+// are read together: one wait per hop, and one for the new ids of the last.
 //
-// Bytes per edge with 32-bit ids: 12 to choose it, 8 to note and read its slot, 12 to write its local id and keep it, 44
-// to write row, column and edge id from what was kept; and two or three random sectors, in the graph and in the table.
+// Bytes per edge with 32-bit ids: 16 to choose it, 16 to number it (id and slot, each written or read twice), 12 for
+// its local id, 40 to write row, column and edge id from what was kept; and random sectors, one in the graph and two or
+// three in the table.
 #include "common/tensors.h"
 #include "cuda/choose.cuh"
-#include "cuda/group.cuh"
+#include "cuda/hops.cuh"
 #include "cuda/id_table.cuh"
-#include "cuda/sample_contiguous.cuh"
 
 #include <torch/csrc/stable/library.h>
 
@@ -24,81 +24,6 @@ namespace gnnsys::cuda {
 namespace {
 
 constexpr int64_t kExpectedRoom = int64_t{1} << 22;  // ids that a table is made for ahead of need: 64 MiB
-
-// What the host reads before a hop: how many edges it takes, and how numbering went in the hop before.
-struct Told {
-  Report report;
-  word_t fault;
-  word_t fresh;
-};
-
-// Gives arrays their places in one piece of memory, each at a multiple of 16 bytes. Without memory it only measures.
-struct Layout {
-  char* memory;
-  int64_t size = 0;
-
-  template <typename T>
-  T* take(int64_t count) {
-    char* const at = memory == nullptr ? nullptr : memory + size;
-    size += (count * static_cast<int64_t>(sizeof(T)) + 15) / 16 * 16;
-    return reinterpret_cast<T*>(at);
-  }
-};
-
-// One hop: its seeds and how they are counted, then the edges it takes. A pointer's memory is kept by the walk.
-template <typename id_t>
-struct Hop {
-  const id_t* seeds = nullptr;
-  int64_t num_seeds = 0;
-  int64_t first = 0;  // local id of the first seed
-  word_t* count_words = nullptr;
-  Row* rows = nullptr;
-  int64_t* offsets = nullptr;
-
-  int64_t total = 0;
-  word_t* number_words = nullptr;
-  id_t* neighbors = nullptr;
-  int64_t* positions = nullptr;
-  int64_t* local = nullptr;
-  uint32_t* slot_of = nullptr;
-};
-
-// -- putting hops together -------------------------------------------------------------------------------------------
-
-template <typename edge_t>
-__global__ void __launch_bounds__(kGroupThreads)
-    join_edges_kernel(const int64_t* offsets, int64_t num_seeds, int64_t total, int64_t first, const int64_t* local,
-                      const int64_t* positions, const edge_t* edge_ids, int64_t* row, int64_t* col, int64_t* edge) {
-  for_each_edge(offsets, num_seeds, total, [&](int64_t at, int64_t seed) {
-    row[at] = local[at];
-    col[at] = first + seed;
-    edge[at] = edge_ids == nullptr ? positions[at] : static_cast<int64_t>(edge_ids[positions[at]]);
-  });
-}
-
-// Ids of several hops behind each other; ends[p] is where piece p ends.
-template <typename id_t>
-struct Pieces {
-  static constexpr int kMost = 8;
-  const id_t* ids[kMost];
-  int64_t ends[kMost];
-  int count;
-};
-
-template <typename id_t>
-__global__ void __launch_bounds__(kGroupThreads) join_nodes_kernel(const __grid_constant__ Pieces<id_t> pieces,
-                                                                   int64_t* nodes) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kGroupThreads + threadIdx.x;
-  int64_t begin = 0;
-  for (int p = 0; p < pieces.count; ++p) {
-    if (at >= begin && at < pieces.ends[p]) {
-      nodes[at] = pieces.ids[p][at - begin];
-    }
-    begin = pieces.ends[p];
-  }
-}
-
-// -- the walk --------------------------------------------------------------------------------------------------------
 
 template <typename id_t>
 class Walk {
@@ -186,15 +111,15 @@ class Walk {
     return q;
   }
 
-  // Memory for what `place` takes from a layout; it returns how many bytes at the beginning are to have all bits set.
+  // Memory for what `place` takes from `places`; it returns how many bytes at the beginning are to have all bits set.
   template <typename Place>
   void allocate(const Place& place) {
-    Layout measure{nullptr};
+    Places measure{nullptr};
     place(measure);
     memory_.push_back(device_.template workspace<char>(measure.size));
-    Layout layout{mutable_data<char>(memory_.back())};
-    const int64_t cleared = place(layout);
-    CUDA_CHECK(cudaMemsetAsync(layout.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
+    Places places{mutable_data<char>(memory_.back())};
+    const int64_t cleared = place(places);
+    CUDA_CHECK(cudaMemsetAsync(places.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
   }
 
   static int64_t num_count_words(int64_t num_seeds) { return num_scan_words(num_blocks(num_seeds + 1, kCountThreads)); }
@@ -209,13 +134,13 @@ class Walk {
     }
     Hop<id_t>& hop = hops_[0];
     id_t* ids = nullptr;
-    allocate([&](Layout& layout) {
-      told_ = layout.take<Told>(static_cast<int64_t>(hops_.size()));
-      hop.count_words = layout.take<word_t>(num_count_words(count));
-      const int64_t cleared = layout.size;
-      hop.rows = layout.take<Row>(count);
-      hop.offsets = layout.take<int64_t>(count + 1);
-      ids = layout.take<id_t>(count);
+    allocate([&](Places& places) {
+      told_ = places.take<Told>(static_cast<int64_t>(hops_.size()));
+      hop.count_words = places.take<word_t>(num_count_words(count));
+      const int64_t cleared = places.size;
+      hop.rows = places.take<Row>(count);
+      hop.offsets = places.take<int64_t>(count + 1);
+      ids = places.take<id_t>(count);
       return cleared;
     });
     const std::vector<id_t> narrowed(given, given + count);
@@ -266,20 +191,20 @@ class Walk {
               known + total);
     const bool is_last = hop + 1 == num_hops();
     id_t* fresh = nullptr;
-    allocate([&](Layout& layout) {
-      at.number_words = layout.take<word_t>(num_scan_words(num_tiles(total)));
+    allocate([&](Places& places) {
+      at.number_words = places.take<word_t>(num_scan_words(num_tiles(total)));
       if (!is_last) {
-        next.count_words = layout.take<word_t>(num_count_words(total));
+        next.count_words = places.take<word_t>(num_count_words(total));
       }
-      const int64_t cleared = layout.size;
-      at.neighbors = layout.take<id_t>(total);
-      at.positions = layout.take<int64_t>(total);
-      at.local = layout.take<int64_t>(total);
-      at.slot_of = layout.take<uint32_t>(total);
-      fresh = layout.take<id_t>(total);
+      const int64_t cleared = places.size;
+      at.neighbors = places.take<id_t>(total);
+      at.positions = places.take<int64_t>(total);
+      at.local = places.take<int64_t>(total);
+      at.slot_of = places.take<uint32_t>(total);
+      fresh = places.take<id_t>(total);
       if (!is_last) {
-        next.rows = layout.take<Row>(total);
-        next.offsets = layout.take<int64_t>(total + 1);
+        next.rows = places.take<Row>(total);
+        next.offsets = places.take<int64_t>(total + 1);
       }
       return cleared;
     });
