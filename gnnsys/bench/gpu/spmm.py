@@ -21,7 +21,7 @@ from gnnsys.ops import spmm as our_spmm
 WIDTHS = (32, 100, 128, 256)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TARGETS = {"fp32": {32: 1.7, 100: 1.25, 128: 1.0, 256: 1.0}, "bf16": dict.fromkeys(WIDTHS, 1.5)}
-AGREE = {"fp32": 1e-4, "bf16": 1e-2}  # hubs add up 100,000 numbers, each side in an order of its own
+AGREE = {"fp32": 1e-4, "bf16": 5e-2}  # hubs add up 100,000 numbers, and cuSPARSE does so in less than float32
 WITHIN = 1.15  # backward may take this much longer than forward
 CUSPARSE = ("cuSPARSE int32", "cuSPARSE int64")
 COPY, FORWARD, SCATTER = "device copy", "forward", "index_select + index_add"
