@@ -13,6 +13,14 @@ __device__ inline int64_t checked_id(int64_t id, int64_t bound) {
   return id;
 }
 
+__device__ inline int64_t checked_position(const Positions& positions, int64_t e) {
+  const int64_t position = positions(e);
+  if (!is_inside(position, positions.num_edges)) {
+    fault("positions", position, positions.num_edges);
+  }
+  return position;
+}
+
 // The other ends of the edges of a structure.
 template <typename id_t>
 struct Edges {
@@ -21,6 +29,7 @@ struct Edges {
   int64_t num_ids;  // what indices are below
 
   __device__ int64_t operator()(int64_t e) const { return checked_id(indices[e], num_ids); }
+  __device__ int64_t position(int64_t e) const { return checked_position(positions, e); }
 };
 
 constexpr uint32_t kDropoutStream = 0x647270;  // as on the CPU: the same mask under the same key

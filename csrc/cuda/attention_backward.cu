@@ -44,9 +44,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
     const Tensor& indptr, const Tensor& t_indptr, const Tensor& t_indices, const Tensor& t_positions, const Tensor& x,
     const Tensor& score_src, const Tensor& score_dst, const OptionalTensor& edge_score, double negative_slope,
     double dropout, int64_t key, const Tensor& out, const Tensor& log_total, const Tensor& grad) {
+  check_on_device(x, "x");
   const Device device(x);
   check_csc(t_indptr, t_indices, device);
   check_readable(indptr, device, "indptr");
+  check_dtype(indptr, ScalarType::Long, "indptr");
+  CHECK_ARG(indptr.dim() == 1 && indptr.numel() >= 1, "indptr must have num_rows + 1 entries");
   const int64_t num_dst = indptr.numel() - 1;
   const int64_t num_edges = t_indices.numel();
   const Shape shape = check_attention(device, x, score_src, score_dst, edge_score, num_dst, num_edges, dropout);
@@ -60,6 +63,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
   check_contiguous(log_total, device, "log_total");
   check_dtype(log_total, sum_type(x), "log_total");
   CHECK_ARG(log_total.numel() == num_dst * shape.heads, "log_total must be [num_dst, heads]");
+  check_edges(num_dst, shape.num_rows, num_edges);
   const Segments rows{const_data<int64_t>(indptr), num_dst, num_edges};
   const Segments columns{const_data<int64_t>(t_indptr), shape.num_rows, num_edges};
   Tensor grad_x = torch::stable::empty_like(x);
@@ -85,7 +89,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
       sum_values(device, columns, shape.heads,
                  EdgeValue<A>{const_data<A>(grad_edge), edges.positions, shape.heads}, mutable_data<A>(grad_src));
     });
-    sum_values(device, rows, shape.heads, EdgeValue<A>{const_data<A>(grad_edge), {}, shape.heads},
+    sum_values(device, rows, shape.heads, EdgeValue<A>{const_data<A>(grad_edge), {nullptr, nullptr, num_edges}, shape.heads},
                mutable_data<A>(grad_dst));
   });
   return {grad_x, grad_src, grad_dst, grad_edge};

@@ -49,10 +49,12 @@ std::tuple<Tensor, Tensor> gat_aggregate(const Tensor& indptr, const Tensor& ind
                                          const OptionalTensor& edge_score, double negative_slope, double dropout,
                                          int64_t key, const OptionalTensor&, const OptionalTensor&,
                                          const OptionalTensor&) {
+  check_on_device(x, "x");
   const Device device(x);
   check_csc(indptr, indices, device);
   const int64_t num_dst = indptr.numel() - 1;
   const Shape shape = check_attention(device, x, score_src, score_dst, edge_score, num_dst, indices.numel(), dropout);
+  check_edges(num_dst, shape.num_rows, indices.numel());
   const Segments segments{const_data<int64_t>(indptr), num_dst, indices.numel()};
   Tensor out = device.empty({num_dst, shape.heads, shape.width}, x.scalar_type());
   Tensor log_total = device.empty({num_dst, shape.heads}, sum_type(x));
@@ -68,7 +70,7 @@ std::tuple<Tensor, Tensor> gat_aggregate(const Tensor& indptr, const Tensor& ind
       softmax_totals(device, segments, EdgeScore<T, id_t>{scores, ids, shape.num_rows}, shape.heads,
                      mutable_data<Total<A>>(totals));
       const ForwardCoefficient<T> coefficient{scores, const_data<Total<A>>(totals), Dropout<A>(dropout, key)};
-      sum_rows<T, id_t>(device, segments, Edges<id_t>{ids, {}, shape.num_rows}, shape, coefficient, const_data<T>(x),
+      sum_rows<T, id_t>(device, segments, Edges<id_t>{ids, {nullptr, nullptr, segments.num_edges}, shape.num_rows}, shape, coefficient, const_data<T>(x),
                         mutable_data<T>(out));
     });
     if (count > 0) {

@@ -21,7 +21,7 @@ struct EdgeValue {
   const A* values;
   Positions positions;
   int64_t heads;
-  __device__ A operator()(int64_t i) const { return values[positions(i / heads) * heads + i % heads]; }
+  __device__ A operator()(int64_t i) const { return values[checked_position(positions, i / heads) * heads + i % heads]; }
 };
 
 // The widest vector of T, up to 16 bytes, that divides a head and that both pointers are aligned to.
@@ -87,7 +87,7 @@ __global__ void sum_rows_kernel(Segments segments, Edges<id_t> edges, int64_t si
       if (e + k < segment.end) {
         const int64_t id = edges(e + k);
         near[k] = *reinterpret_cast<const Vector<T, V>*>(rows + id * size + feature);
-        factor[k] = coefficient(segment.row, id, edges.positions(e + k), head);
+        factor[k] = coefficient(segment.row, id, edges.position(e + k), head);
       }
     }
 #pragma unroll
@@ -171,7 +171,7 @@ __global__ void edge_gradients_kernel(Segments segments, Edges<id_t> edges, Shap
     const T* const other = others + id * shape.size() + head * shape.width;
     const acc_t<T> dot = dot_of<T, V, kGroup>(row, other, shape.width);
     if (threadIdx.x % kGroup == 0) {
-      const int64_t position = edges.positions(e);
+      const int64_t position = edges.position(e);
       out[position * shape.heads + head] = gradient(segment.row, id, position, head, dot);
     }
   }

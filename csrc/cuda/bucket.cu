@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <vector>
 
 namespace gnnsys::cuda {
 namespace {
@@ -70,7 +71,8 @@ Tensor bounds_on_device(const Tensor& bounds, const Device& device) {
   CHECK_ARG(bound[0] == 0 && std::is_sorted(bound, bound + bounds.numel()),
             "bounds must start at 0 and never decrease");
   Tensor copy = device.empty({bounds.numel()}, ScalarType::Long);
-  CUDA_CHECK(cudaMemcpyAsync(copy.mutable_data_ptr(), bound, static_cast<size_t>(bounds.numel()) * sizeof(int64_t),
+  const std::vector<int64_t> pageable(bound, bound + bounds.numel());  // is taken before the call returns; pinned is not
+  CUDA_CHECK(cudaMemcpyAsync(copy.mutable_data_ptr(), pageable.data(), pageable.size() * sizeof(int64_t),
                              cudaMemcpyHostToDevice, device.stream()));
   return copy;
 }

@@ -1,8 +1,9 @@
 // What every CUDA kernel's host side needs: the tensors' device and stream, checks, memory, launches.
 //
 // Order and lifetime: all work of an op goes to torch's current stream of the tensors' device, and all memory comes from
-// torch's allocator (a Tensor), so it may be dropped as soon as the last kernel that uses it is queued. Nothing here
-// waits for the device but Device::read.
+// torch's allocator (a Tensor), so it may be dropped as soon as the last kernel that uses it is queued. Not so pinned
+// host memory that kernels read: torch does not know of it, and its owner must keep it until the stream is done. Nothing
+// here waits for the device but Device::read.
 //
 // Faults: an op that has to tell the host a size anyway carries its faults back with it and throws (ValueError). One
 // that does not calls `fault` in the kernel, which ends it with a message as torch's own index kernels do.
@@ -34,6 +35,7 @@ constexpr unsigned kAllLanes = 0xFFFFFFFFu;
   do {                                                                                                    \
     const cudaError_t status_ = (call);                                                                   \
     if (status_ != cudaSuccess) {                                                                         \
+      (void)cudaGetLastError(); /* told here: not once more by the next op */                             \
       throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status_) + " in " #call);       \
     }                                                                                                     \
   } while (0)

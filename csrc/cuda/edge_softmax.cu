@@ -74,10 +74,12 @@ int64_t check_scores(const Device& device, const Tensor& indptr, const Tensor& s
   check_readable(indptr, device, "indptr");
   check_dtype(indptr, ScalarType::Long, "indptr");
   CHECK_ARG(indptr.dim() == 1 && indptr.numel() >= 1, "indptr must have num_rows + 1 entries");
+  check_edges(indptr.numel() - 1, 1, scores.size(0));
   return scores.dim() == 1 ? 1 : scores.size(1);
 }
 
 Tensor edge_softmax(const Tensor& indptr, const Tensor& scores) {
+  check_on_device(scores, "scores");
   const Device device(scores);
   const int64_t heads = check_scores(device, indptr, scores, "scores");
   Tensor alpha = torch::stable::empty_like(scores);
@@ -95,6 +97,7 @@ Tensor edge_softmax(const Tensor& indptr, const Tensor& scores) {
 }
 
 Tensor edge_softmax_grad(const Tensor& indptr, const Tensor& alpha, const Tensor& grad) {
+  check_on_device(alpha, "alpha");
   const Device device(alpha);
   const int64_t heads = check_scores(device, indptr, alpha, "alpha");
   check_contiguous(grad, device, "grad");

@@ -119,7 +119,9 @@ __global__ void join_totals(Segments segments, const Total<A>* slots, int64_t he
     A total = 0;
     for (int64_t s = unit; s < end; s = segments.next_slot(s)) {
       const Total<A> part = slots[s * heads + head];
-      total += part.total * exp_of(finite_shift(part.largest) - finite_shift(largest));
+      if (part.total != 0) {  // a stretch of -inf alone adds nothing, however small the others are
+        total += part.total * exp_of(finite_shift(part.largest) - finite_shift(largest));
+      }
     }
     totals[segment.row * heads + head] = {largest, total};
   }

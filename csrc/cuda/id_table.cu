@@ -44,6 +44,8 @@ __device__ bool open_table(const IdList& list, Table& table, word_t& fault) {
     fault = kNotInitialised;
   } else if (table.base + list.size > table.num_slots / 2) {
     fault = kTableFull;
+  } else {  // what a refused call has put in was never counted, so there may be no room left
+    fault = static_cast<word_t>(list.header[kVoidWord]);
   }
   return fault == kNoFault;
 }

@@ -12,8 +12,9 @@
 // id and the value. A slot lies in one 32-byte sector, so an id costs one random access a step.
 //
 // An IdTable (gnnsys/ops/relabel.py) is a tensor of int64 words: a header, [log2 of the slots, next local id, -, wide,
-// fault, 3 spare], then the slots. What an op that returns nothing finds wrong waits in the fault word for the next
-// op that reports to the host.
+// fault, void, 2 spare], then the slots. What an op that returns nothing finds wrong waits in the fault word for the next
+// op that reports to the host. When an op has ended with a fault, the fault is in the void word too, and every op that
+// comes after is refused with it; inside an op nobody looks there, so that all tiles agree.
 #pragma once
 
 #include "cuda/scan.cuh"
@@ -28,6 +29,7 @@ constexpr int64_t kMaxLog2 = 31;  // a slot's number shares 32 bits with a flag
 constexpr int64_t kCountWord = 1;
 constexpr int64_t kWideWord = 3;
 constexpr int64_t kFaultWord = 4;
+constexpr int64_t kVoidWord = 5;
 constexpr int64_t kMaxPositions = int64_t{1} << 30;  // ids of one type in a call
 
 constexpr int kThreads = 256;

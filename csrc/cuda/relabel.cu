@@ -26,16 +26,22 @@ __global__ void set_header(int64_t* header, int64_t log2_slots, bool wide) {
   header[kCountWord] = 0;
   header[2] = 0;
   header[kWideWord] = wide;
-  header[kFaultWord] = static_cast<int64_t>(kNoFault);
-  for (int64_t i = kFaultWord + 1; i < kHeader; ++i) {
+  header[kFaultWord] = header[kVoidWord] = static_cast<int64_t>(kNoFault);
+  for (int64_t i = kVoidWord + 1; i < kHeader; ++i) {
     header[i] = 0;
   }
 }
 
-__global__ void add_count(int64_t* header, int64_t more) { header[kCountWord] += more; }
+__global__ void add_count(int64_t* header, int64_t more) {
+  if (static_cast<word_t>(header[kFaultWord]) == kNoFault) {
+    header[kCountWord] += more;
+  }
+  header[kVoidWord] = header[kFaultWord];
+}
 
 // Empties the first 2^log2_slots slots of a table; the tensor may be larger and is then partly unused.
 void id_table_init(const Tensor& table, int64_t log2_slots, bool wide) {
+  CHECK_ARG(table.is_cuda(), "table must be on the device of the ids");
   const Device device(table);
   check_table(table, device);
   CHECK_ARG(log2_slots >= kMinLog2 && log2_slots <= kMaxLog2, "log2_slots must be ", kMinLog2, " to ", kMaxLog2,
@@ -64,6 +70,7 @@ IdList list_for(const Tensor& table, const Tensor& ids) {
 
 // The smallest place of a repeated seed wins, and places are local ids: nothing is left to be numbered.
 void relabel_seeds(const Tensor& table, const Tensor& ids) {
+  CHECK_ARG(table.is_cuda(), "table must be on the device of the ids");
   const Device device(table);
   check_table(table, device);
   check_ids(ids, device, "ids");
@@ -81,6 +88,9 @@ void check_fault(const word_t fault, const Tensor& table, const Device& device) 
     return;
   }
   CHECK_ARG(fault != kNotInitialised, "table is not initialised: make it with gnnsys.ops.IdTable");
+  auto* const words = mutable_data<int64_t>(table);
+  CUDA_CHECK(cudaMemcpyAsync(words + kVoidWord, words + kFaultWord, sizeof(int64_t), cudaMemcpyDeviceToDevice,
+                             device.stream()));
   int64_t header[kHeader];
   device.read(header, const_data<int64_t>(table), kHeader);
   CHECK_ARG(fault != kTableFull, "table holds up to ", max_count(header[0]),
@@ -89,6 +99,7 @@ void check_fault(const word_t fault, const Tensor& table, const Device& device) 
 }
 
 std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
+  CHECK_ARG(table.is_cuda(), "table must be on the device of the ids");
   const Device device(table);
   check_table(table, device);
   check_ids(ids, device, "ids");
@@ -159,6 +170,7 @@ __global__ void lookup_kernel(const int64_t* header, int64_t header_words, const
 
 // Local ids of ids that may or may not be in the table: -1 for those that are not, be it that they never could be.
 Tensor lookup(const Tensor& table, const Tensor& ids) {
+  CHECK_ARG(table.is_cuda(), "table must be on the device of the ids");
   const Device device(table);
   check_table(table, device);
   check_ids(ids, device, "ids");

@@ -50,7 +50,8 @@ struct Segments {
       const int64_t row = unit - num_slots();
       const int64_t begin = indptr[row];
       const int64_t end = indptr[row + 1];
-      if (begin < 0 || end < begin || end > num_edges) {
+      const bool covers = (row > 0 || begin == 0) && (row + 1 < num_rows || end == num_edges);
+      if (begin < 0 || end < begin || end > num_edges || !covers) {
         fault("indptr", begin < 0 || begin > num_edges ? begin : end, num_edges + 1);
       }
       return {end - begin > kSegment ? -1 : row, begin, end, -1};

@@ -23,6 +23,8 @@ def edge_softmax(csc: CSC, scores: Tensor) -> Tensor:
     >>> edge_softmax(CSC(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), num_src=2), torch.zeros(3))
     tensor([0.5000, 0.5000, 1.0000])
     """
+    if scores.dim() and scores.shape[0] != csc.num_edges:
+        raise ValueError(f"scores must have a row per edge of indptr, {csc.num_edges}, got {scores.shape[0]}")
     return native.edge_softmax(csc.indptr, scores.contiguous())
 
 

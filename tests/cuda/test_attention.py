@@ -85,6 +85,8 @@ def test_edge_softmax_survives_scores_of_any_size_and_keeps_a_nan_in_its_row():
     long = torch.full((3000,), -inf).cuda()
     long[2500] = 1.0
     assert edge_softmax(on_device(csc_of([3000], 1)), long).sum().item() == 1.0
+    long[2500] = -100.0
+    assert edge_softmax(on_device(csc_of([3000], 1)), long).sum().item() == 1.0
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])

@@ -175,6 +175,17 @@ def test_bad_input_is_told_as_on_the_cpu() -> None:
         table.insert(torch.tensor([1]))
 
 
+def test_a_void_table_never_fills_up_however_often_it_is_asked() -> None:
+    table = IdTable(1 << 20, device="cuda")
+    with pytest.raises(ValueError, match="got -1"):
+        table.insert(torch.cat([torch.arange(400), torch.tensor([-1])]).cuda())
+    for first in (400, 800, 1200, 1600):  # more ids than it has slots
+        with pytest.raises(ValueError, match="got -1"):
+            table.insert(torch.arange(first, first + 400).cuda())
+    table.clear()
+    assert table.insert(torch.arange(400).cuda())[1].numel() == 400
+
+
 def test_a_bad_seed_is_told_by_the_next_insert() -> None:
     table = IdTable(10, device="cuda")
     table.insert_seeds(torch.tensor([5, -3]).cuda())
