@@ -54,7 +54,8 @@ def sanitizer_args() -> list[str]:
 def has_cuda() -> bool:
     wanted = os.environ.get("GNNSYS_CUDA", "")
     missing = [] if torch.version.cuda else ["a torch with CUDA"]
-    missing += [] if CUDA_HOME else ["nvcc (set CUDA_HOME)"]
+    nvcc = Path(CUDA_HOME, "bin", "nvcc") if CUDA_HOME else None  # torch takes a folder for it that may be empty
+    missing += [] if nvcc is not None and nvcc.exists() else ["nvcc (set CUDA_HOME)"]
     if wanted == "1" and missing:
         raise SystemExit(f"GNNSYS_CUDA=1, but there is no {' and no '.join(missing)}")
     return wanted != "0" and not missing and not sanitizer_args()

@@ -177,7 +177,8 @@ class Graph:
         graph that it was made of lives.
         """
         return self._moved(
-            lambda csc: csc.pin_memory(), lambda rows: rows if rows.is_pinned() else rows.contiguous().pin_memory()
+            lambda csc: csc.pin_memory(),
+            lambda rows: rows if not rows.is_cpu or rows.is_pinned() else rows.contiguous().pin_memory(),
         )
 
     def _moved(self, structure: Callable[[CSC], CSC], rows: Callable[[Tensor], Tensor]) -> Graph:

@@ -149,7 +149,7 @@ class Batch:
         """A batch of the same shape with `function` applied to every tensor."""
 
         def through(store: Store) -> Store:
-            return Store({k: function(v) if isinstance(v, Tensor) else v for k, v in store.items()})
+            return Store({k: apply_to(v, function) for k, v in store.items()})
 
         out = Batch(
             {t: through(s) for t, s in self.nodes.items()},
@@ -184,6 +184,18 @@ class Batch:
             return f"Batch({', '.join(brief(s) for s in self._visible() if s)})"
         lines = [f"  {t}: {brief(s)}" for t, s in self._stores()]
         return "\n".join(["Batch(", *lines, ")"])
+
+
+def apply_to(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`function` of a tensor, and of the tensors in lists, tuples and dicts; anything else as it is."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {k: apply_to(v, function) for k, v in value.items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple, Mapping)) for v in value):
+        values = [apply_to(v, function) for v in value]
+        return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+    return value
 
 
 def apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:

@@ -44,6 +44,7 @@ class Side:
         self._is_cuda = device.type == "cuda"
         self._shared = self._make()
         self._own = threading.local()
+        self._after: Any = None  # an event of the consumer's
 
     def _make(self) -> Any:
         return torch.cuda.Stream(self.device, priority=-1) if self._is_cuda else torch.Stream(device=self.device)
@@ -56,9 +57,17 @@ class Side:
             self._own.stream = self._make()
         return self._own.stream
 
+    def follow(self) -> None:
+        """What is queued on the current stream of this thread comes before all that loading does from here on."""
+        if self._is_cuda:
+            self._after = torch.cuda.current_stream(self.device).record_event()
+
     def use(self) -> AbstractContextManager[Any]:
         """Makes it the current stream of this thread, which is where native ops and torch's own put their work."""
-        return torch.cuda.stream(self._stream) if self._is_cuda else self._stream
+        stream, after = self._stream, self._after
+        if after is not None:
+            stream.wait_event(after)
+        return torch.cuda.stream(stream) if self._is_cuda else stream
 
     def record(self) -> Any:
         """An event that happens when all that is queued now is done."""
@@ -109,6 +118,10 @@ class Copy:
 
         copied.item.apply(record)
         return copied.item
+
+    def follow(self) -> None:
+        """Rows and structure may be the work of the caller's stream: loading waits for what is queued there now."""
+        self._side.follow()
 
     def use_own_streams(self) -> None:
         """From here on each thread has one: for loaders whose batches never go from thread to thread on their way."""

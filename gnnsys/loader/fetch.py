@@ -51,6 +51,14 @@ class Fetch:
         self._counts = dict.fromkeys(_COUNTS, 0)
         self._lock = threading.Lock()
 
+    def check_on_host(self) -> None:
+        """ValueError where rows are on a device although batches are not to be."""
+        for key, arrays in self._arrays.items():
+            for name, source in arrays:
+                device = getattr(source, "device", None)
+                if isinstance(device, torch.device) and device.type not in ("cpu", "meta"):
+                    raise ValueError(f"{name!r} of {key!r} is on {device}: make the loader with device={str(device)!r}")
+
     def names(self, key: AnyType) -> list[str]:
         """The arrays of a type that batches have."""
         return [name for name, _ in self._arrays[key]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.loader.batch import Batch, Store, apply_to_block
+from gnnsys.loader.batch import Batch, Store, apply_to, apply_to_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
@@ -44,7 +44,7 @@ class Sampled:
         """The same with `function` applied to every tensor."""
 
         def through(values: dict[Any, Any]) -> dict[Any, Any]:
-            return {k: function(v) if isinstance(v, Tensor) else v for k, v in values.items()}
+            return {k: apply_to(v, function) for k, v in values.items()}
 
         sample = self.sample
         moved = replace(
@@ -141,7 +141,8 @@ def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
     if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
         store["edge_index"] = edge_index = _edge_index(sample.row[edge_type], sample.col[edge_type])
         if sample.by_destination and edge_index.is_cuda:  # layers need not look, which would mean to wait
-            STRUCTURES.put(sample.ends(edge_type), edge_index, key=BY_DESTINATION)
+            sizes = [sample.node[edge_type[at]].numel() for at in (0, 2)]
+            STRUCTURES.put((*sizes, sample.ends(edge_type)), edge_index, key=BY_DESTINATION)
         if edge_type in sample.edge:
             store.update(sampled.rows.get(edge_type, {}))
             store["e_id"] = sample.edge[edge_type]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gnnsys.loader.device import Copy
+from gnnsys.loader.join import Sampled
 from gnnsys.loader.options import PipelineOptions, check_count
 from gnnsys.pipeline import Stage
 
@@ -62,7 +63,10 @@ class Layout:
             extra.append(Stage("transform", transform, threads=0, after="compact"))
         stages: list[Stage] = []
         for stage in ours:
-            stages += [stage, *(e for e in extra if e.after == stage.name)]
+            behind_it = [e for e in extra if e.after == stage.name]
+            if stage.name in ("sample", "fetch"):
+                behind_it = [replace(e, run=_without_promises(e.run)) for e in behind_it]
+            stages += [stage, *behind_it]
         behind: list[Stage] = []
         if copy is not None and stages[-1].name == "compact":
             behind = [stages.pop()]
@@ -72,7 +76,7 @@ class Layout:
         last = Stage("copy", copy.begin, threads=0)
         if self.on_device:
             stages = self._with_threads([*stages, last], names)
-            if sum(not stage.is_inline for stage in stages) <= 1:
+            if all(stage.is_inline for stage in stages[:-1]):  # then one thread makes a batch from its seeds on
                 copy.use_own_streams()
         else:
             threads, depth = self._sizes("copy", min(1, self.num_threads), 1)
@@ -101,6 +105,18 @@ class Layout:
 
     def _sizes(self, name: str, threads: int, depth: int) -> tuple[int, int]:
         return self.options.threads.get(name, threads), self.options.depths.get(name, depth)
+
+
+def _without_promises(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A user's stage may have changed the edges: what the sampler knew about their order is forgotten."""
+
+    def changed(item: Any) -> Any:
+        out = run(item)
+        if isinstance(out, Sampled):
+            out.sample.by_destination = False
+        return out
+
+    return changed
 
 
 def check_user_stages(stages: Sequence[Stage]) -> None:

@@ -79,9 +79,10 @@ class Loader:
         num_shared = layout.num_in_flight if waits and options.share else 0
         self._fetch.prepare(Rows(pool, pin=target is not None), num_shared, options.keep)
         self._trace = Trace(options.trace) if options.trace else None
-        self._stages = layout.arrange(
-            self._make_stages(sample, target), transform, stages, None if target is None else Copy(target)
-        )
+        if target is None:
+            self._fetch.check_on_host()
+        self._copy = None if target is None else Copy(target)
+        self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
         self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
@@ -165,6 +166,8 @@ class Loader:
                 self.close()
 
     def _pipeline_at(self, position: int) -> Pipeline:
+        if self._copy is not None:
+            self._copy.follow()
         if self._pipeline is None or self._pipeline.is_closed:
             self._fetch.forget()
             observer = None if self._trace is None else self._trace.add_time
@@ -186,6 +189,8 @@ class Loader:
         chosen = torch.as_tensor(index, dtype=torch.int64)
         if chosen.dim() != 1 or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self._num_inputs):
             raise ValueError(f"index must be one-dimensional with values in [0, {self._num_inputs}), got {index}")
+        if self._copy is not None:
+            self._copy.follow()
         item: Any = Inputs(_CALL, chosen, None)
         for stage in self._stages[1:]:
             item = stage.run(item if stage.begin is None else stage.begin(item))

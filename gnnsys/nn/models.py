@@ -132,6 +132,9 @@ class GCN(Stack):
         widths = _widths(hidden_channels, num_layers, out_channels)
         super().__init__([GCNConv(i, o) for i, o in zip([in_channels, *widths], widths)], widths, norm, dropout)
 
+    def _trim(self, *_: object) -> tuple[Tensor, list[CSC]]:
+        raise ValueError("GCN divides by degrees in the whole batch, which its prefixes lack: drop num_sampled_nodes")
+
 
 class GAT(Stack):
     """Velickovic 2018. Hidden layers concatenate their heads (hidden_channels in all), the last one averages them."""

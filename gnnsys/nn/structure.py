@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import CSC, degrees
-from gnnsys.ops.memo import BY_DESTINATION, STRUCTURES
+from gnnsys.ops.memo import BY_DESTINATION, NOT_KNOWN, STRUCTURES
 from gnnsys.sampling import Block
 
 Edges: TypeAlias = Block | CSC | Tensor
@@ -75,8 +75,8 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC
         raise ValueError(f"edge_index must be int [2, num_edges], got {list(edge_index.shape)} {edge_index.dtype}")
 
     def make() -> CSC:
-        ends = STRUCTURES.find(edge_index, key=BY_DESTINATION) if edge_index.is_cuda else None
-        if ends is None:
+        least_src, least_dst, ends = STRUCTURES.find(edge_index, key=BY_DESTINATION, default=NOT_KNOWN)
+        if not edge_index.is_cuda or ends is None or num_src < least_src or num_dst < least_dst:
             return CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True)
         return CSC.from_sorted(edge_index, num_src, num_dst, ends)
 

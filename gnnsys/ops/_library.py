@@ -18,11 +18,14 @@ except ImportError as error:  # pragma: no cover - only on a broken installation
     ) from error
 
 HAS_CUDA_KERNELS = False
+WHY_NO_KERNELS = "this torch has no CUDA"
 if torch.version.cuda is not None:  # a library with CUDA kernels beside a torch without CUDA is left alone
     try:
         importlib.import_module("gnnsys._cuda")
         HAS_CUDA_KERNELS = True
-    except ModuleNotFoundError:  # built where there was no CUDA: everything but device="cuda" works
-        pass
+    except ModuleNotFoundError:  # everything but device="cuda" works
+        WHY_NO_KERNELS = "gnnsys was built without nvcc or without a torch that has CUDA: install it again"
+    except ImportError as error:
+        WHY_NO_KERNELS = f"gnnsys's CUDA kernels cannot be loaded: {error}"
 
 native = torch.ops.gnnsys

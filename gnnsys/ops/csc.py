@@ -89,7 +89,8 @@ class CSC:
 
     def pin_memory(self) -> CSC:
         """A copy in page-locked memory, which CUDA kernels read where it is; itself if it is there already."""
-        if self.indptr.is_pinned() and self.indices.is_pinned():
+        ids = [self._edge_ids] if isinstance(self._edge_ids, Tensor) else []
+        if all(t.is_pinned() for t in (self.indptr, self.indices, *ids)):
             return self
         return self._moved(lambda t: t.pin_memory())
 

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from gnnsys.ops.csc import CSC
@@ -73,8 +74,12 @@ class Memo:
 
 
 def _leave_traces(sources: tuple[Source, ...]) -> bool:
-    """Writes to inference tensors do not."""
-    return not any(isinstance(source, Tensor) and source.is_inference() for source in sources)
+    """Writes to inference tensors do not. Nor is anything remembered where results are inference tensors, which
+    training cannot use, or where a CUDA graph is captured: it would be the structure of every replay."""
+    tensors = [t for s in sources for t in ((s.indptr, s.indices) if isinstance(s, CSC) else (s,))]
+    if torch.is_inference_mode_enabled() or any(t.is_inference() for t in tensors):
+        return False
+    return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
 
 
 def _name(key: Hashable, sources: tuple[Source, ...]) -> Key:
@@ -88,5 +93,8 @@ def _version(source: Source) -> Hashable:
     return (source._version, source.data_ptr(), tuple(source.shape))
 
 
-STRUCTURES = Memo()
-BY_DESTINATION = "edges come by destination"  # of an edge_index; the value: {number of destinations: their edges}
+STRUCTURES = Memo(capacity=512)
+
+# Of an edge_index: (sources, destinations, {number of destinations: their edges}), known to whoever made it.
+BY_DESTINATION = "edges come by destination"
+NOT_KNOWN = (0, 0, None)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, Neighbors, find_edges, gather_rows, sample_neighbors
-from gnnsys.ops._library import HAS_CUDA_KERNELS
+from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 from gnnsys.sampling.sources import edge_sources, pinned
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -
     if wanted.type == here.type == "cpu":
         return here
     if not HAS_CUDA_KERNELS:
-        raise ValueError("gnnsys was built without CUDA kernels: sample on the CPU, or build it where torch has CUDA")
+        raise ValueError(f"sampling on {wanted} needs CUDA kernels; {WHY_NO_KERNELS}. Or sample on the CPU")
     if wanted.type == "cuda" and wanted.index is None:
         wanted = here if here.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
     if here.type == "cuda" and wanted != here:

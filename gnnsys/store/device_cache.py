@@ -127,7 +127,9 @@ class DeviceCache:
         return self._begin_misses(ids, out)
 
     def counters(self) -> CacheCounters:
-        """What was read so far. Waits for the reads under way on the current stream."""
+        """What was read so far. Waits for the reads under way, on whichever stream."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
         with self._lock:
             num_rows, hits = self._num_rows, self._num_hits
         if self._hits is not None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import Batch, Inputs, NeighborLoader, PipelineOptions, Sampled
+from gnnsys.loader.device import Copy
+from gnnsys.loader.layout import Layout
 from gnnsys.ops import sample_neighbors, stream_key
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import NeighborSampler, Sample, SampleKey
@@ -144,3 +146,53 @@ def test_samplers_and_options_that_contradict_each_other_are_refused(graph: Grap
             NeighborLoader(graph, **arguments)
     with pytest.raises(ValueError, match=r"must return a gnnsys\.sampling\.Sample, got int"):
         next(iter(NeighborLoader(graph, sampler=lambda graph, seeds, key: 3)))
+
+
+def test_what_a_sampler_knows_of_its_edges_is_forgotten_behind_a_users_stage(graph: Graph) -> None:
+    kept: list[bool] = []
+
+    def turn(sampled: Sampled) -> Sampled:
+        sample = sampled.sample
+        sample.row, sample.col = sample.col, sample.row
+        return sampled
+
+    def look(sampled: Sampled) -> Sampled:
+        kept.append(sampled.sample.by_destination)
+        return sampled
+
+    for stages in ([Stage("look", look, after="sample")], [Stage("turn", turn, after="sample")]):
+        loader = NeighborLoader(graph, [4, 3], batch_size=200, num_threads=0, stages=stages)
+        make = next(stage.run for stage in loader._stages if stage.name == "sample")
+        run = next(stage.run for stage in loader._stages if stage.name == stages[0].name)
+        made = make(loader._stages[0].run(next(loader._schedule.tickets(0))))
+        assert made.sample.by_destination
+        assert not run(made).sample.by_destination
+    assert kept == [True]
+
+
+@pytest.mark.parametrize(("threads", "own"), [({}, True), ({"sample": 2, "copy": 0}, False), ({"fetch": 1}, False)])
+def test_threads_have_streams_of_their_own_where_a_batch_stays_with_one(threads: dict[str, int], own: bool) -> None:
+    class Recorded(Copy):
+        def __init__(self) -> None:
+            self.own = False
+
+        def use_own_streams(self) -> None:
+            self.own = True
+
+        def on_stream(self, stage: Stage) -> Stage:
+            return stage
+
+    copy = Recorded()
+    layout = Layout(num_threads=2, prefetch=2, waits=False, options=PipelineOptions(threads=threads), on_device=True)
+    ours = [Stage(name, lambda item: item, threads=0) for name in ("schedule", "sample", "fetch", "compact")]
+    layout.arrange(ours, None, (), copy)
+    assert copy.own is own
+
+
+def test_tensors_in_lists_and_dicts_of_a_batch_move_with_it(graph: Graph) -> None:
+    batch = next(iter(NeighborLoader(graph, [4], batch_size=8)))
+    batch.pairs = [(torch.ones(2), "a"), {"b": torch.ones(3), "c": 4}]
+    moved = batch.apply(lambda t: t.double())
+    assert moved.pairs[0][0].dtype == moved.pairs[1]["b"].dtype == torch.float64
+    assert moved.pairs[0][1] == "a" and moved.pairs[1]["c"] == 4
+    assert moved.num_sampled_nodes == batch.num_sampled_nodes

@@ -34,6 +34,23 @@ def test_trimmed_layers_give_the_seeds_rows_of_the_untrimmed_model(rows, model, 
     torch.testing.assert_close(trimmed, whole[:2])
 
 
+def test_gcn_refuses_to_be_trimmed_instead_of_giving_other_numbers(rows):
+    edge_index, num_sampled_nodes = two_hop_batch()
+    with pytest.raises(ValueError, match="GCN divides by degrees"):
+        GCN(12, 8, 2, 5).double()(rows(9, 12), edge_index, num_sampled_nodes=num_sampled_nodes)
+
+
+@pytest.mark.parametrize("model", [GraphSAGE, GCN, GAT, GIN])
+def test_a_model_evaluated_in_inference_mode_goes_on_to_train(rows, model):
+    edge_index, _ = two_hop_batch()
+    network, x = model(12, 8, 2, 5).double(), rows(9, 12)
+    with torch.inference_mode():
+        seen = network(x, edge_index)
+    out = network(x, edge_index)
+    out.sum().backward()
+    torch.testing.assert_close(out.detach(), seen.clone())
+
+
 def test_prefixes_shrink_hop_by_hop():
     edge_index, num_sampled_nodes = two_hop_batch()
     layers = hop_prefixes(CSC.from_edge_index(edge_index, 9), num_sampled_nodes, num_layers=2)

@@ -8,7 +8,7 @@ import torch
 
 from gnnsys.bench.case import Benchmark
 from gnnsys.bench.gpu import epoch, rows, spmm, structure
-from gnnsys.ops._library import HAS_CUDA_KERNELS
+from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 
 BENCHMARKS: list[Benchmark] = [
     spmm.forward,
@@ -30,7 +30,7 @@ def check_device() -> None:
         found = f"torch {torch.__version__} finds no CUDA device"
         raise ValueError(f"bench gpu needs a GPU, and {found}: run it on a machine that has one")
     if not HAS_CUDA_KERNELS:
-        raise ValueError("gnnsys was built without its CUDA kernels: install it where nvcc is, with GNNSYS_CUDA=1")
+        raise ValueError(f"bench gpu needs gnnsys's CUDA kernels: {WHY_NO_KERNELS}")
 
 
 __all__ = ["BENCHMARKS", "check_device"]
