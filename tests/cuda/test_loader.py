@@ -305,3 +305,28 @@ def test_models_train_on_batches_as_they_do_on_the_host(model: Any, place: str) 
         for (name, p), q in zip(there.named_parameters(), here.parameters()):
             assert p.grad is not None and q.grad is not None
             assert (p.grad.cpu() - q.grad).norm() <= 1e-2 * q.grad.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2])
+def test_rows_that_are_still_being_computed_are_waited_for(num_threads: int) -> None:
+    graph = homogeneous().to("cuda")
+    rows = graph.node_data[NODE]["x"]
+    expected = torch.rand_like(rows)
+    loader = NeighborLoader(graph, [5, 5], batch_size=64, num_threads=num_threads, across_epochs=False)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # a tenth of a second
+        rows.copy_(expected)
+        for batch in loader:
+            assert torch.equal(batch.x, expected[batch.n_id])
+        torch.cuda._sleep(200_000_000)
+        rows.neg_()
+        assert torch.equal(loader([1, 2]).x[:2], -expected[1:3])
+
+
+def test_rows_on_the_device_need_batches_there() -> None:
+    graph = homogeneous()
+    graph.set_node_data("x", graph.node_data[NODE]["x"].cuda())
+    with pytest.raises(ValueError, match="make the loader with device='cuda:0'"):
+        NeighborLoader(graph, [5], batch_size=64)
