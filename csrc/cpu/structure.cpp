@@ -157,6 +157,8 @@ void expand_indptr(const Tensor& indptr, int64_t first, Tensor out) {
   const auto* begin = const_data<int64_t>(indptr);
   const int64_t num_columns = indptr.numel() - 1;
   CHECK_ARG(begin[0] == 0 && begin[num_columns] == out.numel(), "indptr must go from 0 to len(out) = ", out.numel());
+  CHECK_ARG(first <= std::numeric_limits<int64_t>::max() - num_columns, "first must leave room for ", num_columns,
+            " columns, got ", first);
   auto* const to = mutable_data<int64_t>(out);
   parallel_for(num_columns, 1 << 12, [=](int64_t lo, int64_t hi) {
     for (int64_t c = lo; c < hi; ++c) {

@@ -5,6 +5,8 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <limits>
+
 namespace gnnsys::cuda {
 namespace {
 
@@ -60,6 +62,8 @@ void expand_indptr(const Tensor& indptr, int64_t first, Tensor out) {
   check_vector(out, device, "out");
   check_dtype(out, ScalarType::Long, "out");
   CHECK_ARG(indptr.numel() >= 1, "indptr must have at least one entry");
+  CHECK_ARG(first <= std::numeric_limits<int64_t>::max() - indptr.numel(), "first must leave room for ",
+            indptr.numel() - 1, " columns, got ", first);
   expand_kernel<<<num_blocks(out.numel(), kEdgeTile), kGroupThreads, 0, device.stream()>>>(
       const_data<int64_t>(indptr), indptr.numel() - 1, first, out.numel(), mutable_data<int64_t>(out));
   CUDA_CHECK_LAUNCH();

@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, bfs_order, degrees, in_subgraph, induced_subgraph
+from gnnsys.ops import CSC, bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 from gnnsys.ops._library import native
 
 # Below and above the size at which the native core switches from a counting sort to buckets.
@@ -261,3 +261,10 @@ def test_structure_ops_have_schemas_and_fake_kernels():
 def test_an_indptr_that_leaves_the_indices_is_refused(op, indptr):
     with pytest.raises(ValueError, match="indptr"):
         op(CSC(torch.tensor(indptr), torch.tensor([0, 1]), 2), torch.tensor([0]))
+
+
+def test_columns_are_counted_from_first_and_never_beyond_int64():
+    indptr, out = torch.tensor([0, 2, 2, 3]), torch.empty(3, dtype=torch.int64)
+    assert expand_indptr(indptr, 5, out).tolist() == [5, 5, 7]
+    with pytest.raises(ValueError, match="first must leave room for 3 columns"):
+        expand_indptr(indptr, 2**63 - 2, out)
