@@ -5,7 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name "*.cpp" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh") setup.py pyproject.toml
 SECONDS ?= 600
-WORKERS ?= 2
 export DGLBACKEND := pytorch
 
 .PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-selftest clean
@@ -14,7 +13,7 @@ demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in grap
 	$(BIN)/gnnsys demo
 
 test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 chaos: $(VENV)/.built $(VENV)/.tools ## kill shards, trainers and leaders of a job on two hosts, 30 times
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)

@@ -16,7 +16,15 @@ from typing import Any
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.errors import CommError, DeadlineExceeded, RemoteError, RemoteValueError, told_error
+from gnnsys.comm.errors import (
+    Closed,
+    CommError,
+    DeadlineExceeded,
+    RemoteError,
+    RemoteValueError,
+    ShardLost,
+    told_error,
+)
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.wire import Buffer, Header, Limits, Message
 
@@ -149,6 +157,9 @@ class Pending:
         kind = kind_name(self.kind)
         if message.status == wire.EXPIRED:
             return DeadlineExceeded(f"{self._describe(self)} (machine {self.peer} says: {remote_text})")
+        if remote_type == Closed.__name__:  # it ended, with its leader perhaps, and is no more than the silence to come
+            why = f"machine {self.peer}'s shard was closed while {kind} waited: look at its output"
+            return ShardLost(f"{why}, and start again from the last checkpoint", machine=self.peer)
         facts = message.options.get("facts")
         if isinstance(facts, dict):
             told = told_error(remote_type, remote_text, facts, rank=message.sender)

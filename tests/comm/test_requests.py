@@ -19,6 +19,7 @@ from gnnsys.comm import (
     Reply,
     Request,
     Server,
+    ShardLost,
 )
 from gnnsys.comm.arrays import DTYPES
 from tests.comm.endpoints import DEADLINE, joined
@@ -290,7 +291,7 @@ def test_closing_the_server_tells_those_who_wait_and_ends_every_thread():
         closing.join(DEADLINE)
         assert running.result().options == {"served": True}
         for pending in (never, waiting):
-            with pytest.raises(RemoteError, match="server was closed"):
+            with pytest.raises(ShardLost, match=r"machine 0's shard was closed while .* waited"):
                 pending.result()
         server.close()
     assert threading.active_count() <= before
