@@ -73,7 +73,7 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
       const int64_t found = gather(mutable_data<char>(out), const_data<char>(cache), const_data<int32_t>(slots),
                                    const_data<char>(src), ids, index.numel(), copy);
       if (hits) {
-        *mutable_data<int64_t>(*hits) += found;
+        *mutable_data<uint64_t>(*hits) += static_cast<uint64_t>(found);  // whatever it holds, no overflow is undefined
       }
     });
   });
