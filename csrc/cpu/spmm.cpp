@@ -164,7 +164,9 @@ Tensor inverse_degrees(const Tensor& indptr, ScalarType dtype) {
     using A = std::remove_pointer_t<decltype(scale)>;
     parallel_for(out.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
       for (int64_t v = begin; v < end; ++v) {
-        scale[v] = A{1} / static_cast<A>(p[v + 1] > p[v] ? p[v + 1] - p[v] : 1);
+        // Without a sign: whoever looks at an indptr that is none is not to overflow.
+        const uint64_t degree = static_cast<uint64_t>(p[v + 1]) - static_cast<uint64_t>(p[v]);
+        scale[v] = A{1} / static_cast<A>(p[v + 1] > p[v] ? degree : 1);
       }
     });
   };
