@@ -49,7 +49,7 @@ void add_list(Plan& plan, const Tensor& ids, IdList list, size_t which, uint32_t
   plan.which.push_back(which);
 }
 
-// Pointers are offsets in words for now. Lists without ids are left out.
+// Sizes and tiles of all lists; where their tables lie is decided by `place`. Lists without ids are left out.
 Plan make_plan(const std::vector<Tensor>& seeds, const std::vector<Tensor>& ids, const std::vector<int64_t>& types) {
   Plan plan;
   std::vector<std::vector<size_t>> lists_of(seeds.size());

@@ -129,7 +129,8 @@ inline void check_id_fault(word_t fault, bool wide) {
 
 // -- device ----------------------------------------------------------------------------------------------------------
 
-enum class Offer { kOther, kKnown, kWon };  // the slot is another id's; has a smaller value; has ours for now
+// The slot is another id's; has a smaller value; has ours, until a smaller one comes.
+enum class Offer { kOther, kKnown, kWon };
 
 struct NarrowSlots {
   using Seen = word_t;
