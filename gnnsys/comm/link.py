@@ -72,8 +72,11 @@ class Link:
         return shared
 
     def hear(self, now: float, silence: float) -> None:
-        """Something came; after more than `silence` seconds without anything the peer has returned."""
-        if now - self.last_heard > silence:
+        """Something came; after more than `silence` seconds without anything the peer has returned.
+
+        The first sign of a peer is no return: what was asked until then waited for the connection.
+        """
+        if self.last_heard and now - self.last_heard > silence:
             self.returned_at = now
         self.last_heard = now
 

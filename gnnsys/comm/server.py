@@ -87,7 +87,7 @@ class Server:
         self._wake_up = WakeUp()
         self._lock = threading.RLock()  # of the next three
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
-        self._kept: OrderedDict[tuple[bytes, int], list[Buffer]] = OrderedDict()  # small replies, for when one was lost
+        self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
         self._accounts = Accounts(self._limits, self.resume)
         self._tally = Tally()
         self._service_us: dict[int, int] = {}
@@ -192,7 +192,7 @@ class Server:
         if kind in self._handlers:  # numbers of kinds that are nobody's are the senders' own
             self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
         if job.is_kept and job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
-            self._kept[job.key] = frames
+            self._kept[job.key] = (job.header, frames)
             if len(self._kept) > _KEPT_REPLIES:
                 self._kept.popitem(last=False)
 
@@ -279,7 +279,7 @@ class Server:
                 busy = self._accounts.enter(account, num_bytes, is_joint=header.kind == Kind.STEP)
                 job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, account.window)
             elif key in self._kept:
-                self._send(identity, header, self._kept[key])
+                self._send(identity, *self._kept[key])
         if not is_new:
             self.note("repeated")
         elif self._may_enter(job, busy):
@@ -330,7 +330,7 @@ class Server:
             states, asked = [], arrays[0].tolist() if arrays else []
             for request_id in dict.fromkeys(asked):
                 if (identity, request_id) in self._kept:
-                    self._send(identity, header, self._kept[identity, request_id])
+                    self._send(identity, *self._kept[identity, request_id])
             for request_id in asked:
                 key = (identity, request_id)
                 states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
