@@ -18,7 +18,7 @@ class GCNConv(nn.Module):
     """x' = D^-1/2 (A + I) D^-1/2 x W + b, with D the (weighted) in-degrees, self loops counted.
 
     A self loop that is there already stays with its weight, several become one. On a block the sources' D is their
-    out-degree in the block, as in DGL's GraphConv. `improved` gives added loops weight 2. `cached` is PyG's and needs
+    out-degree in the block, as in DGL's GraphConv; on a piece that knows the whole graph's (`CSC.whole`) it is that. `improved` gives added loops weight 2. `cached` is PyG's and needs
     nothing here: what depends on the structure alone is always remembered.
     """
 
@@ -54,6 +54,8 @@ class GCNConv(nn.Module):
         """The sparse half: D^-1/2 (A + I) D^-1/2 rows; edge_weight by position."""
         if not self.normalize:
             return spmm(csc, rows, weight=edge_weight)
+        if csc.whole is not None:
+            return self._aggregate_piece(csc, rows, edge_weight)
         if not self.add_self_loops:
             scale_src, scale_dst = _scales(csc, edge_weight, None, rows.dtype)
             return _scaled(spmm(csc, _scaled(rows, scale_src), weight=edge_weight), scale_dst)
@@ -65,6 +67,18 @@ class GCNConv(nn.Module):
         scaled = _scaled(rows, scale_src)
         own = _scaled(scaled[: csc.num_dst], loop_weight)
         return _scaled(spmm(csc, scaled, weight=edge_weight) + own, scale_dst)
+
+    def _aggregate_piece(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
+        """`aggregate` where degrees are those of a whole graph of which this is a piece."""
+        if edge_weight is not None:
+            raise ValueError("a piece of a graph knows degrees without weights alone: drop edge_weight")
+        fill = 2.0 if self.improved else 1.0
+        scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, rows.dtype)
+        scaled = _scaled(rows, scale_src)
+        if not self.add_self_loops:
+            return _scaled(spmm(csc, scaled), scale_dst)
+        own = _scaled(scaled[: csc.num_dst], loop_weight)
+        return _scaled(spmm(without_self_loops(csc)[0], scaled) + own, scale_dst)
 
     def forward(self, x: Tensor, edges: Edges, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, tuple):
@@ -91,6 +105,22 @@ class GCNConv(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
+
+
+def whole_scales(csc: CSC, loops: bool, fill: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """D^-1/2 of sources and destinations by the whole graph's degrees, and what the destinations' loops weigh.
+
+    With `loops` every node has one, of weight 1 where it had one already and `fill` where it had none; without, those
+    that are there count as in-edges.
+    """
+    assert csc.whole is not None
+    degrees, num_loops = csc.whole
+    if not loops:
+        scale = _inverse_sqrt(degrees.to(dtype), None)
+        return scale, scale[: csc.num_dst], scale.new_zeros(csc.num_dst)
+    loop_weight = torch.where(num_loops > 0, 1.0, fill).to(dtype)
+    scale = _inverse_sqrt((degrees - num_loops).to(dtype), loop_weight)
+    return scale, scale[: csc.num_dst], loop_weight[: csc.num_dst]
 
 
 def _scales(

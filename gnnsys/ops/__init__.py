@@ -5,7 +5,7 @@ from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached import gather_cached
-from gnnsys.ops.csc import CSC
+from gnnsys.ops.csc import CSC, WholeDegrees
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
 from gnnsys.ops.parted import PartedCSC, sample_parts
@@ -35,6 +35,7 @@ __all__ = [
     "PairTable",
     "PartedCSC",
     "Piece",
+    "WholeDegrees",
     "bfs_order",
     "bucket_ids",
     "class_features",

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+
+
+class WholeDegrees(NamedTuple):
+    """What each source of a piece of a graph has in the whole: in-edges, and how many of them are self loops."""
+
+    in_degrees: Tensor  # int64 [num_src]
+    num_loops: Tensor  # int64 [num_src]
 
 
 @dataclass(eq=False)
@@ -29,6 +37,7 @@ class CSC:
     _edge_ids: Tensor | Callable[[], Tensor] | None = field(default=None, repr=False)
     _transposed: CSC | None = field(default=None, repr=False)
     _ends: Mapping[int, int] | None = field(default=None, repr=False)  # entries of indptr that the host knows
+    whole: WholeDegrees | None = field(default=None, repr=False)  # of a piece whose layers must know the whole
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -105,7 +114,8 @@ class CSC:
         elif edge_ids is not None:
             edge_ids = move(edge_ids)
         turned = None if self._transposed is None else self._transposed._moved(move)
-        return CSC(move(self.indptr), move(self.indices), self.num_src, edge_ids, turned)
+        whole = None if self.whole is None else WholeDegrees(*map(move, self.whole))
+        return CSC(move(self.indptr), move(self.indices), self.num_src, edge_ids, turned, whole=whole)
 
     def in_degrees(self) -> Tensor:
         """int64 [num_dst]."""

@@ -1,0 +1,160 @@
+"""Tensors from rank to rank over torch.distributed, asynchronously, with a tag each, and a word when one arrives.
+
+gloo's works cannot be polled and a wait that times out ends the connection, so one thread per peer waits for what comes
+from it, in the order in which it was expected, and tells the owner through a queue. Transfers go on while Python
+computes. A peer that dies closes its connections, which ends every wait on it with TrainerLost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gnnsys.comm.errors import DeadlineExceeded, TrainerLost
+
+_TAG_IDS = 1 << 30  # tags of `swap`, above those of the owner's messages
+
+
+class Arrival(NamedTuple):
+    """What came: `token` is the owner's name for it; `error` where nothing will come of it."""
+
+    token: Any
+    error: Exception | None
+
+
+class Peers:
+    """This rank's way to the others. `group` is a process group whose tensors on the CPU travel (gloo).
+
+    All methods are for one thread. `timeout` is how long one message may take to come after it was asked for; that is
+    as long as a peer may be behind.
+    """
+
+    def __init__(self, group: Any = None, *, timeout: float = 1800.0, max_outstanding: int = 1 << 30) -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
+        self._group = dist.group.WORLD if group is None and dist.is_initialized() else group
+        self.rank = 0 if self._group is None else self._group.rank()
+        self.world_size = 1 if self._group is None else self._group.size()
+        self.timeout = timeout
+        self.bytes_sent = [0] * self.world_size  # payload, since the beginning
+        self.messages_sent = [0] * self.world_size
+        self._limit = timedelta(seconds=timeout)
+        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._expected: dict[int, SimpleQueue[tuple[Any, Any] | None]] = {}  # per peer: what its thread waits for
+        self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
+        self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
+
+    def send(self, peer: int, tag: int, rows: Tensor) -> None:
+        """Gives contiguous `rows` away: nobody may write them any more. Waits where too much is on its way already."""
+        self._sends.append((peer, self._group.send([rows], peer, tag), rows, rows.nbytes))
+        self._outstanding += rows.nbytes
+        self.bytes_sent[peer] += rows.nbytes
+        self.messages_sent[peer] += 1
+        while self._outstanding > self._max_outstanding and len(self._sends) > 1:
+            self._wait_send()
+
+    def expect(self, peer: int, tag: int, rows: Tensor, token: Any) -> None:
+        """`rows`, contiguous, will be filled by what `peer` sends with that tag; `next_arrival` says when."""
+        if peer not in self._expected:
+            waiting = self._expected[peer] = SimpleQueue()
+            threading.Thread(
+                target=_wait_all, args=(peer, waiting, self._arrivals, self._limit), name=f"gnnsys-peer-{peer}", daemon=True
+            ).start()
+        self._expected[peer].put((self._group.recv([rows], peer, tag), token))
+
+    def next_arrival(self, wait: bool = True) -> Any:
+        """The token of something that has come; None where nothing has and `wait` is False."""
+        try:
+            arrival = self._arrivals.get(wait, self.timeout + 60 if wait else None)
+        except Empty:
+            if not wait:
+                return None
+            raise DeadlineExceeded(f"rank {self.rank} waited {self.timeout:.0f} s for what other ranks send") from None
+        if arrival.error is not None:
+            raise arrival.error
+        return arrival.token
+
+    def flush(self) -> None:
+        """Returns when all that was sent has left."""
+        while self._sends:
+            self._wait_send()
+
+    def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d int64, any length."""
+        sizes = [torch.tensor([len(each)]) for each in rows]
+        told = [torch.zeros(1, dtype=torch.int64) for _ in rows]
+        self._swap(sizes, told, _TAG_IDS)
+        got = [torch.empty(int(size), dtype=torch.int64) for size in told]
+        self._swap([each.contiguous() for each in rows], got, _TAG_IDS + 1)
+        got[self.rank] = rows[self.rank]
+        return got
+
+    def _swap(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int) -> None:
+        others = [peer for peer in range(self.world_size) if peer != self.rank]
+        works = [(p, self._group.recv([into[p]], p, tag)) for p in others if into[p].numel()]
+        works += [(p, self._group.send([out[p]], p, tag)) for p in others if out[p].numel()]
+        for peer, work in works:
+            _finish(work, peer, self._limit)
+
+    def all_reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
+        """Begins to make `values` the sum over all ranks; call `wait()` on the result before using it."""
+        if self.world_size == 1:
+            return _Done()
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        options.timeout = self._limit
+        return self._group.allreduce([values], options)
+
+    def close(self) -> None:
+        """Ends the threads, once what they wait for has come or failed."""
+        for waiting in self._expected.values():
+            waiting.put(None)
+        self._expected.clear()
+        self._sends.clear()
+
+    def _wait_send(self) -> None:
+        peer, work, _, num_bytes = self._sends.popleft()
+        self._outstanding -= num_bytes
+        _finish(work, peer, self._limit)
+
+
+class _Done:
+    def wait(self) -> bool:
+        return True
+
+
+def _finish(work: Any, peer: int, limit: timedelta) -> None:
+    """Waits for one transfer; what gloo says of a failed one in our words."""
+    began = time.monotonic()
+    try:
+        work.wait(limit)
+    except Exception as error:
+        silent_for = time.monotonic() - began
+        raise TrainerLost(
+            f"rank {peer} was lost, or was not heard of for {silent_for:.1f} s, in an exchange of rows: look at its "
+            f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
+            rank=peer, silent_for=silent_for,
+        ) from error  # fmt: skip
+
+
+def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arrival], limit: timedelta) -> None:
+    """One thread per peer. Holds nothing of its owner, which may be forgotten without being closed."""
+    with contextlib.suppress(Exception):
+        while (expected := waiting.get()) is not None:
+            work, token = expected
+            try:
+                _finish(work, peer, limit)
+                arrivals.put(Arrival(token, None))
+            except TrainerLost as error:
+                arrivals.put(Arrival(token, error))
+            del work, token, expected

@@ -1,0 +1,171 @@
+"""Bins: groups of nodes that are computed together (G3, 4.4), and what each one waits for.
+
+A bin is a range of places, so what it computes is a range of rows. The bins of a layer are as many as asked for, of
+about equal work, or as large as a budget of bytes for their inputs and outputs lets them be; none holds both nodes that
+others need and nodes that nobody else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gnnsys.fullgraph.halo import HaloPlan
+from gnnsys.ops import CSC, IdTable, WholeDegrees, compact, gather_rows
+
+_STEPS = 256  # in how many steps a part is looked through for where its bins end
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How large bins are: a number of them per layer, or nodes per bin, or bytes of rows per bin; by default one."""
+
+    num_bins: int | None = None
+    bin_nodes: int | None = None
+    bin_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("num_bins", "bin_nodes", "bin_bytes") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"bins are sized by one of num_bins, bin_nodes and bin_bytes, got {', '.join(given)}")
+        for name in given:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Bin:
+    """Nodes at places first to end. `src` are rows of [core, halo], own ones first; None: all of them as they are."""
+
+    first: int
+    end: int
+    src: Tensor | None
+    csc: CSC | None  # None for what works row by row
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Rows of the bin's sources: gathered, or a view where they lie together."""
+        if self.csc is None:
+            return rows[self.first : self.end]
+        return rows if self.src is None else gather_rows(rows, self.src)
+
+
+def bin_bounds(plan: HaloPlan, packing: Packing, in_bytes: int, out_bytes: int, has_edges: bool) -> list[int]:
+    """Where the bins of a layer begin, and the end of the last; rows of inputs and outputs take so many bytes."""
+    ends = [0, plan.num_boundary, plan.num_core] if 0 < plan.num_boundary < plan.num_core else [0, plan.num_core]
+    if packing == Packing():
+        return [0, plan.num_core] if plan.num_core else [0]
+    bounds = [0]
+    for first, end in pairwise(ends):
+        if packing.bin_nodes is not None:
+            bounds += [*range(first + packing.bin_nodes, end, packing.bin_nodes), end]
+        elif packing.num_bins is not None:
+            bounds += _equal_work(plan.csc, first, end, packing.num_bins, plan.num_core)
+        else:
+            assert packing.bin_bytes is not None
+            bounds += _within(plan.csc, first, end, packing.bin_bytes, in_bytes, out_bytes, has_edges)
+    return sorted(set(bounds)) if plan.num_core else [0]
+
+
+def _equal_work(csc: CSC, first: int, end: int, num_bins: int, num_core: int) -> list[int]:
+    """Ends of bins of places first to end, by edges and nodes; as many as their share of all work asks for."""
+    work = csc.indptr + torch.arange(csc.num_dst + 1)
+    here = int(work[end] - work[first])
+    count = max(1, min(end - first, round(num_bins * here / max(1, int(work[num_core])))))
+    aims = int(work[first]) + torch.arange(1, count) * here // count
+    inner = torch.searchsorted(work, aims).clamp_(first, end)
+    return [*inner.tolist(), end]
+
+
+def _within(csc: CSC, first: int, end: int, limit: int, in_bytes: int, out_bytes: int, has_edges: bool) -> list[int]:
+    """Ends of bins whose rows, of sources and results, stay within a limit; a node that does not is alone."""
+    if not has_edges:
+        each = max(1, limit // max(1, in_bytes + out_bytes))
+        return [*range(first + each, end, each), end]
+    bounds, at = [], first
+    table = IdTable(csc.num_src)
+    while at < end:
+        table.clear()
+        num_src, last, step = 0, at, max(1, (end - first) // _STEPS)
+        while last < end:
+            until = min(last + step, end)
+            own = torch.arange(last, until, dtype=csc.indices.dtype)
+            seen = torch.cat([own, csc.indices[int(csc.indptr[last]) : int(csc.indptr[until])]])
+            more = table.insert(seen)[1].numel()
+            if (num_src + more) * in_bytes + (until - at) * out_bytes > limit and last > at:
+                break
+            num_src, last = num_src + more, until
+        bounds.append(last)
+        at = last
+    return bounds
+
+
+def make_bins(csc: CSC | None, bounds: Sequence[int], whole: WholeDegrees | None) -> list[Bin]:
+    """The bins between bounds, with the structure of each; `whole` are degrees of all local rows."""
+    if csc is None:
+        return [Bin(first, end, None, None) for first, end in pairwise(bounds)]
+    if len(bounds) == 2:  # all in one: nothing has to be gathered
+        return [Bin(0, bounds[1], None, replace(csc, whole=whole))]
+    bins = []
+    for first, end in pairwise(bounds):
+        positions = slice(int(csc.indptr[first]), int(csc.indptr[end]))
+        own = torch.arange(first, end, dtype=csc.indices.dtype)
+        (src,), (local,) = compact([own], [csc.indices[positions]], [0])
+        piece = WholeDegrees(*(each[src.long()] for each in whole)) if whole is not None else None
+        indptr = csc.indptr[first : end + 1] - csc.indptr[first]
+        bins.append(Bin(first, end, src, CSC(indptr, local.to(csc.indices.dtype), src.numel(), whole=piece)))
+    return bins
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Rows of the halo that come in one message: first to end, from bin `number` of `peer`."""
+
+    peer: int
+    number: int
+    first: int
+    end: int
+
+
+def halo_chunks(plan: HaloPlan, bounds_of: Sequence[Sequence[int]]) -> list[Chunk]:
+    """What the halo is made of when every rank sends a bin's rows when it has them: by peer, then by bin."""
+    chunks = []
+    for peer, bounds in enumerate(bounds_of):
+        a, b = plan.halo_bounds[peer], plan.halo_bounds[peer + 1]
+        cuts = (a + torch.searchsorted(plan.owner_places[a:b], torch.tensor(bounds))).tolist()
+        chunks += [Chunk(peer, n, first, end) for n, (first, end) in enumerate(pairwise(cuts)) if end > first]
+    return chunks
+
+
+def sent_rows(plan: HaloPlan, bounds: Sequence[int]) -> list[list[tuple[int, Tensor]]]:
+    """Per bin what to send: (rank, places of the rows, counted from the bin's first)."""
+    out: list[list[tuple[int, Tensor]]] = [[] for _ in range(len(bounds) - 1)]
+    for peer, places in enumerate(plan.send_places):
+        cuts = torch.searchsorted(places, torch.tensor(bounds)).tolist()
+        for number, (first, end) in enumerate(pairwise(cuts)):
+            if end > first:
+                out[number].append((peer, places[first:end] - bounds[number]))
+    return out
+
+
+def waits_for(bins: Sequence[Bin], num_core: int, before: Sequence[int], chunks: Sequence[Chunk]) -> list[tuple[list[int], list[int]]]:
+    """Per bin: which bins of the layer before it needs (its bounds are `before`), and which chunks of the halo."""
+    starts = torch.tensor([chunk.first + num_core for chunk in chunks], dtype=torch.int64)
+    cuts = torch.tensor(before[1:], dtype=torch.int64)
+    out = []
+    for each in bins:
+        if each.csc is None:
+            rows = torch.arange(each.first, each.end)
+        else:
+            rows = torch.arange(each.csc.num_src) if each.src is None else each.src.long()
+        own, away = rows[rows < num_core], rows[rows >= num_core]
+        local = torch.unique(torch.bucketize(own, cuts, right=True)).tolist()
+        remote = torch.unique(torch.bucketize(away, starts, right=True) - 1).tolist() if len(chunks) else []
+        out.append((local, remote))
+    return out

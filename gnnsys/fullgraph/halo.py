@@ -1,0 +1,109 @@
+"""HaloPlan: who sends which rows to whom, made once; after it no ids travel.
+
+The plan also fixes the order of a rank's nodes, called places (G3, 4.4.3, step 1): nodes that other ranks need come
+first, each group breadth first. Halo rows follow the core rows, by owner and by place at the owner. So whatever range
+of places a peer has computed, the rows of it that are needed here are one contiguous range of the halo, and arrive
+where they belong without being moved again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.share import Share
+from gnnsys.ops import CSC, bfs_order, gather_rows, in_subgraph
+
+ORDERS = ("boundary", "ids")
+
+
+@dataclass(frozen=True, eq=False)
+class HaloPlan:
+    """What a rank sends and receives for one layer, whatever the width of its rows."""
+
+    rank: int
+    order: Tensor  # int64 [num_core]: place k holds own node order[k]
+    places: Tensor  # int64 [num_core]: own node i is at place places[i]
+    num_boundary: int  # nodes that others need; at the first places with the order "boundary"
+    csc: CSC  # a column per place; sources are places, then num_core + row of the halo
+    halo: Tensor  # global ids of the halo's rows
+    halo_bounds: list[int]  # rows of the halo that rank r owns: halo_bounds[r] to halo_bounds[r + 1]
+    owner_places: Tensor  # int64 [num_halo]: the place of each at its owner, ascending per owner
+    send_places: list[Tensor]  # per rank, int64: what it needs of this rank's rows, ascending
+
+    @property
+    def world_size(self) -> int:
+        return len(self.send_places)
+
+    @property
+    def num_core(self) -> int:
+        return self.order.numel()
+
+    @property
+    def num_halo(self) -> int:
+        return self.halo.numel()
+
+    @property
+    def num_local(self) -> int:
+        return self.num_core + self.num_halo
+
+    def rows_to(self) -> list[int]:
+        """How many rows go to each rank per exchange: this rank's line of the byte matrix, without the width."""
+        return [places.numel() for places in self.send_places]
+
+
+def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
+    """Every rank calls it, with its own share. `order` is "boundary" (as above) or "ids" (as the nodes come)."""
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
+    first, end = share.first, share.first + share.num_core
+    sources = share.csc.indices.long()
+    away = sources[(sources < first) | (sources >= end)]
+    needed = torch.unique(away)  # ascending, so grouped by owner
+    bounds = torch.searchsorted(needed, share.offsets)
+    asked = peers.swap([needed[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist())])
+    wanted = [ids - first for ids in asked]  # own nodes, per rank
+    is_boundary = torch.zeros(share.num_core, dtype=torch.bool)
+    for nodes in wanted:
+        is_boundary[nodes] = True
+    listed = _ordered(share, is_boundary) if order == "boundary" else torch.arange(share.num_core)
+    places = torch.empty_like(listed)
+    places[listed] = torch.arange(share.num_core)
+    told = peers.swap([places[nodes] for nodes in wanted])  # in the order in which they were asked for
+    by_place = [torch.sort(at) for at in told]
+    starts = bounds.tolist()
+    halo = torch.cat([needed[a + each.indices] for a, each in zip(starts, by_place)])
+    csc = _relabelled(share, listed, places, needed, halo)
+    return HaloPlan(
+        share.rank, listed, places, int(is_boundary.sum()), csc, halo, starts,
+        torch.cat([each.values for each in by_place]), [places[nodes].sort().values for nodes in wanted],
+    )  # fmt: skip
+
+
+def _ordered(share: Share, is_boundary: Tensor) -> Tensor:
+    """Own nodes breadth first, then, keeping that order, those that others need before the rest."""
+    csc, first = share.csc, share.first
+    own = (csc.indices >= first) & (csc.indices < first + share.num_core)
+    counts = torch.zeros(csc.num_edges + 1, dtype=torch.int64)
+    torch.cumsum(own, 0, out=counts[1:])
+    inside = CSC(counts[csc.indptr], csc.indices[own] - first, share.num_core)
+    walk = bfs_order(inside, torch.empty(0, dtype=inside.indices.dtype)).long()
+    return torch.cat([walk[is_boundary[walk]], walk[~is_boundary[walk]]])
+
+
+def _relabelled(share: Share, listed: Tensor, places: Tensor, needed: Tensor, halo: Tensor) -> CSC:
+    """The share's in-edges by place, sources as rows of [core, halo]."""
+    mine = in_subgraph(share.csc, listed.to(share.csc.indices.dtype))
+    num_local = share.num_core + halo.numel()
+    dtype = torch.int32 if num_local <= torch.iinfo(torch.int32).max else torch.int64
+    row_of_needed = torch.empty(needed.numel(), dtype=dtype)  # needed is sorted, halo is not
+    row_of_needed[torch.searchsorted(needed, halo)] = torch.arange(share.num_core, num_local, dtype=dtype)
+    sources = mine.indices.long() - share.first
+    is_own = (sources >= 0) & (sources < share.num_core)
+    rows = torch.empty(sources.numel(), dtype=dtype)
+    rows[is_own] = gather_rows(places.to(dtype), sources[is_own])
+    rows[~is_own] = row_of_needed[torch.searchsorted(needed, sources[~is_own] + share.first)]
+    return CSC(mine.indptr, rows, num_local)

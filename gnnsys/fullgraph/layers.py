@@ -1,0 +1,263 @@
+"""What a user's list of layers means: stages, each a graph layer (or none) and what follows it row by row.
+
+A graph layer takes rows of a bin's sources and their structure, and gives rows of the bin's nodes, which are the first
+of the sources. Ours do; PyG's do, called with a pair of rows; so does any module whose forward takes (rows, structure).
+What takes one tensor works row by row. Batch normalisation, whose statistics are the whole graph's, is a stage of its
+own and a barrier.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from gnnsys.ops.dropout import dropout_rows
+from torch import Tensor, nn
+
+from gnnsys.nn.models import Stack
+from gnnsys.ops import CSC
+from gnnsys.ops.memo import STRUCTURES
+
+
+class Rows(NamedTuple):
+    """Which rows a stage works on now: the nodes' original ids, and what their random numbers depend on besides."""
+
+    ids: Tensor
+    key: int
+
+
+_NOW: ContextVar[Rows | None] = ContextVar("gnnsys_rows", default=None)
+
+
+class Dropout(nn.Dropout):
+    """Dropout whose mask depends on seed, step, layer, node and column alone: the same on any number of ranks.
+
+    `HybridParallel` takes every `nn.Dropout` of its list for one of these. Elsewhere it is torch's own.
+    """
+
+    place = 0  # among the dropouts of a model
+
+    def forward(self, rows: Tensor) -> Tensor:
+        now = _NOW.get()
+        if now is None or not self.training or self.p == 0:
+            return super().forward(rows)
+        if rows.shape[0] != now.ids.numel():
+            raise ValueError(f"dropout of {rows.shape[0]} rows where the bin has {now.ids.numel()} nodes: drop its output")
+        return dropout_rows(rows, now.ids, self.p, _mixed(now.key, self.place))
+
+
+class Keep(nn.Identity):
+    """Marks the rows at this point of the list by a name, for a `Join` further on."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+
+class Join(nn.Module):
+    """Adds each node's rows at `Keep(name)` to those it has here, or sets them beside ("cat"): a skip connection."""
+
+    def __init__(self, name: str, how: str = "add") -> None:
+        super().__init__()
+        if how not in ("add", "cat"):
+            raise ValueError(f'how must be "add" or "cat", got {how!r}')
+        self.name, self.how = name, how
+
+    def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
+        return rows + kept if self.how == "add" else torch.cat([rows, kept], dim=-1)
+
+
+class Residual(nn.Module):
+    """A graph layer and what follows it, with the nodes' own rows added to the result (projected where widths differ).
+
+    >>> layers = [SAGEConv(16, 64), nn.ReLU(), Residual(SAGEConv(64, 64), nn.LayerNorm(64), nn.ReLU())]
+    """
+
+    def __init__(self, conv: nn.Module, *then: nn.Module, project: nn.Module | None = None) -> None:
+        super().__init__()
+        self.conv, self.then, self.project = conv, nn.ModuleList(map(keyed, then)), project
+
+    def forward(self, rows: Tensor, csc: CSC) -> Tensor:
+        out = call(self.conv, rows, csc)
+        for module in self.then:
+            out = module(out)
+        own = rows[: csc.num_dst]
+        return out + (own if self.project is None else self.project(own))
+
+
+@dataclass
+class Stage:
+    """One step of the schedule. `keep_as` names its input rows; `joins` are names its modules look back to."""
+
+    conv: nn.Module | None = None  # None: works row by row
+    then: list[nn.Module] = field(default_factory=list)
+    norm: nn.Module | None = None  # batch normalisation, alone
+    keep_as: list[str] = field(default_factory=list)
+
+    @property
+    def joins(self) -> list[str]:
+        return [module.name for module in self.then if isinstance(module, Join)]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [module for module in (self.conv, self.norm, *self.then) if module is not None]
+
+    def parameters(self) -> list[nn.Parameter]:
+        found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
+        return list(found.values())
+
+    def run(self, rows: Tensor, csc: CSC | None, joined: Sequence[Tensor], now: Rows) -> Tensor:
+        """Rows of the bin's nodes from rows of its sources; `joined` are their rows at the marks of `joins`."""
+        before = _NOW.set(now)
+        try:
+            if self.conv is not None:
+                assert csc is not None
+                rows = call(self.conv, rows, csc)
+            given = iter(joined)
+            for module in self.then:
+                rows = module(rows, next(given)) if isinstance(module, Join) else module(rows)
+            return rows
+        finally:
+            _NOW.reset(before)
+
+
+def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
+    """The stages of a model, which is a list of modules or one of our reference models."""
+    stages, at = [Stage()], Stage()
+    kept: set[str] = set()
+    for place, module in enumerate(_flat(layers)):
+        _check(module)
+        if isinstance(module, Dropout):
+            module.place = place
+        if isinstance(module, Keep):
+            if module.name in kept:
+                raise ValueError(f"two layers keep rows as {module.name!r}")
+            kept.add(module.name)
+            at = Stage(keep_as=[module.name])
+            stages.append(at)
+        elif isinstance(module, Join) and module.name not in kept:
+            raise ValueError(f"Join({module.name!r}) looks back to a Keep({module.name!r}), and none comes before it")
+        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+            stages += [Stage(norm=module), Stage()]
+        elif takes_structure(module):
+            if stages[-1].modules:
+                stages.append(Stage())
+            stages[-1].conv = module
+        else:
+            stages[-1].then.append(module)
+    named: list[str] = []
+    out = []
+    for stage in stages:  # a mark on a stage that does nothing belongs to the next
+        if not stage.modules:
+            named += stage.keep_as
+            continue
+        stage.keep_as, named = named + stage.keep_as, []
+        out.append(stage)
+    if not any(stage.conv is not None for stage in out):
+        raise ValueError("layers must hold at least one graph layer: a module whose forward takes rows and a structure")
+    return out
+
+
+def takes_structure(module: nn.Module) -> bool:
+    """Whether a module is a graph layer: its forward asks for more than rows."""
+    if isinstance(module, (Join, Keep)):
+        return False
+    asked = [
+        p for p in inspect.signature(module.forward).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]  # fmt: skip
+    if len(asked) > 2:
+        raise ValueError(f"{type(module).__name__}.forward must take rows and a structure, it takes {len(asked)} arguments")
+    return len(asked) == 2
+
+
+def keyed(module: nn.Module) -> nn.Module:
+    """The module, or for torch's dropout ours with the same rate."""
+    if type(module) is nn.Dropout:
+        ours = Dropout(module.p)
+        ours.training = module.training
+        return ours
+    return module
+
+
+def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
+    """A graph layer, ours, PyG's or a user's own, on a bin: the nodes' rows are the first of the sources'."""
+    if not _is_pyg(conv):
+        return conv(rows, csc)
+    edge_index = STRUCTURES.get(lambda: torch.stack([csc.indices.long(), csc.dst()]), csc, key="edge_index")
+    if type(conv).__name__ == "GCNConv" and csc.whole is not None:
+        return _pyg_gcn(conv, rows, csc, edge_index)
+    takes_size = "size" in inspect.signature(conv.forward).parameters
+    size = {"size": (csc.num_src, csc.num_dst)} if takes_size else {}
+    return conv((rows, rows[: csc.num_dst]), edge_index, **size)
+
+
+def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor) -> Tensor:
+    """PyG's GCNConv takes no pair of rows and counts degrees in what it is given: its halves, with the whole's."""
+    from gnnsys.nn.gcn import whole_scales
+
+    weight = None
+    if conv.normalize:
+
+        def normalised() -> tuple[Tensor, Tensor]:
+            kept = edge_index[:, edge_index[0] != edge_index[1]] if conv.add_self_loops else edge_index
+            loops = torch.arange(csc.num_dst if conv.add_self_loops else 0)
+            edges = torch.cat([kept, torch.stack([loops, loops])], dim=1)
+            src, dst, loop = whole_scales(csc, conv.add_self_loops, 2.0 if conv.improved else 1.0, rows.dtype)
+            weight = src[edges[0]] * dst[edges[1]]
+            weight[kept.shape[1] :] *= loop
+            return edges, weight
+
+        key = ("gcn", conv.add_self_loops, conv.improved, rows.dtype)
+        edge_index, weight = STRUCTURES.get(normalised, csc, key=key)
+    out = conv.propagate(edge_index, x=conv.lin(rows), edge_weight=weight, size=(csc.num_src, csc.num_src))
+    out = out[: csc.num_dst]
+    return out if conv.bias is None else out + conv.bias
+
+
+def _is_pyg(module: nn.Module) -> bool:
+    return any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)
+
+
+def _flat(layers: Sequence[nn.Module] | nn.Module) -> Iterator[nn.Module]:
+    """Lists within lists, reference models taken apart, torch's dropouts made ours."""
+    if isinstance(layers, Stack):
+        for index, conv in enumerate(layers.convs):
+            yield conv
+            if index < len(layers.convs) - 1:
+                yield from _flat([layers.norms[index], nn.ReLU(), nn.Dropout(layers.dropout)])
+    elif isinstance(layers, (nn.Sequential, nn.ModuleList, list, tuple)):
+        for module in layers:
+            yield from _flat(module)
+    elif isinstance(layers, nn.Module):
+        yield keyed(layers)
+    else:
+        raise ValueError(f"layers must be modules, got {type(layers).__name__}")
+
+
+def _check(module: nn.Module) -> None:
+    """What inside a module would make other numbers than one process does."""
+    for name, inner in module.named_modules():
+        if inner is module:
+            continue
+        if isinstance(inner, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"{type(module).__name__}.{name} normalises over rows, and would see a bin's instead of the whole "
+                "graph's: put the batch normalisation into the list of layers itself"
+            )
+        if type(inner) is nn.Dropout and inner.p > 0:
+            raise ValueError(
+                f"{type(module).__name__}.{name} draws other masks on other numbers of ranks: use "
+                "gnnsys.fullgraph.Dropout in its place"
+            )
+
+
+def _mixed(key: int, place: int) -> int:
+    """Two numbers as one, spread over 63 bits (Knuth's multiplicative hash)."""
+    return ((key + 1) * 0x9E3779B97F4A7C15 + place * 0xC2B2AE3D27D4EB4F) & 0x7FFFFFFFFFFFFFFF
+
+

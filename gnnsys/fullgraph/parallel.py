@@ -1,0 +1,188 @@
+"""HybridParallel: a list of layers trained on the whole graph by all ranks, each computing its own nodes (G3, 4.2)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.halo import HaloPlan, make_plan
+from gnnsys.fullgraph.layers import make_stages
+from gnnsys.fullgraph.run import Ground, Run, Times
+from gnnsys.fullgraph.share import Share, share_of
+from gnnsys.fullgraph.steps import Schedule, Step, make_steps
+from gnnsys.ops import WholeDegrees
+
+if TYPE_CHECKING:
+    from gnnsys.graph import Graph
+    from gnnsys.sampling import DistGraph
+
+_BINS = 8  # per layer, where there is something to overlap with
+
+
+class HybridParallel(nn.Module):
+    """Runs `layers` over the whole graph; a rank gives and gets rows of its own nodes, in the order of `nodes`.
+
+    `layers` is a list of graph layers (ours, PyG's, or any module whose forward takes rows and a structure) and of
+    modules that work row by row, or one of our reference models. `graph` is what `gnnsys.open` returned, or a graph in
+    memory, which several ranks share by `ranks`, the rank of every node. Every rank makes the model with the same
+    parameters, calls it, and calls backward.
+
+    Gradients of parameters are sums over all ranks: let each rank's loss be its share of the whole's, for instance the
+    sum over its labelled nodes divided by the number of labelled nodes of all ranks (`total`).
+
+    >>> model = HybridParallel([SAGEConv(100, 256), nn.ReLU(), nn.Dropout(0.5), SAGEConv(256, 47)], graph)
+    >>> x, y, train = (model.share.rows(name) for name in ("x", "y", "train_mask"))
+    >>> count = model.total(train.sum())
+    >>> loss = F.cross_entropy(model(x)[train], y[train], reduction="sum") / count
+    >>> loss.backward()
+
+    `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
+    the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed` decides
+    dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
+    travel once, when a tensor is first seen; all ranks must give a new one at the same time.
+    """
+
+    step: Tensor
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module] | nn.Module,
+        graph: Graph | DistGraph | Share,
+        *,
+        ranks: Tensor | None = None,
+        schedule: Schedule | None = None,
+        recompute: bool = False,
+        wire_dtype: torch.dtype | None = None,
+        seed: int = 0,
+        group: Any = None,
+        timeout: float = 1800.0,
+    ) -> None:
+        super().__init__()
+        if wire_dtype is not None and not wire_dtype.is_floating_point:
+            raise ValueError(f"wire_dtype must be a floating-point dtype, got {wire_dtype}")
+        self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
+        self._stages = make_stages(layers)
+        self._peers = Peers(group, timeout=timeout)
+        self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
+        self.schedule = schedule or Schedule()
+        self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
+        self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
+        self.times = Times()  # of the last pass
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self._whole = _whole_degrees(self.plan, self._peers)
+        self._grounds: dict[Any, Ground] = {}
+        self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
+
+    @property
+    def nodes(self) -> Tensor:
+        """Original ids of this rank's nodes, which rows go by."""
+        return self.share.original_ids
+
+    def total(self, value: Tensor | float) -> float:
+        """The sum of a number over all ranks."""
+        here = torch.tensor([float(value)], dtype=torch.float64)
+        self._peers.all_reduce(here).wait()
+        return float(here)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows of this rank's nodes, [num_core, width of the last layer], from theirs."""
+        if x.dim() != 2 or x.shape[0] != self.plan.num_core or not x.is_floating_point():
+            raise ValueError(
+                f"x must be float [{self.plan.num_core}, width], a row per node of this rank, got {x.dtype} {list(x.shape)}"
+            )
+        ground = self._ground(x)
+        wants_grad = torch.is_grad_enabled()
+        trains = [p for p in self.parameters() if p.requires_grad]
+        if self.training:
+            self.step += 1
+        run = Run(ground, (int(self.step) << 16) + self.seed, wants_grad)
+        out: Tensor = _Pass.apply(self, run, x, *trains)
+        return out
+
+    def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
+        """Bytes per exchange of rows of `width`, [world_size, world_size]: line r is what rank r sends."""
+        rows = torch.zeros(self.plan.world_size, self.plan.world_size, dtype=torch.int64)
+        rows[self.plan.rank] = torch.tensor(self.plan.rows_to())
+        self._peers.all_reduce(rows).wait()
+        return rows * width * itemsize
+
+    def _ground(self, x: Tensor) -> Ground:
+        """What passes over rows of this width share, made the first time they are seen."""
+        device = x.device
+        cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        key = (x.shape[1], x.dtype, device, cast)
+        if key not in self._grounds:
+            steps = make_steps(
+                self._stages, self.plan, self._whole, self._peers, self._packing(), x.shape[1], x.dtype, device
+            )
+            ids = self.share.original_ids[self.plan.order].to(device)
+            self._grounds[key] = Ground(
+                self.plan, self._peers, self.schedule, steps, ids, self.wire_dtype, self.recompute
+            )
+        return self._grounds[key]
+
+    def _packing(self) -> Packing:
+        default = Packing(num_bins=_BINS) if self.plan.world_size > 1 else Packing()
+        return default if self.schedule.packing is None else self.schedule.packing
+
+    def _input(self, x: Tensor, steps: list[Step]) -> tuple[Tensor, bool]:
+        """The first step's input by place, with room for the halo, and whether the halo is there already."""
+        seen = self._seen
+        known = seen is not None and seen[0]() is x and seen[1] == x._version and not x.requires_grad
+        agreed = torch.tensor([int(known)])
+        self._peers.all_reduce(agreed, dist.ReduceOp.MIN).wait()
+        if int(agreed):
+            assert seen is not None
+            return seen[2], True
+        num_rows = self.plan.num_local if steps[0].has_halo else self.plan.num_core
+        rows = x.new_empty((num_rows, x.shape[1]))
+        rows[: self.plan.num_core] = x.detach()[self.plan.order.to(x.device)]
+        self._seen = None if x.requires_grad else (weakref.ref(x), x._version, rows)
+        return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
+
+    def extra_repr(self) -> str:
+        plan = self.plan
+        return f"rank {plan.rank} of {plan.world_size}, {plan.num_core:,} nodes, {plan.num_halo:,} in the halo"
+
+
+class _Pass(torch.autograd.Function):
+    """A whole pass as one operation for autograd: backward runs the bins in reverse."""
+
+    @staticmethod
+    def forward(ctx: Any, model: HybridParallel, run: Run, x: Tensor, *parameters: Tensor) -> Tensor:
+        rows, is_here = model._input(x, run.ground.steps)
+        run.wants_grad = run.wants_grad and (x.requires_grad or any(p.requires_grad for p in parameters))
+        with torch.set_grad_enabled(run.wants_grad):
+            out = run.forward(rows, is_here)
+        model.times = run.times
+        ctx.run, ctx.parameters = run, parameters
+        return out.detach()[model.plan.places.to(out.device)]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        run: Run = ctx.run
+        plan = run.ground.plan
+        x_grad, found = run.backward(grads[0][plan.order.to(grads[0].device)])
+        if x_grad is not None:
+            x_grad = x_grad[plan.places.to(x_grad.device)]
+        return None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)
+
+
+def _whole_degrees(plan: HaloPlan, peers: Peers) -> WholeDegrees:
+    """In-degrees and numbers of self loops of all local rows; those of the halo are asked of their owners, once."""
+    csc = plan.csc
+    degrees = csc.in_degrees()
+    dst = csc.dst()
+    loops = torch.bincount(dst[csc.indices == dst], minlength=plan.num_core)
+    found = []
+    for own in (degrees, loops):
+        told = peers.swap([own[places] for places in plan.send_places])
+        found.append(torch.cat([own, *told]))
+    return WholeDegrees(*found)

@@ -1,0 +1,148 @@
+"""A rank's share of a graph: its nodes, in global ids one contiguous range, and all their in-edges.
+
+Everything else in this room is made from it. A share comes from parts on disk (a rank takes its subparts), or from a
+graph in memory and, where there are several ranks, the rank of every node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import Graph
+from gnnsys.ops import CSC, gather_rows, in_subgraph
+
+if TYPE_CHECKING:
+    from gnnsys.partition import Part
+    from gnnsys.sampling import DistGraph
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What rank `rank` has. `source` is where rows of nodes are read from, by `nodes`."""
+
+    rank: int
+    offsets: Tensor  # int64 [world_size + 1]: rank r has the global ids [offsets[r], offsets[r + 1])
+    csc: CSC  # a column per own node; its sources are global ids
+    original_ids: Tensor  # int64 [num_core]
+    source: Any
+
+    @property
+    def world_size(self) -> int:
+        return self.offsets.numel() - 1
+
+    @property
+    def num_core(self) -> int:
+        return self.csc.num_dst
+
+    @property
+    def first(self) -> int:
+        """The first of this rank's global ids."""
+        return int(self.offsets[self.rank])
+
+    def rows(self, name: str) -> Tensor:
+        """This rank's rows of one array of node data, in the order of its nodes.
+
+        >>> x, y = share.rows("x"), share.rows("y")
+        """
+        if isinstance(self.source, Graph):
+            known = self.source.node_data[self.source.node_types[0]]
+            index = self.original_ids
+        else:
+            known = self.source.node_data[self.source.node_types[0]]
+            index = torch.arange(self.first, self.first + self.num_core)
+        if name not in known:
+            raise ValueError(f"the nodes have no {name!r}, they have {list(known)}")
+        return torch.as_tensor(known[name][index])
+
+
+def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks: Tensor | None = None) -> Share:
+    """The share of `rank`: of parts what they say, of a graph in memory what `ranks`, [num_nodes], gives it.
+
+    Graphs have one node type and one edge type.
+    """
+    if isinstance(graph, Share):
+        if (graph.rank, graph.world_size) != (rank, world_size):
+            raise ValueError(
+                f"this is the share of rank {graph.rank} of {graph.world_size}, and this process is {rank} of {world_size}"
+            )
+        return graph
+    if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
+        raise ValueError(f"full-graph training takes one node type and one edge type, got {graph.edge_types}")
+    if not isinstance(graph, Graph):
+        if ranks is not None:
+            raise ValueError("parts say themselves which nodes a rank has: leave ranks away")
+        return _share_of_parts(graph, rank, world_size)
+    if ranks is None:
+        if world_size > 1:
+            raise ValueError(
+                f"{world_size} ranks share a graph in memory: pass ranks, the rank of every node, or open parts, which "
+                "`gnnsys partition` makes"
+            )
+        ranks = torch.zeros(graph.num_nodes(), dtype=torch.int64)
+    return _share_of_graph(graph, rank, world_size, ranks)
+
+
+def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> Share:
+    num_nodes = graph.num_nodes()
+    if ranks.shape != (num_nodes,) or ranks.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"ranks must be int [{num_nodes}], a rank per node, got {ranks.dtype} {list(ranks.shape)}")
+    if num_nodes and not 0 <= int(ranks.min()) <= int(ranks.max()) < world_size:
+        raise ValueError(f"ranks must be in [0, {world_size}), got {int(ranks.min())} to {int(ranks.max())}")
+    counts = torch.bincount(ranks.long(), minlength=world_size)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    if world_size == 1:
+        return Share(rank, offsets, graph.csc(), torch.arange(num_nodes), graph)
+    original_ids = torch.sort(ranks, stable=True).indices  # by global id
+    global_ids = torch.empty_like(original_ids)
+    global_ids[original_ids] = torch.arange(num_nodes)
+    own = original_ids[int(offsets[rank]) : int(offsets[rank + 1])]
+    mine = in_subgraph(graph.csc(), own.to(graph.csc().indices.dtype))
+    sources = global_ids.to(mine.indices.dtype)[mine.indices.long()]
+    return Share(rank, offsets, CSC(mine.indptr, sources, num_nodes), own, graph)
+
+
+def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:
+    book, parts = graph.book, graph.parts
+    if book.num_subparts % world_size:
+        raise ValueError(
+            f"{book.num_parts} parts of {book.trainers_per_part} subparts cannot be dealt to {world_size} ranks alike: "
+            f"partition with --parts and --trainers-per-part whose product {world_size} divides"
+        )
+    each = book.num_subparts // world_size
+    offsets = next(iter(book.node_offsets.values()))[::each].clone()
+    own = range(rank * each, (rank + 1) * each)
+    needed = sorted({subpart // book.trainers_per_part for subpart in own})
+    away = [part for part in needed if part not in graph.parts_here]
+    if away:
+        raise ValueError(
+            f"rank {rank} trains on parts {needed}, and this machine has {graph.parts_here}: put the folders of parts "
+            f"{away} here, or start the ranks in the order of the parts"
+        )
+    pieces = []
+    for part in needed:
+        first = max(int(offsets[rank]), book.part_range(part).start)
+        end = min(int(offsets[rank + 1]), book.part_range(part).stop)
+        pieces.append(_columns(parts.part(part), first, end))
+    indptr = [torch.zeros(1, dtype=torch.int64)]
+    for piece, _ in pieces:
+        indptr.append(piece.indptr[1:] + indptr[-1][-1])
+    indices = torch.cat([piece.indices for piece, _ in pieces])
+    csc = CSC(torch.cat(indptr), indices, book.num_ids())
+    return Share(rank, offsets, csc, torch.cat([ids for _, ids in pieces]).long(), graph)
+
+
+def _columns(part: Part, first: int, end: int) -> tuple[CSC, Tensor]:
+    """The in-edges of the part's nodes with global ids first to end, sources in global ids; original ids of the nodes."""
+    own = part.book.part_range(part.index)
+    csc = part.csc()
+    indptr = csc.indptr[first - own.start : end - own.start + 1]
+    local = csc.indices[int(indptr[0]) : int(indptr[-1])]
+    num_nodes = part.book.num_ids()
+    dtype = torch.int32 if num_nodes <= torch.iinfo(torch.int32).max else torch.int64
+    names = torch.cat([torch.arange(own.start, own.stop), part.halo().long()]).to(dtype)  # by local id
+    sources = gather_rows(names, local)
+    return CSC(indptr - indptr[0], sources, num_nodes), part.original_ids()[first - own.start : end - own.start]

@@ -1,0 +1,143 @@
+"""The static half of the schedule: for every stage its bins, what they wait for, what is sent and where it belongs.
+
+Made once per width of the rows, by all ranks together: they tell each other where their bins end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.bins import Bin, Chunk, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
+from gnnsys.fullgraph.halo import HaloPlan
+from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.ops import CSC, WholeDegrees
+
+Sends = list[list[tuple[int, Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How computing and sending overlap (G3, 4.4.2, and the variants of 4.6.7).
+
+    `intra_layer`: a bin's rows are sent while the next one is computed, instead of all when the layer is done.
+    `inter_layer`: a bin begins when its own inputs are there, instead of when the whole layer's are. `order` is that of
+    nodes, "boundary" (those that others need first, breadth first) or "ids". Bins: see `Packing`; by default eight per
+    layer where there are several ranks, and one where there is one.
+    """
+
+    intra_layer: bool = True
+    inter_layer: bool = True
+    order: str = "boundary"
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A stage and everything about its bins that does not change from epoch to epoch."""
+
+    stage: Stage
+    width: int  # of its results
+    dtype: torch.dtype
+    bounds: list[int]
+    bins: list[Bin]
+    chunks: list[Chunk]  # of its inputs' halo
+    sends: Sends  # per bin of the step before: which of its rows go where
+    needs: list[tuple[list[int], list[int]]]  # per bin: bins of the step before, chunks
+
+    @property
+    def has_halo(self) -> bool:
+        return self.stage.conv is not None
+
+
+def make_steps(
+    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing,
+    width: int, dtype: torch.dtype, device: torch.device,
+) -> list[Step]:  # fmt: skip
+    """Every rank calls it with the same stages, for inputs of `width` columns."""
+    shapes = [(width, dtype)]
+    for stage in stages:
+        shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device))
+    bounds = []
+    for index, stage in enumerate(stages):
+        if stage.norm is not None:
+            bounds.append([0, plan.num_core])
+            continue
+        (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
+        each_in, each_out = w_in * t_in.itemsize, w_out * t_out.itemsize
+        bounds.append(bin_bounds(plan, packing, each_in, each_out, stage.conv is not None))
+    told = _tell(bounds, peers)
+    csc, local_whole = plan.csc.to(device), WholeDegrees(*(each.to(device) for each in whole))
+    steps: list[Step] = []
+    made: dict[tuple[int, ...], list[Bin]] = {}
+    for index, stage in enumerate(stages):
+        # A step before the first would have had one bin, the input
+        before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
+        bins = _bins_of(stage, csc, bounds[index], local_whole, made)
+        chunks = halo_chunks(plan, before) if stage.conv is not None else []
+        sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
+        sends = [[(peer, rows.to(device)) for peer, rows in each] for each in sends]
+        needs = waits_for(bins, plan.num_core, before[plan.rank], chunks)
+        steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs))
+    return steps
+
+
+def _bins_of(
+    stage: Stage, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[tuple[int, ...], list[Bin]]
+) -> list[Bin]:
+    if stage.conv is None:
+        return make_bins(None, bounds, None)
+    if tuple(bounds) not in made:  # layers of one size share the structure
+        made[tuple(bounds)] = make_bins(csc, bounds, whole)
+    return made[tuple(bounds)]
+
+
+def probe(
+    stage: Stage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device
+) -> tuple[int, torch.dtype]:
+    """The width and dtype of what a stage makes of rows of `width`, found by giving it one node with a self loop."""
+    if stage.norm is not None:
+        return width, dtype
+    one = torch.ones(1, dtype=torch.int64, device=device)
+    csc = CSC(torch.tensor([0, 1], device=device), one.to(torch.int32) - 1, 1, whole=WholeDegrees(one, one))
+    cuda = [device] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(cuda):
+        rows = torch.zeros(1, width, dtype=dtype, device=device)
+        marked = [torch.zeros(1, w, dtype=t, device=device) for w, t in joined]
+        out = stage.run(rows, csc, marked, Rows(one - 1, 0))
+    if out.dim() != 2 or out.shape[0] != 1:
+        names = ", ".join(type(module).__name__ for module in stage.modules)
+        raise ValueError(f"{names} gave {list(out.shape)} for one node, expected one row: [1, width]")
+    return out.shape[1], out.dtype
+
+
+def shapes_of_joins(
+    stages: Sequence[Stage], stage: Stage, shapes: Sequence[tuple[int, torch.dtype]]
+) -> list[tuple[int, torch.dtype]]:
+    marks = {name: shapes[index] for index, each in enumerate(stages[: len(shapes)]) for name in each.keep_as}
+    return [marks[name] for name in stage.joins]
+
+
+def _tell(bounds: list[list[int]], peers: Peers) -> list[list[list[int]]]:
+    """The bounds of every rank, by rank and stage."""
+    flat = torch.tensor([number for each in bounds for number in (len(each), *each)], dtype=torch.int64)
+    told = []
+    for got in peers.swap([flat] * peers.world_size):
+        numbers, each = got.tolist(), []
+        while numbers:
+            size = numbers.pop(0)
+            each.append(numbers[:size])
+            numbers = numbers[size:]
+        told.append(each)
+    if any(len(each) != len(bounds) for each in told):
+        raise ValueError(f"ranks have models of {sorted({len(each) for each in told})} stages: give all the same layers")
+    return told
+
+
+def _cores(told: list[list[list[int]]]) -> list[int]:
+    """How many nodes each rank has."""
+    return [ranks[0][-1] for ranks in told]
