@@ -86,6 +86,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor out, Tensor log_total, Tensor grad) "
       "-> (Tensor grad_x, Tensor grad_src, Tensor grad_dst, Tensor grad_edge)");
 
+  // Dropout by node: cpu/dropout_rows.cpp
+  m.def("dropout_rows(Tensor x, Tensor ids, float p, int key) -> Tensor");
+
   // Structure: cpu/structure.cpp, cpu/subgraph.cpp
   m.def(
       "coo_to_csc(Tensor src, Tensor dst, int num_src, int num_dst, bool narrow=False) "

@@ -6,6 +6,7 @@ from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached import gather_cached
 from gnnsys.ops.csc import CSC, WholeDegrees
+from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
 from gnnsys.ops.parted import PartedCSC, sample_parts
@@ -43,6 +44,7 @@ __all__ = [
     "compact_scratch",
     "degrees",
     "drop_pages",
+    "dropout_rows",
     "edge_softmax",
     "expand_indptr",
     "fill_uniform",
