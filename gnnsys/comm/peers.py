@@ -68,7 +68,10 @@ class Peers:
         if peer not in self._expected:
             waiting = self._expected[peer] = SimpleQueue()
             threading.Thread(
-                target=_wait_all, args=(peer, waiting, self._arrivals, self._limit), name=f"gnnsys-peer-{peer}", daemon=True
+                target=_wait_all,
+                args=(peer, waiting, self._arrivals, self._limit),
+                name=f"gnnsys-peer-{peer}",
+                daemon=True,
             ).start()
         self._expected[peer].put((self._group.recv([rows], peer, tag), token))
 

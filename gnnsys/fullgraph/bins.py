@@ -154,7 +154,9 @@ def sent_rows(plan: HaloPlan, bounds: Sequence[int]) -> list[list[tuple[int, Ten
     return out
 
 
-def waits_for(bins: Sequence[Bin], num_core: int, before: Sequence[int], chunks: Sequence[Chunk]) -> list[tuple[list[int], list[int]]]:
+def waits_for(
+    bins: Sequence[Bin], num_core: int, before: Sequence[int], chunks: Sequence[Chunk]
+) -> list[tuple[list[int], list[int]]]:
     """Per bin: which bins of the layer before it needs (its bounds are `before`), and which chunks of the halo."""
     starts = torch.tensor([chunk.first + num_core for chunk in chunks], dtype=torch.int64)
     cuts = torch.tensor(before[1:], dtype=torch.int64)

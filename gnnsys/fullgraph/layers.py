@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from gnnsys.ops.dropout import dropout_rows
 from torch import Tensor, nn
 
 from gnnsys.nn.models import Stack
 from gnnsys.ops import CSC
+from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.memo import STRUCTURES
 
 
@@ -46,7 +46,9 @@ class Dropout(nn.Dropout):
         if now is None or not self.training or self.p == 0:
             return super().forward(rows)
         if rows.shape[0] != now.ids.numel():
-            raise ValueError(f"dropout of {rows.shape[0]} rows where the bin has {now.ids.numel()} nodes: drop its output")
+            raise ValueError(
+                f"dropout of {rows.shape[0]} rows where the bin has {now.ids.numel()} nodes: drop its output"
+            )
         return dropout_rows(rows, now.ids, self.p, _mixed(now.key, self.place))
 
 
@@ -171,7 +173,9 @@ def takes_structure(module: nn.Module) -> bool:
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
     if len(asked) > 2:
-        raise ValueError(f"{type(module).__name__}.forward must take rows and a structure, it takes {len(asked)} arguments")
+        raise ValueError(
+            f"{type(module).__name__}.forward must take rows and a structure, it takes {len(asked)} arguments"
+        )
     return len(asked) == 2
 
 
@@ -259,5 +263,3 @@ def _check(module: nn.Module) -> None:
 def _mixed(key: int, place: int) -> int:
     """Two numbers as one, spread over 63 bits (Knuth's multiplicative hash)."""
     return ((key + 1) * 0x9E3779B97F4A7C15 + place * 0xC2B2AE3D27D4EB4F) & 0x7FFFFFFFFFFFFFFF
-
-

@@ -252,7 +252,8 @@ class Run:
         self._reduce_done(left)
         while sum(left) or num_arrivals:
             task = next(
-                ((s, each[0]) for s, each in reversed(list(enumerate(waiting))) if each and missing[s][each[0]] == 0), None
+                ((s, each[0]) for s, each in reversed(list(enumerate(waiting))) if each and missing[s][each[0]] == 0),
+                None,
             )
             token = self._arrival(wait=task is None) if num_arrivals else None
             if token is not None:
@@ -312,7 +313,9 @@ class Run:
             if each is not None:
                 into += each
         if id(kept.inputs) in by_leaf:
-            self._add_grad(s, here.src if here.csc is not None else slice(here.first, here.end), by_leaf[id(kept.inputs)])
+            self._add_grad(
+                s, here.src if here.csc is not None else slice(here.first, here.end), by_leaf[id(kept.inputs)]
+            )
         for name, leaf in zip(step.stage.joins, kept.joined):
             if by_leaf.get(id(leaf)) is not None:
                 self._add_marked(s, name, here.first, here.end, by_leaf[id(leaf)])
@@ -439,9 +442,7 @@ def _openings(step: Step, inter_layer: bool) -> list[tuple[Sequence[int], Sequen
     return [(range(len(step.sends)), range(len(step.chunks)))] * len(step.bins)
 
 
-def _who_waits(
-    step: Step, inter_layer: bool
-) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+def _who_waits(step: Step, inter_layer: bool) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     by_bin: dict[int, list[int]] = {}
     by_chunk: dict[int, list[int]] = {}
     for b, (local, chunks) in enumerate(_openings(step, inter_layer)):

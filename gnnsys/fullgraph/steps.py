@@ -134,7 +134,9 @@ def _tell(bounds: list[list[int]], peers: Peers) -> list[list[list[int]]]:
             numbers = numbers[size:]
         told.append(each)
     if any(len(each) != len(bounds) for each in told):
-        raise ValueError(f"ranks have models of {sorted({len(each) for each in told})} stages: give all the same layers")
+        raise ValueError(
+            f"ranks have models of {sorted({len(each) for each in told})} stages: give all the same layers"
+        )
     return told
 
 

@@ -1,0 +1,23 @@
+"""Full-graph training (G3): every rank computes its own nodes, layer by layer, and sends what others need of them."""
+
+from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.halo import HaloPlan, make_plan
+from gnnsys.fullgraph.layers import Dropout, Join, Keep, Residual, call
+from gnnsys.fullgraph.parallel import HybridParallel
+from gnnsys.fullgraph.share import Share, share_of
+from gnnsys.fullgraph.steps import Schedule
+
+__all__ = [
+    "Dropout",
+    "HaloPlan",
+    "HybridParallel",
+    "Join",
+    "Keep",
+    "Packing",
+    "Residual",
+    "Schedule",
+    "Share",
+    "call",
+    "make_plan",
+    "share_of",
+]

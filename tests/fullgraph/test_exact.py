@@ -1,0 +1,273 @@
+"""Any number of ranks gives the losses and gradients of one dense computation in float64, whatever the schedule."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gnnsys.fullgraph import Dropout, HybridParallel, Join, Keep, Packing, Residual, Schedule
+from gnnsys.graph import Graph
+from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
+from tests.fullgraph.dense import adjacency, dense_forward, random_graph
+from tests.fullgraph.ranks import run_ranks
+
+TOLERANCE = 1e-10
+N, WIDTH = 60, 5
+Layers = Callable[[], list[nn.Module]]
+
+
+def unequal_sage() -> list[nn.Module]:
+    return [SAGEConv(WIDTH, 7), nn.ReLU(), SAGEConv(7, 11), nn.LayerNorm(11), nn.Tanh(), SAGEConv(11, 3)]
+
+
+def gcn() -> list[nn.Module]:
+    return [nn.Linear(WIDTH, 6), GCNConv(6, 8), nn.ReLU(), GCNConv(8, 4)]
+
+
+def gat() -> list[nn.Module]:
+    return [GATConv(WIDTH, 3, heads=2), nn.ELU(), GATConv(6, 4, heads=2, concat=False)]
+
+
+def gin() -> list[nn.Module]:
+    return [
+        GINConv(nn.Sequential(nn.Linear(WIDTH, 6), nn.ReLU(), nn.Linear(6, 7)), train_eps=True),
+        GINConv(nn.Linear(7, 3)),
+    ]
+
+
+def normed() -> list[nn.Module]:
+    return [
+        SAGEConv(WIDTH, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        SAGEConv(6, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        SAGEConv(6, 3),
+    ]
+
+
+def skipping() -> list[nn.Module]:
+    return [
+        Keep("x"), SAGEConv(WIDTH, 6), nn.ReLU(), Keep("h"), Residual(SAGEConv(6, 6), nn.ReLU()), Join("h"),
+        Residual(GCNConv(6, 4), project=nn.Linear(6, 4)), Join("h", "cat"), SAGEConv(10, 4), Join("x", "cat"), nn.Linear(9, 3),
+    ]  # fmt: skip
+
+
+def seeded(make: Layers, seed: int = 0) -> list[nn.Module]:
+    torch.manual_seed(seed)
+    return [layer.double() for layer in make()]
+
+
+def random_ranks(world_size: int, num_nodes: int = N, empty: int | None = None) -> Tensor:
+    ranks = torch.randint(world_size, (num_nodes,), generator=torch.Generator().manual_seed(7))
+    return ranks if empty is None else ranks.masked_fill(ranks == empty, (empty + 1) % world_size)
+
+
+def loss_of(out: Tensor, target: Tensor) -> Tensor:
+    return ((out - target).square() * 0.5).sum()
+
+
+def expected(
+    layers: Sequence[nn.Module], graph: Graph, x: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The loss, the gradient of x and those of the parameters."""
+    layers = copy.deepcopy(list(layers))
+    x = x.clone().requires_grad_()
+    loss = loss_of(dense_forward(layers, x, adjacency(graph)), target)
+    loss.backward()
+    return loss.detach(), x.grad, [p.grad for layer in layers for p in layer.parameters()]
+
+
+def distributed(layers, graph, ranks, x, target, world_size, schedule=None, x_grad=True, **options):
+    def work(rank, group):
+        mine = copy.deepcopy(list(layers))
+        model = HybridParallel(mine, graph, ranks=ranks, schedule=schedule, group=group, timeout=60, **options)
+        own = x[model.nodes].requires_grad_(x_grad)
+        loss = loss_of(model(own), target[model.nodes])
+        loss.backward()
+        total = model.total(loss.detach())
+        return total, model.nodes, own.grad, [p.grad for layer in mine for p in layer.parameters()]
+
+    return run_ranks(world_size, work)
+
+
+def check(make: Layers, graph: Graph, ranks: Tensor, world_size: int, schedule=None, **options) -> None:
+    layers = seeded(make)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(graph.num_nodes(), WIDTH, dtype=torch.float64, generator=generator)
+    width = dense_forward(copy.deepcopy(layers), x, adjacency(graph)).shape[1]
+    target = torch.randn(graph.num_nodes(), width, dtype=torch.float64, generator=generator)
+    loss, x_grad, grads = expected(layers, graph, x, target)
+    found = distributed(layers, graph, ranks, x, target, world_size, schedule, **options)
+    for total, nodes, own_grad, of_parameters in found:
+        assert abs(total - float(loss)) <= TOLERANCE * abs(float(loss))
+        if own_grad is not None:
+            close(own_grad, x_grad[nodes])
+        assert len(of_parameters) == len(grads)
+        largest = max(float(grad.abs().max()) for grad in grads if grad is not None)
+        for got, want in zip(of_parameters, grads):
+            close(got, want, at_least=1e-3 * largest)  # a bias before a normalisation has none but of rounding
+
+
+def close(got: Tensor | None, want: Tensor | None, at_least: float = 1e-30) -> None:
+    if got is None or want is None:
+        assert (got is None or not got.any()) and (want is None or not want.any())
+        return
+    scale = max(at_least, float(want.abs().max()) if want.numel() else 0.0)
+    assert not want.numel() or float((got - want).abs().max()) <= TOLERANCE * scale
+
+
+MODELS: list[Layers] = [unequal_sage, gcn, gat, gin, normed, skipping]
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_losses_and_gradients_are_those_of_one_dense_computation(make, world_size):
+    check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size)
+
+
+@pytest.mark.parametrize(
+    ("intra", "inter", "order"), list(itertools.product([True, False], [True, False], ["boundary", "ids"]))
+)
+@pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=5), Packing(bin_bytes=2000), Packing()])
+def test_every_schedule_and_size_of_bins_gives_the_same(intra, inter, order, packing):
+    schedule = Schedule(intra_layer=intra, inter_layer=inter, order=order, packing=packing)
+    check(skipping, random_graph(N, 300, 2), random_ranks(3), 3, schedule)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_recomputing_bins_gives_the_same_as_keeping_them(make):
+    schedule = Schedule(packing=Packing(num_bins=4))
+    check(make, random_graph(N, 300, 2), random_ranks(2), 2, schedule, recompute=True)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_rank_without_nodes_takes_part(make):
+    check(make, random_graph(N, 300, 3), random_ranks(3, empty=1), 3)
+
+
+def test_a_rank_without_boundary_needs_nobody():
+    """Three components; ranks 0 and 1 share two of them, rank 2 has the third alone."""
+    edges = [random_graph(20, 80, seed).edge_index() + 20 * seed for seed in range(3)]
+    graph = Graph.from_edge_index(torch.cat(edges, dim=1), 60)
+    ranks = torch.cat([random_ranks(2, 40), torch.full((20,), 2)])
+    check(unequal_sage, graph, ranks, 3)
+
+
+def test_features_that_need_no_gradient_give_the_same_and_travel_once():
+    graph, ranks = random_graph(N, 300, 4), random_ranks(3)
+    check(unequal_sage, graph, ranks, 3, x_grad=False)
+
+    def work(rank, group):
+        model = HybridParallel(seeded(unequal_sage), graph, ranks=ranks, group=group, timeout=60)
+        x = torch.ones(len(model.nodes), WIDTH, dtype=torch.float64)
+        sent = []
+        for _ in range(3):
+            model(x).sum().backward()
+            sent.append(model.times.num_bytes)
+        rows = sum(model.plan.rows_to())
+        halo = model.plan.num_halo
+        there = [rows * 8 * (7 + 11), halo * 8 * (7 + 11)]  # rows one way, gradients of what came the other
+        return sent, rows * 8 * WIDTH, sum(there)
+
+    for sent, first, each in run_ranks(3, work):
+        assert sent == [first + each, each, each]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_dropout_is_the_same_on_any_number_of_ranks(world_size):
+    graph = random_graph(N, 300, 5)
+    x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def work(ranks):
+        def inner(rank, group):
+            layers = seeded(lambda: [SAGEConv(WIDTH, 8), nn.ReLU(), nn.Dropout(0.4), SAGEConv(8, 3), Dropout(0.2)])
+            model = HybridParallel(layers, graph, ranks=ranks, group=group, timeout=60, seed=5)
+            outs = []
+            for _ in range(2):
+                outs.append(model(x[model.nodes]))
+            outs[1].sum().backward()
+            return model.nodes, [o.detach() for o in outs], [p.grad for p in model.parameters()]
+
+        return inner
+
+    alone = run_ranks(1, work(random_ranks(1)))[0]
+    assert not torch.equal(*alone[1])  # a new mask every step
+    assert 0 < int((alone[1][0] == 0).sum()) < alone[1][0].numel()
+    for nodes, outs, grads in run_ranks(world_size, work(random_ranks(world_size))):
+        for got, want in zip(outs, alone[1]):
+            close(got, want[nodes])
+        for got, want in zip(grads, alone[2]):
+            close(got, want)
+
+
+def test_running_statistics_are_those_of_the_whole_graph():
+    graph, layers = random_graph(N, 300, 6), seeded(normed)
+    x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    alone = copy.deepcopy(layers)
+    for _ in range(2):
+        dense_forward(alone, x, adjacency(graph))
+
+    def work(rank, group):
+        mine = copy.deepcopy(layers)
+        model = HybridParallel(mine, graph, ranks=random_ranks(3), group=group, timeout=60)
+        for _ in range(2):
+            model(x[model.nodes])
+        model.eval()
+        return mine, model.nodes, model(x[model.nodes]).detach()
+
+    for layer in alone:
+        layer.eval()
+    want = dense_forward(alone, x, adjacency(graph)).detach()
+    for mine, nodes, out in run_ranks(3, work):
+        for got, ours in zip(alone, mine):
+            for name, buffer in got.named_buffers():
+                close(dict(ours.named_buffers())[name].double(), buffer.double())
+        close(out, want[nodes])
+
+
+def test_a_reference_model_is_taken_as_it_is():
+    graph, ranks = random_graph(N, 300, 8), random_ranks(2)
+    x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    for make in (
+        lambda: GraphSAGE(WIDTH, 8, 3, 4, norm="layer").double(),
+        lambda: GAT(WIDTH, 8, 2, 4, heads=2).double(),
+    ):
+        torch.manual_seed(0)
+        model = make()
+        want = model(x, graph.csc())
+        want.sum().backward()
+
+        def work(rank, group, make=make):
+            torch.manual_seed(0)
+            mine = make()
+            whole = HybridParallel(mine, graph, ranks=ranks, group=group, timeout=60)
+            out = whole(x[whole.nodes])
+            out.sum().backward()
+            return whole.nodes, out.detach(), [p.grad for p in mine.parameters()]
+
+        for nodes, out, grads in run_ranks(2, work):
+            close(out, want.detach()[nodes])
+            for got, p in zip(grads, model.parameters()):
+                close(got, p.grad)
+
+
+def test_runs_give_the_same_bits():
+    graph, layers = random_graph(400, 6000, 9), seeded(skipping)
+    layers = [layer.float() for layer in layers]
+    x = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(2))
+
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=random_ranks(4, 400), group=group, timeout=60)
+        model(x[model.nodes]).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    first, second = run_ranks(4, work), run_ranks(4, work)
+    for one, other in zip(first, second):
+        assert all(torch.equal(a, b) for a, b in zip(one, other))
