@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.nn.models import Stack
-from gnnsys.ops import CSC
-from gnnsys.ops.dropout import dropout_rows
+from gnnsys.ops import CSC, dropout_rows, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
 
@@ -49,7 +48,7 @@ class Dropout(nn.Dropout):
             raise ValueError(
                 f"dropout of {rows.shape[0]} rows where the bin has {now.ids.numel()} nodes: drop its output"
             )
-        return dropout_rows(rows, now.ids, self.p, _mixed(now.key, self.place))
+        return dropout_rows(rows, now.ids, self.p, stream_key(now.key, self.place))
 
 
 class Keep(nn.Identity):
@@ -258,8 +257,3 @@ def _check(module: nn.Module) -> None:
                 f"{type(module).__name__}.{name} draws other masks on other numbers of ranks: use "
                 "gnnsys.fullgraph.Dropout in its place"
             )
-
-
-def _mixed(key: int, place: int) -> int:
-    """Two numbers as one, spread over 63 bits (Knuth's multiplicative hash)."""
-    return ((key + 1) * 0x9E3779B97F4A7C15 + place * 0xC2B2AE3D27D4EB4F) & 0x7FFFFFFFFFFFFFFF
