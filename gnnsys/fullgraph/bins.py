@@ -49,6 +49,11 @@ class Bin:
     def __len__(self) -> int:
         return self.end - self.first
 
+    def to(self, rows_device: torch.device, device: torch.device) -> Bin:
+        """The structure where it is computed on, the picks where rows are picked."""
+        src = None if self.src is None else self.src.to(rows_device)
+        return Bin(self.first, self.end, src, None if self.csc is None else self.csc.to(device))
+
     def inputs(self, rows: Tensor) -> Tensor:
         """Rows of the bin's sources: gathered, or a view where they lie together."""
         if self.csc is None:

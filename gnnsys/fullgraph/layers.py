@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.nn.models import Stack
-from gnnsys.ops import CSC
-from gnnsys.ops.dropout import dropout_rows
+from gnnsys.ops import CSC, dropout_rows, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
 
@@ -69,7 +68,7 @@ class Dropout(nn.Dropout):
                 f"dropout of {rows.shape[0]} rows where the bin has {now.rows.ids.numel()} nodes: drop its output"
             )
         now.num_drops += 1
-        return dropout_rows(rows, now.rows.ids, self.p, _mixed(now.rows.key, now.num_drops))
+        return dropout_rows(rows, now.rows.ids, self.p, stream_key(now.rows.key, now.num_drops))
 
 
 class _OfStack(Dropout):
@@ -147,7 +146,7 @@ class Stage:
 
     def run(self, rows: Tensor, csc: CSC | None, joined: Sequence[Tensor], now: Rows) -> Tensor:
         """Rows of the bin's nodes from rows of its sources; `joined` are their rows at the marks of `joins`."""
-        with working_on(Rows(now.ids, _mixed(now.key, self.number))):
+        with working_on(Rows(now.ids, stream_key(now.key, self.number))):
             if self.conv is not None:
                 assert csc is not None
                 rows = call(self.conv, rows, csc)
@@ -180,7 +179,7 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
         else:
             stages[-1].then.append(module)
     named: list[str] = []
-    out = []
+    out: list[Stage] = []
     for stage in stages:  # a mark on a stage that does nothing belongs to the next
         if not stage.modules:
             named += stage.keep_as
@@ -224,7 +223,7 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
         return conv(rows, edge_index)
     if _is_gcn(conv) and csc.whole is not None:
         return _pyg_gcn(conv, rows, csc, edge_index)
-    if not _takes_pair(type(conv)):  # a square graph, in which the other sources have no in-edges
+    if not _takes_pair(type(conv).forward):  # a square graph, in which the other sources have no in-edges
         out = conv(rows, edge_index)
         return out[: csc.num_dst] if isinstance(out, Tensor) else out
     takes_size = "size" in inspect.signature(conv.forward).parameters
@@ -267,9 +266,9 @@ def _is_gcn(module: nn.Module) -> bool:
 
 
 @functools.lru_cache
-def _takes_pair(kind: type[nn.Module]) -> bool:
+def _takes_pair(forward: Callable[..., Any]) -> bool:
     """Whether a PyG layer says that it takes rows of sources and of destinations: a tuple in the type of its rows."""
-    rows = list(inspect.signature(kind.forward, eval_str=True).parameters.values())[1]
+    rows = list(inspect.signature(forward, eval_str=True).parameters.values())[1]
     return any(typing.get_origin(each) is tuple for each in (rows.annotation, *typing.get_args(rows.annotation)))
 
 
@@ -284,9 +283,8 @@ def _flat(layers: Sequence[nn.Module] | nn.Module) -> Iterator[nn.Module]:
         for module in layers:
             yield from _flat(module)
     elif isinstance(layers, nn.Module):
-        if _is_pyg(layers) and isinstance(getattr(layers, "module", None), nn.BatchNorm1d):
-            layers = layers.module  # PyG's BatchNorm is a hull around torch's
-        yield keyed(layers)
+        inner = getattr(layers, "module", None)  # PyG's BatchNorm is a hull around torch's
+        yield inner if _is_pyg(layers) and isinstance(inner, nn.BatchNorm1d) else keyed(layers)
     else:
         raise ValueError(f"layers must be modules, got {type(layers).__name__}")
 
@@ -306,8 +304,3 @@ def _check(module: nn.Module) -> None:
                 f"{type(module).__name__}.{name} draws other masks on other numbers of ranks: use "
                 "gnnsys.fullgraph.Dropout in its place"
             )
-
-
-def _mixed(key: int, place: int) -> int:
-    """Two numbers as one, spread over 63 bits (Knuth's multiplicative hash)."""
-    return ((key + 1) * 0x9E3779B97F4A7C15 + place * 0xC2B2AE3D27D4EB4F) & 0x7FFFFFFFFFFFFFFF

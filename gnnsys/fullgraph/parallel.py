@@ -11,13 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.check import check_layers, check_parameters
+from gnnsys.fullgraph.exchange import Exchange
+from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.layers import make_stages
-from gnnsys.fullgraph.run import Ground, Run, Times
 from gnnsys.fullgraph.share import Share, share_of
+from gnnsys.fullgraph.state import Ground, Pass, Times
 from gnnsys.fullgraph.steps import Schedule, Step, make_steps
-from gnnsys.ops import WholeDegrees
+from gnnsys.ops import WholeDegrees, stream_key
 
 if TYPE_CHECKING:
     from gnnsys.graph import Graph
@@ -78,6 +82,7 @@ class HybridParallel(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
+        self._checked: set[Any] = set()
         self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
 
     @property
@@ -95,15 +100,17 @@ class HybridParallel(nn.Module):
         """Rows of this rank's nodes, [num_core, width of the last layer], from theirs."""
         if x.dim() != 2 or x.shape[0] != self.plan.num_core or not x.is_floating_point():
             raise ValueError(
-                f"x must be float [{self.plan.num_core}, width], a row per node of this rank, got {x.dtype} {list(x.shape)}"
+                f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got {x.dtype} "
+                f"{list(x.shape)}"
             )
+        self._check(x)
         ground = self._ground(x)
         wants_grad = torch.is_grad_enabled()
         trains = [p for p in self.parameters() if p.requires_grad]
         if self.training:
             self.step += 1
-        run = Run(ground, (int(self.step) << 16) + self.seed, wants_grad)
-        out: Tensor = _Pass.apply(self, run, x, *trains)
+        state = Pass(ground, stream_key(self.seed, int(self.step)), wants_grad)
+        out: Tensor = _Whole.apply(self, state, x, *trains)
         return out
 
     def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
@@ -113,18 +120,36 @@ class HybridParallel(nn.Module):
         self._peers.all_reduce(rows).wait()
         return rows * width * itemsize
 
+    def _check(self, x: Tensor) -> None:
+        """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
+        device = next((p.device for p in self.parameters()), x.device)
+        key = (x.shape[1], x.dtype, device, self.training)
+        if key not in self._checked:
+            check_layers(self._stages, x.shape[1], x.dtype, device)
+            if not self._checked:
+                check_parameters(self.named_parameters(), self._peers)
+            self._checked.add(key)
+
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
-        device = x.device
+        device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (x.shape[1], x.dtype, device, cast)
+        key = (x.shape[1], x.dtype, x.device, device, cast)
         if key not in self._grounds:
             steps = make_steps(
-                self._stages, self.plan, self._whole, self._peers, self._packing(), x.shape[1], x.dtype, device
+                self._stages,
+                self.plan,
+                self._whole,
+                self._peers,
+                self._packing(),
+                x.shape[1],
+                x.dtype,
+                x.device,
+                device,
             )
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
-                self.plan, self._peers, self.schedule, steps, ids, self.wire_dtype, self.recompute
+                self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute
             )
         return self._grounds[key]
 
@@ -152,24 +177,23 @@ class HybridParallel(nn.Module):
         return f"rank {plan.rank} of {plan.world_size}, {plan.num_core:,} nodes, {plan.num_halo:,} in the halo"
 
 
-class _Pass(torch.autograd.Function):
+class _Whole(torch.autograd.Function):
     """A whole pass as one operation for autograd: backward runs the bins in reverse."""
 
     @staticmethod
-    def forward(ctx: Any, model: HybridParallel, run: Run, x: Tensor, *parameters: Tensor) -> Tensor:
-        rows, is_here = model._input(x, run.ground.steps)
-        run.wants_grad = run.wants_grad and (x.requires_grad or any(p.requires_grad for p in parameters))
-        with torch.set_grad_enabled(run.wants_grad):
-            out = run.forward(rows, is_here)
-        model.times = run.times
-        ctx.run, ctx.parameters = run, parameters
+    def forward(ctx: Any, model: HybridParallel, state: Pass, x: Tensor, *parameters: Tensor) -> Tensor:
+        rows, is_here = model._input(x, state.ground.steps)
+        state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
+        ctx.state, ctx.exchange, ctx.parameters = state, Exchange(state), parameters
+        with torch.set_grad_enabled(state.wants_grad):
+            out = Forward(state, ctx.exchange).run(rows, is_here)
+        model.times = state.times
         return out.detach()[model.plan.places.to(out.device)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        run: Run = ctx.run
-        plan = run.ground.plan
-        x_grad, found = run.backward(grads[0][plan.order.to(grads[0].device)])
+        plan = ctx.exchange.plan
+        x_grad, found = Backward(ctx.state, ctx.exchange).run(grads[0][plan.order.to(grads[0].device)])
         if x_grad is not None:
             x_grad = x_grad[plan.places.to(x_grad.device)]
         return None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)
