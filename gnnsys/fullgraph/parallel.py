@@ -126,8 +126,6 @@ class HybridParallel(nn.Module):
         key = (x.shape[1], x.dtype, device, self.training)
         if key not in self._checked:
             check_layers(self._stages, x.shape[1], x.dtype, device)
-            if not self._checked:
-                check_parameters(self.named_parameters(), self._peers)
             self._checked.add(key)
 
     def _ground(self, x: Tensor) -> Ground:
@@ -136,6 +134,7 @@ class HybridParallel(nn.Module):
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         key = (x.shape[1], x.dtype, x.device, device, cast)
         if key not in self._grounds:
+            is_first = not self._grounds
             steps = make_steps(
                 self._stages,
                 self.plan,
@@ -151,6 +150,8 @@ class HybridParallel(nn.Module):
             self._grounds[key] = Ground(
                 self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute
             )
+            if is_first:  # lazy parameters are there only now
+                check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
     def _packing(self) -> Packing:
