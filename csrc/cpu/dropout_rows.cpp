@@ -117,8 +117,8 @@ struct Drop {
   }
 };
 
-// Rows [begin, end). Where the width is a multiple of four, values lie as their words do, across rows too; elsewhere the
-// blocks of a row are taken together.
+// Rows [begin, end). Where the width is a multiple of four, values lie as their words do, across rows too; elsewhere
+// the blocks of a row are taken together.
 template <typename T, typename id_t>
 void drop_rows(const T* x, const id_t* ids, int64_t begin, int64_t end, int64_t width, const Drop<T> drop, uint64_t key,
                T* out) {
