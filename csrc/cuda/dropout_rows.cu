@@ -1,7 +1,7 @@
 // dropout_rows on the device: bit-equal to cpu/dropout_rows.cpp, as common/row_dropout.h has it.
 //
 // Work and bytes: one Philox block per four columns, one read and one write of every row. A group of 1 to 32 lanes
-// walks over a row; a lane takes 16 bytes at a time where width and address allow it (two times 16 of float64, 8 of half
+// walks over a row; a lane takes 16 bytes at a time where width and address allow it (twice 16 of float64, 8 of half
 // precision where no more are aligned), else the values of one Philox block one by one. Rows that are long and few are
 // shared by several blocks of threads.
 #include "common/row_dropout.h"
