@@ -22,6 +22,12 @@ MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
 
 
 def main(argv: Sequence[str] | None = None) -> float:
+    args = parse(argv)
+    with gnnsys.init() as session:
+        return train(session, args)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graph", nargs="?", default="sbm-20k", help='a directory of parts, or a name like "cora"')
     parser.add_argument("--model", choices=MODELS, default="sage")
@@ -38,9 +44,7 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--wire-dtype", choices=["float32", "bfloat16"], default="float32", help="what rows travel as")
     parser.add_argument("--checkpoints", help="a directory to save to, and to go on from where it has a checkpoint")
     parser.add_argument("--save-every", type=int, default=10, help="epochs between checkpoints")
-    args = parser.parse_args(argv)
-    with gnnsys.init() as session:
-        return train(session, args)
+    return parser.parse_args(argv)
 
 
 def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
