@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.check import check_layers, check_parameters
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
@@ -89,6 +90,7 @@ class HybridParallel(nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
+        self._checked: set[Any] = set()
         self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
 
     @property
@@ -109,6 +111,7 @@ class HybridParallel(nn.Module):
                 f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got {x.dtype} "
                 f"{list(x.shape)}"
             )
+        self._check(x)
         ground = self._ground(x)
         wants_grad = torch.is_grad_enabled()
         trains = [p for p in self.parameters() if p.requires_grad]
@@ -125,12 +128,21 @@ class HybridParallel(nn.Module):
         self._peers.all_reduce(rows).wait()
         return rows * width * itemsize
 
+    def _check(self, x: Tensor) -> None:
+        """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
+        device = next((p.device for p in self.parameters()), x.device)
+        key = (x.shape[1], x.dtype, device, self.training)
+        if key not in self._checked:
+            check_layers(self._stages, x.shape[1], x.dtype, device)
+            self._checked.add(key)
+
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
         device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         key = (x.shape[1], x.dtype, x.device, device, cast)
         if key not in self._grounds:
+            is_first = not self._grounds
             steps = make_steps(
                 self._stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1],
                 x.dtype, x.device, device,
@@ -139,6 +151,8 @@ class HybridParallel(nn.Module):
             self._grounds[key] = Ground(
                 self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute
             )
+            if is_first:  # lazy parameters are there only now
+                check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
     def _packing(self) -> Packing:
