@@ -48,9 +48,11 @@ class HybridParallel(nn.Module):
     >>> loss.backward()
 
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
-    the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed` decides
-    dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
-    travel once, when a tensor is first seen; all ranks must give a new one at the same time.
+    the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement,
+    besides the rows of layers, which live where x does: bins are then as large as it lets them be, and computed again
+    on the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed`
+    decides dropout, together with the number of the step, which is part of the model's state. Features that need no
+    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time.
     """
 
     step: Tensor
@@ -63,6 +65,7 @@ class HybridParallel(nn.Module):
         ranks: Tensor | None = None,
         schedule: Schedule | None = None,
         recompute: bool = False,
+        memory_budget: int | None = None,
         wire_dtype: torch.dtype | None = None,
         seed: int = 0,
         group: Any = None,
@@ -71,13 +74,18 @@ class HybridParallel(nn.Module):
         super().__init__()
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype must be a floating-point dtype, got {wire_dtype}")
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget must be a positive number of bytes, got {memory_budget}")
+        if memory_budget is not None and schedule is not None and schedule.packing is not None:
+            raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
         self._stages = make_stages(layers)
         self._peers = Peers(group, timeout=timeout)
         self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
         self.schedule = schedule or Schedule()
         self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
-        self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
+        self.recompute, self.wire_dtype, self.seed = recompute or memory_budget is not None, wire_dtype, seed
+        self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._whole = _whole_degrees(self.plan, self._peers)
@@ -136,16 +144,9 @@ class HybridParallel(nn.Module):
         if key not in self._grounds:
             is_first = not self._grounds
             steps = make_steps(
-                self._stages,
-                self.plan,
-                self._whole,
-                self._peers,
-                self._packing(),
-                x.shape[1],
-                x.dtype,
-                x.device,
-                device,
-            )
+                self._stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1],
+                x.dtype, x.device, device,
+            )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
                 self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute

@@ -126,8 +126,9 @@ class Pass:
             rows = self.rows[mark][here.first : here.end].detach().to(device)
             joined.append(rows.requires_grad_(grads and self.needs[mark]))
         now = Rows(ground.ids[here.first : here.end], self.key)
+        csc = None if here.csc is None else here.csc.to(device)
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(inputs, here.csc, joined, now))
+            return Kept(inputs, joined, step.stage.run(inputs, csc, joined, now))
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""
