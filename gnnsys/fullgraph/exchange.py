@@ -81,10 +81,10 @@ class Exchange:
         return bool(self._grads.get((s, number)))
 
     def send_grad(self, s: int, number: int, grad: Tensor) -> None:
-        """Sends the gradient of a chunk of step s's input, `grad`'s rows being all of the input's."""
+        """Sends the gradient of a chunk of step s's input."""
         began = time.perf_counter()
-        chunk, num_core = self.state.ground.steps[s].chunks[number], self.plan.num_core
-        rows = grad[num_core + chunk.first : num_core + chunk.end].to("cpu", self._travels_as(grad))
+        chunk = self.state.ground.steps[s].chunks[number]
+        rows = grad.to("cpu", self._travels_as(grad))
         self.peers.send(chunk.peer, _tag(_BACK + s, chunk.number), rows.contiguous())
         self.state.times.send += time.perf_counter() - began
 

@@ -14,6 +14,7 @@ from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows
+from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.fullgraph.steps import Schedule, Step
 
@@ -44,11 +45,12 @@ class Ground:
 
 @dataclass(eq=False)
 class Kept:
-    """A bin's inputs and result, still joined by autograd."""
+    """A bin's inputs and result, still joined by autograd. Of a stage in halves the inputs are sums and own rows."""
 
     inputs: Tensor
     joined: list[Tensor]
     out: Tensor
+    own: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -67,6 +69,7 @@ class Pass:
     marks: dict[str, int] = field(default_factory=dict)
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
+    constant: dict[int, Tensor] | None = None  # sums of the first step's bins, where x is always the same
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     _random: dict[tuple[int, int], Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
@@ -118,17 +121,34 @@ class Pass:
         """A bin through its stage, under autograd where that is on."""
         ground = self.ground
         step, device, grads = ground.steps[s], ground.device, torch.is_grad_enabled()
+        rows = self.rows[s].data  # others of them may be written meanwhile: autograd shall not count that
         here = step.bins[b]
-        inputs = here.inputs(self.rows[s]).detach().to(device).requires_grad_(grads and self.needs[s])
         joined = []
         for name in step.stage.joins:
             mark = self.marks[name]
-            rows = self.rows[mark][here.first : here.end].detach().to(device)
-            joined.append(rows.requires_grad_(grads and self.needs[mark]))
+            marked = self.rows[mark].data[here.first : here.end].to(device)
+            joined.append(marked.requires_grad_(grads and self.needs[mark]))
         now = Rows(ground.ids[here.first : here.end], self.key)
+        if isinstance(step.stage, LinearStage):
+            sums = self._sums(s, b).requires_grad_(grads and self.needs[s])
+            own = rows[here.first : here.end]
+            own.requires_grad_(grads and self.needs[s] and step.stage.takes_own)
+            with self._autocast():
+                return Kept(sums, joined, step.stage.run_sums(sums, own, joined, now), own)
+        inputs = here.inputs(rows).detach().to(device).requires_grad_(grads and self.needs[s])
         csc = None if here.csc is None else here.csc.to(device)
         with self._autocast():
             return Kept(inputs, joined, step.stage.run(inputs, csc, joined, now))
+
+    def _sums(self, s: int, b: int) -> Tensor:
+        """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
+        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        assert step.view is not None
+        if s > 0 or self.constant is None:
+            return step.view.sums(self.rows[s], here.first, here.end)
+        if b not in self.constant:
+            self.constant[b] = step.view.sums(self.rows[s], here.first, here.end)
+        return self.constant[b].detach()
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""
