@@ -19,6 +19,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
+from tests.nursery import NUM_NURSERIES, Forked, nursery
+
 ROOT = Path(__file__).resolve().parents[1]
 TAIL = 6000
 
@@ -41,12 +43,12 @@ class Running:
     """Processes under way, each the leader of a process group of its own."""
 
     folder: Path
-    processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
+    processes: list[tuple[str, subprocess.Popen[bytes] | Forked]] = field(default_factory=list)
     store: TCPStore | None = None
 
     def start(self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None) -> int:
         """Starts one more; its number in the results, and its pid as `pid(number)`."""
-        env = {**_clean_environment(), **(environment or {})}
+        env = {**clean_environment(), **(environment or {})}
         number = len(self.processes)
         with open(self._file(number, "out"), "wb") as out, open(self._file(number, "err"), "wb") as err:
             process = subprocess.Popen(
@@ -60,6 +62,16 @@ class Running:
             )
         self.processes.append((name, process))
         return number
+
+    def start_rank(self, rank: int, program: Path, arguments: Sequence[object], environment: Mapping[str, str]) -> None:
+        """Starts `python program arguments`, from a nursery except under sanitizers, which look at whole processes."""
+        name, texts = f"rank {rank}", list(map(str, arguments))
+        if os.environ.get("GNNSYS_SANITIZER"):
+            self.start(name, [sys.executable, program, *texts], environment)
+            return
+        number, env = len(self.processes), {**clean_environment(), **environment}
+        files = [self._file(number, which) for which in ("out", "err")]
+        self.processes.append((name, nursery(rank % NUM_NURSERIES).start(program, texts, env, *files)))
 
     def store_port(self) -> int:
         """The port of a store that lives here as torchrun's does in its agent: no port has to be chosen in advance."""
@@ -142,8 +154,8 @@ def run_ranks(
     """Runs Python code on several ranks; one result per rank, in rank order. With `check`, none may fail.
 
     `trainers`: ranks on one machine, or a number for each machine (machines to gnnsys, though all are on this host).
-    Ranks are launched directly, with the variables and the store that torchrun would give them, in half the time, or
-    under real agents with `torchrun`, one for each machine, which take `options`.
+    Ranks are launched directly, with the variables and the store that torchrun would give them, from a process that has
+    imported torch (tests/nursery.py), or under real agents with `torchrun`, one for each machine, which take `options`.
     """
     counts = [trainers] if isinstance(trainers, int) else list(trainers)
     with processes() as running:
@@ -187,7 +199,7 @@ def start_ranks(
             }
             env = {name: str(value) for name, value in variables.items()} | dict(environment or {})
             if rank not in absent:
-                running.start(f"rank {rank}", [sys.executable, running.folder / "program.py", *arguments], env)
+                running.start_rank(rank, running.folder / "program.py", arguments, env)
         first += count
 
 
@@ -279,7 +291,7 @@ except BaseException:
 """
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """This environment without a launcher's variables, so that a test under torchrun starts afresh too."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "GNNSYS_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}

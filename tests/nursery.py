@@ -1,0 +1,159 @@
+"""Ranks of tests that begin in milliseconds: forked from a process that has imported torch and gnnsys, and did no more.
+
+Such a rank is what `python program.py` makes of it: a session of its own, its own environment, arguments and output,
+`__main__`, and an interpreter that ends as any other. There are two nurseries, so that neighbouring ranks hash strings
+differently, as processes do that were started one by one. `python -m tests.nursery FD` is the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+NUM_NURSERIES = 2
+DEADLINE = 120.0  # seconds for its imports, on a busy machine
+
+
+class Forked:
+    """A process that was forked there, in the words of `subprocess.Popen`. It stays a zombie until asked for its end."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.pid, self.returncode = pid, None
+        self._nursery, self._handle = nursery, os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        return self._await(0.0)
+
+    def wait(self, timeout: float) -> int:
+        code = self._await(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return code
+
+    def _await(self, timeout: float) -> int | None:
+        if self.returncode is None and select.select([self._handle], [], [], timeout)[0]:
+            self.returncode = self._nursery.ask({"collect": self.pid})
+            os.close(self._handle)
+        return self.returncode
+
+
+class Nursery:
+    """Where such processes come from; it ends with the process that made it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._here, there = socket.socketpair()
+        self._here.settimeout(DEADLINE)
+        self._lines, self._lock = self._here.makefile("r"), threading.Lock()
+        command = [sys.executable, "-m", "tests.nursery", str(there.fileno())]
+        with there:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                env=dict(environment),
+                cwd=ROOT,
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+
+    def start(
+        self, program: Path, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path
+    ) -> Forked:
+        """Runs a Python file; what it prints goes to `out` and `err`."""
+        order = {"program": str(program), "arguments": list(arguments), "environment": dict(environment)}
+        return Forked(self, self.ask(order | {"out": str(out), "err": str(err)}))
+
+    def ask(self, order: dict[str, Any]) -> int:
+        with self._lock:
+            self._here.sendall(json.dumps(order).encode() + b"\n")
+            answer = self._lines.readline()
+        assert answer, f"the nursery (process {self._process.pid}) ended with {self._process.poll()}"
+        return int(answer)
+
+
+@functools.cache
+def nursery(number: int) -> Nursery:
+    """The nursery for rank `number`; made when it is first asked for, together with the others."""
+    from tests.processes import clean_environment
+
+    if number:
+        nursery(0)
+    return Nursery(clean_environment())
+
+
+# The process
+
+
+def serve(orders: socket.socket) -> dict[str, Any]:
+    """Forks until nobody asks any more; returns in each forked process, with what it was asked to be."""
+    lines = orders.makefile("r")
+    for line in iter(lines.readline, ""):
+        order = json.loads(line)
+        if "collect" in order:
+            answer = os.waitstatus_to_exitcode(os.waitpid(order["collect"], 0)[1])
+        else:
+            assert len(os.listdir("/proc/self/task")) == 1, "a thread of this process would be missing in its children"
+            seen, settled = os.pipe()
+            answer = os.fork()
+            if answer == 0:
+                os.close(seen)
+                orders.close()
+                lines.close()
+                settle(order)
+                os.close(settled)
+                return order
+            os.close(settled)
+            os.read(seen, 1)  # nothing, once it has settled: whoever knows its pid may kill its group
+            os.close(seen)
+        orders.sendall(f"{answer}\n".encode())
+    sys.exit()
+
+
+def settle(order: dict[str, Any]) -> None:
+    """Makes a forked process look like a fresh one."""
+    import numpy as np
+
+    os.setsid()
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    np.random.seed()
+    sys.argv = [order["program"], *order["arguments"]]
+    sys.path[0] = str(Path(order["program"]).parent)
+
+
+def import_everything() -> None:
+    import torch._dynamo  # what the first optimizer of a process loads
+    import torch.distributed
+    from torch.nn.parallel import DistributedDataParallel  # noqa: F401
+
+    import gnnsys
+    import gnnsys.nn
+
+    for name in gnnsys.__all__:
+        getattr(gnnsys, name)
+
+
+def main() -> None:
+    import_everything()
+    program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__file__ = program
+    exec(compile(Path(program).read_text(), program, "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    main()
