@@ -1,13 +1,18 @@
 """Ranks of tests that begin in milliseconds: forked from a process that has imported torch and gnnsys, and did no more.
 
 Such a rank is what `python program.py` makes of it: a session of its own, its own environment, arguments and output,
-`__main__`, and an interpreter that ends as any other. There are two nurseries, so that neighbouring ranks hash strings
-differently, as processes do that were started one by one. `python -m tests.nursery FD` is the process.
+`__main__`, threads and exit functions that are waited for; only the interpreter is not taken apart after success. There
+are two nurseries, so that neighbouring ranks hash strings differently, as processes do that were started one by one.
+Ranks and servers as users have them, each in a fresh process, are in the tests that use torchrun or the lab.
+`python -m tests.nursery FD` is the process.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
+import importlib
 import json
 import os
 import select
@@ -20,32 +25,48 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests.disk import do_not_wait_for_disks
+
 ROOT = Path(__file__).resolve().parents[1]
 NUM_NURSERIES = 2
 DEADLINE = 120.0  # seconds for its imports, on a busy machine
 
 
-class Forked:
-    """A process that was forked there, in the words of `subprocess.Popen`. It stays a zombie until asked for its end."""
+class Child:
+    """A process that was forked, in the words of `subprocess.Popen`. It stays a zombie until asked for its end."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
-        self.pid, self.returncode = pid, None
-        self._nursery, self._handle = nursery, os.pidfd_open(pid)
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._handle, self._lock = os.pidfd_open(pid), threading.Lock()
 
     def poll(self) -> int | None:
-        return self._await(0.0)
-
-    def wait(self, timeout: float) -> int:
-        code = self._await(timeout)
-        if code is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-        return code
-
-    def _await(self, timeout: float) -> int | None:
-        if self.returncode is None and select.select([self._handle], [], [], timeout)[0]:
-            self.returncode = self._nursery.ask({"collect": self.pid})
-            os.close(self._handle)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
         return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._handle], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = self._collect()
+        return self.returncode
+
+    def _collect(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Forked(Child):
+    """One that a nursery forked, whose child it is."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        super().__init__(pid)
+        self._nursery = nursery
+
+    def _collect(self) -> int:
+        os.close(self._handle)
+        return self._nursery.ask({"collect": self.pid})
 
 
 class Nursery:
@@ -82,16 +103,37 @@ class Nursery:
 
 
 @functools.cache
-def nursery(number: int) -> Nursery:
-    """The nursery for rank `number`; made when it is first asked for, together with the others."""
+def nurseries() -> tuple[Nursery, ...]:
+    """Made when they are first asked for."""
     from tests.processes import clean_environment
 
-    if number:
-        nursery(0)
-    return Nursery(clean_environment())
+    return tuple(Nursery(clean_environment()) for _ in range(NUM_NURSERIES))
 
 
 # The process
+
+
+def main() -> None:
+    import_everything()
+    do_not_wait_for_disks()
+    program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
+    if os.environ["LOCAL_RANK"] == "0":
+        from tests.spare_servers import keep_spares
+
+        keep_spares()
+    run(program)
+    leave()
+
+
+def import_everything() -> None:
+    importlib.import_module("torch._dynamo")  # what the first optimizer of a process loads
+
+    import gnnsys
+    import gnnsys.nn
+    import gnnsys.server
+
+    for name in gnnsys.__all__:
+        getattr(gnnsys, name)
 
 
 def serve(orders: socket.socket) -> dict[str, Any]:
@@ -107,8 +149,8 @@ def serve(orders: socket.socket) -> dict[str, Any]:
             answer = os.fork()
             if answer == 0:
                 os.close(seen)
-                orders.close()
                 lines.close()
+                orders.close()
                 settle(order)
                 os.close(settled)
                 return order
@@ -135,24 +177,20 @@ def settle(order: dict[str, Any]) -> None:
     sys.path[0] = str(Path(order["program"]).parent)
 
 
-def import_everything() -> None:
-    import torch._dynamo  # what the first optimizer of a process loads
-    import torch.distributed
-    from torch.nn.parallel import DistributedDataParallel  # noqa: F401
-
-    import gnnsys
-    import gnnsys.nn
-
-    for name in gnnsys.__all__:
-        getattr(gnnsys, name)
-
-
-def main() -> None:
-    import_everything()
-    program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
+def run(program: str) -> None:
+    """What `python program` does."""
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__file__ = program
     exec(compile(Path(program).read_text(), program, "exec"), module.__dict__)
+
+
+def leave() -> None:
+    """Ends as an interpreter does after success, but for destroying thousands of modules, which takes seconds."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore
 
-from tests.nursery import NUM_NURSERIES, Forked, nursery
+from tests.nursery import NUM_NURSERIES, Forked, nurseries
 
 ROOT = Path(__file__).resolve().parents[1]
 TAIL = 6000
@@ -71,7 +71,7 @@ class Running:
             return
         number, env = len(self.processes), {**clean_environment(), **environment}
         files = [self._file(number, which) for which in ("out", "err")]
-        self.processes.append((name, nursery(rank % NUM_NURSERIES).start(program, texts, env, *files)))
+        self.processes.append((name, nurseries()[rank % NUM_NURSERIES].start(program, texts, env, *files)))
 
     def store_port(self) -> int:
         """The port of a store that lives here as torchrun's does in its agent: no port has to be chosen in advance."""
