@@ -7,16 +7,19 @@ that has used up its spare ones starts a fresh process, as every rank of a user 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from gnnsys import server, server_process
 from tests.nursery import Child
 
+NAME = "gnnsys.server"  # which a process has that serves
 NUM_SPARES = 2  # a server, and another session's or what follows it when it is killed
 _MOST_DESCRIPTORS = 1000  # that a process has which has just begun
 
@@ -34,6 +37,8 @@ class Spare(Child):
             os.dup2(answers, 1)
             os.closerange(3, _MOST_DESCRIPTORS)
             sys.stdin = os.fdopen(0)
+            select.select([0], [], [])  # orders, or the end of the rank
+            Path("/proc/self/comm").write_text(NAME)
             code = server.main()
             sys.stderr.flush()
             os._exit(code)
