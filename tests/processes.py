@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from torch.distributed import TCPStore
+from typing import TYPE_CHECKING
 
 from tests.nursery import NUM_NURSERIES, Forked, nurseries
+
+if TYPE_CHECKING:  # who starts no ranks need not wait for torch
+    from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parents[1]
 TAIL = 6000
@@ -76,6 +78,8 @@ class Running:
     def store_port(self) -> int:
         """The port of a store that lives here as torchrun's does in its agent: no port has to be chosen in advance."""
         if self.store is None:
+            from torch.distributed import TCPStore
+
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return int(self.store.port)
 
