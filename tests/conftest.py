@@ -27,9 +27,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly and any(
         hasattr(module, "run_ranks") or hasattr(module, "start_ranks") for module in modules
     ):
-        from tests.nursery import nurseries
+        from tests.nursery import forks_ranks, nurseries
 
-        nurseries()
+        if forks_ranks():
+            nurseries()
 
 
 @pytest.fixture(autouse=True)

@@ -102,6 +102,13 @@ class Nursery:
         return int(answer)
 
 
+def forks_ranks() -> bool:
+    """Not under sanitizers, which look at whole processes, nor beside a GPU, whose driver does not survive a fork."""
+    import torch
+
+    return not os.environ.get("GNNSYS_SANITIZER") and not torch.cuda.is_available()
+
+
 @functools.cache
 def nurseries() -> tuple[Nursery, ...]:
     """Made when they are first asked for."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.nursery import NUM_NURSERIES, Forked, nurseries
+from tests.nursery import NUM_NURSERIES, Forked, forks_ranks, nurseries
 
 if TYPE_CHECKING:  # who starts no ranks need not wait for torch
     from torch.distributed import TCPStore
@@ -66,9 +66,9 @@ class Running:
         return number
 
     def start_rank(self, rank: int, program: Path, arguments: Sequence[object], environment: Mapping[str, str]) -> None:
-        """Starts `python program arguments`, from a nursery except under sanitizers, which look at whole processes."""
+        """Starts `python program arguments`, from a nursery where there can be one."""
         name, texts = f"rank {rank}", list(map(str, arguments))
-        if os.environ.get("GNNSYS_SANITIZER"):
+        if not forks_ranks():
             self.start(name, [sys.executable, program, *texts], environment)
             return
         number, env = len(self.processes), {**clean_environment(), **environment}
