@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -52,6 +53,7 @@ class Peers:
         self._limit = timedelta(seconds=timeout)
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._expected: dict[int, SimpleQueue[tuple[Any, Any] | None]] = {}  # per peer: what its thread waits for
+        weakref.finalize(self, _end, self._expected)  # threads of one that nobody closed
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
 
@@ -131,9 +133,7 @@ class Peers:
 
     def close(self) -> None:
         """Ends the threads, once what they wait for has come or failed."""
-        for waiting in self._expected.values():
-            waiting.put(None)
-        self._expected.clear()
+        _end(self._expected)
         self._sends.clear()
 
     def _wait_send(self) -> None:
@@ -159,6 +159,12 @@ class _Sum:
                 f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
                 rank=-1 if peer is None else peer, silent_for=silent_for,
             ) from error  # fmt: skip
+
+
+def _end(expected: dict[int, SimpleQueue[Any]]) -> None:
+    for waiting in expected.values():
+        waiting.put(None)
+    expected.clear()
 
 
 class _Done:
