@@ -1,12 +1,14 @@
-"""The way back: bins in the reverse order of their places, gradients of the halo to their owners, sums over ranks.
+"""The way back: bins in reverse, gradients of the halo to their owners, parameters' gradients summed over the ranks.
 
-Within a layer the order is fixed whatever arrives first, and what peers say of a row is added in their order, so sums
-are the same on every run. Bins of different layers interleave as their inputs allow. A layer's parameters are summed
-over the ranks as soon as its bins are done here, the last layer first on every rank.
+Bins that others wait for run first, then the latest layer's. Nothing depends on that order: a step whose bins add to
+the same rows runs them in the reverse order of their places, whatever arrives first; what bins say of parameters is
+added in the bins' order, and what peers say of rows in the peers'. So sums are the same on every run. A layer's
+parameters are summed over the ranks as soon as its bins are done here, the last layer first on every rank.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +19,8 @@ from torch import Tensor
 from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.state import Pass, needed_before
+
+_MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
 
 
 class Backward:
@@ -29,15 +33,13 @@ class Backward:
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
         self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
-        self._of_parameters = [[torch.zeros_like(p) for p in step.stage.parameters()] for step in self._steps]
+        self._of_parameters: list[dict[int, list[Tensor]]] = [{} for _ in self._steps]  # by bin, or all under -1
         self._reducing: list[tuple[int, Tensor, Any]] = []
         self._unreduced = len(self._steps) - 1
         self._missing = [[0] * len(step.bins) for step in self._steps]
         self._chunks_left: dict[tuple[int, int], int] = {}  # (step, chunk): bins that will add to its gradient
-        self._waiting = [
-            list(reversed(range(len(step.bins)))) if s >= self._first else [] for s, step in enumerate(self._steps)
-        ]
-        self._left = [len(each) for each in self._waiting]
+        self._left = [len(step.bins) if s >= self._first else 0 for s, step in enumerate(self._steps)]
+        self._ready: list[tuple[int, int, int]] = []  # (not awaited by others, -step, -bin), the least first
 
     def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Gradients of the input's core rows (None where nobody asked), and by id those of parameters, of all ranks."""
@@ -47,15 +49,14 @@ class Backward:
         num_arrivals = self._await()
         self._reduce_done()
         while sum(self._left) or num_arrivals:
-            task = self._next()
-            token = self._exchange.arrival(wait=task is None) if num_arrivals else None
+            token = self._exchange.arrival(wait=not self._ready) if num_arrivals else None
             if token is not None:
                 num_arrivals -= 1
                 s, number = self._exchange.take_grad(token)
                 self._release(s - 1, self._opened(s, number))
             else:
-                assert task is not None, "the schedule waits for itself"
-                self._do(*task)
+                _, s, b = heapq.heappop(self._ready)
+                self._do(-s, -b)
         x_grad = self._take_grad(0, 0, self._exchange.plan.num_core, 0) if state.needs[0] else None
         found = self._reduced()
         self._exchange.flush()
@@ -81,7 +82,22 @@ class Backward:
                     num_arrivals += 1
                     for at in self._opened(s, number):
                         self._missing[s - 1][at] += 1
+        for s in range(self._first, len(self._steps)):
+            for b in range(len(self._steps[s].bins)):
+                self._enter(s, b)
         return num_arrivals
+
+    def _is_free(self, s: int) -> bool:
+        """Whether a step's bins write rows of their own alone, so that any order gives the same."""
+        step = self._steps[s]
+        return (step.view is not None or step.stage.conv is None) and len(step.bins) <= _MAX_FREE
+
+    def _enter(self, s: int, b: int) -> None:
+        """A bin may run, if nothing is missing and it is its turn."""
+        if self._missing[s][b] or not (self._is_free(s) or b == self._left[s] - 1):
+            return
+        is_awaited = self._returns_grads(s) and len(self._steps[s].needs[b][1]) > 0
+        heapq.heappush(self._ready, (0 if is_awaited else 1, -s, -b))
 
     def _opens(self, s: int, b: int) -> Sequence[int]:
         """The bins of the step before that wait for this one."""
@@ -97,26 +113,21 @@ class Backward:
         """Whether gradients of a step's halo go back to their owners."""
         return s >= self._first and self._state.needs[s] and self._steps[s].has_halo
 
-    def _next(self) -> tuple[int, int] | None:
-        """The next bin of the last layer whose next bin may run."""
-        for s in range(len(self._steps) - 1, self._first - 1, -1):
-            if self._waiting[s] and self._missing[s][self._waiting[s][0]] == 0:
-                return s, self._waiting[s][0]
-        return None
-
     def _release(self, s: int, bins: Sequence[int]) -> None:
         for b in bins:
             self._missing[s][b] -= 1
+            self._enter(s, b)
 
     # -- what ----------------------------------------------------------------------------------------------------------
 
     def _do(self, s: int, b: int) -> None:
-        self._waiting[s].pop(0)
         self._make_room(s)
         began = time.perf_counter()
         self._compute(s, b)
         self._state.times.compute += time.perf_counter() - began
         self._left[s] -= 1
+        if b > 0 and not self._is_free(s):
+            self._enter(s, b - 1)
         if s > self._first:
             self._release(s - 1, self._opens(s, b))
         if self._returns_grads(s):
@@ -142,17 +153,14 @@ class Backward:
         if step.stage.norm is not None:
             core = state.rows[s][: self._exchange.plan.num_core]
             self._grads[s], found = state.norms.pop(s).backward(core, grad)
-            for into, each in zip(self._of_parameters[s], found):
-                into += each
+            self._of_parameters[s][b] = found
             return
         kept = state.take_kept(s, b)
         leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
         sources = [*leaves, *step.stage.parameters()]
         grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
         by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
-        for into, each in zip(self._of_parameters[s], grads[len(leaves) :]):
-            if each is not None:
-                into += each
+        self._add_parameters(s, b, grads[len(leaves) :])
         if step.view is not None:
             self._put_sums(s, here, by_leaf.get(id(kept.inputs)), by_leaf.get(id(kept.own)))
         else:
@@ -160,6 +168,18 @@ class Backward:
             self._add_grad(s, where, by_leaf.get(id(kept.inputs)))
         for name, leaf in zip(step.stage.joins, kept.joined):
             self._add_marked(state.marks[name], s, slice(here.first, here.end), by_leaf.get(id(leaf)))
+
+    def _add_parameters(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
+        """What a bin says of its stage's parameters: kept apart where the order of bins is not fixed."""
+        parameters = self._steps[s].stage.parameters()
+        found = [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, grads)]
+        if self._is_free(s):
+            self._of_parameters[s][b] = found
+            return
+        before = self._of_parameters[s].setdefault(-1, found)
+        if before is not found:
+            for into, each in zip(before, found):
+                into += each
 
     def _put_sums(self, s: int, here: Bin, of_sums: Tensor | None, of_own: Tensor | None) -> None:
         """The gradient of a bin's sums, for who pulls it, and of its nodes' own rows, which go no other way."""
@@ -245,12 +265,20 @@ class Backward:
     def _reduce_done(self) -> None:
         """Begins the sum over ranks of the gradients of layers that are done here."""
         while self._unreduced >= self._first and self._left[self._unreduced] == 0:
-            grads = self._of_parameters[self._unreduced]
-            if grads:
-                dtype = max((g.dtype for g in grads), key=lambda t: t.itemsize)
-                flat = torch.cat([g.reshape(-1).to("cpu", dtype) for g in grads])
+            parameters = self._steps[self._unreduced].stage.parameters()
+            if parameters:
+                flat = self._flat(parameters, self._of_parameters[self._unreduced])
                 self._reducing.append((self._unreduced, flat, self._exchange.peers.all_reduce(flat)))
             self._unreduced -= 1
+
+    @staticmethod
+    def _flat(parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor]]) -> Tensor:
+        """One row of numbers: the bins' gradients added in their order."""
+        dtype = max((p.dtype for p in parameters), key=lambda t: t.itemsize)
+        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype)
+        for _, grads in sorted(by_bin.items(), reverse=True):
+            flat += torch.cat([grad.reshape(-1).to("cpu", dtype) for grad in grads])
+        return flat
 
     def _reduced(self) -> dict[int, Tensor]:
         """The sums, when they are there; a parameter of several layers gets the sum of theirs."""
