@@ -95,3 +95,17 @@ def test_rows_that_are_not_those_of_the_nodes_are_refused(layers):
             model(x)
     with pytest.raises(ValueError, match=r"Conv cannot be applied to rows and a structure, \[60, 4\]"):
         model(rows(1)[:, :4])
+
+
+@pytest.mark.parametrize("kind", [SAGEConv, GATConv])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_autocast_reaches_the_bins(kind, given):
+    torch.manual_seed(0)
+    layers = [kind(WIDTH, 6), nn.ReLU(), nn.Linear(6, 3)]
+    want = HybridParallel(copy.deepcopy(layers), GRAPH)(rows(1).float()).detach()
+    model = HybridParallel(layers, GRAPH)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = model(rows(1).to(given))
+    found.float().sum().backward()
+    assert found.dtype == torch.bfloat16 and all(p.grad is not None for p in layers[2].parameters())
+    assert float((found.float() - want).detach().abs().max()) <= 0.03 * float(want.abs().max())
