@@ -162,11 +162,11 @@ class HybridParallel(nn.Module):
         """What passes over rows of this width share, made the first time they are seen."""
         device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (x.shape[1], x.dtype, x.device, device, cast)
+        key = (x.shape[1], x.dtype, x.requires_grad, x.device, device, cast)
         if key not in self._grounds:
             is_first = not self._grounds
             in_place = device == x.device and self.memory_budget is None  # sums are made where rows lie
-            stages = with_halves(self._stages) if in_place else self._stages
+            stages = with_halves(self._stages, x.requires_grad) if in_place else self._stages
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
                 x.device, device,

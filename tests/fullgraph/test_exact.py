@@ -188,6 +188,24 @@ def test_features_that_need_no_gradient_give_the_same_and_travel_once():
         assert sent == [first + each, each, each]
 
 
+def test_a_first_layer_that_narrows_sends_its_wide_features_once_and_nothing_later():
+    graph, ranks = random_graph(N, 300, 4), random_ranks(2)
+    layers = seeded(lambda: [GCNConv(40, 3), nn.ReLU(), GCNConv(3, 4)])
+
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60)
+        x = torch.ones(len(model.nodes), 40, dtype=torch.float64)
+        sent = []
+        for _ in range(2):
+            model(x).sum().backward()
+            sent.append(model.times.num_bytes)
+        rows, halo = sum(model.plan.rows_to()), model.plan.num_halo
+        return sent, [8 * (40 * rows + 3 * (rows + halo)), 8 * 3 * (rows + halo)]
+
+    for sent, expected_bytes in run_ranks(2, work):
+        assert sent == expected_bytes
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_dropout_is_the_same_on_any_number_of_ranks(world_size):
     graph = random_graph(N, 300, 5)
