@@ -23,6 +23,7 @@ from gnnsys.fullgraph.steps import Schedule, Step, make_steps
 from gnnsys.ops import WholeDegrees, stream_key
 
 if TYPE_CHECKING:
+    from gnnsys.fullgraph.approximate import Policy
     from gnnsys.graph import Graph
     from gnnsys.sampling import DistGraph
 
@@ -49,7 +50,8 @@ class HybridParallel(nn.Module):
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed` decides
     dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
-    travel once, when a tensor is first seen; all ranks must give a new one at the same time.
+    travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate` trades
+    exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`.
     """
 
     step: Tensor
@@ -64,6 +66,7 @@ class HybridParallel(nn.Module):
         recompute: bool = False,
         wire_dtype: torch.dtype | None = None,
         seed: int = 0,
+        approximate: Policy | None = None,
         group: Any = None,
         timeout: float = 1800.0,
     ) -> None:
@@ -82,6 +85,7 @@ class HybridParallel(nn.Module):
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
         self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
+        self._train_exchange = Exchange if approximate is None else approximate.begin(self)
 
     @property
     def nodes(self) -> Tensor:
@@ -171,7 +175,9 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, model: HybridParallel, state: Pass, x: Tensor, *parameters: Tensor) -> Tensor:
         rows, is_here = model._input(x, state.ground.steps)
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
-        ctx.state, ctx.exchange, ctx.parameters = state, Exchange(state), parameters
+        ctx.state, ctx.parameters = state, parameters
+        trains = model.training and state.wants_grad
+        ctx.exchange = model._train_exchange(state) if trains else Exchange(state)
         with torch.set_grad_enabled(state.wants_grad):
             out = Forward(state, ctx.exchange).run(rows, is_here)
         model.times = state.times

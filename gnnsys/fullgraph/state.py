@@ -56,7 +56,7 @@ class Pass:
     """`rows[s]` is what step s reads (core, then halo where it has neighbours), `rows[-1]` the result.
 
     `needs[s]` says whether rows[s] depend on something that trains; `marks` which rows a name in the list of layers
-    means.
+    means; `scales[s]`, where it is there, a factor for each row of step s's input that bins multiply what they read by.
     """
 
     ground: Ground
@@ -65,6 +65,7 @@ class Pass:
     rows: list[Tensor] = field(default_factory=list)
     needs: list[bool] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
+    scales: dict[int, Tensor] = field(default_factory=dict)  # [num_rows, 1]
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
@@ -75,6 +76,7 @@ class Pass:
         """Makes room for the rows of every layer, of which x is the first."""
         ground, steps = self.ground, self.ground.steps
         self.rows = [x.detach()]
+        self.scales = {s: each.to(x) for s, each in self.scales.items()}
         self._autocast = _autocast_state(ground.device.type)
         self.marks = {name: index for index, step in enumerate(steps) for name in step.stage.keep_as}
         self.needs = [self.wants_grad and x.requires_grad]
@@ -120,6 +122,7 @@ class Pass:
         step, device, grads = ground.steps[s], ground.device, torch.is_grad_enabled()
         here = step.bins[b]
         inputs = here.inputs(self.rows[s]).detach().to(device).requires_grad_(grads and self.needs[s])
+        read = inputs * here.inputs(self.scales[s]).to(device) if s in self.scales else inputs
         joined = []
         for name in step.stage.joins:
             mark = self.marks[name]
@@ -127,7 +130,7 @@ class Pass:
             joined.append(rows.requires_grad_(grads and self.needs[mark]))
         now = Rows(ground.ids[here.first : here.end], self.key)
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(inputs, here.csc, joined, now))
+            return Kept(inputs, joined, step.stage.run(read, here.csc, joined, now))
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""
