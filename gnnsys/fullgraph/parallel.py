@@ -73,6 +73,8 @@ class HybridParallel(nn.Module):
         super().__init__()
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype must be a floating-point dtype, got {wire_dtype}")
+        if approximate is not None and not hasattr(approximate, "begin"):
+            raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
         self._stages = make_stages(layers)
         self._peers = Peers(group, timeout=timeout)

@@ -179,12 +179,14 @@ def test_runs_give_the_same_bits_and_evaluation_in_between_changes_none(policy):
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, float("nan"), 1e-12])
-def test_a_rate_or_gamma_out_of_range_is_refused(wrong):
+def test_a_rate_or_gamma_out_of_range_and_what_is_no_policy_are_refused(wrong):
     with pytest.raises(ValueError, match="rate must be in"):
         BoundarySampling(wrong)
     if wrong != 1e-12:
         with pytest.raises(ValueError, match="gamma must be in"):
             Staleness(gamma=wrong)
+    with pytest.raises(ValueError, match="approximate must be a policy"):
+        HybridParallel(seeded(gcn), random_graph(N, 300, 1), approximate=wrong)
 
 
 def planted(num_nodes: int = 400, num_classes: int = 4) -> tuple[Graph, torch.Tensor, torch.Tensor]:
