@@ -110,6 +110,7 @@ class Backward:
 
     def _do(self, s: int, b: int) -> None:
         self._waiting[s].pop(0)
+        self._make_room(s)
         began = time.perf_counter()
         self._compute(s, b)
         self._state.times.compute += time.perf_counter() - began
@@ -119,6 +120,16 @@ class Backward:
         if self._returns_grads(s):
             self._send(s, b)
         self._reduce_done()
+
+    def _make_room(self, s: int) -> None:
+        """For the gradients of a step's input, unless its one bin's will be all of them."""
+        state, step = self._state, self._steps[s]
+        if state.needs[s] and self._grads[s] is None and len(step.bins) > 1:
+            self._grads[s] = torch.zeros_like(state.rows[s])
+        for name in step.stage.joins:
+            mark = state.marks[name]
+            if state.needs[mark] and (mark, s) not in self._marked:
+                self._marked[mark, s] = torch.zeros_like(state.rows[mark][: self._exchange.plan.num_core])
 
     def _compute(self, s: int, b: int) -> None:
         state, step = self._state, self._steps[s]
@@ -151,25 +162,18 @@ class Backward:
         rows, into = self._state.rows[s], self._grads[s]
         grad = grad.to(rows.device)
         if into is None:
-            if where is None:
-                self._grads[s] = grad
-                return
-            into = self._grads[s] = torch.zeros_like(rows)
-        if where is None:
-            into += grad
+            self._grads[s] = grad  # of the one bin that has all rows
         elif isinstance(where, slice):
             into[where] += grad
         else:
+            assert where is not None
             into.index_add_(0, where, grad)
 
     def _add_marked(self, mark: int, s: int, where: slice, grad: Tensor | None) -> None:
         """Several steps may look back to one mark, in any order: each has a sum of its own."""
-        if grad is None:
-            return
-        core = self._state.rows[mark][: self._exchange.plan.num_core]
-        if (mark, s) not in self._marked:
-            self._marked[mark, s] = torch.zeros_like(core)
-        self._marked[mark, s][where] += grad.to(core.device)
+        if grad is not None:
+            into = self._marked[mark, s]
+            into[where] += grad.to(into.device)
 
     def _take_grad(self, s: int, first: int, end: int, number: int) -> Tensor:
         """The gradient of rows first to end of step s's input: from its own bins, from joins, then from the peers."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.check import check_layers, check_parameters
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
@@ -48,10 +49,12 @@ class HybridParallel(nn.Module):
     >>> loss.backward()
 
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
-    the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed` decides
-    dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
-    travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate` trades
-    exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`.
+    the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement,
+    besides the rows of layers, which live where x does: bins are then as large as it lets them be, and computed again
+    on the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed`
+    decides dropout, together with the number of the step, which is part of the model's state. Features that need no
+    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate`
+    trades exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`.
     """
 
     step: Tensor
@@ -64,6 +67,7 @@ class HybridParallel(nn.Module):
         ranks: Tensor | None = None,
         schedule: Schedule | None = None,
         recompute: bool = False,
+        memory_budget: int | None = None,
         wire_dtype: torch.dtype | None = None,
         seed: int = 0,
         approximate: Policy | None = None,
@@ -73,6 +77,10 @@ class HybridParallel(nn.Module):
         super().__init__()
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype must be a floating-point dtype, got {wire_dtype}")
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget must be a positive number of bytes, got {memory_budget}")
+        if memory_budget is not None and schedule is not None and schedule.packing is not None:
+            raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
@@ -81,11 +89,13 @@ class HybridParallel(nn.Module):
         self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
         self.schedule = schedule or Schedule()
         self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
-        self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
+        self.recompute, self.wire_dtype, self.seed = recompute or memory_budget is not None, wire_dtype, seed
+        self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
+        self._checked: set[Any] = set()
         self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
         self._train_exchange = Exchange if approximate is None else approximate.begin(self)
 
@@ -107,6 +117,7 @@ class HybridParallel(nn.Module):
                 f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got {x.dtype} "
                 f"{list(x.shape)}"
             )
+        self._check(x)
         ground = self._ground(x)
         wants_grad = torch.is_grad_enabled()
         trains = [p for p in self.parameters() if p.requires_grad]
@@ -123,27 +134,31 @@ class HybridParallel(nn.Module):
         self._peers.all_reduce(rows).wait()
         return rows * width * itemsize
 
+    def _check(self, x: Tensor) -> None:
+        """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
+        device = next((p.device for p in self.parameters()), x.device)
+        key = (x.shape[1], x.dtype, device, self.training)
+        if key not in self._checked:
+            check_layers(self._stages, x.shape[1], x.dtype, device)
+            self._checked.add(key)
+
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
         device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         key = (x.shape[1], x.dtype, x.device, device, cast)
         if key not in self._grounds:
+            is_first = not self._grounds
             steps = make_steps(
-                self._stages,
-                self.plan,
-                self._whole,
-                self._peers,
-                self._packing(),
-                x.shape[1],
-                x.dtype,
-                x.device,
-                device,
-            )
+                self._stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1],
+                x.dtype, x.device, device,
+            )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
                 self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute
             )
+            if is_first:  # lazy parameters are there only now
+                check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
     def _packing(self) -> Packing:

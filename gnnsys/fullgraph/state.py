@@ -122,15 +122,21 @@ class Pass:
         step, device, grads = ground.steps[s], ground.device, torch.is_grad_enabled()
         here = step.bins[b]
         inputs = here.inputs(self.rows[s]).detach().to(device).requires_grad_(grads and self.needs[s])
-        read = inputs * here.inputs(self.scales[s]).to(device) if s in self.scales else inputs
+        read = self._scaled(s, here, inputs) if s in self.scales else inputs
         joined = []
         for name in step.stage.joins:
             mark = self.marks[name]
             rows = self.rows[mark][here.first : here.end].detach().to(device)
             joined.append(rows.requires_grad_(grads and self.needs[mark]))
         now = Rows(ground.ids[here.first : here.end], self.key)
+        csc = None if here.csc is None else here.csc.to(device)
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(read, here.csc, joined, now))
+            return Kept(inputs, joined, step.stage.run(read, csc, joined, now))
+
+    def _scaled(self, s: int, here: Bin, inputs: Tensor) -> Tensor:
+        scale = here.inputs(self.scales[s]).to(inputs.device)
+        is_copy = here.src is not None or inputs.device != self.rows[s].device
+        return inputs.mul_(scale) if is_copy and not inputs.requires_grad else inputs * scale
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""

@@ -165,8 +165,10 @@ def test_features_that_need_no_gradient_give_the_same_and_travel_once():
     graph, ranks = random_graph(N, 300, 4), random_ranks(3)
     check(unequal_sage, graph, ranks, 3, x_grad=False)
 
+    layers = seeded(unequal_sage)
+
     def work(rank, group):
-        model = HybridParallel(seeded(unequal_sage), graph, ranks=ranks, group=group, timeout=60)
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60)
         x = torch.ones(len(model.nodes), WIDTH, dtype=torch.float64)
         sent = []
         for _ in range(3):
