@@ -74,6 +74,10 @@ def test_recomputed_bins_see_the_halo_that_was_drawn_on_the_way_there(x_grad):
     check(unequal_sage, 2, BoundarySampling(RATE), recompute=True, x_grad=x_grad)
 
 
+def test_bins_within_a_budget_of_memory_see_the_drawn_halo():
+    check(unequal_sage, 2, BoundarySampling(RATE), memory_budget=20_000)
+
+
 def test_a_rank_without_nodes_takes_part_in_sampled_passes():
     check(unequal_sage, 3, BoundarySampling(RATE), empty=1)
 
@@ -204,8 +208,9 @@ def planted(num_nodes: int = 400, num_classes: int = 4) -> tuple[Graph, torch.Te
 
 
 def test_training_ends_about_as_well_as_exact_training_does():
-    """On a planted graph and a random partition: within four points of the accuracy of exact training, which is above
-    nine tenths, on nodes without labels in training."""
+    """On a planted graph and a random partition, by accuracy on the 200 nodes without labels, where exact training gets
+    above nine tenths: within three points of it, and six where but a fifth of the halo is drawn, which two thirds of
+    all neighbours are in."""
     graph, x, y = planted()
     ranks = random_ranks(3, 400)
     is_train = torch.arange(400) % 2 == 0
@@ -218,9 +223,9 @@ def test_training_ends_about_as_well_as_exact_training_does():
                 copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=policy,
                 schedule=Schedule(packing=Packing()),
             )  # fmt: skip
-            optimizer = torch.optim.Adam(model.parameters(), 0.04)
+            optimizer = torch.optim.Adam(model.parameters(), 0.02)
             own, labels, mine = x[model.nodes], y[model.nodes], is_train[model.nodes]
-            for _ in range(30):
+            for _ in range(60):
                 optimizer.zero_grad()
                 (F.cross_entropy(model(own)[mine], labels[mine], reduction="sum") / 200).backward()
                 optimizer.step()
@@ -233,5 +238,6 @@ def test_training_ends_about_as_well_as_exact_training_does():
 
     exact = accuracy(None)
     assert exact > 0.9
-    for policy in (BoundarySampling(0.2), BoundarySampling(0.5), *POLICIES[1:]):
-        assert accuracy(policy) > exact - 0.04, policy
+    bounds = {BoundarySampling(0.2): 0.06, BoundarySampling(0.5): 0.03, Staleness(): 0.03, Staleness(gamma=0.5): 0.03}
+    for policy, bound in bounds.items():
+        assert accuracy(policy) >= exact - bound, policy
