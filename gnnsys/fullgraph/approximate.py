@@ -89,16 +89,19 @@ class BoundarySampling:
 class _SampledExchange(Exchange):
     """Rows and gradients of drawn nodes alone: `here` are those of this rank's halo, `there[r]` of what r needs of it.
 
-    Features that need no gradient come whole, once, and are left as they are: bins scale what they read of them. So
-    they do with features that train, whose gradients therefore come scaled.
+    Features that need no gradient come whole, once, and are left as they are: bins scale what they read of them.
     """
 
     def __init__(self, state: Pass, scale: float, here: Tensor, there: list[Tensor]) -> None:
         super().__init__(state)
         self._scale, self._here, self._there = scale, here, there
-        if state.ground.steps[0].has_halo:
+
+    def begin(self) -> None:
+        rows = self.state.rows[0]
+        if self._comes_whole(0) and self.state.ground.steps[0].has_halo:
             core = torch.ones(self.plan.num_core, dtype=torch.float64)
-            state.scales[0] = torch.cat([core, here.double() * scale])[:, None]
+            scales = torch.cat([core, self._here.double() * self._scale])
+            self.state.scales[0] = scales[:, None].to(rows)
 
     def expect_rows(self, s: int) -> list[int]:
         if self._comes_whole(s):
@@ -137,7 +140,8 @@ class _SampledExchange(Exchange):
         return sent
 
     def _returned(self, s: int, number: int, grad: Tensor) -> Tensor:
-        return grad[self._drawn(self.state.ground.steps[s].chunks[number]).to(grad.device)]
+        chunk = self.state.ground.steps[s].chunks[number]
+        return grad[self._here[chunk.first : chunk.end].to(grad.device)]
 
     def _comes_whole(self, s: int) -> bool:
         return s == 0 and not self.state.needs[0]
@@ -148,8 +152,7 @@ class _SampledExchange(Exchange):
 
     def _scaled(self, s: int, buffer: Tensor) -> Tensor:
         rows = self.state.rows[s]
-        found = buffer.to(rows.device, rows.dtype)
-        return found * self._scale if s else found
+        return buffer.to(rows.device, rows.dtype) * self._scale
 
 
 # -- staleness ---------------------------------------------------------------------------------------------------------
@@ -161,8 +164,9 @@ class Staleness:
 
     A training pass reads the halo rows, and adds the gradients of its own rows, that peers sent in the training pass
     before; what they send in this one is received for the next. The first training pass is exact, and what it received
-    is used once more in the second. Features, the input of the first layer, are never late, nor are their gradients
-    where they train.
+    is used once more in the second. Rows are late as they travel: those that a layer makes narrower before it sums them
+    up (GCN, SAGE) were made so with the weights of the pass before. Features that travel as they are given are never
+    late, nor are their gradients where they train.
 
     `gamma` in [0, 1) smooths what comes late, rows and gradients (PipeGCN-GF, 3.4): used is the mean that begins with
     what the first pass received, and is then gamma times what it was plus 1 - gamma times what came.
@@ -314,7 +318,7 @@ class _StaleExchange(Exchange):
         """Nothing of this pass is waited for."""
 
     def _returned(self, s: int, number: int, grad: Tensor) -> Tensor:
-        return super()._returned(s, number, grad).clone()  # so that a message under way keeps no more than itself
+        return grad.clone() if grad._is_view() else grad  # so that a message under way keeps no more than itself
 
     def _ask(self, key: Key, turn: int, tag: int, shape: tuple[int, int]) -> None:
         buffer = torch.empty(shape, dtype=self._travels_as(self.state.rows[key[1]]))

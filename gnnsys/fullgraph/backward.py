@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.state import Pass, needed_before
 
@@ -26,6 +27,7 @@ class Backward:
         self._steps, self._schedule = state.ground.steps, state.ground.schedule
         self._first = needed_before(state.needs, len(self._steps))  # the steps before it have nothing to learn
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
+        self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
         self._of_parameters = [[torch.zeros_like(p) for p in step.stage.parameters()] for step in self._steps]
         self._reducing: list[tuple[int, Tensor, Any]] = []
@@ -124,8 +126,10 @@ class Backward:
     def _make_room(self, s: int) -> None:
         """For the gradients of a step's input, unless its one bin's will be all of them."""
         state, step = self._state, self._steps[s]
-        if state.needs[s] and self._grads[s] is None and len(step.bins) > 1:
+        if state.needs[s] and step.view is None and self._grads[s] is None and len(step.bins) > 1:
             self._grads[s] = torch.zeros_like(state.rows[s])
+        if step.view is not None and state.needs[s] and self._sums[s] is None and len(step.bins) > 1:
+            self._sums[s] = state.rows[s].new_empty((self._exchange.plan.num_core, state.rows[s].shape[1]))
         for name in step.stage.joins:
             mark = state.marks[name]
             if state.needs[mark] and (mark, s) not in self._marked:
@@ -142,18 +146,35 @@ class Backward:
                 into += each
             return
         kept = state.take_kept(s, b)
-        leaves = [t for t in (kept.inputs, *kept.joined) if t.requires_grad]
+        leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
         sources = [*leaves, *step.stage.parameters()]
         grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
         by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
         for into, each in zip(self._of_parameters[s], grads[len(leaves) :]):
             if each is not None:
                 into += each
-        self._add_grad(
-            s, here.src if here.csc is not None else slice(here.first, here.end), by_leaf.get(id(kept.inputs))
-        )
+        if step.view is not None:
+            self._put_sums(s, here, by_leaf.get(id(kept.inputs)), by_leaf.get(id(kept.own)))
+        else:
+            where = here.src if here.csc is not None else slice(here.first, here.end)
+            self._add_grad(s, where, by_leaf.get(id(kept.inputs)))
         for name, leaf in zip(step.stage.joins, kept.joined):
             self._add_marked(state.marks[name], s, slice(here.first, here.end), by_leaf.get(id(leaf)))
+
+    def _put_sums(self, s: int, here: Bin, of_sums: Tensor | None, of_own: Tensor | None) -> None:
+        """The gradient of a bin's sums, for who pulls it, and of its nodes' own rows, which go no other way."""
+        if of_sums is None:
+            return
+        into = self._sums[s]
+        if into is None:
+            self._sums[s] = of_sums.contiguous()
+        else:
+            into[here.first : here.end] = of_sums
+        if of_own is not None:
+            if self._grads[s] is None:
+                self._grads[s] = of_own if into is None else torch.zeros_like(self._state.rows[s][: len(into)])
+            if into is not None:
+                self._grads[s][here.first : here.end] = of_own  # type: ignore[index]
 
     def _add_grad(self, s: int, where: Tensor | slice | None, grad: Tensor | None) -> None:
         """Adds the gradient of a bin's inputs to that of all rows; the rows of one bin are different ones."""
@@ -177,9 +198,16 @@ class Backward:
 
     def _take_grad(self, s: int, first: int, end: int, number: int) -> Tensor:
         """The gradient of rows first to end of step s's input: from its own bins, from joins, then from the peers."""
-        found = self._grads[s]
-        grad = torch.zeros_like(self._state.rows[s][first:end]) if found is None else found[first:end]
-        is_own = found is None
+        found, sums = self._grads[s], self._sums[s]
+        if sums is not None:
+            view = self._steps[s].view
+            assert view is not None
+            grad, is_own = view.pull(sums, first, end), True
+            if found is not None:
+                grad += found[first:end]
+        else:
+            grad = torch.zeros_like(self._state.rows[s][first:end]) if found is None else found[first:end]
+            is_own = found is None
         for key in sorted(self._marked):
             if key[0] == s:
                 grad, is_own = grad + self._marked[key][first:end], True
@@ -200,12 +228,19 @@ class Backward:
         if not self._schedule.intra_layer:
             done = list(range(len(self._steps[s].chunks))) if self._left[s] == 0 else []
         for chunk in done:
-            grad = self._grads[s]
-            if grad is None:
-                grad = self._grads[s] = torch.zeros_like(self._state.rows[s])
-            self._exchange.send_grad(s, chunk, grad)
+            self._exchange.send_grad(s, chunk, self._halo_grad(s, self._steps[s].chunks[chunk]))
         if self._left[s] == 0 and not (self._schedule.intra_layer or self._schedule.inter_layer):
             self._exchange.flush()
+
+    def _halo_grad(self, s: int, chunk: Chunk) -> Tensor:
+        """The gradient of rows that came from elsewhere, complete for this rank."""
+        num_core, grad, sums = self._exchange.plan.num_core, self._grads[s], self._sums[s]
+        first, end = num_core + chunk.first, num_core + chunk.end
+        if sums is not None:
+            view = self._steps[s].view
+            assert view is not None
+            return view.pull(sums, first, end)
+        return torch.zeros_like(self._state.rows[s][first:end]) if grad is None else grad[first:end]
 
     def _reduce_done(self) -> None:
         """Begins the sum over ranks of the gradients of layers that are done here."""

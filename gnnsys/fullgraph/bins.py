@@ -125,8 +125,8 @@ def _end_of_bin(csc: CSC, first: int, end: int, step: int, limit: int, costs: Co
         cost = costs.fixed + (num_src + more) * costs.source + (until - first) * costs.node + num_edges * costs.edge
         if cost > limit and until == first + 1:
             raise ValueError(
-                f"a node with {num_edges:,} in-edges takes {cost:,.0f} bytes by itself, and memory_budget or bin_bytes is "
-                f"{limit:,}: raise it"
+                f"a node with {num_edges:,} in-edges takes {cost:,.0f} bytes by itself, and memory_budget or bin_bytes "
+                f"is {limit:,}: raise it"
             )
         if cost > limit:
             if step == 1:
@@ -187,17 +187,13 @@ def sent_rows(plan: HaloPlan, bounds: Sequence[int]) -> list[list[tuple[int, Ten
 
 
 def waits_for(
-    bins: Sequence[Bin], num_core: int, before: Sequence[int], chunks: Sequence[Chunk]
+    sources: Sequence[Tensor], num_core: int, before: Sequence[int], chunks: Sequence[Chunk]
 ) -> list[tuple[list[int], list[int]]]:
-    """Per bin: which bins of the layer before it needs (its bounds are `before`), and which chunks of the halo."""
+    """Per bin, given the local rows it reads: bins of the layer before, whose bounds are `before`, and chunks."""
     starts = torch.tensor([chunk.first + num_core for chunk in chunks], dtype=torch.int64)
     cuts = torch.tensor(before[1:], dtype=torch.int64)
     out = []
-    for each in bins:
-        if each.csc is None:
-            rows = torch.arange(each.first, each.end)
-        else:
-            rows = torch.arange(each.csc.num_src) if each.src is None else each.src.long()
+    for rows in sources:
         own, away = rows[rows < num_core], rows[rows >= num_core]
         local = torch.unique(torch.bucketize(own, cuts, right=True)).tolist()
         remote = torch.unique(torch.bucketize(away, starts, right=True) - 1).tolist() if len(chunks) else []

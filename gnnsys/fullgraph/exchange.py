@@ -32,6 +32,9 @@ class Exchange:
         self._first_tag = first_tag
         self._grads: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}  # (step, bin before it): by peer
 
+    def begin(self) -> None:
+        """The pass begins: there is room for its rows."""
+
     def expect_rows(self, s: int) -> list[int]:
         """Asks for the halo of step s's input: the chunks that will come."""
         step, rows, num_core = self.state.ground.steps[s], self.state.rows[s], self.plan.num_core
@@ -87,7 +90,7 @@ class Exchange:
         return bool(self._grads.get((s, number)))
 
     def send_grad(self, s: int, number: int, grad: Tensor) -> None:
-        """Sends the gradient of a chunk of step s's input, `grad`'s rows being all of the input's."""
+        """Sends the gradient of a chunk of step s's input."""
         began = time.perf_counter()
         chunk, rows = self.state.ground.steps[s].chunks[number], self._returned(s, number, grad)
         if len(rows):
@@ -120,9 +123,8 @@ class Exchange:
         return self.state.ground.steps[s - 1].bounds[number] if s else 0
 
     def _returned(self, s: int, number: int, grad: Tensor) -> Tensor:
-        """What goes back of a chunk's gradient."""
-        chunk, num_core = self.state.ground.steps[s].chunks[number], self.plan.num_core
-        return grad[num_core + chunk.first : num_core + chunk.end]
+        """What goes back of a chunk's gradient, [rows of the chunk, width]."""
+        return grad
 
     def _tag(self, s: int, number: int, back: bool = False) -> int:
         return self._first_tag + (s + _BACK * back) * _MAX_BINS + number

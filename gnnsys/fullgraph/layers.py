@@ -12,7 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -146,14 +146,22 @@ class Stage:
 
     def run(self, rows: Tensor, csc: CSC | None, joined: Sequence[Tensor], now: Rows) -> Tensor:
         """Rows of the bin's nodes from rows of its sources; `joined` are their rows at the marks of `joins`."""
-        with working_on(Rows(now.ids, stream_key(now.key, self.number))):
+        with self.at_work(now):
             if self.conv is not None:
                 assert csc is not None
                 rows = call(self.conv, rows, csc)
-            given = iter(joined)
-            for module in self.then:
-                rows = module(rows, next(given)) if isinstance(module, Join) else module(rows)
-            return rows
+            return self.finish(rows, joined)
+
+    def finish(self, rows: Tensor, joined: Sequence[Tensor]) -> Tensor:
+        """What follows the graph layer, row by row."""
+        given = iter(joined)
+        for module in self.then:
+            rows = module(rows, next(given)) if isinstance(module, Join) else module(rows)
+        return rows
+
+    def at_work(self, now: Rows) -> AbstractContextManager[None]:
+        """Inside it modules are given rows of these nodes, in this stage."""
+        return working_on(Rows(now.ids, stream_key(now.key, self.number)))
 
 
 def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.layers import make_stages
+from gnnsys.fullgraph.linear import with_halves
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.state import Ground, Pass, Times
 from gnnsys.fullgraph.steps import Schedule, Step, make_steps
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
 _BINS = 8  # per layer, where there is something to overlap with
+
+
+class Seen(NamedTuple):
+    """Features that need no gradient: the user's tensor, its rows by place and halo, and sums of them, by bin."""
+
+    x: Any
+    version: int
+    rows: Tensor
+    sums: dict[int, Tensor]
 
 
 class HybridParallel(nn.Module):
@@ -96,7 +106,7 @@ class HybridParallel(nn.Module):
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
         self._checked: set[Any] = set()
-        self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
+        self._seen: Seen | None = None  # features whose halo is here
         self._train_exchange = Exchange if approximate is None else approximate.begin(self)
 
     @property
@@ -127,6 +137,18 @@ class HybridParallel(nn.Module):
         out: Tensor = _Whole.apply(self, state, x, *trains)
         return out
 
+    def least_bytes(self, x: Tensor) -> tuple[int, int]:
+        """Payload that this rank sends: once for the features, and in each pass there and back, for inputs like `x`.
+
+        Rows that others need, times the width in which they travel, and gradients of what it needs of others.
+        """
+        ground, sizes = self._ground(x), []
+        widths = [(x.shape[1], x.dtype), *((step.width, step.dtype) for step in ground.steps)]
+        for (width, dtype), step in zip(widths, ground.steps):
+            sizes.append(width * (self.wire_dtype or dtype).itemsize if step.has_halo else 0)
+        num_sent, num_halo = sum(self.plan.rows_to()), self.plan.num_halo
+        return sizes[0] * num_sent, sum(sizes[1:]) * (num_sent + num_halo)
+
     def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
         """Bytes per exchange of rows of `width`, [world_size, world_size]: line r is what rank r sends."""
         rows = torch.zeros(self.plan.world_size, self.plan.world_size, dtype=torch.int64)
@@ -149,9 +171,11 @@ class HybridParallel(nn.Module):
         key = (x.shape[1], x.dtype, x.device, device, cast)
         if key not in self._grounds:
             is_first = not self._grounds
+            in_place = device == x.device and self.memory_budget is None  # sums are made where rows lie
+            stages = with_halves(self._stages) if in_place else self._stages
             steps = make_steps(
-                self._stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1],
-                x.dtype, x.device, device,
+                stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
+                x.device, device,
             )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
@@ -168,16 +192,16 @@ class HybridParallel(nn.Module):
     def _input(self, x: Tensor, steps: list[Step]) -> tuple[Tensor, bool]:
         """The first step's input by place, with room for the halo, and whether the halo is there already."""
         seen = self._seen
-        known = seen is not None and seen[0]() is x and seen[1] == x._version and not x.requires_grad
+        known = seen is not None and seen.x() is x and seen.version == x._version and not x.requires_grad
         agreed = torch.tensor([int(known)])
         self._peers.all_reduce(agreed, dist.ReduceOp.MIN).wait()
         if int(agreed):
             assert seen is not None
-            return seen[2], True
+            return seen.rows, True
         num_rows = self.plan.num_local if steps[0].has_halo else self.plan.num_core
         rows = x.new_empty((num_rows, x.shape[1]))
         rows[: self.plan.num_core] = x.detach()[self.plan.order.to(x.device)]
-        self._seen = None if x.requires_grad else (weakref.ref(x), x._version, rows)
+        self._seen = None if x.requires_grad else Seen(weakref.ref(x), x._version, rows, {})
         return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
 
     def extra_repr(self) -> str:
@@ -191,6 +215,7 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, model: HybridParallel, state: Pass, x: Tensor, *parameters: Tensor) -> Tensor:
         rows, is_here = model._input(x, state.ground.steps)
+        state.constant = None if model._seen is None else model._seen.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
         ctx.state, ctx.parameters = state, parameters
         trains = model.training and state.wants_grad

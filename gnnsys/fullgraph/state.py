@@ -14,6 +14,7 @@ from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows
+from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.fullgraph.steps import Schedule, Step
 
@@ -44,11 +45,12 @@ class Ground:
 
 @dataclass(eq=False)
 class Kept:
-    """A bin's inputs and result, still joined by autograd."""
+    """A bin's inputs and result, still joined by autograd. Of a stage in halves the inputs are sums and own rows."""
 
     inputs: Tensor
     joined: list[Tensor]
     out: Tensor
+    own: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -56,7 +58,8 @@ class Pass:
     """`rows[s]` is what step s reads (core, then halo where it has neighbours), `rows[-1]` the result.
 
     `needs[s]` says whether rows[s] depend on something that trains; `marks` which rows a name in the list of layers
-    means; `scales[s]`, where it is there, a factor for each row of step s's input that bins multiply what they read by.
+    means; `scales[s]`, where it is there, a factor for each row of step s's input, which bins multiply what they read
+    of it by; those rows need no gradient.
     """
 
     ground: Ground
@@ -68,6 +71,7 @@ class Pass:
     scales: dict[int, Tensor] = field(default_factory=dict)  # [num_rows, 1]
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
+    constant: dict[int, Tensor] | None = None  # sums of the first step's bins, where x is always the same
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     _random: dict[tuple[int, int], Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
@@ -76,7 +80,6 @@ class Pass:
         """Makes room for the rows of every layer, of which x is the first."""
         ground, steps = self.ground, self.ground.steps
         self.rows = [x.detach()]
-        self.scales = {s: each.to(x) for s, each in self.scales.items()}
         self._autocast = _autocast_state(ground.device.type)
         self.marks = {name: index for index, step in enumerate(steps) for name in step.stage.keep_as}
         self.needs = [self.wants_grad and x.requires_grad]
@@ -120,15 +123,22 @@ class Pass:
         """A bin through its stage, under autograd where that is on."""
         ground = self.ground
         step, device, grads = ground.steps[s], ground.device, torch.is_grad_enabled()
+        rows = self.rows[s].data  # others of them may be written meanwhile: autograd shall not count that
         here = step.bins[b]
-        inputs = here.inputs(self.rows[s]).detach().to(device).requires_grad_(grads and self.needs[s])
-        read = self._scaled(s, here, inputs) if s in self.scales else inputs
         joined = []
         for name in step.stage.joins:
             mark = self.marks[name]
-            rows = self.rows[mark][here.first : here.end].detach().to(device)
-            joined.append(rows.requires_grad_(grads and self.needs[mark]))
+            marked = self.rows[mark].data[here.first : here.end].to(device)
+            joined.append(marked.requires_grad_(grads and self.needs[mark]))
         now = Rows(ground.ids[here.first : here.end], self.key)
+        if isinstance(step.stage, LinearStage):
+            sums = self._sums(s, b).requires_grad_(grads and self.needs[s])
+            own = rows[here.first : here.end]
+            own.requires_grad_(grads and self.needs[s] and step.stage.takes_own)
+            with self._autocast():
+                return Kept(sums, joined, step.stage.run_sums(sums, own, joined, now), own)
+        inputs = here.inputs(rows).detach().to(device).requires_grad_(grads and self.needs[s])
+        read = self._scaled(s, here, inputs) if s in self.scales else inputs
         csc = None if here.csc is None else here.csc.to(device)
         with self._autocast():
             return Kept(inputs, joined, step.stage.run(read, csc, joined, now))
@@ -136,7 +146,19 @@ class Pass:
     def _scaled(self, s: int, here: Bin, inputs: Tensor) -> Tensor:
         scale = here.inputs(self.scales[s]).to(inputs.device)
         is_copy = here.src is not None or inputs.device != self.rows[s].device
-        return inputs.mul_(scale) if is_copy and not inputs.requires_grad else inputs * scale
+        return inputs.mul_(scale) if is_copy else inputs * scale
+
+    def _sums(self, s: int, b: int) -> Tensor:
+        """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
+        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        assert step.view is not None
+        if s in self.scales:
+            return step.view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
+        if s > 0 or self.constant is None:
+            return step.view.sums(self.rows[s], here.first, here.end)
+        if b not in self.constant:
+            self.constant[b] = step.view.sums(self.rows[s], here.first, here.end)
+        return self.constant[b].detach()
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""

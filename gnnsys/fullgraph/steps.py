@@ -15,6 +15,7 @@ from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.ops import CSC, WholeDegrees
 
@@ -49,6 +50,7 @@ class Step:
     chunks: list[Chunk]  # of its inputs' halo
     sends: Sends  # per bin of the step before: which of its rows go where
     needs: list[tuple[list[int], list[int]]]  # per bin: bins of the step before, chunks
+    view: View | None  # of a stage that is taken in its halves
 
     @property
     def has_halo(self) -> bool:
@@ -84,16 +86,35 @@ def make_steps(
     resides = device if budget is None else rows_device
     steps: list[Step] = []
     made: dict[tuple[int, ...], list[Bin]] = {}
+    views: dict[str, View] = {}
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
-        bins = _bins_of(stage, plan.csc, bounds[index], whole, made, rows_device, resides)
+        view = None
+        if isinstance(stage, LinearStage):
+            if stage.kind not in views:
+                on_device = WholeDegrees(*(each.to(device) for each in whole))
+                views[stage.kind] = View(stage.kind, plan.csc.to(device), on_device)
+            view, bins = views[stage.kind], make_bins(None, bounds[index], None)
+        else:
+            bins = _bins_of(stage, plan.csc, bounds[index], whole, made, rows_device, resides)
         chunks = halo_chunks(plan, before) if stage.conv is not None else []
         sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
         sends = [[(peer, rows.to(rows_device)) for peer, rows in each] for each in sends]
-        needs = waits_for(bins, plan.num_core, before[plan.rank], chunks)
-        steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs))
+        sources = [_sources(each, plan.csc if view is not None else None) for each in bins]
+        needs = waits_for(sources, plan.num_core, before[plan.rank], chunks)
+        steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs, view))
     return steps
+
+
+def _sources(here: Bin, csc: CSC | None) -> Tensor:
+    """The local rows that a bin reads; `csc` is that of a view."""
+    own = torch.arange(here.first, here.end)
+    if csc is not None:
+        return torch.cat([own, csc.indices[int(csc.indptr[here.first]) : int(csc.indptr[here.end])].long()])
+    if here.csc is None:
+        return own
+    return torch.arange(here.csc.num_src) if here.src is None else here.src.long().cpu()
 
 
 def _bins_of(
@@ -119,7 +140,11 @@ def probe(
     with torch.no_grad(), torch.random.fork_rng(cuda):
         rows = torch.zeros(1, width, dtype=dtype, device=device)
         marked = [torch.zeros(1, w, dtype=t, device=device) for w, t in joined]
-        out = stage.run(rows, csc, marked, Rows(one - 1, 0))
+        now = Rows(one - 1, 0)
+        if isinstance(stage, LinearStage):
+            out = stage.run_sums(rows, rows, marked, now)
+        else:
+            out = stage.run(rows, csc, marked, now)
     if out.dim() != 2 or out.shape[0] != 1:
         names = ", ".join(type(module).__name__ for module in stage.modules)
         raise ValueError(f"{names} gave {list(out.shape)} for one node, expected one row: [1, width]")

@@ -1,6 +1,7 @@
 """Dense oracles of approximate training, in float64: layers whose neighbours' rows are mixed as a policy says.
 
-`mix(m)` stands for what the exact computation has as `m @ h`, m being how much of each row goes to each node.
+`mix(m, rows)` stands for what the exact computation has as `m @ rows`: m is how much of each row goes to each node, and
+rows are what travels.
 """
 
 from __future__ import annotations
@@ -19,25 +20,32 @@ from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, close, loss_of
 
 LR = 1e-3
-Mix = Callable[[Tensor], Tensor]
+Mix = Callable[[Tensor, Tensor], Tensor]
 
 
-def sage(conv: Any, h: Tensor, a: Tensor, mix: Mix) -> Tensor:
-    mean = mix(a / a.sum(1, keepdim=True).clamp(min=1))
-    return mean @ conv.lin_l.weight.t() + conv.lin_l.bias + h @ conv.lin_r.weight.t()
+def sage(conv: Any, h: Tensor, a: Tensor, mix: Mix, halves: bool) -> Tensor:
+    mean, weight = a / a.sum(1, keepdim=True).clamp(min=1), conv.lin_l.weight.t()
+    return _either(mean, h, weight, mix, halves) + conv.lin_l.bias + h @ conv.lin_r.weight.t()
 
 
-def gcn(conv: Any, h: Tensor, a: Tensor, mix: Mix) -> Tensor:
+def gcn(conv: Any, h: Tensor, a: Tensor, mix: Mix, halves: bool) -> Tensor:
     looped = a - torch.diag(a.diagonal()) + torch.eye(len(a), dtype=a.dtype)
     scale = looped.sum(1).pow(-0.5)
-    return mix(scale[:, None] * looped * scale) @ conv.lin.weight.t() + conv.bias
+    return _either(scale[:, None] * looped * scale, h, conv.lin.weight.t(), mix, halves) + conv.bias
 
 
-def gin(conv: Any, h: Tensor, a: Tensor, mix: Mix) -> Tensor:
-    return conv.nn((1 + conv.eps) * h + mix(a))
+def gin(conv: Any, h: Tensor, a: Tensor, mix: Mix, halves: bool) -> Tensor:
+    return conv.nn((1 + conv.eps) * h + mix(a, h))
 
 
-MIXED: dict[str, Callable[[Any, Tensor, Tensor, Mix], Tensor]] = {"SAGEConv": sage, "GCNConv": gcn, "GINConv": gin}
+def _either(m: Tensor, h: Tensor, weight: Tensor, mix: Mix, halves: bool) -> Tensor:
+    """With `halves`, rows become narrower before they travel, where the layer makes them so."""
+    return mix(m, h @ weight) if halves and weight.shape[1] < weight.shape[0] else mix(m, h) @ weight
+
+
+MIXED: dict[str, Callable[[Any, Tensor, Tensor, Mix, bool], Tensor]] = {
+    "SAGEConv": sage, "GCNConv": gcn, "GINConv": gin,
+}  # fmt: skip
 
 
 def same_rank(ranks: Tensor) -> Tensor:
@@ -57,35 +65,37 @@ def dense_sampled(layers: Sequence[nn.Module], x: Tensor, a: Tensor, counts: Ten
     """Layers with row u at node v counted counts[v, u] times; degrees are those of `a`."""
     for layer in layers:
         conv = MIXED.get(type(layer).__name__)
-        x = layer(x) if conv is None else conv(layer, x, a, lambda m, h=x: (m * counts) @ h)
+        x = layer(x) if conv is None else conv(layer, x, a, lambda m, rows: (m * counts) @ rows, True)
     return x
 
 
 class LateHalo:
     """Training whose neighbours on other ranks are those of the pass before, and their gradients too."""
 
-    def __init__(self, ranks: Tensor, gamma: float = 0.0) -> None:
-        self._same, self._gamma = same_rank(ranks), gamma
+    def __init__(self, ranks: Tensor, gamma: float = 0.0, halves: bool = True) -> None:
+        self._same, self._gamma, self._halves = same_rank(ranks), gamma, halves
         self._rows: dict[int, Tensor] = {}  # by layer, what the next pass takes for others' rows
         self._grads: dict[int, Tensor] = {}
 
     def forward(self, layers: Sequence[nn.Module], x: Tensor, a: Tensor) -> tuple[Tensor, dict[int, Any]]:
-        """The result, and of each layer the rows and what others took for them."""
-        used = {}
+        """The result, and of each layer the rows that travel and what others took for them."""
+        used: dict[int, tuple[Tensor, Tensor]] = {}
+        h = x
         for at, layer in enumerate(layers):
             conv = MIXED.get(type(layer).__name__)
-            if conv is None:
-                x = layer(x)
-                continue
-            is_fresh = at == 0 or not x.requires_grad  # features, or what is the same in every pass
-            late = x if is_fresh else self._late(at, x)
-            if not is_fresh:
+
+            def mix(m: Tensor, rows: Tensor, at: int = at) -> Tensor:
+                if rows is x or not rows.requires_grad:  # features, and what is the same in every pass
+                    return m @ rows
+                late = self._late(at, rows)
                 late.retain_grad()
-                used[at] = (x, late)
-            x = conv(layer, x, a, lambda m, h=x, late=late: (m * self._same) @ h + (m * (1 - self._same)) @ late)
+                used[at] = (rows, late)
+                return (m * self._same) @ rows + (m * (1 - self._same)) @ late
+
+            h = layer(h) if conv is None else conv(layer, h, a, mix, self._halves)
         for at, (rows, _) in used.items():
             self._rows[at] = self._mean(self._rows.get(at), rows.detach())
-        return x, used
+        return h, used
 
     def backward(self, loss: Tensor, used: dict[int, Any]) -> None:
         """Gradients of the parameters, with those of others' rows as they were in the pass before."""

@@ -141,7 +141,7 @@ def test_bytes_of_a_pass_are_those_of_the_drawn_nodes_and_about_the_rate_times_t
     x, target = inputs(graph, 3)
     found = train(layers, graph, ranks, 3, x, target, policy)
     exact = train(layers, graph, ranks, 3, x, target, None)
-    edges, each = graph.edge_index(), 8 * (7 + 11)
+    edges, each = graph.edge_index(), 8 * (7 + 3)  # the last layer's rows travel as wide as its result
     crossing = edges[:, ranks[edges[0]] != ranks[edges[1]]]
     pairs = torch.unique(torch.stack([crossing[0], ranks[crossing[1]]]), dim=1)  # (node, rank that needs it)
     for n in (1, 2):

@@ -1,0 +1,193 @@
+"""Layers that aggregate by sums, taken in their two halves, so that a bin costs no more than its share of the whole.
+
+Sums are made where rows lie, over all local rows, instead of over rows gathered for the bin; their gradients are pulled
+over the transposed structure when they are asked for, instead of pushed into a sum that every bin adds to. Where a
+layer makes rows narrower its dense half goes first, and the narrow rows travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from gnnsys.fullgraph.layers import Join, Rows, Stage
+from gnnsys.nn import GCNConv, GINConv, SAGEConv
+from gnnsys.nn.gcn import whole_scales
+from gnnsys.ops import CSC, WholeDegrees
+from gnnsys.ops._features import sum_dtype
+from gnnsys.ops._library import native
+
+Dense = Callable[[Tensor, Tensor], Tensor]
+
+
+class View:
+    """A structure over all local rows, [core, halo], and how its sums are weighted.
+
+    `kind` is "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides).
+    """
+
+    def __init__(self, kind: str, csc: CSC, whole: WholeDegrees) -> None:
+        self.kind = kind
+        self.csc = _looped(csc) if kind == "gcn" else csc
+        self._transposed: CSC | None = None
+        self._whole = whole
+        self._scales: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
+
+    def sums(self, rows: Tensor, first: int, end: int, scale: Tensor | None = None) -> Tensor:
+        """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones.
+
+        With `scale`, [rows], each counts so many times.
+        """
+        src, dst = self._scales_of(rows.dtype)
+        if scale is not None:
+            scale = scale.to(sum_dtype(rows.dtype))
+            src = scale if src is None else src * scale
+        return _spmm(self.csc, first, end, rows, src, None if dst is None else dst[first:end])
+
+    def pull(self, grads: Tensor, first: int, end: int) -> Tensor:
+        """The gradient of local rows first to end, from those of all nodes' sums."""
+        if self._transposed is None:
+            self._transposed = self.csc.transpose()
+        src, dst = self._scales_of(grads.dtype)
+        return _spmm(self._transposed, first, end, grads, dst, None if src is None else src[first:end])
+
+    def _scales_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        dtype = sum_dtype(dtype)
+        if dtype not in self._scales:
+            if self.kind == "gcn":
+                piece = replace(self.csc, whole=self._whole)
+                self._scales[dtype] = whole_scales(piece, loops=True, fill=1.0, dtype=dtype)[:2]
+            elif self.kind == "mean":
+                self._scales[dtype] = (None, native.inverse_degrees(self.csc.indptr, dtype))
+            else:
+                self._scales[dtype] = (None, None)
+        return self._scales[dtype]
+
+
+def _spmm(csc: CSC, first: int, end: int, rows: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None) -> Tensor:
+    indptr, indices = csc.indptr, csc.indices
+    if (first, end) != (0, csc.num_dst):
+        ends = indptr[first : end + 1]
+        indices = indices[int(ends[0]) : int(ends[-1])]
+        indptr = ends - ends[0]
+    with torch.no_grad():
+        return native.spmm(indptr, indices, None, rows.contiguous(), None, src_scale, dst_scale, None, None, None)
+
+
+def _looped(csc: CSC) -> CSC:
+    """Every node with one self loop, whatever it had."""
+    dst = csc.dst()
+    kept = csc.indices != dst
+    loops = torch.arange(csc.num_dst, device=dst.device)
+    edges = torch.stack([torch.cat([csc.indices[kept].long(), loops]), torch.cat([dst[kept], loops])])
+    looped = CSC.from_edge_index(edges, csc.num_src, csc.num_dst, narrow=True)
+    return CSC(looped.indptr, looped.indices, csc.num_src)
+
+
+@dataclass
+class LinearStage(Stage):
+    """A stage whose graph layer is `dense` of its nodes' sums (of a `View` of that kind) and their own rows."""
+
+    kind: str = "sum"
+    dense: Dense = field(default_factory=lambda: _sums_alone)
+    takes_own: bool = False
+
+    def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: Rows) -> Tensor:
+        """As `run`, from sums instead of rows of sources."""
+        with self.at_work(now):
+            return self.finish(self.dense(sums, own), joined)
+
+
+def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
+    return sums
+
+
+def with_halves(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages, with graph layers that aggregate linearly as sums, after their dense half where that is narrower."""
+    out: list[Stage] = []
+    for stage in stages:
+        conv = stage.conv
+        if type(conv) is SAGEConv and conv.aggr in ("mean", "sum") and not conv.project:
+            out += _sage(stage, conv)
+        elif type(conv) is GCNConv and not conv.improved and (conv.add_self_loops or not conv.normalize):
+            out += _gcn(stage, conv)
+        elif type(conv) is GINConv:
+            out.append(_linear(stage, "sum", _gin(conv), True))
+        else:
+            out.append(stage)
+    return out
+
+
+def _linear(stage: Stage, kind: str, dense: Dense, takes_own: bool) -> LinearStage:
+    return LinearStage(
+        stage.conv, stage.then, stage.norm, stage.keep_as, stage.number, kind=kind, dense=dense, takes_own=takes_own
+    )
+
+
+def _sage(stage: Stage, conv: SAGEConv) -> list[Stage]:
+    root = conv.lin_r if conv.root_weight else None
+
+    def finish(out: Tensor) -> Tensor:
+        return nn.functional.normalize(out, dim=-1) if conv.normalize else out
+
+    def last(sums: Tensor, own: Tensor) -> Tensor:
+        out = conv.lin_l(sums)
+        return finish(out if root is None else torch.addmm(out, own, root.weight.t()))
+
+    if not _narrows(conv.lin_l):
+        return [_linear(stage, conv.aggr, last, root is not None)]
+    bias = conv.lin_l.bias
+    first = Stage(then=[_Rows(conv, conv.transform)], keep_as=stage.keep_as, number=stage.number)
+    joins = []
+    if root is not None:
+        name = f"rows of stage {stage.number}"
+        first.keep_as = [*stage.keep_as, name]
+        joins = [_Root(name, root)]
+    then = [*joins, *([_Rows(conv, finish)] if conv.normalize else []), *stage.then]
+    rest = replace(stage, then=then, keep_as=[])
+    return [first, _linear(rest, conv.aggr, lambda sums, own: sums if bias is None else sums + bias, False)]
+
+
+def _gcn(stage: Stage, conv: GCNConv) -> list[Stage]:
+    kind = "gcn" if conv.normalize else "sum"
+
+    def biased(rows: Tensor) -> Tensor:
+        return rows if conv.bias is None else rows + conv.bias
+
+    if not _narrows(conv.lin):
+        return [_linear(stage, kind, lambda sums, own: biased(conv.lin(sums)), False)]
+    first = Stage(then=[conv.lin], keep_as=stage.keep_as, number=stage.number)
+    return [first, _linear(replace(stage, keep_as=[]), kind, lambda sums, own: biased(sums), False)]
+
+
+def _gin(conv: GINConv) -> Dense:
+    return lambda sums, own: conv.transform(sums + (1 + conv.eps) * own)
+
+
+def _narrows(linear: nn.Linear) -> bool:
+    return linear.out_features < linear.in_features
+
+
+class _Rows(nn.Module):
+    """A function of rows, as a module that has the parameters of `owner`."""
+
+    def __init__(self, owner: nn.Module, work: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.owner, self._work = owner, work
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self._work(rows)
+
+
+class _Root(Join):
+    """Adds what a linear layer makes of the rows at a mark."""
+
+    def __init__(self, name: str, root: nn.Linear) -> None:
+        super().__init__(name)
+        self.root = root
+
+    def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
+        return torch.addmm(rows, kept, self.root.weight.t())
