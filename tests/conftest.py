@@ -11,11 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.disk import do_not_wait_for_disks
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
+do_not_wait_for_disks()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where native ops and loaders run")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where ranks will be started, what they are forked from imports torch while the first tests run."""
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    if not session.config.option.collectonly and any(
+        hasattr(module, "run_ranks") or hasattr(module, "start_ranks") for module in modules
+    ):
+        from tests.nursery import forks_ranks, nurseries
+
+        if forks_ranks():
+            nurseries()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 A fault of a job says what happens (kill, stop) to whom (shard, trainer, leader, of which machine) and when: a moment
 that the job announces, or a file that it writes, and so many milliseconds later. It is carried out by the process it
 is meant for, so that the moment is the right one on any machine, and it happens once, however often the job restarts.
-Disks that are full, files that are damaged and wires that fail are further down.
+Disks that are full and files that are damaged are further down, wires that fail in tests/wires.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import errno
 import os
 import random
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnsys.bench.lab import Lab
-from tests.comm.endpoints import Proxy
 from tests.processes import descendants
 
 TARGETS = ("shard", "trainer", "leader")  # a leader is the first trainer of a machine; its shard dies with it
@@ -111,10 +108,11 @@ def has_happened(folder: Path, number: int) -> bool:
 
 
 def find_shard(leader: int) -> int:
-    """The process of the graph server that a leader started."""
+    """The process of the graph server that a leader started, or forked (tests/spare_servers.py)."""
     for pid in descendants(leader):
         with contextlib.suppress(OSError):
-            if b"gnnsys.server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "gnnsys.server" in [*words, Path(f"/proc/{pid}/comm").read_text().strip()]:
                 return pid
     raise AssertionError(f"process {leader} has no graph server")
 
@@ -184,28 +182,3 @@ def is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-# Wires
-
-
-class SlowProxy(Proxy):
-    """A wire that holds every piece of what is said back for `delay` seconds, and can do all that a Proxy can."""
-
-    def __init__(self, endpoint: str, delay: float = 0.0) -> None:
-        self.delay = delay
-        super().__init__(endpoint)
-
-    def _forward(self, source: socket.socket) -> None:
-        time.sleep(self.delay)
-        super()._forward(source)
-
-
-@contextlib.contextmanager
-def link_cut(lab: Lab, host: int) -> Iterator[None]:
-    """Pulls a host's cable for as long as the block lasts."""
-    lab.cut(host)
-    try:
-        yield
-    finally:
-        lab.heal(host)

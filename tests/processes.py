@@ -16,8 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch.distributed import TCPStore
+from tests.nursery import NUM_NURSERIES, Forked, forks_ranks, nurseries
+
+if TYPE_CHECKING:  # who starts no ranks need not wait for torch
+    from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parents[1]
 TAIL = 6000
@@ -41,12 +45,12 @@ class Running:
     """Processes under way, each the leader of a process group of its own."""
 
     folder: Path
-    processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
+    processes: list[tuple[str, subprocess.Popen[bytes] | Forked]] = field(default_factory=list)
     store: TCPStore | None = None
 
     def start(self, name: str, command: Sequence[object], environment: Mapping[str, str] | None = None) -> int:
         """Starts one more; its number in the results, and its pid as `pid(number)`."""
-        env = {**_clean_environment(), **(environment or {})}
+        env = {**clean_environment(), **(environment or {})}
         number = len(self.processes)
         with open(self._file(number, "out"), "wb") as out, open(self._file(number, "err"), "wb") as err:
             process = subprocess.Popen(
@@ -61,9 +65,21 @@ class Running:
         self.processes.append((name, process))
         return number
 
+    def start_rank(self, rank: int, program: Path, arguments: Sequence[object], environment: Mapping[str, str]) -> None:
+        """Starts `python program arguments`, from a nursery where there can be one."""
+        name, texts = f"rank {rank}", list(map(str, arguments))
+        if not forks_ranks():
+            self.start(name, [sys.executable, program, *texts], environment)
+            return
+        number, env = len(self.processes), {**clean_environment(), **environment}
+        files = [self._file(number, which) for which in ("out", "err")]
+        self.processes.append((name, nurseries()[rank % NUM_NURSERIES].start(program, texts, env, *files)))
+
     def store_port(self) -> int:
         """The port of a store that lives here as torchrun's does in its agent: no port has to be chosen in advance."""
         if self.store is None:
+            from torch.distributed import TCPStore
+
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         return int(self.store.port)
 
@@ -142,8 +158,8 @@ def run_ranks(
     """Runs Python code on several ranks; one result per rank, in rank order. With `check`, none may fail.
 
     `trainers`: ranks on one machine, or a number for each machine (machines to gnnsys, though all are on this host).
-    Ranks are launched directly, with the variables and the store that torchrun would give them, in half the time, or
-    under real agents with `torchrun`, one for each machine, which take `options`.
+    Ranks are launched directly, with the variables and the store that torchrun would give them, from a process that has
+    imported torch (tests/nursery.py), or under real agents with `torchrun`, one for each machine, which take `options`.
     """
     counts = [trainers] if isinstance(trainers, int) else list(trainers)
     with processes() as running:
@@ -187,7 +203,7 @@ def start_ranks(
             }
             env = {name: str(value) for name, value in variables.items()} | dict(environment or {})
             if rank not in absent:
-                running.start(f"rank {rank}", [sys.executable, running.folder / "program.py", *arguments], env)
+                running.start_rank(rank, running.folder / "program.py", arguments, env)
         first += count
 
 
@@ -279,7 +295,7 @@ except BaseException:
 """
 
 
-def _clean_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """This environment without a launcher's variables, so that a test under torchrun starts afresh too."""
     launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "GNNSYS_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(launcher)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,6 +24,7 @@ from torch import Tensor
 from gnnsys.comm.errors import DeadlineExceeded, TrainerLost
 
 _TAG_IDS = 1 << 30  # tags of `swap`, above those of the owner's messages
+_PROBE_SECONDS = 1.0
 
 
 class Arrival(NamedTuple):
@@ -51,6 +53,7 @@ class Peers:
         self._limit = timedelta(seconds=timeout)
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._expected: dict[int, SimpleQueue[tuple[Any, Any] | None]] = {}  # per peer: what its thread waits for
+        weakref.finalize(self, _end, self._expected)  # threads of one that nobody closed
         self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
@@ -116,7 +119,17 @@ class Peers:
         options = dist.AllreduceOptions()
         options.reduceOp = op
         options.timeout = self._limit
-        return self._group.allreduce([values], options)
+        return _Sum(self, self._group.allreduce([values], options))
+
+    def lost(self) -> int | None:
+        """The rank to which the connection is gone: the first where sending a byte fails, which it does at once."""
+        told: SimpleQueue[int] = SimpleQueue()
+        for peer in range(self.world_size):
+            if peer != self.rank:
+                threading.Thread(target=_probe, args=(self._group, peer, told), daemon=True).start()
+        with contextlib.suppress(Empty):
+            return told.get(timeout=_PROBE_SECONDS)
+        return None
 
     def close(self, grace: float = 0.0) -> None:
         """Ends the threads, once what they wait for has come or failed; what was sent goes on its way.
@@ -125,8 +138,7 @@ class Peers:
         ends, lost.
         """
         threads, until = self._threads, time.monotonic() + grace
-        for waiting in self._expected.values():
-            waiting.put(None)
+        _end(self._expected)
         if self._sends:
             sends = [(peer, work, rows) for peer, work, rows, _ in self._sends]
             try:
@@ -136,13 +148,38 @@ class Peers:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
-        self._expected, self._threads = {}, []
+        self._threads = []
         self._sends.clear()
 
     def _wait_send(self) -> None:
         peer, work, _, num_bytes = self._sends.popleft()
         self._outstanding -= num_bytes
         _finish(work, peer, self._limit)
+
+
+class _Sum:
+    """A sum over all ranks under way. gloo does not say who a failed one lacks, so the connections are looked at."""
+
+    def __init__(self, peers: Peers, work: Any) -> None:
+        self._peers, self._work, self._began = peers, work, time.monotonic()
+
+    def wait(self) -> bool:
+        try:
+            return bool(self._work.wait())
+        except Exception as error:
+            peer, silent_for = self._peers.lost(), time.monotonic() - self._began
+            name = "a rank" if peer is None else f"rank {peer}"
+            raise TrainerLost(
+                f"{name} was lost, or was not heard of for {silent_for:.1f} s, in a sum over all ranks: look at its "
+                f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
+                rank=-1 if peer is None else peer, silent_for=silent_for,
+            ) from error  # fmt: skip
+
+
+def _end(expected: dict[int, SimpleQueue[Any]]) -> None:
+    for waiting in expected.values():
+        waiting.put(None)
+    expected.clear()
 
 
 class _Done:
@@ -190,3 +227,11 @@ def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arriva
             except TrainerLost as error:
                 arrivals.put(Arrival(token, error))
             del work, token, expected
+
+
+def _probe(group: Any, peer: int, told: SimpleQueue[int]) -> None:
+    """Tells of a peer that cannot be sent to; one that can does not take the byte, and is not told of in time."""
+    try:
+        group.send([torch.zeros(1, dtype=torch.uint8)], peer, _TAG_IDS + 2).wait(timedelta(seconds=10 * _PROBE_SECONDS))
+    except Exception:
+        told.put(peer)

@@ -3,6 +3,7 @@
 from gnnsys.fullgraph.approximate import BoundarySampling, Staleness
 from gnnsys.fullgraph.bins import Packing
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
+from gnnsys.fullgraph.inference import infer
 from gnnsys.fullgraph.layers import Dropout, Join, Keep, Residual, call
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.share import Share, share_of
@@ -21,6 +22,7 @@ __all__ = [
     "Share",
     "Staleness",
     "call",
+    "infer",
     "make_plan",
     "share_of",
 ]

@@ -32,7 +32,8 @@ class View:
     def __init__(self, kind: str, csc: CSC, whole: WholeDegrees) -> None:
         self.kind = kind
         self.csc = _looped(csc) if kind == "gcn" else csc
-        self._transposed: CSC | None = None
+        self._ends = self.csc.indptr.cpu()  # to cut by without asking a device
+        self._transposed: tuple[CSC, Tensor] | None = None
         self._whole = whole
         self._scales: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
 
@@ -45,14 +46,15 @@ class View:
         if scale is not None:
             scale = scale.to(sum_dtype(rows.dtype))
             src = scale if src is None else src * scale
-        return _spmm(self.csc, first, end, rows, src, None if dst is None else dst[first:end])
+        return _spmm(self.csc, self._ends, first, end, rows, src, None if dst is None else dst[first:end])
 
     def pull(self, grads: Tensor, first: int, end: int) -> Tensor:
         """The gradient of local rows first to end, from those of all nodes' sums."""
         if self._transposed is None:
-            self._transposed = self.csc.transpose()
+            turned = self.csc.transpose()
+            self._transposed = (turned, turned.indptr.cpu())
         src, dst = self._scales_of(grads.dtype)
-        return _spmm(self._transposed, first, end, grads, dst, None if src is None else src[first:end])
+        return _spmm(*self._transposed, first, end, grads, dst, None if src is None else src[first:end])
 
     def _scales_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         dtype = sum_dtype(dtype)
@@ -67,12 +69,14 @@ class View:
         return self._scales[dtype]
 
 
-def _spmm(csc: CSC, first: int, end: int, rows: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None) -> Tensor:
+def _spmm(
+    csc: CSC, ends: Tensor, first: int, end: int, rows: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None
+) -> Tensor:
+    """The sums of columns first to end; `ends` is indptr on the CPU."""
     indptr, indices = csc.indptr, csc.indices
     if (first, end) != (0, csc.num_dst):
-        ends = indptr[first : end + 1]
-        indices = indices[int(ends[0]) : int(ends[-1])]
-        indptr = ends - ends[0]
+        indices = indices[int(ends[first]) : int(ends[end])]
+        indptr = indptr[first : end + 1] - int(ends[first])
     with torch.no_grad():
         return native.spmm(indptr, indices, None, rows.contiguous(), None, src_scale, dst_scale, None, None, None)
 

@@ -72,7 +72,10 @@ def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks
             )
         return graph
     if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
-        raise ValueError(f"full-graph training takes one node type and one edge type, got {graph.edge_types}")
+        raise ValueError(
+            f"full-graph training takes one node type and one edge type, got {graph.edge_types}: sample it with "
+            "gnnsys.NeighborLoader instead"
+        )
     if not isinstance(graph, Graph):
         if ranks is not None:
             raise ValueError("parts say themselves which nodes a rank has: leave ranks away")

@@ -30,9 +30,9 @@ def count(counter: Counter, call) -> float:
 
 def test_twice_the_work_is_twice_the_instructions(counter):
     assert counter.unit == STEPPED
-    one, two, three = (count(counter, lambda n=n: sum(range(n))) for n in (400, 800, 1200))
+    one, two, three = (count(counter, lambda n=n: sum(range(1000, 1000 + n))) for n in (150, 300, 450))
     assert two - one == pytest.approx(three - two, rel=0.15)
-    assert 10e-6 < (two - one) / 400 < 1e-3, "tens of instructions for every number that is added"
+    assert 10e-6 < (two - one) / 150 < 1e-3, "tens of instructions for every number that is added"
 
 
 def test_work_of_other_threads_is_counted_old_ones_and_new_ones(counter):

@@ -10,7 +10,7 @@ TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 WORKLOAD = Workload(TINY)
 IN_LAB = "dist"  # its cases take whole jobs: test_dist.py runs one
 ON_GPU = "gpu"  # test_gpu.py
-ALIKE = ("rmat-2k", "rmat-0k nodes only", "train communities torn")  # minutes of processes for what others show too
+ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what others show too
 CASES = [
     pytest.param(case, id=f"{s}/{case.name}")
     for s in SUITES

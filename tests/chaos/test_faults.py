@@ -11,8 +11,9 @@ import time
 import pytest
 
 from gnnsys.comm import Client, Kind, Reply, Server
-from tests.faults import Fault, Injector, SlowProxy, damage, filled, has_happened, is_full, small_disk
+from tests.faults import Fault, Injector, damage, filled, has_happened, is_full, small_disk
 from tests.processes import ROOT
+from tests.wires import SlowProxy
 
 KILL = "seed=4 what=kill target={} machine=1 moment={} delay=0"
 VICTIM = """

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from gnnsys.checkpoint import STAGES
 from tests.checkpoint.training import assert_same, make_parts, train
-from tests.processes import ROOT
+from tests.processes import run_ranks
 
 STEPS = 7
 COUNTS = STAGES.index("described")  # from this stage on the new one counts
@@ -23,6 +21,8 @@ import torch
 from gnnsys.checkpoint import STAGES
 from tests.checkpoint.training import train
 parts, base = sys.argv[1:]
+for name in [name for name in os.environ if name.endswith("RANK") or name.endswith("WORLD_SIZE")]:
+    del os.environ[name]  # it is alone
 torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]).step()  # what is imported late is imported once, for all of them
 codes = {}
 for number, stage in enumerate(STAGES):
@@ -50,11 +50,7 @@ def parts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def crashed(parts, tmp_path_factory):
     base = tmp_path_factory.mktemp("crashed")
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(parts), str(base)], capture_output=True, timeout=120, cwd=ROOT,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr.decode()
+    (ended,) = run_ranks(PROGRAM, 1, parts, base, timeout=120)
     assert json.loads(ended.stdout) == dict.fromkeys(STAGES, 9), "every one ended where it was told to"
     return base
 

@@ -1,4 +1,4 @@
-"""PyG's layers, unchanged, give in bins what they give on the whole graph, on any ranks, or are refused with a reason."""
+"""PyG's layers, unchanged, in bins and on ranks: what they give on the whole graph, or a refusal with a reason."""
 
 from __future__ import annotations
 

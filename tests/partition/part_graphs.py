@@ -89,8 +89,8 @@ CASES = {
     "no types": lambda: Graph({}, {}),
 } | {f"random {seed}": lambda seed=seed: homogeneous(5 + 7 * seed, 11 * seed * seed, seed) for seed in range(4, 9)}
 
-# parts, trainers per part, halo hops: one part, more parts than nodes, and what lies between
-SHAPES = [(1, 1, 1), (3, 2, 1), (3, 1, 2), (2, 2, 3), (40, 1, 1)]
+# parts, trainers per part, halo hops: one part, more parts than the smallest graphs have nodes, and what lies between
+SHAPES = [(1, 1, 1), (3, 2, 1), (3, 1, 2), (2, 2, 3), (11, 1, 1)]
 
 
 def random_assignment(graph: Graph, num_parts: int, trainers: int, seed: int = 0) -> Assignment:

@@ -75,9 +75,12 @@ def start(number: int, user: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd="/")
 
 
-def ask(job: subprocess.Popen[str], **question: object) -> Any:
+def tell(job: subprocess.Popen[str], **question: object) -> None:
     job.stdin.write(json.dumps(question) + "\n")
     job.stdin.flush()
+
+
+def hear(job: subprocess.Popen[str]) -> Any:
     return json.loads(job.stdout.readline())
 
 
@@ -86,7 +89,7 @@ def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
     users = [me, me, *([pwd.getpwnam("nobody").pw_uid] if me == 0 else [])]  # only root has another user to be
     jobs = [start(number, user) for number, user in enumerate(users)]
     try:
-        told = [json.loads(job.stdout.readline()) for job in jobs]
+        told = [hear(job) for job in jobs]
         assert [each["user"] for each in told] == users
         for number, job in enumerate(jobs):
             others = [each for each in told if each is not told[number]]
@@ -94,11 +97,15 @@ def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
             if users[number] != me:
                 guesses += [each["shared"] for each in others]  # even with everything that the owner knows
             publics = [each["keys"]["public"] for each in others]
-            found = ask(job, endpoints=[each["endpoint"] for each in others], publics=publics, shared=guesses)
-            assert found["control"] and found["answered"] == ["DeadlineExceeded"] * len(others)
+            tell(job, endpoints=[each["endpoint"] for each in others], publics=publics, shared=guesses)
+        for number, job in enumerate(jobs):  # all at once: each waits for answers that do not come
+            found = hear(job)
+            assert found["control"] and found["answered"] == ["DeadlineExceeded"] * (len(jobs) - 1)
             assert not any(found["opened"])
             assert found["own"] == [[float(number)] * 2] * 10
-        assert all(ask(job, refused=len(jobs) - 1) >= len(jobs) - 1 for job in jobs)  # not late: turned away
+        for job in jobs:
+            tell(job, refused=len(jobs) - 1)
+        assert all(hear(job) >= len(jobs) - 1 for job in jobs)  # not late: turned away
         assert len({each["keys"]["public"] for each in told}) == len(jobs)
     finally:
         for job in jobs:

@@ -1,0 +1,42 @@
+"""Rows of every node from a trained model, layer by layer over the whole graph: no sampling, no neighbourhood twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from gnnsys.fullgraph.parallel import HybridParallel
+
+if TYPE_CHECKING:
+    from gnnsys.fullgraph.share import Share
+    from gnnsys.graph import Graph
+    from gnnsys.sampling import DistGraph
+
+
+def infer(
+    layers: Sequence[nn.Module] | nn.Module,
+    graph: Graph | DistGraph | Share,
+    x: Tensor | str = "x",
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """Original ids of this rank's nodes and their rows at the end of `layers`. Every rank calls it.
+
+    For models that were trained with mini-batches as well: what `HybridParallel` takes as layers, which also takes
+    `options`. `x` are rows of this rank's nodes, or the name of an array of the graph's. Only two layers' rows are in
+    memory at a time. Dropout and batch normalisation do what they do in evaluation.
+
+    >>> nodes, scores = infer(model, graph)
+    """
+    model = HybridParallel(layers, graph, **options)
+    was_training = [(module, module.training) for module in model.layers.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            rows = model.share.rows(x) if isinstance(x, str) else x
+            return model.nodes, model(rows)
+    finally:
+        for module, training in was_training:
+            module.training = training

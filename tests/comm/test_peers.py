@@ -1,0 +1,48 @@
+"""What the others are told when a rank dies: who it is, at once, whatever they were waiting for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.processes import run_ranks
+
+DEADLINE = 60.0
+
+PROGRAM = """
+import os, signal, sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from gnnsys.comm.errors import TrainerLost
+from gnnsys.comm.peers import Peers
+
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+peers = Peers(dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=60)), timeout=600)
+rows = torch.ones(3)
+peers.all_reduce(rows).wait()
+assert rows.tolist() == [world_size] * 3
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+waits = {
+    "sum": lambda: peers.all_reduce(rows).wait(),
+    "rows": lambda: (peers.expect(1, 7, rows, "rows"), peers.next_arrival()),
+    "swap": lambda: peers.swap([torch.arange(2)] * world_size),
+}
+try:
+    waits[sys.argv[1]]()
+except TrainerLost as error:
+    print(error.rank, error, flush=True)
+store.add("told", 1)
+while store.add("told", 0) < world_size - 1:  # nobody else's end is mistaken for that of rank 1
+    pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("what", ["sum", "rows", "swap"])
+def test_the_rank_that_died_is_named_to_all_who_wait(what):
+    ended = run_ranks(PROGRAM, 3, what, timeout=DEADLINE, check=False)
+    assert ended[1].returncode == -9
+    for rank in (0, 2):
+        assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
