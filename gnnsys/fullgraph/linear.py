@@ -37,9 +37,15 @@ class View:
         self._whole = whole
         self._scales: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
 
-    def sums(self, rows: Tensor, first: int, end: int) -> Tensor:
-        """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones."""
+    def sums(self, rows: Tensor, first: int, end: int, scale: Tensor | None = None) -> Tensor:
+        """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones.
+
+        With `scale`, [rows], each counts so many times.
+        """
         src, dst = self._scales_of(rows.dtype)
+        if scale is not None:
+            scale = scale.to(sum_dtype(rows.dtype))
+            src = scale if src is None else src * scale
         return _spmm(self.csc, self._ends, first, end, rows, src, None if dst is None else dst[first:end])
 
     def pull(self, grads: Tensor, first: int, end: int) -> Tensor:

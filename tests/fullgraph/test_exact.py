@@ -298,3 +298,20 @@ def test_runs_give_the_same_bits():
     first, second = run_ranks(4, work), run_ranks(4, work)
     for one, other in zip(first, second):
         assert all(torch.equal(a, b) for a, b in zip(one, other))
+
+
+class Turned(nn.Module):
+    """Rows as they are, column by column in memory."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.t().contiguous().t()
+
+
+@pytest.mark.parametrize("packing", [Packing(), Packing(num_bins=3)])
+@pytest.mark.parametrize("conv", [SAGEConv, GATConv])
+def test_rows_of_a_module_may_lie_in_memory_as_they_like(conv, packing):
+    def make() -> list[nn.Module]:
+        return [nn.Linear(WIDTH, 6), Turned(), conv(6, 4), Turned(), GINConv(nn.Linear(4, 3))]
+
+    for world_size in (1, 2):
+        check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, Schedule(packing=packing))
