@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -54,6 +54,7 @@ class Peers:
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
         self._expected: dict[int, SimpleQueue[tuple[Any, Any] | None]] = {}  # per peer: what its thread waits for
         weakref.finalize(self, _end, self._expected)  # threads of one that nobody closed
+        self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
 
@@ -70,12 +71,7 @@ class Peers:
         """`rows`, contiguous, will be filled by what `peer` sends with that tag; `next_arrival` says when."""
         if peer not in self._expected:
             waiting = self._expected[peer] = SimpleQueue()
-            threading.Thread(
-                target=_wait_all,
-                args=(peer, waiting, self._arrivals, self._limit),
-                name=f"gnnsys-peer-{peer}",
-                daemon=True,
-            ).start()
+            self._threads.append(_thread(f"gnnsys-peer-{peer}", _wait_all, peer, waiting, self._arrivals, self._limit))
         self._expected[peer].put((self._group.recv([rows], peer, tag), token))
 
     def next_arrival(self, wait: bool = True) -> Any:
@@ -90,10 +86,14 @@ class Peers:
             raise arrival.error
         return arrival.token
 
-    def flush(self) -> None:
-        """Returns when all that was sent has left."""
-        while self._sends:
+    def flush(self, keep: int = 0) -> None:
+        """Returns when all that was sent has left, but for the last `keep` messages, which may be under way still."""
+        while len(self._sends) > keep:
             self._wait_send()
+
+    def another(self) -> Peers:
+        """The same way once more, with arrivals of its own; its tags must be others."""
+        return Peers(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding)
 
     def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d int64, any length."""
@@ -131,9 +131,24 @@ class Peers:
             return told.get(timeout=_PROBE_SECONDS)
         return None
 
-    def close(self) -> None:
-        """Ends the threads, once what they wait for has come or failed."""
+    def close(self, grace: float = 0.0) -> None:
+        """Ends the threads, once what they wait for has come or failed; what was sent goes on its way.
+
+        Waits for that, but no longer than `grace` seconds: what then is left is left to threads, or, where the process
+        ends, lost.
+        """
+        threads, until = self._threads, time.monotonic() + grace
         _end(self._expected)
+        if self._sends:
+            sends = [(peer, work, rows) for peer, work, rows, _ in self._sends]
+            try:
+                threads.append(_thread("gnnsys-sends", _wait_sent, sends, self._limit))
+            except RuntimeError:  # the process ends, and nobody needs the connections any more
+                _wait_sent(sends, timedelta(seconds=grace))
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+        self._threads = []
         self._sends.clear()
 
     def _wait_send(self) -> None:
@@ -184,6 +199,21 @@ def _finish(work: Any, peer: int, limit: timedelta) -> None:
             f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
             rank=peer, silent_for=silent_for,
         ) from error  # fmt: skip
+
+
+def _thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait_sent(sends: list[tuple[int, Any, Tensor]], limit: timedelta) -> None:
+    """Keeps what was sent until it has left."""
+    while sends:
+        peer, work, _ = sends[0]
+        with contextlib.suppress(Exception):  # who has gone needs nothing any more
+            _finish(work, peer, limit)
+        del sends[0], work
 
 
 def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arrival], limit: timedelta) -> None:

@@ -1,5 +1,6 @@
 """Full-graph training (G3): every rank computes its own nodes, layer by layer, and sends what others need of them."""
 
+from gnnsys.fullgraph.approximate import BoundarySampling, Staleness
 from gnnsys.fullgraph.bins import Packing
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.inference import infer
@@ -9,6 +10,7 @@ from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.steps import Schedule
 
 __all__ = [
+    "BoundarySampling",
     "Dropout",
     "HaloPlan",
     "HybridParallel",
@@ -18,6 +20,7 @@ __all__ = [
     "Residual",
     "Schedule",
     "Share",
+    "Staleness",
     "call",
     "infer",
     "make_plan",

@@ -60,7 +60,7 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
         tried = copy.deepcopy(module)
     except Exception as error:
         warnings.warn(f"{name} cannot be copied, and so not be tried on pieces of a graph: {error}", stacklevel=2)
-        return _apply(module, rows, csc)
+        return _apply(module, rows, csc).contiguous()
     _shake(tried, draws)
     before = [buffer.clone() for buffer in tried.buffers()]
     try:
@@ -87,7 +87,7 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
         raise ValueError(f"{_differs(name, csc)} ({type(error).__name__}: {error})") from error
     if pieces.shape != whole.shape or not _close(pieces, whole):
         raise ValueError(_differs(name, csc))
-    return whole
+    return whole.contiguous()
 
 
 def _apply(module: nn.Module, rows: Tensor, csc: CSC | None, first: int = 0, end: int = _NODES) -> Tensor:

@@ -12,19 +12,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.state import Pass
 from gnnsys.ops import gather_rows
 
 _MAX_BINS = 1 << 20
-_BACK = 1 << 9  # tags: layers of the way back follow those of the way there
+_BACK = 1 << 8  # tags: layers of the way back follow those of the way there
+NUM_TAGS = 2 * _BACK * _MAX_BINS
 
 
 class Exchange:
-    """The exact exchange of one pass: all rows, of this pass."""
+    """The exact exchange of one pass: all rows, of this pass.
 
-    def __init__(self, state: Pass) -> None:
-        self.state, self.plan, self.peers = state, state.ground.plan, state.ground.peers
+    `peers` and `first_tag` are for an exchange whose messages must not meet those of others.
+    """
+
+    def __init__(self, state: Pass, peers: Peers | None = None, first_tag: int = 0) -> None:
+        self.state, self.plan, self.peers = state, state.ground.plan, peers or state.ground.peers
+        self._first_tag = first_tag
         self._grads: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}  # (step, bin before it): by peer
+
+    def begin(self) -> None:
+        """The pass begins: there is room for its rows."""
 
     def expect_rows(self, s: int) -> list[int]:
         """Asks for the halo of step s's input: the chunks that will come."""
@@ -34,7 +43,8 @@ class Exchange:
             place = rows[num_core + chunk.first : num_core + chunk.end]
             is_direct = rows.device.type == "cpu" and dtype == rows.dtype
             buffer = place if is_direct else torch.empty(place.shape, dtype=dtype)
-            self.peers.expect(chunk.peer, _tag(s, chunk.number), buffer, (s, number, None if is_direct else buffer))
+            token = (s, number, None if is_direct else buffer)
+            self.peers.expect(chunk.peer, self._tag(s, chunk.number), buffer, token)
         return list(range(len(step.chunks)))
 
     def take_rows(self, token: Any) -> tuple[int, int]:
@@ -48,21 +58,20 @@ class Exchange:
     def send_rows(self, s: int, number: int) -> None:
         """Sends what others need of a bin; its rows are among the input of step s."""
         began = time.perf_counter()
-        steps, source = self.state.ground.steps, self.state.rows[s]
-        first = steps[s - 1].bounds[number] if s else 0
-        for peer, rows in steps[s].sends[number]:
+        source, first = self.state.rows[s], self._first_of(s, number)
+        for peer, rows in self._sent(s, number):
             out = gather_rows(source[first:], rows).to("cpu", self._travels_as(source))
-            self.peers.send(peer, _tag(s, number), out)
+            self.peers.send(peer, self._tag(s, number), out)
         self.state.times.send += time.perf_counter() - began
 
     def expect_grads(self, s: int) -> list[int]:
         """Asks for the gradients of what was sent as step s's input: per message, the bin that it is for."""
         step, source, numbers = self.state.ground.steps[s], self.state.rows[s], []
-        for number, sent in enumerate(step.sends):
+        for number in range(len(step.sends)):
             self._grads[s, number] = {}
-            for peer, rows in sent:
+            for peer, rows in self._sent(s, number):
                 buffer = torch.empty((rows.numel(), source.shape[1]), dtype=self._travels_as(source))
-                self.peers.expect(peer, _tag(_BACK + s, number), buffer, (s, number, peer, rows, buffer))
+                self.peers.expect(peer, self._tag(s, number, back=True), buffer, (s, number, peer, rows, buffer))
                 numbers.append(number)
         return numbers
 
@@ -83,9 +92,10 @@ class Exchange:
     def send_grad(self, s: int, number: int, grad: Tensor) -> None:
         """Sends the gradient of a chunk of step s's input."""
         began = time.perf_counter()
-        chunk = self.state.ground.steps[s].chunks[number]
-        rows = grad.to("cpu", self._travels_as(grad))
-        self.peers.send(chunk.peer, _tag(_BACK + s, chunk.number), rows.contiguous())
+        chunk, rows = self.state.ground.steps[s].chunks[number], self._returned(s, number, grad)
+        if len(rows):
+            rows = rows.to("cpu", self._travels_as(grad)).contiguous()
+            self.peers.send(chunk.peer, self._tag(s, chunk.number, back=True), rows)
         self.state.times.send += time.perf_counter() - began
 
     def arrival(self, wait: bool) -> Any:
@@ -104,6 +114,17 @@ class Exchange:
     def _travels_as(self, rows: Tensor) -> torch.dtype:
         return rows.dtype if self.state.ground.wire_dtype is None else self.state.ground.wire_dtype
 
+    def _sent(self, s: int, number: int) -> list[tuple[int, Tensor]]:
+        """What goes to whom of a bin whose rows are among the input of step s, counted from the bin's first."""
+        return self.state.ground.steps[s].sends[number]
 
-def _tag(step: int, number: int) -> int:
-    return step * _MAX_BINS + number
+    def _first_of(self, s: int, number: int) -> int:
+        """The place where that bin begins."""
+        return self.state.ground.steps[s - 1].bounds[number] if s else 0
+
+    def _returned(self, s: int, number: int, grad: Tensor) -> Tensor:
+        """What goes back of a chunk's gradient, [rows of the chunk, width]."""
+        return grad
+
+    def _tag(self, s: int, number: int, back: bool = False) -> int:
+        return self._first_tag + (s + _BACK * back) * _MAX_BINS + number

@@ -32,6 +32,7 @@ class Forward:
         peers, state = self._exchange.peers, self._state
         sent_before = sum(peers.bytes_sent)
         state.begin(x)
+        self._exchange.begin()
         for s, step in enumerate(self._steps):
             self._await(s, step, halo_is_here)
         if not halo_is_here and self._steps[0].has_halo:

@@ -37,9 +37,15 @@ class View:
         self._whole = whole
         self._scales: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
 
-    def sums(self, rows: Tensor, first: int, end: int) -> Tensor:
-        """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones."""
+    def sums(self, rows: Tensor, first: int, end: int, scale: Tensor | None = None) -> Tensor:
+        """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones.
+
+        With `scale`, [rows], each counts so many times.
+        """
         src, dst = self._scales_of(rows.dtype)
+        if scale is not None:
+            scale = scale.to(sum_dtype(rows.dtype))
+            src = scale if src is None else src * scale
         return _spmm(self.csc, self._ends, first, end, rows, src, None if dst is None else dst[first:end])
 
     def pull(self, grads: Tensor, first: int, end: int) -> Tensor:
@@ -103,15 +109,18 @@ def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
     return sums
 
 
-def with_halves(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages, with graph layers that aggregate linearly as sums, after their dense half where that is narrower."""
+def with_halves(stages: Sequence[Stage], x_trains: bool) -> list[Stage]:
+    """The stages, with graph layers that aggregate linearly as sums, after their dense half where that is narrower.
+
+    A layer that reads features which never change (not `x_trains`) is left as it is: they travel and are summed once.
+    """
     out: list[Stage] = []
-    for stage in stages:
-        conv = stage.conv
+    for index, stage in enumerate(stages):
+        conv, may_narrow = stage.conv, index > 0 or x_trains
         if type(conv) is SAGEConv and conv.aggr in ("mean", "sum") and not conv.project:
-            out += _sage(stage, conv)
+            out += _sage(stage, conv, may_narrow)
         elif type(conv) is GCNConv and not conv.improved and (conv.add_self_loops or not conv.normalize):
-            out += _gcn(stage, conv)
+            out += _gcn(stage, conv, may_narrow)
         elif type(conv) is GINConv:
             out.append(_linear(stage, "sum", _gin(conv), True))
         else:
@@ -125,7 +134,7 @@ def _linear(stage: Stage, kind: str, dense: Dense, takes_own: bool) -> LinearSta
     )
 
 
-def _sage(stage: Stage, conv: SAGEConv) -> list[Stage]:
+def _sage(stage: Stage, conv: SAGEConv, may_narrow: bool) -> list[Stage]:
     root = conv.lin_r if conv.root_weight else None
 
     def finish(out: Tensor) -> Tensor:
@@ -135,7 +144,7 @@ def _sage(stage: Stage, conv: SAGEConv) -> list[Stage]:
         out = conv.lin_l(sums)
         return finish(out if root is None else torch.addmm(out, own, root.weight.t()))
 
-    if not _narrows(conv.lin_l):
+    if not (may_narrow and _narrows(conv.lin_l)):
         return [_linear(stage, conv.aggr, last, root is not None)]
     bias = conv.lin_l.bias
     first = Stage(then=[_Rows(conv, conv.transform)], keep_as=stage.keep_as, number=stage.number)
@@ -149,13 +158,13 @@ def _sage(stage: Stage, conv: SAGEConv) -> list[Stage]:
     return [first, _linear(rest, conv.aggr, lambda sums, own: sums if bias is None else sums + bias, False)]
 
 
-def _gcn(stage: Stage, conv: GCNConv) -> list[Stage]:
+def _gcn(stage: Stage, conv: GCNConv, may_narrow: bool) -> list[Stage]:
     kind = "gcn" if conv.normalize else "sum"
 
     def biased(rows: Tensor) -> Tensor:
         return rows if conv.bias is None else rows + conv.bias
 
-    if not _narrows(conv.lin):
+    if not (may_narrow and _narrows(conv.lin)):
         return [_linear(stage, kind, lambda sums, own: biased(conv.lin(sums)), False)]
     first = Stage(then=[conv.lin], keep_as=stage.keep_as, number=stage.number)
     return [first, _linear(replace(stage, keep_as=[]), kind, lambda sums, own: biased(sums), False)]

@@ -26,6 +26,7 @@ from gnnsys.fullgraph.steps import Schedule, Step, make_steps
 from gnnsys.ops import WholeDegrees, stream_key
 
 if TYPE_CHECKING:
+    from gnnsys.fullgraph.approximate import Policy
     from gnnsys.graph import Graph
     from gnnsys.sampling import DistGraph
 
@@ -63,7 +64,8 @@ class HybridParallel(nn.Module):
     besides the rows of layers, which live where x does: bins are then as large as it lets them be, and computed again
     on the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed`
     decides dropout, together with the number of the step, which is part of the model's state. Features that need no
-    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time.
+    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate`
+    trades exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`.
     """
 
     step: Tensor
@@ -79,6 +81,7 @@ class HybridParallel(nn.Module):
         memory_budget: int | None = None,
         wire_dtype: torch.dtype | None = None,
         seed: int = 0,
+        approximate: Policy | None = None,
         group: Any = None,
         timeout: float = 1800.0,
     ) -> None:
@@ -89,6 +92,8 @@ class HybridParallel(nn.Module):
             raise ValueError(f"memory_budget must be a positive number of bytes, got {memory_budget}")
         if memory_budget is not None and schedule is not None and schedule.packing is not None:
             raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
+        if approximate is not None and not hasattr(approximate, "begin"):
+            raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
         self._stages = make_stages(layers)
         self._peers = Peers(group, timeout=timeout)
@@ -103,6 +108,7 @@ class HybridParallel(nn.Module):
         self._grounds: dict[Any, Ground] = {}
         self._checked: set[Any] = set()
         self._seen: Seen | None = None  # features whose halo is here
+        self._train_exchange = Exchange if approximate is None else approximate.begin(self)
 
     @property
     def nodes(self) -> Tensor:
@@ -163,11 +169,11 @@ class HybridParallel(nn.Module):
         """What passes over rows of this width share, made the first time they are seen."""
         device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (x.shape[1], x.dtype, x.device, device, cast)
+        key = (x.shape[1], x.dtype, x.requires_grad, x.device, device, cast)
         if key not in self._grounds:
             is_first = not self._grounds
             in_place = device == x.device and self.memory_budget is None  # sums are made where rows lie
-            stages = with_halves(self._stages) if in_place else self._stages
+            stages = with_halves(self._stages, x.requires_grad) if in_place else self._stages
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
                 x.device, device,
@@ -212,7 +218,9 @@ class _Whole(torch.autograd.Function):
         rows, is_here = model._input(x, state.ground.steps)
         state.constant = None if model._seen is None else model._seen.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
-        ctx.state, ctx.exchange, ctx.parameters, ctx.is_done = state, Exchange(state), parameters, False
+        ctx.state, ctx.parameters, ctx.is_done = state, parameters, False
+        trains = model.training and state.wants_grad
+        ctx.exchange = model._train_exchange(state) if trains else Exchange(state)
         with torch.set_grad_enabled(state.wants_grad):
             out = Forward(state, ctx.exchange).run(rows, is_here)
         model.times = state.times

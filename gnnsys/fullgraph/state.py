@@ -58,7 +58,8 @@ class Pass:
     """`rows[s]` is what step s reads (core, then halo where it has neighbours), `rows[-1]` the result.
 
     `needs[s]` says whether rows[s] depend on something that trains; `marks` which rows a name in the list of layers
-    means.
+    means; `scales[s]`, where it is there, a factor for each row of step s's input, which bins multiply what they read
+    of it by; those rows need no gradient.
     """
 
     ground: Ground
@@ -67,6 +68,7 @@ class Pass:
     rows: list[Tensor] = field(default_factory=list)
     needs: list[bool] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
+    scales: dict[int, Tensor] = field(default_factory=dict)  # [num_rows, 1]
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
     constant: dict[int, Tensor] | None = None  # sums of the first step's bins, where x is always the same
@@ -136,14 +138,22 @@ class Pass:
             with self._autocast():
                 return Kept(sums, joined, step.stage.run_sums(sums, own, joined, now), own)
         inputs = here.inputs(rows).detach().to(device).requires_grad_(grads and self.needs[s])
+        read = self._scaled(s, here, inputs) if s in self.scales else inputs
         csc = None if here.csc is None else here.csc.to(device)
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(inputs, csc, joined, now))
+            return Kept(inputs, joined, step.stage.run(read, csc, joined, now))
+
+    def _scaled(self, s: int, here: Bin, inputs: Tensor) -> Tensor:
+        scale = here.inputs(self.scales[s]).to(inputs.device)
+        is_copy = here.src is not None or inputs.device != self.rows[s].device
+        return inputs.mul_(scale) if is_copy else inputs * scale
 
     def _sums(self, s: int, b: int) -> Tensor:
         """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
         step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
         assert step.view is not None
+        if s in self.scales:
+            return step.view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
         if s > 0 or self.constant is None:
             return step.view.sums(self.rows[s], here.first, here.end)
         if b not in self.constant:

@@ -188,6 +188,24 @@ def test_features_that_need_no_gradient_give_the_same_and_travel_once():
         assert sent == [first + each, each, each]
 
 
+def test_a_first_layer_that_narrows_sends_its_wide_features_once_and_nothing_later():
+    graph, ranks = random_graph(N, 300, 4), random_ranks(2)
+    layers = seeded(lambda: [GCNConv(40, 3), nn.ReLU(), GCNConv(3, 4)])
+
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60)
+        x = torch.ones(len(model.nodes), 40, dtype=torch.float64)
+        sent = []
+        for _ in range(2):
+            model(x).sum().backward()
+            sent.append(model.times.num_bytes)
+        rows, halo = sum(model.plan.rows_to()), model.plan.num_halo
+        return sent, [8 * (40 * rows + 3 * (rows + halo)), 8 * 3 * (rows + halo)]
+
+    for sent, expected_bytes in run_ranks(2, work):
+        assert sent == expected_bytes
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_dropout_is_the_same_on_any_number_of_ranks(world_size):
     graph = random_graph(N, 300, 5)
@@ -280,3 +298,20 @@ def test_runs_give_the_same_bits():
     first, second = run_ranks(4, work), run_ranks(4, work)
     for one, other in zip(first, second):
         assert all(torch.equal(a, b) for a, b in zip(one, other))
+
+
+class Turned(nn.Module):
+    """Rows as they are, column by column in memory."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.t().contiguous().t()
+
+
+@pytest.mark.parametrize("packing", [Packing(), Packing(num_bins=3)])
+@pytest.mark.parametrize("conv", [SAGEConv, GATConv])
+def test_rows_of_a_module_may_lie_in_memory_as_they_like(conv, packing):
+    def make() -> list[nn.Module]:
+        return [nn.Linear(WIDTH, 6), Turned(), conv(6, 4), Turned(), GINConv(nn.Linear(4, 3))]
+
+    for world_size in (1, 2):
+        check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, Schedule(packing=packing))
