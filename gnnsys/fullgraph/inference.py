@@ -30,10 +30,11 @@ def infer(
 
     >>> nodes, scores = infer(model, graph)
     """
-    model = HybridParallel(layers, graph, **options)
-    was_training = [(module, module.training) for module in model.layers.modules()]
+    owner = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
+    was_training = [(module, module.training) for module in owner.modules()]
     try:
-        model.eval()
+        owner.eval()  # before they are looked at: some fit in evaluation alone
+        model = HybridParallel(layers, graph, **options).eval()
         with torch.no_grad():
             rows = model.share.rows(x) if isinstance(x, str) else x
             return model.nodes, model(rows)

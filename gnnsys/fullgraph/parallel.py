@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.backward import Backward
@@ -237,7 +238,7 @@ class _Whole(torch.autograd.Function):
         rows, is_here = model._input(x, state.ground.steps)
         state.constant = None if model._seen is None else model._seen.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
-        ctx.state, ctx.parameters = state, parameters
+        ctx.state, ctx.parameters, ctx.is_done = state, parameters, False
         trains = model.training and state.wants_grad
         ctx.exchange = model._train_exchange(state) if trains else Exchange(state)
         with torch.set_grad_enabled(state.wants_grad):
@@ -246,7 +247,11 @@ class _Whole(torch.autograd.Function):
         return out.detach()[model.plan.places.to(out.device)]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        if ctx.is_done:
+            raise RuntimeError("a pass over the graph is differentiated once, and nothing of it is kept: run it again")
+        ctx.is_done = True
         plan = ctx.exchange.plan
         x_grad, found = Backward(ctx.state, ctx.exchange).run(grads[0][plan.order.to(grads[0].device)])
         if x_grad is not None:

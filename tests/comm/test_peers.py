@@ -1,4 +1,4 @@
-"""What the others are told when a rank dies: who it is, at once, whatever they were waiting for."""
+"""What the others are told when a rank dies or falls silent: who it is, whatever they were waiting for."""
 
 from __future__ import annotations
 
@@ -16,33 +16,45 @@ import torch.distributed as dist
 from gnnsys.comm.errors import TrainerLost
 from gnnsys.comm.peers import Peers
 
+how, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-peers = Peers(dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=60)), timeout=600)
+peers = Peers(dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=60)), timeout=timeout)
 rows = torch.ones(3)
+if rank == 1:
+    store.set("pid", str(os.getpid()))
 peers.all_reduce(rows).wait()
 assert rows.tolist() == [world_size] * 3
 if rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), getattr(signal, how))
 waits = {
     "sum": lambda: peers.all_reduce(rows).wait(),
     "rows": lambda: (peers.expect(1, 7, rows, "rows"), peers.next_arrival()),
     "swap": lambda: peers.swap([torch.arange(2)] * world_size),
 }
 try:
-    waits[sys.argv[1]]()
+    waits[what]()
 except TrainerLost as error:
     print(error.rank, error, flush=True)
 store.add("told", 1)
 while store.add("told", 0) < world_size - 1:  # nobody else's end is mistaken for that of rank 1
     pass
+if rank == 0 and how == "SIGSTOP":
+    os.kill(int(store.get("pid")), signal.SIGKILL)
 os._exit(0)
 """
 
 
 @pytest.mark.parametrize("what", ["sum", "rows", "swap"])
 def test_the_rank_that_died_is_named_to_all_who_wait(what):
-    ended = run_ranks(PROGRAM, 3, what, timeout=DEADLINE, check=False)
+    """At once: what they would wait for is ten minutes."""
+    ended = run_ranks(PROGRAM, 3, "SIGKILL", what, 600, timeout=DEADLINE, check=False)
     assert ended[1].returncode == -9
     for rank in (0, 2):
         assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
+
+
+def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
+    ended = run_ranks(PROGRAM, 3, "SIGSTOP", "rows", 2, timeout=DEADLINE, check=False)
+    for rank in (0, 2):
+        assert ended[rank].stdout.startswith("1 rank 1 was lost, or was not heard of for 2."), ended[rank]

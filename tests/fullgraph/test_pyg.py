@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import Dropout, HybridParallel, Packing, Residual, Schedule
+from gnnsys.fullgraph import Dropout, HybridParallel, Packing, Residual, Schedule, infer
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 
@@ -257,3 +257,12 @@ def test_a_residual_around_a_layer_of_pyg_is_checked_too():
     HybridParallel(layers, GRAPH)(x)
     with pytest.raises(ValueError, match=f"Residual gives {ELSEWHERE}"):
         HybridParallel(made(lambda: Residual(pyg.ARMAConv(WIDTH, WIDTH))), GRAPH)(x)
+
+
+def test_inference_takes_what_only_training_would_make_others_of():
+    layers = made(lambda: pyg.GINConv(mlp(WIDTH, nn.BatchNorm1d(5), nn.Dropout(0.5))), nn.ReLU)
+    x = draws(N, WIDTH, seed=1)
+    nodes, found = infer(layers, GRAPH, x)
+    assert all(layer.training for layer in layers) and torch.equal(nodes, torch.arange(N))
+    want = layers[0].eval()(x, GRAPH.edge_index()).relu()
+    assert float((found - want.detach()).abs().max()) <= TOLERANCE
