@@ -151,7 +151,7 @@ class HybridParallel(nn.Module):
         return sizes[0] * num_sent, sum(sizes[1:]) * (num_sent + num_halo)
 
     def describe(self, x: Tensor) -> str:
-        """What this rank does in a pass over inputs like `x`, a line per step: nodes, bins, what comes and what goes."""
+        """What this rank does in a pass over inputs like `x`, a line per step: its bins, what comes, what goes."""
         plan, ground = self.plan, self._ground(x)
         lines = [
             f"rank {plan.rank} of {plan.world_size}: {plan.num_core:,} nodes, {plan.num_boundary:,} that others need, "
