@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gnnsys.checkpoint import resume as resume
     from gnnsys.comm import ShardLost as ShardLost
     from gnnsys.comm import TrainerLost as TrainerLost
+    from gnnsys.fullgraph import HybridParallel as HybridParallel
     from gnnsys.graph import Graph as Graph
     from gnnsys.loader import Batch as Batch
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
@@ -32,6 +33,7 @@ _ROOM_OF = {
     "DistGraph": "sampling",
     "DistTensor": "store",
     "Graph": "graph",
+    "HybridParallel": "fullgraph",
     "LinkNeighborLoader": "loader",
     "NegativeSampling": "loader",
     "NeighborLoader": "loader",
@@ -54,6 +56,7 @@ __all__ = [
     "DistGraph",
     "DistTensor",
     "Graph",
+    "HybridParallel",
     "LinkNeighborLoader",
     "NegativeSampling",
     "NeighborLoader",

@@ -150,6 +150,26 @@ class HybridParallel(nn.Module):
         num_sent, num_halo = sum(self.plan.rows_to()), self.plan.num_halo
         return sizes[0] * num_sent, sum(sizes[1:]) * (num_sent + num_halo)
 
+    def describe(self, x: Tensor) -> str:
+        """What this rank does in a pass over inputs like `x`, a line per step: its bins, what comes, what goes."""
+        plan, ground = self.plan, self._ground(x)
+        lines = [
+            f"rank {plan.rank} of {plan.world_size}: {plan.num_core:,} nodes, {plan.num_boundary:,} that others need, "
+            f"{plan.csc.num_edges:,} in-edges, {plan.num_halo:,} nodes in the halo"
+        ]
+        width = x.shape[1]
+        for number, step in enumerate(ground.steps):
+            names = " + ".join(type(module).__name__.lstrip("_") for module in step.stage.modules)
+            line = f"step {number}: {names}, {width} -> {step.width}, {len(step.bins)} bins"
+            if step.has_halo:
+                num_sent = sum(len(rows) for sent in step.sends for _, rows in sent)
+                line += f", sends {num_sent:,} rows and receives {plan.num_halo:,} in {len(step.chunks)} messages"
+            lines.append(line + (", gathers nothing" if step.view is not None else ""))
+            width = step.width
+        once, each = self.least_bytes(x)
+        lines.append(f"payload sent: {once:,} bytes once, {each:,} bytes in each training pass")
+        return "\n".join(lines)
+
     def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
         """Bytes per exchange of rows of `width`, [world_size, world_size]: line r is what rank r sends."""
         rows = torch.zeros(self.plan.world_size, self.plan.world_size, dtype=torch.int64)

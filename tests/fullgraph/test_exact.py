@@ -315,3 +315,19 @@ def test_rows_of_a_module_may_lie_in_memory_as_they_like(conv, packing):
 
     for world_size in (1, 2):
         check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, Schedule(packing=packing))
+
+
+def test_a_model_tells_what_its_rank_does_and_what_ranks_send_each_other():
+    graph, ranks, layers = random_graph(N, 300, 9), random_ranks(2), seeded(unequal_sage)
+
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60)
+        x = torch.zeros(len(model.nodes), WIDTH, dtype=torch.float64)
+        return model.describe(x), model.byte_matrix(7, 8), model.plan
+
+    for rank, (text, matrix, plan) in enumerate(run_ranks(2, work)):
+        assert f"rank {rank} of 2: {plan.num_core} nodes" in text
+        assert f"step 0: SAGEConv + ReLU, {WIDTH} -> 7, " in text and "gathers nothing" in text
+        rows = plan.rows_to()[1 - rank]
+        assert int(matrix[rank, 1 - rank]) == 7 * 8 * rows == 56 * plan.send_places[1 - rank].numel()
+        assert int(matrix[1 - rank, rank]) == 56 * plan.num_halo
