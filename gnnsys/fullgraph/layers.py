@@ -40,6 +40,8 @@ class _Turn:
     num_drops: int = 0
 
 
+MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
+
 _NOW: ContextVar[_Turn | None] = ContextVar("gnnsys_rows", default=None)
 
 
@@ -194,6 +196,8 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
             continue
         stage.keep_as, named, stage.number = named + stage.keep_as, [], len(out)
         out.append(stage)
+    if len(out) > MAX_STAGES:
+        raise ValueError(f"{len(out)} stages are too many to number their messages: at most {MAX_STAGES}")
     if not any(stage.conv is not None for stage in out):
         raise ValueError("layers must hold at least one graph layer: a module whose forward takes rows and a structure")
     return out
