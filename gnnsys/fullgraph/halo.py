@@ -1,9 +1,10 @@
 """HaloPlan: who sends which rows to whom, made once; after it no ids travel.
 
 The plan also fixes the order of a rank's nodes, called places (G3, 4.4.3, step 1): nodes that other ranks need come
-first, each group breadth first. Halo rows follow the core rows, by owner and by place at the owner. So whatever range
-of places a peer has computed, the rows of it that are needed here are one contiguous range of the halo, and arrive
-where they belong without being moved again.
+first, then the rest, breadth first. Those that others need are grouped by what edges between ranks connect, in the
+same order on all ranks, so that a bin waits for few of the peers' bins. Halo rows follow the core rows, by owner and by
+place at the owner: whatever range of places a peer has computed, the rows of it that are needed here are one contiguous
+range of the halo, and arrive where they belong without being moved again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gnnsys.fullgraph.share import Share
 from gnnsys.ops import CSC, bfs_order, gather_rows, in_subgraph
 
 ORDERS = ("boundary", "ids")
+_ROUNDS = 12  # in which the name of a group of boundary nodes spreads: a path of so many edges is one group
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,11 @@ def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
     is_boundary = torch.zeros(share.num_core, dtype=torch.bool)
     for nodes in wanted:
         is_boundary[nodes] = True
-    listed = _ordered(share, is_boundary) if order == "boundary" else torch.arange(share.num_core)
+    if order == "boundary":
+        groups = _groups(share, peers, needed, wanted)
+        listed = _ordered(share, is_boundary, groups)
+    else:
+        listed = torch.arange(share.num_core)
     places = torch.empty_like(listed)
     places[listed] = torch.arange(share.num_core)
     told = peers.swap([places[nodes] for nodes in wanted])  # in the order in which they were asked for
@@ -83,15 +89,30 @@ def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
     )  # fmt: skip
 
 
-def _ordered(share: Share, is_boundary: Tensor) -> Tensor:
-    """Own nodes breadth first, then, keeping that order, those that others need before the rest."""
+def _groups(share: Share, peers: Peers, needed: Tensor, wanted: list[Tensor]) -> Tensor:
+    """A number per own node, the same for nodes that edges between ranks connect: the least of their keys."""
+    dst, sources = share.csc.dst(), share.csc.indices.long()
+    is_away = (sources < share.first) | (sources >= share.first + share.num_core)
+    dst, at = dst[is_away], torch.searchsorted(needed, sources[is_away])
+    ids = torch.arange(share.first, share.first + share.num_core)
+    keys = (ids * 0x9E3779B1) % ((1 << 31) - 1)  # spread, so that groups are not sorted by rank
+    for _ in range(_ROUNDS if share.world_size > 1 else 0):
+        theirs = torch.cat(peers.swap([keys[nodes] for nodes in wanted]))
+        keys = keys.scatter_reduce(0, dst, theirs[at], "amin")
+    return keys
+
+
+def _ordered(share: Share, is_boundary: Tensor, groups: Tensor) -> Tensor:
+    """Own nodes breadth first; those that others need before the rest, and group by group."""
     csc, first = share.csc, share.first
     own = (csc.indices >= first) & (csc.indices < first + share.num_core)
     counts = torch.zeros(csc.num_edges + 1, dtype=torch.int64)
     torch.cumsum(own, 0, out=counts[1:])
     inside = CSC(counts[csc.indptr], csc.indices[own] - first, share.num_core)
     walk = bfs_order(inside, torch.empty(0, dtype=inside.indices.dtype)).long()
-    return torch.cat([walk[is_boundary[walk]], walk[~is_boundary[walk]]])
+    boundary = walk[is_boundary[walk]]
+    boundary = boundary[torch.sort(groups[boundary], stable=True).indices]
+    return torch.cat([boundary, walk[~is_boundary[walk]]])
 
 
 def _relabelled(share: Share, listed: Tensor, places: Tensor, needed: Tensor, halo: Tensor) -> CSC:
