@@ -2,3 +2,7 @@
 
 Needs root, and minutes. `--cache` keeps graph and parts for other runs.
 """
+
+from gnnsys.bench.fullgraph.cases import BENCHMARKS
+
+__all__ = ["BENCHMARKS"]

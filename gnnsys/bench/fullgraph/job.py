@@ -57,12 +57,14 @@ class Figures:
 
     def describe(self) -> str:
         """A line for those who watch."""
-        spent = [f"{name} {'/'.join(f'{s:.2f}' for s in self.of_ranks(name))}" for name in ("compute", "wait", "send")]
-        cpu = [statistics.median(turn["cpu_seconds"][h] for turn in self.turns) for h in range(len(self.facts))]
+        parts = {name: self.of_ranks(name) for name in ("compute", "wait", "send")}
+        hosts = range(len(self.turns[0]["cpu_seconds"]))
+        parts["cpu"] = [statistics.median(turn["cpu_seconds"][host] for turn in self.turns) for host in hosts]
+        spent = [f"{name} {'/'.join(f'{s:.2f}' for s in seconds)}" for name, seconds in parts.items()]
         return (
             f"{self.group}, {self.variant}, {self.rate or 'unlimited'}: {self.seconds:.3f} s "
             f"({min(t['seconds'] for t in self.turns):.3f}-{max(t['seconds'] for t in self.turns):.3f}), "
-            f"busiest link {self.busiest_bytes / 1e6:.2f} MB, {', '.join(spent)}, cpu {'/'.join(f'{s:.2f}' for s in cpu)}"
+            f"busiest link {self.busiest_bytes / 1e6:.2f} MB, {', '.join(spent)}"
         )
 
 

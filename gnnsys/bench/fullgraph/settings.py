@@ -19,21 +19,21 @@ class Settings:
     says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over.
     """
 
-    num_nodes: int = 60_000
-    num_classes: int = 60
+    num_nodes: int = 100_000
+    num_classes: int = 100
     avg_degree: float = 20.0
     homophily: float = 0.97
-    num_features: int = 64
-    hidden: int = 64
+    num_features: int = 128
+    hidden: int = 128
     layers: int = 3
     hosts: int = 4
-    cpu: float = 0.45
+    cpu: float = 0.4
     rate: str = ""
     epochs: int = 5
     bins: int = 8
     sweep: tuple[int, ...] = (1, 4, 8, 16, 32)
     depths: tuple[int, ...] = (2, 3, 4)
-    widths: tuple[int, ...] = (16, 64, 256)
+    widths: tuple[int, ...] = (16, 32, 64, 128, 256)
 
     def __post_init__(self) -> None:
         if self.rate:
@@ -45,7 +45,8 @@ class Settings:
             )
         if min(self.depths) < 2 or min(self.sweep) < 1 or min(self.widths) < 1:
             raise ValueError(
-                f"depths must be at least 2, sweep and widths at least 1, got {self.depths}, {self.sweep}, {self.widths}"
+                f"depths must be at least 2, sweep and widths at least 1, got {self.depths}, {self.sweep} and "
+                f"{self.widths}"
             )
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The ways to train that take turns, each with weights of its own that begin alike: an epoch is one step of all nodes."""
+"""The ways to train that take turns, each with weights of its own that begin alike: an epoch is one step."""
 
 from __future__ import annotations
 
