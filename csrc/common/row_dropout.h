@@ -1,6 +1,6 @@
 // What dropout_rows is, on every device: value (row, column c) is dropped where word c % 4 at Philox counter
-// {id low, id high, c / 4, kRowDropoutStream} is below `threshold`. Nothing else of the call enters, so a node's mask is
-// the same on any number of ranks, bins and threads, for every dtype, on CPU and GPU.
+// {id low, id high, c / 4, kRowDropoutStream} is below `threshold`. Nothing else of the call enters, so a node's mask
+// is the same on any number of ranks, bins and threads, for every dtype, on CPU and GPU.
 //
 // What is kept is multiplied by 1 / (1 - p): rounded to double, then to the type that rows are computed in (double for
 // double, else float), in which the product is made. What is dropped is +0, whatever it was.

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <vector>
 
 namespace gnnsys {
@@ -45,9 +46,10 @@ struct Place {
   int64_t row;
   int64_t block;
 
-  void advance(int64_t blocks_per_row) {
-    if (++block == blocks_per_row) {
-      block = 0;
+  void advance(int64_t num_blocks, int64_t blocks_per_row) {
+    block += num_blocks;
+    while (block >= blocks_per_row) {
+      block -= blocks_per_row;
       ++row;
     }
   }
@@ -67,7 +69,7 @@ void make_words(const id_t* ids, int64_t blocks_per_row, Place at, int64_t num_b
     }
   } else {
     uint32_t counters[3][kLanes] = {};
-    for (int64_t l = 0; l < num_blocks; ++l, at.advance(blocks_per_row)) {
+    for (int64_t l = 0; l < num_blocks; ++l, at.advance(1, blocks_per_row)) {
       const auto id = static_cast<uint64_t>(static_cast<int64_t>(ids[at.row]));
       counters[0][l] = static_cast<uint32_t>(id);
       counters[1][l] = static_cast<uint32_t>(id >> 32);
@@ -86,21 +88,37 @@ void make_words(const id_t* ids, int64_t blocks_per_row, Place at, int64_t num_b
   }
 }
 
+// All ones in the lanes whose words are not below the threshold.
+template <typename A>
+inline mask_t<A> kept_lanes(const uint32_t* words, uint32_t threshold) {
+  typedef uint32_t words_t __attribute__((vector_size(4 * Simd<A>::lanes)));
+  words_t w;
+  std::memcpy(&w, words, sizeof(w));
+  return __builtin_convertvector(w >= threshold, mask_t<A>);
+}
+
 template <typename T>
 struct Drop {
+  using A = acc_t<T>;
   uint32_t threshold;
-  acc_t<T> scale;
+  A scale;
 
   // `size` values beside as many words.
-  void operator()(const T* x, const uint32_t* words, int64_t size, T* out) const {
-    for (int64_t c = 0; c < size; ++c) {
-      const acc_t<T> kept = static_cast<acc_t<T>>(x[c]) * scale;
-      out[c] = static_cast<T>(words[c] < threshold ? acc_t<T>{0} : kept);
+  inline void operator()(const T* x, const uint32_t* words, int64_t size, T* out) const {
+    constexpr int64_t kStep = Simd<A>::lanes;
+    const int64_t whole = size - size % kStep;
+    for (int64_t c = 0; c < whole; c += kStep) {
+      const vec_t<A> scaled = load(x + c) * scale;
+      store(out + c, (vec_t<A>)((mask_t<A>)scaled & kept_lanes<A>(words + c, threshold)));
+    }
+    for (int64_t c = whole; c < size; ++c) {
+      out[c] = static_cast<T>(words[c] < threshold ? A{0} : static_cast<A>(x[c]) * scale);
     }
   }
 };
 
-// Rows [begin, end). Where the width is a multiple of four, values lie as their words do, whatever the row.
+// Rows [begin, end). Where the width is a multiple of four, values lie as their words do, across rows too; elsewhere
+// the blocks of a row are taken together.
 template <typename T, typename id_t>
 void drop_rows(const T* x, const id_t* ids, int64_t begin, int64_t end, int64_t width, const Drop<T> drop, uint64_t key,
                T* out) {
@@ -110,22 +128,13 @@ void drop_rows(const T* x, const id_t* ids, int64_t begin, int64_t end, int64_t 
   for (int64_t left = (end - begin) * blocks_per_row; left > 0; left -= kLanes) {
     const int64_t num_blocks = std::min<int64_t>(left, kLanes);
     make_words(ids, blocks_per_row, at, num_blocks, key, words);
-    int64_t done = 0;
-    while (done < num_blocks) {
+    for (int64_t done = 0; done < num_blocks;) {
       const int64_t first = at.row * width + 4 * at.block;
-      if (width % 4 == 0 && num_blocks == kLanes) {
-        drop(x + first, words, kWords, out + first);
-        done = kLanes;
-        at.block += kLanes;
-        at.row += at.block / blocks_per_row;
-        at.block %= blocks_per_row;
-        continue;
-      }
-      const int64_t run = std::min(num_blocks - done, blocks_per_row - at.block);
-      drop(x + first, words + 4 * done, std::min(4 * run, width - 4 * at.block), out + first);
+      const int64_t run = width % 4 == 0 ? num_blocks : std::min(num_blocks - done, blocks_per_row - at.block);
+      const int64_t size = width % 4 == 0 ? 4 * run : std::min(4 * run, width - 4 * at.block);
+      drop(x + first, words + 4 * done, size, out + first);
+      at.advance(run, blocks_per_row);
       done += run;
-      at.block += run - 1;
-      at.advance(blocks_per_row);
     }
   }
 }

@@ -42,7 +42,7 @@ class Peers:
     def __init__(self, group: Any = None, *, timeout: float = 1800.0, max_outstanding: int = 1 << 30) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
-        self._group = dist.group.WORLD if group is None and dist.is_initialized() else group
+        self._group: Any = dist.group.WORLD if group is None and dist.is_initialized() else group
         self.rank = 0 if self._group is None else self._group.rank()
         self.world_size = 1 if self._group is None else self._group.size()
         self.timeout = timeout

@@ -37,6 +37,16 @@ class Packing:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
+@dataclass(frozen=True)
+class Costs:
+    """Bytes that a bin takes: per source, per node, per edge, and in any case."""
+
+    source: float
+    node: float
+    edge: float = 0.0
+    fixed: float = 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Bin:
     """Nodes at places first to end. `src` are rows of [core, halo], own ones first; None: all of them as they are."""
@@ -49,6 +59,11 @@ class Bin:
     def __len__(self) -> int:
         return self.end - self.first
 
+    def to(self, rows_device: torch.device, device: torch.device) -> Bin:
+        """The structure where it is computed on, the picks where rows are picked."""
+        src = None if self.src is None else self.src.to(rows_device)
+        return Bin(self.first, self.end, src, None if self.csc is None else self.csc.to(device))
+
     def inputs(self, rows: Tensor) -> Tensor:
         """Rows of the bin's sources: gathered, or a view where they lie together."""
         if self.csc is None:
@@ -56,61 +71,78 @@ class Bin:
         return rows if self.src is None else gather_rows(rows, self.src)
 
 
-def bin_bounds(plan: HaloPlan, packing: Packing, in_bytes: int, out_bytes: int, has_edges: bool) -> list[int]:
-    """Where the bins of a layer begin, and the end of the last; rows of inputs and outputs take so many bytes."""
+def bin_bounds(plan: HaloPlan, packing: Packing, costs: Costs, has_edges: bool) -> list[int]:
+    """Where the bins of a layer begin, and the end of the last."""
     ends = [0, plan.num_boundary, plan.num_core] if 0 < plan.num_boundary < plan.num_core else [0, plan.num_core]
+    if plan.num_core == 0:
+        return [0]
     if packing == Packing():
-        return [0, plan.num_core] if plan.num_core else [0]
+        return [0, plan.num_core]
     bounds = [0]
     for first, end in pairwise(ends):
         if packing.bin_nodes is not None:
             bounds += [*range(first + packing.bin_nodes, end, packing.bin_nodes), end]
         elif packing.num_bins is not None:
-            bounds += _equal_work(plan.csc, first, end, packing.num_bins, plan.num_core)
+            bounds += _equal_work(plan.csc, first, end, packing.num_bins)
         else:
             assert packing.bin_bytes is not None
-            bounds += _within(plan.csc, first, end, packing.bin_bytes, in_bytes, out_bytes, has_edges)
-    return sorted(set(bounds)) if plan.num_core else [0]
+            bounds += _within(plan.csc, first, end, packing.bin_bytes, costs, has_edges)
+    return sorted(set(bounds))
 
 
-def _equal_work(csc: CSC, first: int, end: int, num_bins: int, num_core: int) -> list[int]:
+def _equal_work(csc: CSC, first: int, end: int, num_bins: int) -> list[int]:
     """Ends of bins of places first to end, by edges and nodes; as many as their share of all work asks for."""
     work = csc.indptr + torch.arange(csc.num_dst + 1)
     here = int(work[end] - work[first])
-    count = max(1, min(end - first, round(num_bins * here / max(1, int(work[num_core])))))
+    count = max(1, min(end - first, round(num_bins * here / max(1, int(work[-1])))))
     aims = int(work[first]) + torch.arange(1, count) * here // count
     inner = torch.searchsorted(work, aims).clamp_(first, end)
     return [*inner.tolist(), end]
 
 
-def _within(csc: CSC, first: int, end: int, limit: int, in_bytes: int, out_bytes: int, has_edges: bool) -> list[int]:
-    """Ends of bins whose rows, of sources and results, stay within a limit; a node that does not is alone."""
+def _within(csc: CSC, first: int, end: int, limit: int, costs: Costs, has_edges: bool) -> list[int]:
+    """Ends of bins that cost no more than a limit."""
     if not has_edges:
-        each = max(1, limit // max(1, in_bytes + out_bytes))
+        each = max(1, int((limit - costs.fixed) // max(1.0, costs.source + costs.node)))
         return [*range(first + each, end, each), end]
     bounds, at = [], first
-    table = IdTable(csc.num_src)
     while at < end:
-        table.clear()
-        num_src, last, step = 0, at, max(1, (end - first) // _STEPS)
-        while last < end:
-            until = min(last + step, end)
-            own = torch.arange(last, until, dtype=csc.indices.dtype)
-            seen = torch.cat([own, csc.indices[int(csc.indptr[last]) : int(csc.indptr[until])]])
-            more = table.insert(seen)[1].numel()
-            if (num_src + more) * in_bytes + (until - at) * out_bytes > limit and last > at:
-                break
-            num_src, last = num_src + more, until
-        bounds.append(last)
-        at = last
+        at = _end_of_bin(csc, at, end, max(1, (end - first) // _STEPS), limit, costs)
+        bounds.append(at)
     return bounds
+
+
+def _end_of_bin(csc: CSC, first: int, end: int, step: int, limit: int, costs: Costs) -> int:
+    """The end of the largest bin from `first` on within a limit: in steps, the last of them halved until it fits."""
+    table, num_src, at = IdTable(csc.num_src), 0, first
+    while at < end:
+        until = min(at + step, end)
+        own = torch.arange(at, until, dtype=csc.indices.dtype)
+        seen = torch.cat([own, csc.indices[int(csc.indptr[at]) : int(csc.indptr[until])]])
+        known = table.lookup(seen)
+        more = int(torch.unique(seen[known < 0]).numel())
+        num_edges = int(csc.indptr[until] - csc.indptr[first])
+        cost = costs.fixed + (num_src + more) * costs.source + (until - first) * costs.node + num_edges * costs.edge
+        if cost > limit and until == first + 1:
+            raise ValueError(
+                f"a node with {num_edges:,} in-edges takes {cost:,.0f} bytes by itself, and memory_budget or bin_bytes is "
+                f"{limit:,}: raise it"
+            )
+        if cost > limit:
+            if step == 1:
+                return at
+            step //= 2
+            continue
+        table.insert(seen)
+        num_src, at = num_src + more, until
+    return at
 
 
 def make_bins(csc: CSC | None, bounds: Sequence[int], whole: WholeDegrees | None) -> list[Bin]:
     """The bins between bounds, with the structure of each; `whole` are degrees of all local rows."""
     if csc is None:
         return [Bin(first, end, None, None) for first, end in pairwise(bounds)]
-    if len(bounds) == 2:  # all in one: nothing has to be gathered
+    if list(bounds) == [0, csc.num_dst]:  # all in one: nothing has to be gathered
         return [Bin(0, bounds[1], None, replace(csc, whole=whole))]
     bins = []
     for first, end in pairwise(bounds):

@@ -8,8 +8,11 @@ own and a barrier.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.nn.models import Stack
-from gnnsys.ops import CSC
-from gnnsys.ops.dropout import dropout_rows
+from gnnsys.ops import CSC, dropout_rows, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
 
@@ -30,26 +32,55 @@ class Rows(NamedTuple):
     key: int
 
 
-_NOW: ContextVar[Rows | None] = ContextVar("gnnsys_rows", default=None)
+@dataclass
+class _Turn:
+    """A stage at work on rows of some nodes; each use of dropout in it has a number."""
+
+    rows: Rows
+    num_drops: int = 0
+
+
+_NOW: ContextVar[_Turn | None] = ContextVar("gnnsys_rows", default=None)
+
+
+@contextmanager
+def working_on(rows: Rows) -> Iterator[None]:
+    """Inside it modules are given rows of these nodes."""
+    before = _NOW.set(_Turn(rows))
+    try:
+        yield
+    finally:
+        _NOW.reset(before)
 
 
 class Dropout(nn.Dropout):
     """Dropout whose mask depends on seed, step, layer, node and column alone: the same on any number of ranks.
 
-    `HybridParallel` takes every `nn.Dropout` of its list for one of these. Elsewhere it is torch's own.
+    `HybridParallel` makes every `nn.Dropout` of its list one of these. Elsewhere it is torch's own.
     """
-
-    place = 0  # among the dropouts of a model
 
     def forward(self, rows: Tensor) -> Tensor:
         now = _NOW.get()
         if now is None or not self.training or self.p == 0:
             return super().forward(rows)
-        if rows.shape[0] != now.ids.numel():
+        if rows.shape[0] != now.rows.ids.numel():
             raise ValueError(
-                f"dropout of {rows.shape[0]} rows where the bin has {now.ids.numel()} nodes: drop its output"
+                f"dropout of {rows.shape[0]} rows where the bin has {now.rows.ids.numel()} nodes: drop its output"
             )
-        return dropout_rows(rows, now.ids, self.p, _mixed(now.key, self.place))
+        now.num_drops += 1
+        return dropout_rows(rows, now.rows.ids, self.p, stream_key(now.rows.key, now.num_drops))
+
+
+class _OfStack(Dropout):
+    """What a reference model drops between two layers: its rate, and only while it trains."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack.dropout)
+        self._stack = (stack,)  # in a tuple it is no child
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.p, self.training = self._stack[0].dropout, self._stack[0].training
+        return super().forward(rows)
 
 
 class Keep(nn.Identity):
@@ -99,6 +130,7 @@ class Stage:
     then: list[nn.Module] = field(default_factory=list)
     norm: nn.Module | None = None  # batch normalisation, alone
     keep_as: list[str] = field(default_factory=list)
+    number: int = 0  # among the stages of a model
 
     @property
     def joins(self) -> list[str]:
@@ -114,8 +146,7 @@ class Stage:
 
     def run(self, rows: Tensor, csc: CSC | None, joined: Sequence[Tensor], now: Rows) -> Tensor:
         """Rows of the bin's nodes from rows of its sources; `joined` are their rows at the marks of `joins`."""
-        before = _NOW.set(now)
-        try:
+        with working_on(Rows(now.ids, stream_key(now.key, self.number))):
             if self.conv is not None:
                 assert csc is not None
                 rows = call(self.conv, rows, csc)
@@ -123,18 +154,14 @@ class Stage:
             for module in self.then:
                 rows = module(rows, next(given)) if isinstance(module, Join) else module(rows)
             return rows
-        finally:
-            _NOW.reset(before)
 
 
 def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
     """The stages of a model, which is a list of modules or one of our reference models."""
     stages, at = [Stage()], Stage()
     kept: set[str] = set()
-    for place, module in enumerate(_flat(layers)):
+    for module in _flat(layers):
         _check(module)
-        if isinstance(module, Dropout):
-            module.place = place
         if isinstance(module, Keep):
             if module.name in kept:
                 raise ValueError(f"two layers keep rows as {module.name!r}")
@@ -152,12 +179,12 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
         else:
             stages[-1].then.append(module)
     named: list[str] = []
-    out = []
+    out: list[Stage] = []
     for stage in stages:  # a mark on a stage that does nothing belongs to the next
         if not stage.modules:
             named += stage.keep_as
             continue
-        stage.keep_as, named = named + stage.keep_as, []
+        stage.keep_as, named, stage.number = named + stage.keep_as, [], len(out)
         out.append(stage)
     if not any(stage.conv is not None for stage in out):
         raise ValueError("layers must hold at least one graph layer: a module whose forward takes rows and a structure")
@@ -172,19 +199,18 @@ def takes_structure(module: nn.Module) -> bool:
         p for p in inspect.signature(module.forward).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
-    if len(asked) > 2:
+    if len(asked) not in (1, 2):
         raise ValueError(
-            f"{type(module).__name__}.forward must take rows and a structure, it takes {len(asked)} arguments"
+            f"{type(module).__name__}.forward must take rows, or rows and a structure, by name: it asks for "
+            f"{[p.name for p in asked]}"
         )
     return len(asked) == 2
 
 
 def keyed(module: nn.Module) -> nn.Module:
-    """The module, or for torch's dropout ours with the same rate."""
+    """The module; torch's dropout becomes ours, in its place, so that whoever has it can still switch it."""
     if type(module) is nn.Dropout:
-        ours = Dropout(module.p)
-        ours.training = module.training
-        return ours
+        module.__class__ = Dropout
     return module
 
 
@@ -193,15 +219,23 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     if not _is_pyg(conv):
         return conv(rows, csc)
     edge_index = STRUCTURES.get(lambda: torch.stack([csc.indices.long(), csc.dst()]), csc, key="edge_index")
-    if type(conv).__name__ == "GCNConv" and csc.whole is not None:
+    if csc.whole is None and csc.num_src == csc.num_dst:  # no piece
+        return conv(rows, edge_index)
+    if _is_gcn(conv) and csc.whole is not None:
         return _pyg_gcn(conv, rows, csc, edge_index)
+    if not _takes_pair(type(conv).forward):  # a square graph, in which the other sources have no in-edges
+        out = conv(rows, edge_index)
+        return out[: csc.num_dst] if isinstance(out, Tensor) else out
     takes_size = "size" in inspect.signature(conv.forward).parameters
     size = {"size": (csc.num_src, csc.num_dst)} if takes_size else {}
     return conv((rows, rows[: csc.num_dst]), edge_index, **size)
 
 
 def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor) -> Tensor:
-    """PyG's GCNConv takes no pair of rows and counts degrees in what it is given: its halves, with the whole's."""
+    """PyG's GCNConv takes no pair of rows and counts degrees in what it is given: its halves, with the whole's.
+
+    Every loop weighs 1: without edge weights PyG takes no notice of `improved`.
+    """
     from gnnsys.nn.gcn import whole_scales
 
     weight = None
@@ -209,14 +243,12 @@ def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor) -> Tensor:
 
         def normalised() -> tuple[Tensor, Tensor]:
             kept = edge_index[:, edge_index[0] != edge_index[1]] if conv.add_self_loops else edge_index
-            loops = torch.arange(csc.num_dst if conv.add_self_loops else 0)
+            loops = torch.arange(csc.num_dst if conv.add_self_loops else 0, device=kept.device)
             edges = torch.cat([kept, torch.stack([loops, loops])], dim=1)
-            src, dst, loop = whole_scales(csc, conv.add_self_loops, 2.0 if conv.improved else 1.0, rows.dtype)
-            weight = src[edges[0]] * dst[edges[1]]
-            weight[kept.shape[1] :] *= loop
-            return edges, weight
+            src, dst, _ = whole_scales(csc, conv.add_self_loops, 1.0, rows.dtype)
+            return edges, src[edges[0]] * dst[edges[1]]
 
-        key = ("gcn", conv.add_self_loops, conv.improved, rows.dtype)
+        key = ("gcn", conv.add_self_loops, rows.dtype)
         edge_index, weight = STRUCTURES.get(normalised, csc, key=key)
     out = conv.propagate(edge_index, x=conv.lin(rows), edge_weight=weight, size=(csc.num_src, csc.num_src))
     out = out[: csc.num_dst]
@@ -227,18 +259,32 @@ def _is_pyg(module: nn.Module) -> bool:
     return any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)
 
 
+def _is_gcn(module: nn.Module) -> bool:
+    """PyG's GCNConv, or what inherits its forward."""
+    forward = type(module).forward
+    return (forward.__module__, forward.__qualname__) == ("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward")
+
+
+@functools.lru_cache
+def _takes_pair(forward: Callable[..., Any]) -> bool:
+    """Whether a PyG layer says that it takes rows of sources and of destinations: a tuple in the type of its rows."""
+    rows = list(inspect.signature(forward, eval_str=True).parameters.values())[1]
+    return any(typing.get_origin(each) is tuple for each in (rows.annotation, *typing.get_args(rows.annotation)))
+
+
 def _flat(layers: Sequence[nn.Module] | nn.Module) -> Iterator[nn.Module]:
     """Lists within lists, reference models taken apart, torch's dropouts made ours."""
     if isinstance(layers, Stack):
         for index, conv in enumerate(layers.convs):
             yield conv
             if index < len(layers.convs) - 1:
-                yield from _flat([layers.norms[index], nn.ReLU(), nn.Dropout(layers.dropout)])
+                yield from _flat([layers.norms[index], nn.ReLU(), _OfStack(layers)])
     elif isinstance(layers, (nn.Sequential, nn.ModuleList, list, tuple)):
         for module in layers:
             yield from _flat(module)
     elif isinstance(layers, nn.Module):
-        yield keyed(layers)
+        inner = getattr(layers, "module", None)  # PyG's BatchNorm is a hull around torch's
+        yield inner if _is_pyg(layers) and isinstance(inner, nn.BatchNorm1d) else keyed(layers)
     else:
         raise ValueError(f"layers must be modules, got {type(layers).__name__}")
 
@@ -246,7 +292,7 @@ def _flat(layers: Sequence[nn.Module] | nn.Module) -> Iterator[nn.Module]:
 def _check(module: nn.Module) -> None:
     """What inside a module would make other numbers than one process does."""
     for name, inner in module.named_modules():
-        if inner is module:
+        if inner is module or not inner.training:
             continue
         if isinstance(inner, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
@@ -258,8 +304,3 @@ def _check(module: nn.Module) -> None:
                 f"{type(module).__name__}.{name} draws other masks on other numbers of ranks: use "
                 "gnnsys.fullgraph.Dropout in its place"
             )
-
-
-def _mixed(key: int, place: int) -> int:
-    """Two numbers as one, spread over 63 bits (Knuth's multiplicative hash)."""
-    return ((key + 1) * 0x9E3779B97F4A7C15 + place * 0xC2B2AE3D27D4EB4F) & 0x7FFFFFFFFFFFFFFF

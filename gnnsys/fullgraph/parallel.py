@@ -11,13 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.check import check_layers, check_parameters
+from gnnsys.fullgraph.exchange import Exchange
+from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.layers import make_stages
-from gnnsys.fullgraph.run import Ground, Run, Times
 from gnnsys.fullgraph.share import Share, share_of
+from gnnsys.fullgraph.state import Ground, Pass, Times
 from gnnsys.fullgraph.steps import Schedule, Step, make_steps
-from gnnsys.ops import WholeDegrees
+from gnnsys.ops import WholeDegrees, stream_key
 
 if TYPE_CHECKING:
     from gnnsys.graph import Graph
@@ -44,9 +48,11 @@ class HybridParallel(nn.Module):
     >>> loss.backward()
 
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
-    the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed` decides
-    dropout, together with the number of the step, which is part of the model's state. Features that need no gradient
-    travel once, when a tensor is first seen; all ranks must give a new one at the same time.
+    the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement,
+    besides the rows of layers, which live where x does: bins are then as large as it lets them be, and computed again
+    on the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed`
+    decides dropout, together with the number of the step, which is part of the model's state. Features that need no
+    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time.
     """
 
     step: Tensor
@@ -59,6 +65,7 @@ class HybridParallel(nn.Module):
         ranks: Tensor | None = None,
         schedule: Schedule | None = None,
         recompute: bool = False,
+        memory_budget: int | None = None,
         wire_dtype: torch.dtype | None = None,
         seed: int = 0,
         group: Any = None,
@@ -67,17 +74,23 @@ class HybridParallel(nn.Module):
         super().__init__()
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype must be a floating-point dtype, got {wire_dtype}")
+        if memory_budget is not None and memory_budget < 1:
+            raise ValueError(f"memory_budget must be a positive number of bytes, got {memory_budget}")
+        if memory_budget is not None and schedule is not None and schedule.packing is not None:
+            raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
         self._stages = make_stages(layers)
         self._peers = Peers(group, timeout=timeout)
         self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
         self.schedule = schedule or Schedule()
         self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
-        self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
+        self.recompute, self.wire_dtype, self.seed = recompute or memory_budget is not None, wire_dtype, seed
+        self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
+        self._checked: set[Any] = set()
         self._seen: tuple[Any, int, Tensor] | None = None  # features whose halo is here: tensor, its version, rows
 
     @property
@@ -95,15 +108,17 @@ class HybridParallel(nn.Module):
         """Rows of this rank's nodes, [num_core, width of the last layer], from theirs."""
         if x.dim() != 2 or x.shape[0] != self.plan.num_core or not x.is_floating_point():
             raise ValueError(
-                f"x must be float [{self.plan.num_core}, width], a row per node of this rank, got {x.dtype} {list(x.shape)}"
+                f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got {x.dtype} "
+                f"{list(x.shape)}"
             )
+        self._check(x)
         ground = self._ground(x)
         wants_grad = torch.is_grad_enabled()
         trains = [p for p in self.parameters() if p.requires_grad]
         if self.training:
             self.step += 1
-        run = Run(ground, (int(self.step) << 16) + self.seed, wants_grad)
-        out: Tensor = _Pass.apply(self, run, x, *trains)
+        state = Pass(ground, stream_key(self.seed, int(self.step)), wants_grad)
+        out: Tensor = _Whole.apply(self, state, x, *trains)
         return out
 
     def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
@@ -113,19 +128,31 @@ class HybridParallel(nn.Module):
         self._peers.all_reduce(rows).wait()
         return rows * width * itemsize
 
+    def _check(self, x: Tensor) -> None:
+        """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
+        device = next((p.device for p in self.parameters()), x.device)
+        key = (x.shape[1], x.dtype, device, self.training)
+        if key not in self._checked:
+            check_layers(self._stages, x.shape[1], x.dtype, device)
+            self._checked.add(key)
+
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
-        device = x.device
+        device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (x.shape[1], x.dtype, device, cast)
+        key = (x.shape[1], x.dtype, x.device, device, cast)
         if key not in self._grounds:
+            is_first = not self._grounds
             steps = make_steps(
-                self._stages, self.plan, self._whole, self._peers, self._packing(), x.shape[1], x.dtype, device
-            )
+                self._stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1],
+                x.dtype, x.device, device,
+            )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
-                self.plan, self._peers, self.schedule, steps, ids, self.wire_dtype, self.recompute
+                self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute
             )
+            if is_first:  # lazy parameters are there only now
+                check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
     def _packing(self) -> Packing:
@@ -152,24 +179,23 @@ class HybridParallel(nn.Module):
         return f"rank {plan.rank} of {plan.world_size}, {plan.num_core:,} nodes, {plan.num_halo:,} in the halo"
 
 
-class _Pass(torch.autograd.Function):
+class _Whole(torch.autograd.Function):
     """A whole pass as one operation for autograd: backward runs the bins in reverse."""
 
     @staticmethod
-    def forward(ctx: Any, model: HybridParallel, run: Run, x: Tensor, *parameters: Tensor) -> Tensor:
-        rows, is_here = model._input(x, run.ground.steps)
-        run.wants_grad = run.wants_grad and (x.requires_grad or any(p.requires_grad for p in parameters))
-        with torch.set_grad_enabled(run.wants_grad):
-            out = run.forward(rows, is_here)
-        model.times = run.times
-        ctx.run, ctx.parameters = run, parameters
+    def forward(ctx: Any, model: HybridParallel, state: Pass, x: Tensor, *parameters: Tensor) -> Tensor:
+        rows, is_here = model._input(x, state.ground.steps)
+        state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
+        ctx.state, ctx.exchange, ctx.parameters = state, Exchange(state), parameters
+        with torch.set_grad_enabled(state.wants_grad):
+            out = Forward(state, ctx.exchange).run(rows, is_here)
+        model.times = state.times
         return out.detach()[model.plan.places.to(out.device)]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        run: Run = ctx.run
-        plan = run.ground.plan
-        x_grad, found = run.backward(grads[0][plan.order.to(grads[0].device)])
+        plan = ctx.exchange.plan
+        x_grad, found = Backward(ctx.state, ctx.exchange).run(grads[0][plan.order.to(grads[0].device)])
         if x_grad is not None:
             x_grad = x_grad[plan.places.to(x_grad.device)]
         return None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)

@@ -67,7 +67,8 @@ def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks
     if isinstance(graph, Share):
         if (graph.rank, graph.world_size) != (rank, world_size):
             raise ValueError(
-                f"this is the share of rank {graph.rank} of {graph.world_size}, and this process is {rank} of {world_size}"
+                f"this is the share of rank {graph.rank} of {graph.world_size}, and this process is rank {rank} of "
+                f"{world_size}"
             )
         return graph
     if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
@@ -136,7 +137,7 @@ def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:
 
 
 def _columns(part: Part, first: int, end: int) -> tuple[CSC, Tensor]:
-    """The in-edges of the part's nodes with global ids first to end, sources in global ids; original ids of the nodes."""
+    """The in-edges of a part's nodes with global ids first to end, in global ids, and the nodes' original ids."""
     own = part.book.part_range(part.index)
     csc = part.csc()
     indptr = csc.indptr[first - own.start : end - own.start + 1]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm.peers import Peers
-from gnnsys.fullgraph.bins import Bin, Chunk, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
+from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.ops import CSC, WholeDegrees
 
 Sends = list[list[tuple[int, Tensor]]]
@@ -55,10 +56,14 @@ class Step:
 
 
 def make_steps(
-    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing,
-    width: int, dtype: torch.dtype, device: torch.device,
+    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing, budget: int | None,
+    width: int, dtype: torch.dtype, rows_device: torch.device, device: torch.device,
 ) -> list[Step]:  # fmt: skip
-    """Every rank calls it with the same stages, for inputs of `width` columns."""
+    """Every rank calls it with the same stages, for inputs of `width` columns.
+
+    With a `budget` no bin takes more bytes on the device. Structures are put where bins are computed (`device`), unless
+    there is a budget, and what picks rows where those are (`rows_device`).
+    """
     shapes = [(width, dtype)]
     for stage in stages:
         shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device))
@@ -68,31 +73,37 @@ def make_steps(
             bounds.append([0, plan.num_core])
             continue
         (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
-        each_in, each_out = w_in * t_in.itemsize, w_out * t_out.itemsize
-        bounds.append(bin_bounds(plan, packing, each_in, each_out, stage.conv is not None))
+        costs = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize)
+        if budget is not None and plan.num_core:
+            joined = shapes_of_joins(stages, stage, shapes)
+            moves = device != rows_device
+            costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves)
+            packing = Packing(bin_bytes=budget)
+        bounds.append(bin_bounds(plan, packing, costs, stage.conv is not None))
     told = _tell(bounds, peers)
-    csc, local_whole = plan.csc.to(device), WholeDegrees(*(each.to(device) for each in whole))
+    resides = device if budget is None else rows_device
     steps: list[Step] = []
     made: dict[tuple[int, ...], list[Bin]] = {}
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
-        bins = _bins_of(stage, csc, bounds[index], local_whole, made)
+        bins = _bins_of(stage, plan.csc, bounds[index], whole, made, rows_device, resides)
         chunks = halo_chunks(plan, before) if stage.conv is not None else []
         sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
-        sends = [[(peer, rows.to(device)) for peer, rows in each] for each in sends]
+        sends = [[(peer, rows.to(rows_device)) for peer, rows in each] for each in sends]
         needs = waits_for(bins, plan.num_core, before[plan.rank], chunks)
         steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs))
     return steps
 
 
 def _bins_of(
-    stage: Stage, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[tuple[int, ...], list[Bin]]
-) -> list[Bin]:
+    stage: Stage, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[tuple[int, ...], list[Bin]],
+    rows_device: torch.device, device: torch.device,
+) -> list[Bin]:  # fmt: skip
     if stage.conv is None:
         return make_bins(None, bounds, None)
     if tuple(bounds) not in made:  # layers of one size share the structure
-        made[tuple(bounds)] = make_bins(csc, bounds, whole)
+        made[tuple(bounds)] = [each.to(rows_device, device) for each in make_bins(csc, bounds, whole)]
     return made[tuple(bounds)]
 
 

@@ -18,8 +18,9 @@ class GCNConv(nn.Module):
     """x' = D^-1/2 (A + I) D^-1/2 x W + b, with D the (weighted) in-degrees, self loops counted.
 
     A self loop that is there already stays with its weight, several become one. On a block the sources' D is their
-    out-degree in the block, as in DGL's GraphConv; on a piece that knows the whole graph's (`CSC.whole`) it is that. `improved` gives added loops weight 2. `cached` is PyG's and needs
-    nothing here: what depends on the structure alone is always remembered.
+    out-degree in the block, as in DGL's GraphConv; on a piece that knows the whole graph's (`CSC.whole`) it is that.
+    `improved` gives added loops weight 2. `cached` is PyG's and needs nothing here: what depends on the structure alone
+    is always remembered.
     """
 
     def __init__(

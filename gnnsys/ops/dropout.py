@@ -24,11 +24,14 @@ def dropout_rows(x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:
     original or global ids and not local ones. Columns are counted through all dimensions behind the first. `key` is a
     signed 64-bit number, as `stream_key(seed, step, layer)` gives one: pass another with every step and layer.
 
-    The scale is rounded to float64 first, then to float32 unless `x` is float64, and multiplied there. What is dropped is
-    0 even where it was infinite or not a number. With `p` = 0 the result is `x` itself. Differentiable as often as asked.
-    A negative id is a ValueError; on a GPU it ends the kernel.
+    The scale is rounded to float64 first, then to float32 unless `x` is float64, and multiplied there. What is dropped
+    is 0 even where it was infinite or not a number. With `p` = 0 the result is `x` itself. Differentiable as often as
+    asked. A negative id is a ValueError; on a GPU it ends the kernel.
 
     >>> dropout_rows(torch.ones(3, 6), torch.tensor([7, 8, 7]), p=0.5, key=1)
+    tensor([[0., 2., 2., 0., 0., 0.],
+            [2., 2., 0., 2., 0., 0.],
+            [0., 2., 2., 0., 0., 0.]])
     """
     if x.dtype not in _FLOATS:
         raise ValueError(f"x must be float32, float64, bfloat16 or float16, got {x.dtype}")

@@ -55,7 +55,8 @@ def normed() -> list[nn.Module]:
 def skipping() -> list[nn.Module]:
     return [
         Keep("x"), SAGEConv(WIDTH, 6), nn.ReLU(), Keep("h"), Residual(SAGEConv(6, 6), nn.ReLU()), Join("h"),
-        Residual(GCNConv(6, 4), project=nn.Linear(6, 4)), Join("h", "cat"), SAGEConv(10, 4), Join("x", "cat"), nn.Linear(9, 3),
+        Residual(GCNConv(6, 4), project=nn.Linear(6, 4)), Join("h", "cat"), SAGEConv(10, 4), Join("x", "cat"),
+        nn.Linear(9, 3),
     ]  # fmt: skip
 
 
@@ -164,8 +165,10 @@ def test_features_that_need_no_gradient_give_the_same_and_travel_once():
     graph, ranks = random_graph(N, 300, 4), random_ranks(3)
     check(unequal_sage, graph, ranks, 3, x_grad=False)
 
+    layers = seeded(unequal_sage)
+
     def work(rank, group):
-        model = HybridParallel(seeded(unequal_sage), graph, ranks=ranks, group=group, timeout=60)
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60)
         x = torch.ones(len(model.nodes), WIDTH, dtype=torch.float64)
         sent = []
         for _ in range(3):
@@ -185,10 +188,11 @@ def test_dropout_is_the_same_on_any_number_of_ranks(world_size):
     graph = random_graph(N, 300, 5)
     x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
+    layers = seeded(lambda: [SAGEConv(WIDTH, 8), nn.ReLU(), nn.Dropout(0.4), SAGEConv(8, 3), Dropout(0.2)])
+
     def work(ranks):
         def inner(rank, group):
-            layers = seeded(lambda: [SAGEConv(WIDTH, 8), nn.ReLU(), nn.Dropout(0.4), SAGEConv(8, 3), Dropout(0.2)])
-            model = HybridParallel(layers, graph, ranks=ranks, group=group, timeout=60, seed=5)
+            model = HybridParallel(copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, seed=5)
             outs = []
             for _ in range(2):
                 outs.append(model(x[model.nodes]))
@@ -236,17 +240,17 @@ def test_a_reference_model_is_taken_as_it_is():
     graph, ranks = random_graph(N, 300, 8), random_ranks(2)
     x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for make in (
-        lambda: GraphSAGE(WIDTH, 8, 3, 4, norm="layer").double(),
-        lambda: GAT(WIDTH, 8, 2, 4, heads=2).double(),
+        lambda: GraphSAGE(WIDTH, 8, 3, 4, norm="layer"),
+        lambda: GAT(WIDTH, 8, 2, 4, heads=2),
     ):
         torch.manual_seed(0)
-        model = make()
+        model = make().double()
         want = model(x, graph.csc())
         want.sum().backward()
 
-        def work(rank, group, make=make):
-            torch.manual_seed(0)
-            mine = make()
+        def work(rank, group, model=model):
+            mine = copy.deepcopy(model)
+            mine.zero_grad()
             whole = HybridParallel(mine, graph, ranks=ranks, group=group, timeout=60)
             out = whole(x[whole.nodes])
             out.sum().backward()

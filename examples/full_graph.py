@@ -1,0 +1,111 @@
+"""Full-graph training: GraphSAGE, GCN or GAT on all nodes at once, alone or under torchrun, with the same losses.
+
+python examples/full_graph.py                                   # a built-in graph in memory, or a dataset by name
+gnnsys partition sbm-20k --parts 4 --objective communication --out parts/
+torchrun --nproc-per-node 4 examples/full_graph.py parts/       # or 2, or 1: the parts are dealt to the ranks
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import gnnsys
+from gnnsys.fullgraph import HybridParallel, Packing, Schedule, share_of
+from gnnsys.graph.datasets import dataset
+from gnnsys.nn import GAT, GCN, GraphSAGE
+
+MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
+
+
+def main(argv: Sequence[str] | None = None) -> float:
+    args = parse(argv)
+    with gnnsys.init() as session:
+        return train(session, args)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graph", nargs="?", default="sbm-20k", help='a directory of parts, or a name like "cora"')
+    parser.add_argument("--model", choices=MODELS, default="sage")
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--dropout", type=float, default=0.3, help="keyed by node: the same on any number of ranks")
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bins", type=int, help="groups of nodes per layer that are computed together")
+    parser.add_argument("--no-intra", action="store_true", help="send a layer's rows only when all are computed")
+    parser.add_argument("--no-inter", action="store_true", help="begin a layer only when all of its inputs are there")
+    parser.add_argument("--recompute", action="store_true", help="less memory: compute bins again on the way back")
+    parser.add_argument("--wire-dtype", choices=["float32", "bfloat16"], default="float32", help="what rows travel as")
+    parser.add_argument("--checkpoints", help="a directory to save to, and to go on from where it has a checkpoint")
+    parser.add_argument("--save-every", type=int, default=10, help="epochs between checkpoints")
+    return parser.parse_args(argv)
+
+
+def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
+    torch.manual_seed(args.seed)  # the same on all ranks: they begin with the same parameters
+    graph = gnnsys.open(args.graph) if Path(args.graph).is_dir() else dataset(args.graph)
+    share = share_of(graph, session.rank, session.world_size)  # this rank's nodes, and all their in-edges
+    x, y = share.rows("x").float().to(session.device), share.rows("y").to(session.device)
+    masks = {which: share.rows(f"{which}_mask").to(session.device) for which in ("train", "val", "test")}
+    layers = MODELS[args.model](x.shape[1], args.hidden, args.layers, count_classes(y), dropout=args.dropout)
+    model = HybridParallel(
+        layers.to(session.device),
+        share,
+        schedule=Schedule(
+            intra_layer=not args.no_intra,
+            inter_layer=not args.no_inter,
+            packing=Packing(num_bins=args.bins) if args.bins else None,
+        ),
+        recompute=args.recompute,
+        wire_dtype=getattr(torch, args.wire_dtype),
+        seed=args.seed,
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, weight_decay=5e-4)
+    saver = None
+    if args.checkpoints:
+        saver = gnnsys.resume(args.checkpoints, every=args.save_every, model=model, optimizer=optimizer)
+
+    num_labelled = model.total(masks["train"].sum())
+    for epoch in range(1 + (saver.steps if saver else 0), args.epochs + 1):
+        model.train()
+        out = model(x)[masks["train"]]
+        # This rank's share of the mean over all ranks: gradients are summed over them.
+        loss = F.cross_entropy(out, y[masks["train"]], reduction="sum") / num_labelled
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if saver is not None:
+            saver.step()
+        whole_loss = model.total(loss.detach())
+        if session.rank == 0:
+            print(f"epoch {epoch:3d}  loss {whole_loss:.6f}")
+    scores = accuracies(model, x, y, masks)
+    if session.rank == 0:
+        print("accuracy " + "  ".join(f"{which} {score:.4f}" for which, score in scores.items()))
+    return scores["test"]
+
+
+@torch.no_grad()
+def accuracies(model: HybridParallel, x: torch.Tensor, y: torch.Tensor, masks: dict[str, torch.Tensor]) -> dict:
+    """Of the nodes of every mask, over all ranks."""
+    model.eval()
+    right = model(x).argmax(1) == y
+    return {which: model.total((right & mask).sum()) / model.total(mask.sum()) for which, mask in masks.items()}
+
+
+def count_classes(y: torch.Tensor) -> int:
+    """One more than the largest label of all ranks; a rank may have no nodes."""
+    largest = torch.cat([y, y.new_zeros(1)]).max()
+    if dist.is_initialized():
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return 1 + int(largest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The way back: bins in the reverse order of their places, gradients of the halo to their owners, sums over ranks.
+
+Within a layer the order is fixed whatever arrives first, and what peers say of a row is added in their order, so sums
+are the same on every run. Bins of different layers interleave as their inputs allow. A layer's parameters are summed
+over the ranks as soon as its bins are done here, the last layer first on every rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.fullgraph.exchange import Exchange
+from gnnsys.fullgraph.state import Pass, needed_before
+
+
+class Backward:
+    """Takes the gradient of a pass's result; `run` gives that of the input and those of the parameters."""
+
+    def __init__(self, state: Pass, exchange: Exchange) -> None:
+        self._state, self._exchange = state, exchange
+        self._steps, self._schedule = state.ground.steps, state.ground.schedule
+        self._first = needed_before(state.needs, len(self._steps))  # the steps before it have nothing to learn
+        self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
+        self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
+        self._of_parameters = [[torch.zeros_like(p) for p in step.stage.parameters()] for step in self._steps]
+        self._reducing: list[tuple[int, Tensor, Any]] = []
+        self._unreduced = len(self._steps) - 1
+        self._missing = [[0] * len(step.bins) for step in self._steps]
+        self._chunks_left: dict[tuple[int, int], int] = {}  # (step, chunk): bins that will add to its gradient
+        self._waiting = [
+            list(reversed(range(len(step.bins)))) if s >= self._first else [] for s, step in enumerate(self._steps)
+        ]
+        self._left = [len(each) for each in self._waiting]
+
+    def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
+        """Gradients of the input's core rows (None where nobody asked), and by id those of parameters, of all ranks."""
+        peers, state = self._exchange.peers, self._state
+        sent_before = sum(peers.bytes_sent)
+        self._grads[-1] = grad.contiguous()
+        num_arrivals = self._await()
+        self._reduce_done()
+        while sum(self._left) or num_arrivals:
+            task = self._next()
+            token = self._exchange.arrival(wait=task is None) if num_arrivals else None
+            if token is not None:
+                num_arrivals -= 1
+                s, number = self._exchange.take_grad(token)
+                self._release(s - 1, self._opened(s, number))
+            else:
+                assert task is not None, "the schedule waits for itself"
+                self._do(*task)
+        x_grad = self._take_grad(0, 0, self._exchange.plan.num_core, 0) if state.needs[0] else None
+        found = self._reduced()
+        self._exchange.flush()
+        state.times.num_bytes += sum(peers.bytes_sent) - sent_before
+        return x_grad, found
+
+    # -- when ----------------------------------------------------------------------------------------------------------
+
+    def _await(self) -> int:
+        """Notes what bins wait for, and asks for what peers will say of their rows: so many messages."""
+        num_arrivals = 0
+        for s in range(len(self._steps) - 1, -1, -1):
+            step = self._steps[s]
+            for _, chunks in step.needs:
+                for chunk in chunks:
+                    self._chunks_left[s, chunk] = self._chunks_left.get((s, chunk), 0) + 1
+            if s > self._first:
+                for b in range(len(step.bins)):
+                    for number in self._opens(s, b):
+                        self._missing[s - 1][number] += 1
+            if self._returns_grads(s):
+                for number in self._exchange.expect_grads(s):
+                    num_arrivals += 1
+                    for at in self._opened(s, number):
+                        self._missing[s - 1][at] += 1
+        return num_arrivals
+
+    def _opens(self, s: int, b: int) -> Sequence[int]:
+        """The bins of the step before that wait for this one."""
+        return self._steps[s].needs[b][0] if self._schedule.inter_layer else range(len(self._steps[s - 1].bins))
+
+    def _opened(self, s: int, number: int) -> Sequence[int]:
+        """The bins of the step before that wait for what peers say of bin `number` of it."""
+        if s == 0:
+            return ()
+        return [number] if self._schedule.inter_layer else range(len(self._steps[s - 1].bins))
+
+    def _returns_grads(self, s: int) -> bool:
+        """Whether gradients of a step's halo go back to their owners."""
+        return s >= self._first and self._state.needs[s] and self._steps[s].has_halo
+
+    def _next(self) -> tuple[int, int] | None:
+        """The next bin of the last layer whose next bin may run."""
+        for s in range(len(self._steps) - 1, self._first - 1, -1):
+            if self._waiting[s] and self._missing[s][self._waiting[s][0]] == 0:
+                return s, self._waiting[s][0]
+        return None
+
+    def _release(self, s: int, bins: Sequence[int]) -> None:
+        for b in bins:
+            self._missing[s][b] -= 1
+
+    # -- what ----------------------------------------------------------------------------------------------------------
+
+    def _do(self, s: int, b: int) -> None:
+        self._waiting[s].pop(0)
+        self._make_room(s)
+        began = time.perf_counter()
+        self._compute(s, b)
+        self._state.times.compute += time.perf_counter() - began
+        self._left[s] -= 1
+        if s > self._first:
+            self._release(s - 1, self._opens(s, b))
+        if self._returns_grads(s):
+            self._send(s, b)
+        self._reduce_done()
+
+    def _make_room(self, s: int) -> None:
+        """For the gradients of a step's input, unless its one bin's will be all of them."""
+        state, step = self._state, self._steps[s]
+        if state.needs[s] and self._grads[s] is None and len(step.bins) > 1:
+            self._grads[s] = torch.zeros_like(state.rows[s])
+        for name in step.stage.joins:
+            mark = state.marks[name]
+            if state.needs[mark] and (mark, s) not in self._marked:
+                self._marked[mark, s] = torch.zeros_like(state.rows[mark][: self._exchange.plan.num_core])
+
+    def _compute(self, s: int, b: int) -> None:
+        state, step = self._state, self._steps[s]
+        here = step.bins[b]
+        grad = self._take_grad(s + 1, here.first, here.end, b)
+        if step.stage.norm is not None:
+            core = state.rows[s][: self._exchange.plan.num_core]
+            self._grads[s], found = state.norms.pop(s).backward(core, grad)
+            for into, each in zip(self._of_parameters[s], found):
+                into += each
+            return
+        kept = state.take_kept(s, b)
+        leaves = [t for t in (kept.inputs, *kept.joined) if t.requires_grad]
+        sources = [*leaves, *step.stage.parameters()]
+        grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
+        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
+        for into, each in zip(self._of_parameters[s], grads[len(leaves) :]):
+            if each is not None:
+                into += each
+        self._add_grad(
+            s, here.src if here.csc is not None else slice(here.first, here.end), by_leaf.get(id(kept.inputs))
+        )
+        for name, leaf in zip(step.stage.joins, kept.joined):
+            self._add_marked(state.marks[name], s, slice(here.first, here.end), by_leaf.get(id(leaf)))
+
+    def _add_grad(self, s: int, where: Tensor | slice | None, grad: Tensor | None) -> None:
+        """Adds the gradient of a bin's inputs to that of all rows; the rows of one bin are different ones."""
+        if grad is None:
+            return
+        rows, into = self._state.rows[s], self._grads[s]
+        grad = grad.to(rows.device)
+        if into is None:
+            self._grads[s] = grad  # of the one bin that has all rows
+        elif isinstance(where, slice):
+            into[where] += grad
+        else:
+            assert where is not None
+            into.index_add_(0, where, grad)
+
+    def _add_marked(self, mark: int, s: int, where: slice, grad: Tensor | None) -> None:
+        """Several steps may look back to one mark, in any order: each has a sum of its own."""
+        if grad is not None:
+            into = self._marked[mark, s]
+            into[where] += grad.to(into.device)
+
+    def _take_grad(self, s: int, first: int, end: int, number: int) -> Tensor:
+        """The gradient of rows first to end of step s's input: from its own bins, from joins, then from the peers."""
+        found = self._grads[s]
+        grad = torch.zeros_like(self._state.rows[s][first:end]) if found is None else found[first:end]
+        is_own = found is None
+        for key in sorted(self._marked):
+            if key[0] == s:
+                grad, is_own = grad + self._marked[key][first:end], True
+        if self._exchange.has_grads(s, number):
+            grad = grad if is_own else grad.clone()
+            self._exchange.add_grads(s, number, grad)
+        return grad
+
+    # -- what travels --------------------------------------------------------------------------------------------------
+
+    def _send(self, s: int, b: int) -> None:
+        """Sends the gradients of chunks that no other bin will add to, or all when the layer is done."""
+        done = []
+        for chunk in self._steps[s].needs[b][1]:
+            self._chunks_left[s, chunk] -= 1
+            if self._chunks_left[s, chunk] == 0:
+                done.append(chunk)
+        if not self._schedule.intra_layer:
+            done = list(range(len(self._steps[s].chunks))) if self._left[s] == 0 else []
+        for chunk in done:
+            grad = self._grads[s]
+            if grad is None:
+                grad = self._grads[s] = torch.zeros_like(self._state.rows[s])
+            self._exchange.send_grad(s, chunk, grad)
+        if self._left[s] == 0 and not (self._schedule.intra_layer or self._schedule.inter_layer):
+            self._exchange.flush()
+
+    def _reduce_done(self) -> None:
+        """Begins the sum over ranks of the gradients of layers that are done here."""
+        while self._unreduced >= self._first and self._left[self._unreduced] == 0:
+            grads = self._of_parameters[self._unreduced]
+            if grads:
+                dtype = max((g.dtype for g in grads), key=lambda t: t.itemsize)
+                flat = torch.cat([g.reshape(-1).to("cpu", dtype) for g in grads])
+                self._reducing.append((self._unreduced, flat, self._exchange.peers.all_reduce(flat)))
+            self._unreduced -= 1
+
+    def _reduced(self) -> dict[int, Tensor]:
+        """The sums, when they are there; a parameter of several layers gets the sum of theirs."""
+        found: dict[int, Tensor] = {}
+        began = time.perf_counter()
+        for s, flat, work in self._reducing:
+            work.wait()
+            parameters = self._steps[s].stage.parameters()
+            for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+                part = part.view_as(p).to(p.device, p.dtype)
+                found[id(p)] = found[id(p)] + part if id(p) in found else part
+        self._state.times.wait += time.perf_counter() - began
+        return found

@@ -1,0 +1,151 @@
+"""Whether layers can be computed bin by bin: each is tried on a small graph, whole and in pieces, before it runs.
+
+A layer fits where a node's row depends on its own row and those of its in-neighbours alone. Some look further, divide
+by degrees of what they happen to see, normalise over rows, draw random numbers or remember what they saw last. They
+would run, and give other numbers than one process does: they are refused, with the reason. What is tried is a copy,
+with parameters shaken so that one which begins at zero hides nothing; the user's modules stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.bins import Bin, make_bins
+from gnnsys.fullgraph.layers import Dropout, Join, Rows, Stage, call, working_on
+from gnnsys.ops import CSC, WholeDegrees
+
+_NODES, _EDGES = 60, 500
+_BOUNDS = (0, 3, 4, 60)  # of the pieces
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value; in other types 0.05
+
+
+def check_layers(stages: Sequence[Stage], width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ValueError at the first module of `stages` that gives other rows on pieces; the input has `width` columns.
+
+    Nothing is drawn from torch's own generator: other threads may.
+    """
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        _check_layers(stages, torch.randn(_NODES, width, generator=draws).to(device, dtype), draws)
+
+
+def _check_layers(stages: Sequence[Stage], rows: Tensor, draws: torch.Generator) -> None:
+    csc, bins = _sample(rows.device, draws)
+    alone = make_bins(None, _BOUNDS, None)
+    kept: dict[str, Tensor] = {}
+    for stage in stages:
+        kept |= dict.fromkeys(stage.keep_as, rows)
+        if stage.conv is not None:
+            rows = _tried(stage.conv, rows, csc, bins, draws)
+        for module in stage.then:
+            if isinstance(module, Join):
+                rows = module(rows, kept[module.name])
+            elif not isinstance(module, Dropout):  # ours is keyed by node
+                rows = _tried(module, rows, None, alone, draws)
+
+
+def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin], draws: torch.Generator) -> Tensor:
+    """What a module makes of the whole, if pieces add up to it."""
+    name = type(module).__name__
+    try:
+        tried = copy.deepcopy(module)
+    except Exception as error:
+        warnings.warn(f"{name} cannot be copied, and so not be tried on pieces of a graph: {error}", stacklevel=2)
+        return _apply(module, rows, csc)
+    _shake(tried, draws)
+    before = [buffer.clone() for buffer in tried.buffers()]
+    try:
+        whole, again = _apply(tried, rows, csc), _apply(tried, rows, csc)
+    except Exception as error:
+        takes = "rows" if csc is None else "rows and a structure"
+        raise ValueError(f"{name} cannot be applied to {takes}, {list(rows.shape)} {rows.dtype}: {error}") from error
+    if not isinstance(whole, Tensor) or whole.dim() != 2 or len(whole) != len(rows):
+        got = list(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+        raise ValueError(f"{name} must give one row per node, [{len(rows)}, width], it gave {got}")
+    if any(now.shape != was.shape or not torch.equal(now, was) for now, was in zip(tried.buffers(), before)):
+        raise ValueError(
+            f"{name} changes its buffers by the rows it sees, a bin's instead of the whole graph's: put what does "
+            "(batch normalisation) into the list of layers itself, or switch it to eval()"
+        )
+    if not _close(again, whole):
+        raise ValueError(
+            f"{name} gives other rows every time while it trains, and would on other numbers of ranks: set its dropout "
+            "to 0, and drop its output with nn.Dropout in the list of layers, whose mask is keyed by node"
+        )
+    try:
+        pieces = torch.cat([_apply(tried, each.inputs(rows), each.csc, each.first, each.end) for each in bins])
+    except Exception as error:
+        raise ValueError(f"{_differs(name, csc)} ({type(error).__name__}: {error})") from error
+    if pieces.shape != whole.shape or not _close(pieces, whole):
+        raise ValueError(_differs(name, csc))
+    return whole
+
+
+def _apply(module: nn.Module, rows: Tensor, csc: CSC | None, first: int = 0, end: int = _NODES) -> Tensor:
+    """A module on the nodes first to end."""
+    with working_on(Rows(torch.arange(first, end, device=rows.device), 0)):
+        out: Tensor = module(rows) if csc is None else call(module, rows, csc)
+        return out
+
+
+def _sample(device: torch.device, draws: torch.Generator) -> tuple[CSC, list[Bin]]:
+    """A directed graph with loops, repeated edges and isolated nodes, and its pieces."""
+    edges = torch.randint(_NODES - 4, (2, _EDGES), generator=draws)
+    edges[1, :6] = edges[0, :6]
+    csc = CSC.from_edge_index(edges, _NODES)
+    csc = CSC(csc.indptr, csc.indices.to(torch.int32), _NODES)
+    num_loops = torch.bincount(csc.dst()[csc.indices == csc.dst()], minlength=_NODES)
+    csc, whole = csc.to(device), WholeDegrees(csc.in_degrees().to(device), num_loops.to(device))
+    return csc, make_bins(csc, _BOUNDS, whole)
+
+
+def _shake(module: nn.Module, draws: torch.Generator) -> None:
+    for p in module.parameters():
+        if p.is_floating_point() and not isinstance(p, UninitializedParameter):
+            p.add_(torch.randn(p.shape, generator=draws).to(p), alpha=0.1)
+
+
+def _close(got: Tensor, want: Tensor) -> bool:
+    scale = want.nan_to_num().abs().max().clamp(min=1e-30)
+    return torch.allclose(got / scale, want / scale, rtol=0, atol=_TOLERANCE.get(want.dtype, 0.05), equal_nan=True)
+
+
+def _differs(name: str, csc: CSC | None) -> str:
+    if csc is None:
+        return (
+            f"{name} makes a node's row depend on which others it is given, so its bins would not add up to the whole "
+            "graph: use what works row by row (nn.LayerNorm), or batch normalisation as a layer of the list"
+        )
+    return (
+        f"{name} gives other rows on a piece of a graph than on the whole: it looks further than one hop, divides by "
+        "degrees of what it is given, normalises over it or remembers it. Use a layer whose rows depend on a node and "
+        "its in-neighbours alone (SAGEConv, GATConv, GINConv, GraphConv, ...), or GCNConv, which is told of degrees"
+    )
+
+
+def check_parameters(parameters: Iterable[tuple[str, Tensor]], peers: Peers) -> None:
+    """Every rank calls it: raises ValueError on all of them where a parameter is not the same everywhere."""
+    names, sums = [], []
+    for name, p in parameters:
+        flat = p.detach().reshape(-1).to("cpu", torch.float64)
+        names.append(name)
+        sums.append(torch.stack([flat.sum(), flat @ torch.arange(1, len(flat) + 1, dtype=torch.float64)]))
+    if peers.world_size == 1 or not names:
+        return
+    low, high = torch.stack(sums), torch.stack(sums)
+    peers.all_reduce(low, dist.ReduceOp.MIN).wait()
+    peers.all_reduce(high, dist.ReduceOp.MAX).wait()
+    differ = [name for name, same in zip(names, (low == high).all(dim=1).tolist()) if not same]
+    if differ:
+        raise ValueError(
+            f"{len(differ)} of {len(names)} parameters are not the same on all ranks, {differ[0]} is the first: call "
+            "torch.manual_seed with one number on every rank before the layers are made, or load one state into all"
+        )

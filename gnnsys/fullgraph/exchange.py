@@ -1,0 +1,109 @@
+"""What travels in a pass: rows of a layer to those who need them, gradients of what came back to the owners.
+
+Rows arrive in the halo itself; gradients of rows that went to several ranks wait until their bin is due, and are added
+in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.fullgraph.state import Pass
+from gnnsys.ops import gather_rows
+
+_MAX_BINS = 1 << 20
+_BACK = 1 << 9  # tags: layers of the way back follow those of the way there
+
+
+class Exchange:
+    """The exact exchange of one pass: all rows, of this pass."""
+
+    def __init__(self, state: Pass) -> None:
+        self.state, self.plan, self.peers = state, state.ground.plan, state.ground.peers
+        self._grads: dict[tuple[int, int], dict[int, tuple[Tensor, Tensor]]] = {}  # (step, bin before it): by peer
+
+    def expect_rows(self, s: int) -> list[int]:
+        """Asks for the halo of step s's input: the chunks that will come."""
+        step, rows, num_core = self.state.ground.steps[s], self.state.rows[s], self.plan.num_core
+        dtype = self._travels_as(rows)
+        for number, chunk in enumerate(step.chunks):
+            place = rows[num_core + chunk.first : num_core + chunk.end]
+            is_direct = rows.device.type == "cpu" and dtype == rows.dtype
+            buffer = place if is_direct else torch.empty(place.shape, dtype=dtype)
+            self.peers.expect(chunk.peer, _tag(s, chunk.number), buffer, (s, number, None if is_direct else buffer))
+        return list(range(len(step.chunks)))
+
+    def take_rows(self, token: Any) -> tuple[int, int]:
+        """What a message of rows was: a step and a chunk of its input, now in its place."""
+        s, number, buffer = token
+        if buffer is not None:
+            chunk, num_core = self.state.ground.steps[s].chunks[number], self.plan.num_core
+            self.state.rows[s][num_core + chunk.first : num_core + chunk.end] = buffer.to(self.state.rows[s].device)
+        return s, number
+
+    def send_rows(self, s: int, number: int) -> None:
+        """Sends what others need of a bin; its rows are among the input of step s."""
+        began = time.perf_counter()
+        steps, source = self.state.ground.steps, self.state.rows[s]
+        first = steps[s - 1].bounds[number] if s else 0
+        for peer, rows in steps[s].sends[number]:
+            out = gather_rows(source[first:], rows).to("cpu", self._travels_as(source))
+            self.peers.send(peer, _tag(s, number), out)
+        self.state.times.send += time.perf_counter() - began
+
+    def expect_grads(self, s: int) -> list[int]:
+        """Asks for the gradients of what was sent as step s's input: per message, the bin that it is for."""
+        step, source, numbers = self.state.ground.steps[s], self.state.rows[s], []
+        for number, sent in enumerate(step.sends):
+            self._grads[s, number] = {}
+            for peer, rows in sent:
+                buffer = torch.empty((rows.numel(), source.shape[1]), dtype=self._travels_as(source))
+                self.peers.expect(peer, _tag(_BACK + s, number), buffer, (s, number, peer, rows, buffer))
+                numbers.append(number)
+        return numbers
+
+    def take_grad(self, token: Any) -> tuple[int, int]:
+        """What a message of gradients was: a step, and the bin of the step before."""
+        s, number, peer, rows, buffer = token
+        self._grads[s, number][peer] = (rows, buffer)
+        return s, number
+
+    def add_grads(self, s: int, number: int, into: Tensor) -> None:
+        """Adds what peers said of a bin's rows, which all has come."""
+        for _, (rows, buffer) in sorted(self._grads.pop((s, number), {}).items()):
+            into.index_add_(0, rows, buffer.to(device=into.device, dtype=into.dtype))
+
+    def has_grads(self, s: int, number: int) -> bool:
+        return bool(self._grads.get((s, number)))
+
+    def send_grad(self, s: int, number: int, grad: Tensor) -> None:
+        """Sends the gradient of a chunk of step s's input, `grad`'s rows being all of the input's."""
+        began = time.perf_counter()
+        chunk, num_core = self.state.ground.steps[s].chunks[number], self.plan.num_core
+        rows = grad[num_core + chunk.first : num_core + chunk.end].to("cpu", self._travels_as(grad))
+        self.peers.send(chunk.peer, _tag(_BACK + s, chunk.number), rows.contiguous())
+        self.state.times.send += time.perf_counter() - began
+
+    def arrival(self, wait: bool) -> Any:
+        """The token of a message that has come, None where none has."""
+        began = time.perf_counter()
+        token = self.peers.next_arrival(wait)
+        self.state.times.wait += time.perf_counter() - began
+        return token
+
+    def flush(self) -> None:
+        """Returns when all that was sent has left."""
+        began = time.perf_counter()
+        self.peers.flush()
+        self.state.times.wait += time.perf_counter() - began
+
+    def _travels_as(self, rows: Tensor) -> torch.dtype:
+        return rows.dtype if self.state.ground.wire_dtype is None else self.state.ground.wire_dtype
+
+
+def _tag(step: int, number: int) -> int:
+    return step * _MAX_BINS + number

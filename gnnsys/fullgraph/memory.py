@@ -1,0 +1,148 @@
+"""How much memory a bin takes while it is computed, measured on a few, so that bins can be packed into a budget.
+
+What a layer holds besides its rows (messages, what autograd keeps, gradients) is its own affair, so it is not guessed:
+some bins of different sizes run there and back on zeros, and bytes = source * num_src + node * num_dst + edge *
+num_edges + fixed is fitted to their peaks and raised until it covers each of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gnnsys.fullgraph.bins import Bin, Costs, make_bins
+from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.ops import CSC, WholeDegrees
+
+_SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this
+_MARGIN = 1.02
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes of tensors on one device that were made under it and lived at once.
+
+    >>> with Peak(torch.device("cpu")) as peak:
+    ...     x = torch.zeros(100)
+    >>> peak.num_bytes
+    400
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.num_bytes = 0
+        self._device, self._live = device, 0
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.device == self._device:
+                self._note(tensor.untyped_storage(), given)
+        return out
+
+    def _note(self, storage: Any, given: set[int]) -> None:
+        key = id(storage)
+        if key in self._known or key in given:  # what was there before is not ours
+            return
+        num_bytes = storage.nbytes()
+        self._known[key] = weakref.ref(storage, lambda _: self._gone(key, num_bytes))
+        self._live += num_bytes
+        self.num_bytes = max(self.num_bytes, self._live)
+
+    def _gone(self, key: int, num_bytes: int) -> None:
+        self._live -= num_bytes
+        self._known.pop(key, None)
+
+
+def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
+    """The most memory that `work` has at once on a device beyond what is there already."""
+    if device.type != "cuda":
+        with Peak(device) as peak:
+            work()
+        return peak.num_bytes
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One bin that was measured."""
+
+    num_src: int
+    num_dst: int
+    num_edges: int
+    num_bytes: int
+
+
+def measure_stage(
+    stage: Stage, csc: CSC, whole: WholeDegrees, width: int, dtype: torch.dtype,
+    joined: Sequence[tuple[int, torch.dtype]], device: torch.device, moves: bool,
+) -> Costs:  # fmt: skip
+    """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts."""
+    num_nodes = csc.num_dst
+    bounds = []
+    for size in _SIZES:
+        each = max(1, num_nodes // size)
+        bounds += [(first, min(first + each, num_nodes)) for first in (0, (num_nodes - each) // 2, num_nodes - each)]
+    samples = []
+    for first, end in dict.fromkeys(bounds):
+        if stage.conv is None:
+            here = Bin(first, end, None, None)
+        else:
+            (here,) = make_bins(csc, [first, end], whole)
+            assert here.csc is not None
+            here.csc.transpose()
+        samples.append(_measured(stage, here, width, dtype, joined, device, moves))
+    return fit_costs(samples)
+
+
+def _measured(
+    stage: Stage, here: Bin, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]],
+    device: torch.device, moves: bool,
+) -> Sample:  # fmt: skip
+    num_src = len(here) if here.csc is None else here.csc.num_src
+    resident = None if here.csc is None or moves else here.csc.to(device)
+
+    def there_and_back() -> None:
+        csc = here.csc.to(device) if moves and here.csc is not None else resident
+        rows = torch.zeros(num_src, width, dtype=dtype, device=device).requires_grad_()
+        marked = [torch.zeros(len(here), w, dtype=t, device=device).requires_grad_() for w, t in joined]
+        ids = torch.zeros(len(here), dtype=torch.int64, device=device)
+        out = stage.run(rows, csc, marked, Rows(ids, 0))
+        sources = [rows, *marked, *stage.parameters()]
+        torch.autograd.grad(out, sources, torch.ones_like(out), allow_unused=True)
+
+    cuda = [device] if device.type == "cuda" else []
+    with torch.enable_grad(), torch.random.fork_rng(cuda):
+        there_and_back()  # what is made once, and kept
+        num_bytes = peak_bytes(device, there_and_back)
+    return Sample(num_src, len(here), 0 if here.csc is None else here.csc.num_edges, num_bytes)
+
+
+def fit_costs(samples: Sequence[Sample]) -> Costs:
+    """Least squares with no negative cost, then as much more as covers every sample."""
+    sizes = np.array([[s.num_src, s.num_dst, s.num_edges, 1] for s in samples], dtype=np.float64)
+    bytes_ = np.array([s.num_bytes for s in samples], dtype=np.float64)
+    used = [0, 1, 2, 3]
+    found = np.zeros(4)
+    while used:
+        scale = np.maximum(1.0, np.abs(sizes[:, used]).max(axis=0))
+        solved, *_ = np.linalg.lstsq(sizes[:, used] / scale, bytes_, rcond=None)
+        if (solved >= 0).all():
+            found[used] = solved / scale
+            break
+        used.pop(int(np.argmin(solved)))
+    fitted = sizes @ found
+    raised = float(np.max(bytes_ / np.maximum(fitted, 1.0), initial=1.0)) * _MARGIN
+    return Costs(*(found * max(1.0, raised)).tolist())

@@ -1,0 +1,164 @@
+"""What a pass over the graph has: the rows of every layer, how a bin goes through its stage, what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.bins import Bin
+from gnnsys.fullgraph.halo import HaloPlan
+from gnnsys.fullgraph.layers import Rows
+from gnnsys.fullgraph.norm import NormPass
+from gnnsys.fullgraph.steps import Schedule, Step
+
+
+@dataclass
+class Times:
+    """Seconds of one pass, there and back, by what they were spent on, and payload bytes sent."""
+
+    compute: float = 0.0
+    wait: float = 0.0
+    send: float = 0.0
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does."""
+
+    plan: HaloPlan
+    peers: Peers
+    schedule: Schedule
+    steps: list[Step]
+    ids: Tensor  # original ids by place
+    device: torch.device
+    wire_dtype: torch.dtype | None
+    recompute: bool
+
+
+@dataclass(eq=False)
+class Kept:
+    """A bin's inputs and result, still joined by autograd."""
+
+    inputs: Tensor
+    joined: list[Tensor]
+    out: Tensor
+
+
+@dataclass(eq=False)
+class Pass:
+    """`rows[s]` is what step s reads (core, then halo where it has neighbours), `rows[-1]` the result.
+
+    `needs[s]` says whether rows[s] depend on something that trains; `marks` which rows a name in the list of layers
+    means.
+    """
+
+    ground: Ground
+    key: int
+    wants_grad: bool
+    rows: list[Tensor] = field(default_factory=list)
+    needs: list[bool] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+    norms: dict[int, NormPass] = field(default_factory=dict)
+    times: Times = field(default_factory=Times)
+    _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
+    _random: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _autocast: Callable[[], Any] = contextlib.nullcontext
+
+    def begin(self, x: Tensor) -> None:
+        """Makes room for the rows of every layer, of which x is the first."""
+        ground, steps = self.ground, self.ground.steps
+        self.rows = [x.detach()]
+        self._autocast = _autocast_state(ground.device.type)
+        self.marks = {name: index for index, step in enumerate(steps) for name in step.stage.keep_as}
+        self.needs = [self.wants_grad and x.requires_grad]
+        for index, step in enumerate(steps):
+            self.needs.append(self.needs[-1] or (self.wants_grad and bool(step.stage.parameters())))
+            is_read = index + 1 < len(steps) and steps[index + 1].has_halo
+            num_rows = ground.plan.num_local if is_read else ground.plan.num_core
+            whole = len(step.bins) == 1 and len(step.bins[0]) == num_rows  # the bin's result will be all of it
+            self.rows.append(x.new_empty((0 if whole else num_rows, step.width), dtype=step.dtype))
+
+    def compute(self, s: int, b: int) -> None:
+        """A bin on the way there."""
+        stage, here = self.ground.steps[s].stage, self.ground.steps[s].bins[b]
+        if stage.norm is not None:
+            norm = self.norms[s] = NormPass(stage.norm, self.ground.peers)
+            self._put(s + 1, here, norm.forward(self.rows[s][: self.ground.plan.num_core]))
+        elif not self.needs[s + 1]:
+            with torch.no_grad():
+                self._put(s + 1, here, self._evaluate(s, b).out)
+        elif self.ground.recompute:
+            self._random[s, b] = _random_state(self.ground.device)
+            with torch.no_grad():
+                self._put(s + 1, here, self._evaluate(s, b).out)
+        else:
+            kept = self._kept[s, b] = self._evaluate(s, b)
+            self._put(s + 1, here, kept.out.detach())
+
+    def take_kept(self, s: int, b: int) -> Kept:
+        """A bin for the way back: as it was kept, or computed once more with the same random numbers."""
+        if not self.ground.recompute:
+            return self._kept.pop((s, b))
+        with torch.enable_grad(), _replayed(self._random.pop((s, b))):
+            return self._evaluate(s, b)
+
+    def forget(self, s: int) -> None:
+        """Rows of a layer that nothing will read again."""
+        if not self.wants_grad and s not in self.marks.values():
+            self.rows[s] = self.rows[s][:0].clone()
+
+    def _evaluate(self, s: int, b: int) -> Kept:
+        """A bin through its stage, under autograd where that is on."""
+        ground = self.ground
+        step, device, grads = ground.steps[s], ground.device, torch.is_grad_enabled()
+        here = step.bins[b]
+        inputs = here.inputs(self.rows[s]).detach().to(device).requires_grad_(grads and self.needs[s])
+        joined = []
+        for name in step.stage.joins:
+            mark = self.marks[name]
+            rows = self.rows[mark][here.first : here.end].detach().to(device)
+            joined.append(rows.requires_grad_(grads and self.needs[mark]))
+        now = Rows(ground.ids[here.first : here.end], self.key)
+        csc = None if here.csc is None else here.csc.to(device)
+        with self._autocast():
+            return Kept(inputs, joined, step.stage.run(inputs, csc, joined, now))
+
+    def _put(self, s: int, here: Bin, out: Tensor) -> None:
+        """The rows of a bin among the inputs of step s, which they may be all of."""
+        if len(self.rows[s]):
+            self.rows[s][here.first : here.end] = out
+        else:
+            self.rows[s] = out.to(self.rows[s].device)
+
+
+def needed_before(needs: Sequence[bool], num_steps: int) -> int:
+    """The first step whose result depends on something that trains."""
+    return needs.index(True, 1) - 1 if True in needs[1:] else num_steps
+
+
+def _autocast_state(device_type: str) -> Callable[[], Any]:
+    """Makes a context in which autocast is as it is now."""
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    return lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled)
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+@contextlib.contextmanager
+def _replayed(state: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+    """Random numbers as they were when a bin ran first."""
+    cpu, cuda = state
+    with torch.random.fork_rng([torch.cuda.current_device()] if cuda is not None else []):
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda)
+        yield
