@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from gnnsys.bench.case import OURS as OURS_SIDE
 from gnnsys.bench.case import Case, Side, Unit, Versus, value
-from gnnsys.bench.fullgraph.job import Figures as JobFigures
 from gnnsys.bench.fullgraph.jobs import Jobs, megabits
 from gnnsys.bench.fullgraph.variant import FULL, INTER, INTRA, ONE_BIN, OURS, PARTITIONERS, REPLICATED, SEQUENTIAL
 from gnnsys.bench.workload import Workload
@@ -30,7 +29,7 @@ def schedule(workload: Workload) -> Iterator[Case]:
     jobs = _jobs(workload)
     yield _case("schedule/rate of links", MEGABITS, {OURS_SIDE: lambda: megabits(jobs.rate)}, NOTHING)
     yield _case("schedule/communication, sequential", SHARE, {OURS_SIDE: lambda: _communication(jobs)}, NOTHING)
-    for name in (SEQUENTIAL, ONE_BIN, INTER, INTRA, FULL):
+    for name in (ONE_BIN, SEQUENTIAL, INTER, INTRA, FULL):
         targets = (1.6, 1 / 1.25) if name == FULL else (None, None)
         yield from _variant(jobs, name, *targets)
     for limited in (True, False):
@@ -68,7 +67,7 @@ def _bins(jobs: Jobs, number: int, limited: bool) -> Case:
 
 def _communication(jobs: Jobs) -> float:
     """The share of a sequential epoch that links add."""
-    slow, fast = (jobs.schedule(SEQUENTIAL, limited=limited).seconds for limited in (True, False))
+    slow, fast = (jobs.schedule(ONE_BIN, limited=limited).seconds for limited in (True, False))
     return 100 * (slow - fast) / slow
 
 
@@ -122,17 +121,37 @@ def payload(workload: Workload) -> Iterator[Case]:
 
 
 def replication(workload: Workload) -> Iterator[Case]:
-    """The full schedule beside every rank computing what its nodes depend on, over layers and widths (4.6.5, 4.6.6)."""
+    """The full schedule beside every rank computing what its nodes depend on, over layers and widths (4.6.5, 4.6.6).
+
+    Replication needs no links, so it is judged where links cost neither side anything; it can be no more times slower
+    than the edges it computes are more.
+    """
     jobs = _jobs(workload)
-    for depth in jobs.settings.depths:
-        yield _replicated(f"replication/{depth} layers", partial(jobs.deep, depth), 2.0 if depth >= 3 else None)
-    for width in jobs.settings.widths:
-        yield _replicated(f"replication/width {width}", partial(jobs.wide, width), None)
+    shapes = {f"{depth} layers": depth for depth in jobs.settings.depths}
+    shapes |= {f"width {width}": jobs.settings.layers for width in jobs.settings.widths}
+    for name, depth in shapes.items():
+        target = 2.0 if name.endswith("layers") and depth >= 3 else None
+        yield _replicated(jobs, name, False, target)
+        yield _replicated(jobs, name, True, None)
+        edges: Figures = {
+            OURS_SIDE: partial(_edges, jobs, name, FULL, depth),
+            REPLICATED: partial(_edges, jobs, name, REPLICATED, 1),
+        }
+        yield _case(f"replication/{name}/edges", value("M edges"), edges, Versus((REPLICATED,)))
 
 
-def _replicated(name: str, read: Callable[[str], JobFigures], target: float | None) -> Case:
-    figures: Figures = {OURS_SIDE: lambda: read(FULL).seconds, REPLICATED: lambda: read(REPLICATED).seconds}
-    return _case(name, SECONDS, figures, Versus((REPLICATED,), target))
+def _replicated(jobs: Jobs, name: str, limited: bool, target: float | None) -> Case:
+    figures: Figures = {
+        OURS_SIDE: lambda: jobs.shape(name, FULL, limited=limited).seconds,
+        REPLICATED: lambda: jobs.shape(name, REPLICATED, limited=limited).seconds,
+    }
+    suffix = "limited links" if limited else "epoch"
+    return _case(f"replication/{name}/{suffix}", SECONDS, figures, Versus((REPLICATED,), target))
+
+
+def _edges(jobs: Jobs, name: str, variant: str, times: int) -> float:
+    """That all ranks aggregate over in an epoch's forward pass."""
+    return times * sum(rank["edges"] for rank in jobs.shape(name, variant, limited=False).facts) / 1e6
 
 
 BENCHMARKS = [schedule, partitioners, payload, replication]

@@ -76,12 +76,9 @@ class Jobs:
 
         return self._once(f"cut-{partitioner}", count)
 
-    def deep(self, num_layers: int, variant: str) -> Figures:
-        """So many layers, by the full schedule or replicated."""
-        return self._replication()[f"{num_layers} layers", variant, self.rate]
-
-    def wide(self, num_features: int, variant: str) -> Figures:
-        return self._replication()[f"width {num_features}", variant, self.rate]
+    def shape(self, name: str, variant: str, *, limited: bool) -> Figures:
+        """A model with so many layers ("3 layers") or features ("width 16"), by the full schedule or replicated."""
+        return self._once("replication", self._run_replication)[name, variant, self.rate if limited else UNLIMITED]
 
     # -- running them --------------------------------------------------------------------------------------------------
 
@@ -110,9 +107,6 @@ class Jobs:
         group = Group(name="partitioners", variants=variants, rates=(self.rate,), epochs=self.settings.epochs)
         return self._run("partitioners", [group], PARTITIONERS)
 
-    def _replication(self) -> Found:
-        return self._once("replication", self._run_replication)
-
     def _run_replication(self) -> Found:
         shapes = {f"{depth} layers": replace(self.full, num_layers=depth) for depth in self.settings.depths}
         shapes |= {f"width {width}": replace(self.full, num_features=width) for width in self.settings.widths}
@@ -120,7 +114,7 @@ class Jobs:
             Group(
                 name=name,
                 variants=(full, replace(full, name=REPLICATED, replicate=True)),
-                rates=(self.rate,),
+                rates=(UNLIMITED, self.rate),
                 epochs=self.settings.epochs,
             )
             for name, full in shapes.items()

@@ -12,19 +12,19 @@ from gnnsys.bench.texts import from_texts
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """GraphSAGE on a graph of communities, one rank per host of the lab.
+    """GraphSAGE on a graph of communities, one rank per host of the lab; degree and widths are those of ogbn-products.
 
     `cpu` is the quota of a host: hosts x cpu should be a little less than the cores of this machine. Without a `rate`
-    links get the one at which communication takes as long as computing does. `bins` are those of every variant that
+    links get the one at which communication is half of a sequential epoch. `bins` are those of every variant that
     says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over.
     """
 
-    num_nodes: int = 100_000
-    num_classes: int = 100
-    avg_degree: float = 20.0
-    homophily: float = 0.97
-    num_features: int = 128
-    hidden: int = 128
+    num_nodes: int = 40_000
+    num_classes: int = 40
+    avg_degree: float = 50.0
+    homophily: float = 0.99
+    num_features: int = 100
+    hidden: int = 256
     layers: int = 3
     hosts: int = 4
     cpu: float = 0.4

@@ -25,7 +25,7 @@ from gnnsys.bench.fullgraph.trainers import WAIT_SECONDS, Trainer, make_trainer
 from gnnsys.bench.fullgraph.variant import CALIBRATED, UNLIMITED, Group, Job
 from gnnsys.graph import load
 
-AGREE = 1e-3  # how far losses of one epoch may be apart, of the loss: sums are made in other orders
+AGREE = 1e-3  # how far losses of one step may be apart, of the loss: sums are made in other orders
 
 
 def main(folder: Path) -> None:
@@ -45,40 +45,49 @@ class Bench:
         self.is_first = dist.get_rank() == 0
         self._desk = Desk(folder)
         self._graph = load(Path(job.graph))
+        self._losses: list[float] = []  # of the group, by step
+        self._steps: dict[str, int] = {}  # that each trainer has done
         self._ranks = {name: torch.from_numpy(np.load(path)) for name, path in job.parts.items()}
 
     def run(self, group: Group) -> Iterator[dict[str, Any]]:
         """Figures of every variant at every rate."""
         self._lab(rate=None, cpu=None)  # making plans and bins is not what is measured
         trainers = {v.name: make_trainer(v, self._graph, self._ranks[v.parts], self.job.hidden) for v in group.variants}
-        firsts = {name: self._turn(trainer) for name, trainer in trainers.items()}  # features travel in these
-        rate_bits: float | None = None
-        base: dict[str, Any] = {}
+        self._losses, self._steps = [], dict.fromkeys(trainers, 0)
+        firsts = {name: self._turn(name, trainer) for name, trainer in trainers.items()}  # features travel in these
+        base: list[dict[str, Any]] = []
         for rate in group.rates:
+            asked = None if rate == UNLIMITED else rate
             if rate == CALIBRATED:
-                rate_bits = calibrated(base)
-                asked: str | None = f"{rate_bits:.0f}bit"
-            else:
-                asked, rate_bits = (None, None) if rate == UNLIMITED else (rate, None)
+                asked = self._calibrate(next(iter(trainers.items())), base)
             self._lab(rate=asked, cpu=self.job.cpu)
-            found = self._turns(group, trainers)
+            found: dict[str, list[dict[str, Any]]] = {name: [] for name in trainers}
+            for _ in range(group.epochs):
+                for name, trainer in trainers.items():
+                    found[name].append(self._turn(name, trainer))
             for name, turns in found.items():
-                figures = {
+                base = base or turns
+                yield {
                     "group": group.name, "rate": rate, "rate_bits": asked, "variant": name, "turns": turns,
-                    "first": firsts[name], "facts": self._gathered_facts(trainers[name]),
+                    "first": firsts[name], "facts": self._gathered(trainers[name].facts()),
                 }  # fmt: skip
-                base = base or figures
-                yield figures
 
-    def _turns(self, group: Group, trainers: dict[str, Trainer]) -> dict[str, list[dict[str, Any]]]:
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in trainers}
-        for epoch in range(group.epochs):
-            for name, trainer in trainers.items():
-                found[name].append(self._turn(trainer))
-            check_losses({name: turns[epoch]["loss"] for name, turns in found.items()})
-        return found
+    def _calibrate(self, first: tuple[str, Trainer], base: list[dict[str, Any]]) -> str:
+        """The rate at which links double the time of the first trainer's epoch, `base` being those without limits.
 
-    def _turn(self, trainer: Trainer) -> dict[str, Any]:
+        A first guess is what the busiest link carried over that time; the second corrects it by what it did to an
+        epoch, since links are not always full. Only rank 0 has read counters: it decides, and tells.
+        """
+        unlimited = _median(base, "seconds")
+        busiest = (
+            statistics.median(max(turn["bytes_in"] + turn["bytes_out"]) for turn in base) if self.is_first else 0.0
+        )
+        bits = self._told(busiest * 8 / unlimited)
+        self._lab(rate=f"{bits:.0f}bit", cpu=self.job.cpu)
+        added = _median([self._turn(*first) for _ in range(3)], "seconds") - unlimited
+        return f"{self._told(bits * max(0.25, added / unlimited)):.0f}bit"
+
+    def _turn(self, name: str, trainer: Trainer) -> dict[str, Any]:
         before = self._lab()
         dist.barrier()
         start, cpu = time.perf_counter(), time.process_time()
@@ -90,12 +99,17 @@ class Bench:
         numbers = {"seconds": seconds, "own": own, "cpu": cpu, "loss": float(loss), **asdict(trainer.spent())}
         ranks = self._gathered(numbers)
         used = {name: [b - a for a, b in zip(before[name], after[name])] for name in before}
-        return {
-            "seconds": max(rank["seconds"] for rank in ranks),
-            "loss": sum(rank["loss"] for rank in ranks),
-            "ranks": ranks,
-            **used,
-        }
+        self._check_loss(name, sum(rank["loss"] for rank in ranks))
+        return {"seconds": max(rank["seconds"] for rank in ranks), "ranks": ranks, **used}
+
+    def _check_loss(self, name: str, loss: float) -> None:
+        """All trainers of a group compute the same thing, step by step, or their times mean nothing."""
+        step = self._steps[name]
+        self._steps[name] += 1
+        if step == len(self._losses):
+            self._losses.append(loss)
+        if not abs(loss - self._losses[step]) <= AGREE * abs(self._losses[step]):
+            raise RuntimeError(f"{name} has a loss of {loss} after {step} steps, others had {self._losses[step]}")
 
     def _lab(self, **what: Any) -> dict[str, list[float]]:
         """Rank 0 asks, and all go on when it has been done."""
@@ -109,29 +123,15 @@ class Bench:
         dist.all_gather(everyone, own)
         return [dict(zip(numbers, row.tolist())) for row in everyone]
 
-    def _gathered_facts(self, trainer: Trainer) -> list[dict[str, float]]:
-        return self._gathered(trainer.facts())
+    def _told(self, number: float) -> float:
+        """Rank 0's number, on every rank."""
+        told = torch.tensor([number], dtype=torch.float64)
+        dist.broadcast(told, 0)
+        return float(told)
 
 
-def calibrated(figures: dict[str, Any]) -> float:
-    """Bits per second at which the busiest link is busy for as long as the epoch took without limits.
-
-    Every rank decides for itself and must decide alike: only rank 0 has read counters, and tells.
-    """
-    bits = torch.zeros(1, dtype=torch.float64)
-    if dist.get_rank() == 0:
-        seconds = statistics.median(turn["seconds"] for turn in figures["turns"])
-        busiest = statistics.median(max(turn["bytes_in"] + turn["bytes_out"]) for turn in figures["turns"])
-        bits[0] = busiest * 8 / seconds
-    dist.broadcast(bits, 0)
-    return float(bits)
-
-
-def check_losses(losses: dict[str, float]) -> None:
-    """All trainers of a group compute the same thing, or their times mean nothing."""
-    least, most = min(losses.values()), max(losses.values())
-    if not most - least <= AGREE * abs(most):
-        raise RuntimeError(f"trainers disagree about the loss of an epoch: {losses}")
+def _median(turns: list[dict[str, Any]], name: str) -> float:
+    return statistics.median(turn[name] for turn in turns)
 
 
 if __name__ == "__main__":
