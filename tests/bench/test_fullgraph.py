@@ -74,6 +74,7 @@ def test_figures_are_medians_over_epochs():
     assert (figures.seconds, figures.busiest_bytes, figures.wire_bytes, figures.payload) == (3.0, 400, 500, 300)
     assert figures.link_seconds("8mbit") == pytest.approx(400e-6)
     assert figures.of_ranks("wait") == [0.5, 0.5]
+    assert figures.cores == pytest.approx(0.5 / 3)
     assert "compute 1.00/1.00" in figures.describe()
 
 

@@ -14,7 +14,7 @@ from gnnsys.bench.workload import Workload
 
 LINK, UNLIMITED = "busiest link", "unlimited links"
 SECONDS, MEGABYTES, SHARE, MEGABITS = value("s"), value("MB"), value("% of epoch"), value("Mbit/s")
-EDGES = value("edges")
+EDGES, QUOTA = value("edges"), value("% of quota")
 ITEM = 4  # bytes of a float32
 NOTHING = Versus((), required=False, label="-")
 Figures: TypeAlias = Mapping[str, Callable[[], float]]
@@ -29,6 +29,7 @@ def schedule(workload: Workload) -> Iterator[Case]:
     jobs = _jobs(workload)
     yield _case("schedule/rate of links", MEGABITS, {OURS_SIDE: lambda: megabits(jobs.rate)}, NOTHING)
     yield _case("schedule/communication, sequential", SHARE, {OURS_SIDE: lambda: _communication(jobs)}, NOTHING)
+    yield _case("schedule/quota used, full", QUOTA, {OURS_SIDE: lambda: _quota(jobs)}, NOTHING)
     for name in (ONE_BIN, SEQUENTIAL, INTER, INTRA, FULL):
         targets = (1.6, 1 / 1.25) if name == FULL else (None, None)
         yield from _variant(jobs, name, *targets)
@@ -63,6 +64,11 @@ def _bins(jobs: Jobs, number: int, limited: bool) -> Case:
     }
     suffix = "" if limited else ", unlimited links"
     return _case(f"schedule/bins {number}{suffix}", SECONDS, figures, Versus((first,)))
+
+
+def _quota(jobs: Jobs) -> float:
+    """How much of their quota hosts used where nothing else held them up: well below 100, others used this machine."""
+    return 100 * jobs.schedule(FULL, limited=False).cores / jobs.settings.cpu
 
 
 def _communication(jobs: Jobs) -> float:

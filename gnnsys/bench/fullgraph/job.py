@@ -46,6 +46,12 @@ class Figures:
         """Rows and gradients of rows that all ranks sent."""
         return statistics.median(sum(rank["num_bytes"] for rank in turn["ranks"]) for turn in self.turns)
 
+    @property
+    def cores(self) -> float:
+        """That the hosts used on average while the epochs ran."""
+        used = [sum(turn["cpu_seconds"]) / len(turn["cpu_seconds"]) / turn["seconds"] for turn in self.turns]
+        return statistics.median(used)
+
     def link_seconds(self, rate: str) -> float:
         """The least time that the busiest link needs at `rate`."""
         return self.busiest_bytes * 8 / parse_rate(rate)
