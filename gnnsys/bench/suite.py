@@ -17,7 +17,7 @@ from gnnsys.bench.measure import Rounds, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
-SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "gpu")
+SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,13 @@ from gnnsys.bench.workload import Sizes
 TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 WORKLOAD = Workload(TINY)
 IN_LAB = "dist"  # its cases take whole jobs: test_dist.py runs one
+WHOLE_GRAPH = "fullgraph"  # likewise: test_fullgraph.py
 ON_GPU = "gpu"  # test_gpu.py
 ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what others show too
 CASES = [
     pytest.param(case, id=f"{s}/{case.name}")
     for s in SUITES
-    if s not in (IN_LAB, ON_GPU)
+    if s not in (IN_LAB, WHOLE_GRAPH, ON_GPU)
     for b in load_suite(s)
     for case in b(WORKLOAD)
     if not case.name.startswith(ALIKE)

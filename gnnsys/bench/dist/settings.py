@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 from gnnsys.bench.dist.task import Task
 from gnnsys.bench.lab import parse_rate
+from gnnsys.bench.texts import from_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +48,7 @@ class Settings:
     @classmethod
     def from_texts(cls, texts: Mapping[str, str], base: Mapping[str, Any]) -> Settings:
         """`base` with what a person wrote on top: {"rates": "1gbit,100mbit", "cpu": "0.9"}."""
-        kinds = get_type_hints(cls)
-        for name in texts:
-            if name not in kinds:
-                raise ValueError(f"there is no setting {name!r}, only {', '.join(field.name for field in fields(cls))}")
-        return cls(**{**base, **{name: _parse(name, text, kinds[name]) for name, text in texts.items()}})
+        return from_texts(cls, texts, base)
 
     @property
     def graph(self) -> dict[str, Any]:
@@ -87,13 +84,3 @@ QUICK = {
     "peer_rate": "100mbit",
     "samplers": (0,),
 }
-
-
-def _parse(name: str, text: str, kind: Any) -> Any:
-    pieces = text.split(",")
-    try:
-        if kind in (int, float, str):
-            return kind(text)
-        return tuple(map(int if kind == tuple[int, ...] else str, pieces))
-    except ValueError:
-        raise ValueError(f"setting {name}={text!r} is not what it should be: {kind}") from None

@@ -16,8 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "suite",
         metavar="SUITE",
         help="ops (the native core), loader (whole epochs), partition, store (tables over a network), pipeline "
-        "(epochs with rows from another process), dist (training across hosts of the lab; needs root) or gpu (kernels, "
-        "sampling and epochs on a GPU)",
+        "(epochs with rows from another process), dist (training across hosts of the lab; needs root), fullgraph "
+        "(training on the whole graph across hosts of the lab; needs root) or gpu (kernels, sampling and epochs on a "
+        "GPU)",
     )
     parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
@@ -30,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a setting of `bench dist`, such as num_features=256, rates=1gbit,100mbit or cpu=0.9; may be repeated",
+        help="a setting of `bench dist` or `bench fullgraph`, such as num_features=256, hosts=2 or cpu=0.9; may be "
+        "repeated",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
     parser.add_argument(
@@ -63,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(suite: str, texts: list[str]) -> dict[str, str]:
-    if texts and suite != "dist":
-        raise ValueError(f"--set is for `bench dist`: {suite} has no settings")
+    if texts and suite not in ("dist", "fullgraph"):
+        raise ValueError(f"--set is for `bench dist` and `bench fullgraph`: {suite} has no settings")
     pairs = [text.partition("=") for text in texts]
     for text, (name, equals, value) in zip(texts, pairs):
         if not (name and equals and value):

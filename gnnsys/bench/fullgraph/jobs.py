@@ -1,0 +1,149 @@
+"""The jobs that the rows of `gnnsys bench fullgraph` are made of; the row that asks first makes its job run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_graph, make_parts, task_folder
+from gnnsys.bench.fullgraph.job import Figures, run_job
+from gnnsys.bench.fullgraph.settings import QUICK, Settings
+from gnnsys.bench.fullgraph.variant import (
+    CALIBRATED,
+    FULL,
+    OURS,
+    PARTITIONERS,
+    REPLICATED,
+    UNLIMITED,
+    Group,
+    Job,
+    Variant,
+    ablation,
+)
+from gnnsys.bench.lab import available, parse_rate
+from gnnsys.bench.workload import FULL as FULL_SIZES
+from gnnsys.bench.workload import Workload
+from gnnsys.graph import load
+
+Found = dict[tuple[str, str, str], Figures]
+SCHEDULE, SWEEP = "schedule", "bins"
+
+
+class Jobs:
+    """Figures by job. All jobs but the first run at the rate that the first found."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        base: Mapping[str, Any] = {} if workload.sizes.num_nodes >= FULL_SIZES.num_nodes else QUICK
+        self.settings = Settings.from_texts(workload.settings, base)
+        s = self.settings
+        self.full = Variant(name=FULL, num_layers=s.layers, num_features=s.num_features, num_bins=s.bins)
+
+    @property
+    def rate(self) -> str:
+        """Of limited links: as set, or as the schedule's job found it."""
+        return self.settings.rate or self._limited_rate()
+
+    def _limited_rate(self) -> str:
+        rate = self.schedule(FULL, limited=True).rate
+        assert rate is not None
+        return rate
+
+    def schedule(self, variant: str, *, limited: bool) -> Figures:
+        """One of the paper's variants, on unlimited links or on those at which communication is half of it."""
+        return self._schedule_job()[SCHEDULE, variant, self._limited if limited else UNLIMITED]
+
+    def bins(self, number: int, *, limited: bool) -> Figures:
+        """The full schedule in so many bins, in turns with others."""
+        return self._schedule_job()[SWEEP, str(number), self.rate if limited else UNLIMITED]
+
+    def partitioner(self, name: str) -> Figures:
+        """The full schedule on parts of another partitioner."""
+        return self._once("partitioners", self._run_partitioners)["partitioners", name, self.rate]
+
+    def cut_and_rows(self, partitioner: str) -> tuple[int, int]:
+        """Of a partitioner: edges cut, and rows that must travel per exchange."""
+        folder, settings = self._workload.folder, self.settings
+
+        def count() -> tuple[int, int]:
+            ranks = torch.from_numpy(np.load(make_parts(folder, settings, partitioner)))
+            return cut_and_rows(load(make_graph(folder, settings)), ranks)
+
+        return self._once(f"cut-{partitioner}", count)
+
+    def shape(self, name: str, variant: str, *, limited: bool) -> Figures:
+        """A model with so many layers ("3 layers") or features ("width 16"), by the full schedule or replicated."""
+        return self._once("replication", self._run_replication)[name, variant, self.rate if limited else UNLIMITED]
+
+    # -- running them --------------------------------------------------------------------------------------------------
+
+    @property
+    def _limited(self) -> str:
+        return self.settings.rate or CALIBRATED
+
+    def _schedule_job(self) -> Found:
+        return self._once("schedule", self._run_schedule)
+
+    def _run_schedule(self) -> Found:
+        """Two jobs: the variants, which find the rate, and the numbers of bins at it."""
+        s = self.settings
+        variants = Group(
+            name=SCHEDULE, variants=tuple(ablation(self.full)), rates=(UNLIMITED, self._limited), epochs=s.epochs
+        )
+        found = self._run("schedule", [variants], [OURS])
+        rate = found[SCHEDULE, FULL, self._limited].rate
+        assert rate is not None
+        sweep = tuple(replace(self.full, name=str(number), num_bins=number) for number in s.sweep)
+        bins = Group(name=SWEEP, variants=sweep, rates=(UNLIMITED, rate), epochs=s.epochs)
+        return found | self._run("bins", [bins], [OURS])
+
+    def _run_partitioners(self) -> Found:
+        variants = tuple(replace(self.full, name=name, parts=name) for name in PARTITIONERS)
+        group = Group(name="partitioners", variants=variants, rates=(self.rate,), epochs=self.settings.epochs)
+        return self._run("partitioners", [group], PARTITIONERS)
+
+    def _run_replication(self) -> Found:
+        shapes = {f"{depth} layers": replace(self.full, num_layers=depth) for depth in self.settings.depths}
+        shapes |= {f"width {width}": replace(self.full, num_features=width) for width in self.settings.widths}
+        groups = [
+            Group(
+                name=name,
+                variants=(full, replace(full, name=REPLICATED, replicate=True)),
+                rates=(UNLIMITED, self.rate),
+                epochs=self.settings.epochs,
+            )
+            for name, full in shapes.items()
+        ]
+        return self._run("replication", groups, [OURS])
+
+    def _run(self, name: str, groups: Sequence[Group], partitioners: Sequence[str]) -> Found:
+        if reason := available():
+            raise RuntimeError(reason)
+        s, folder = self.settings, self._workload.folder
+        _say(f"  {name}: inputs ...")
+        graph = make_graph(folder, s)
+        parts = {each: str(make_parts(folder, s, each)) for each in partitioners}
+        job = Job(
+            graph=str(graph), parts=parts, hidden=s.hidden, num_hosts=s.hosts, cpu=s.cpu, groups=tuple(groups)
+        )  # fmt: skip
+        _say(f"  {name}: {s.hosts} hosts ...")
+        found = run_job(task_folder(folder, s) / f"job-{name}", job)
+        for figures in found.values():
+            _say(f"    {figures.describe()}")
+        return found
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        return self._workload.once(f"fullgraph/{name}", make)
+
+
+def megabits(rate: str) -> float:
+    return parse_rate(rate) / 1e6
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
