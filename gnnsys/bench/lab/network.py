@@ -90,7 +90,7 @@ class Network:
                 _batch("tc", pid, [f"qdisc replace dev {device} root pfifo", f"qdisc del dev {device} root"])
                 continue
             bits = parse_rate(rate)
-            burst = max(round(bits / 8 * 0.002), 32_768)  # two milliseconds' worth: what a slow timer needs
+            burst = max(round(bits / 8 * 0.002), 70_000)  # two milliseconds' worth, and a packet before it is cut
             limits = f"rate {bits:.0f}bit burst {burst} latency {LATENCY}"
             _batch("tc", pid, [f"qdisc replace dev {device} root tbf {limits}"])
 
