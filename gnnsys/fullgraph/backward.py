@@ -33,7 +33,7 @@ class Backward:
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
         self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
-        self._of_parameters: list[dict[int, list[Tensor]]] = [{} for _ in self._steps]  # by bin, or all under -1
+        self._of_parameters: list[dict[int, list[Tensor | None]]] = [{} for _ in self._steps]  # by bin, or all under -1
         self._reducing: list[tuple[int, Tensor, Any]] = []
         self._unreduced = len(self._steps) - 1
         self._missing = [[0] * len(step.bins) for step in self._steps]
@@ -151,14 +151,16 @@ class Backward:
         here = step.bins[b]
         grad = self._take_grad(s + 1, here.first, here.end, b)
         if step.stage.norm is not None:
-            core = state.rows[s][: self._exchange.plan.num_core]
-            self._grads[s], found = state.norms.pop(s).backward(core, grad)
-            self._of_parameters[s][b] = found
+            into, found = state.norms.pop(s).backward(state.core(s), grad.to(state.ground.device))
+            self._grads[s] = into.to(state.rows[s].device)
+            self._of_parameters[s][b] = list(found)
             return
         kept = state.take_kept(s, b)
         leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
         sources = [*leaves, *step.stage.parameters()]
-        grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
+        grads: Sequence[Tensor | None] = [None] * len(sources)
+        if kept.out.requires_grad:
+            grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
         by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
         self._add_parameters(s, b, grads[len(leaves) :])
         if step.view is not None:
@@ -171,15 +173,11 @@ class Backward:
 
     def _add_parameters(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
         """What a bin says of its stage's parameters: kept apart where the order of bins is not fixed."""
-        parameters = self._steps[s].stage.parameters()
-        found = [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, grads)]
         if self._is_free(s):
-            self._of_parameters[s][b] = found
+            self._of_parameters[s][b] = list(grads)
             return
-        before = self._of_parameters[s].setdefault(-1, found)
-        if before is not found:
-            for into, each in zip(before, found):
-                into += each
+        before = self._of_parameters[s].get(-1)
+        self._of_parameters[s][-1] = list(grads) if before is None else list(map(_added, before, grads))
 
     def _put_sums(self, s: int, here: Bin, of_sums: Tensor | None, of_own: Tensor | None) -> None:
         """The gradient of a bin's sums, for who pulls it, and of its nodes' own rows, which go no other way."""
@@ -272,12 +270,16 @@ class Backward:
             self._unreduced -= 1
 
     @staticmethod
-    def _flat(parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor]]) -> Tensor:
-        """One row of numbers: the bins' gradients added in their order."""
+    def _flat(parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor | None]]) -> Tensor:
+        """One row of numbers: the bins' gradients added in their order, and how many bins had one, per parameter."""
         dtype = max((p.dtype for p in parameters), key=lambda t: t.itemsize)
-        flat = torch.zeros(sum(p.numel() for p in parameters), dtype=dtype)
+        flat = torch.zeros(sum(p.numel() for p in parameters) + len(parameters), dtype=dtype)
+        parts = flat.split([*(p.numel() for p in parameters), len(parameters)])
         for _, grads in sorted(by_bin.items(), reverse=True):
-            flat += torch.cat([grad.reshape(-1).to("cpu", dtype) for grad in grads])
+            for number, grad in enumerate(grads):
+                if grad is not None:
+                    parts[number].add_(grad.reshape(-1).to("cpu", dtype))
+                    parts[-1][number] += 1
         return flat
 
     def _reduced(self) -> dict[int, Tensor]:
@@ -287,8 +289,14 @@ class Backward:
         for s, flat, work in self._reducing:
             work.wait()
             parameters = self._steps[s].stage.parameters()
-            for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
-                part = part.view_as(p).to(p.device, p.dtype)
-                found[id(p)] = found[id(p)] + part if id(p) in found else part
+            *parts, counts = flat.split([*(p.numel() for p in parameters), len(parameters)])
+            for p, part, count in zip(parameters, parts, counts.tolist()):
+                if count:  # what no rank's bins used has no gradient, as elsewhere
+                    part = part.view_as(p).to(p.device, p.dtype)
+                    found[id(p)] = found[id(p)] + part if id(p) in found else part
         self._state.times.wait += time.perf_counter() - began
         return found
+
+
+def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return a if b is None else b if a is None else a + b

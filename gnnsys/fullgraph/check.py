@@ -145,7 +145,11 @@ def check_parameters(parameters: Iterable[tuple[str, Tensor]], peers: Peers) -> 
     low, high = torch.stack(sums), torch.stack(sums)
     peers.all_reduce(low, dist.ReduceOp.MIN).wait()
     peers.all_reduce(high, dist.ReduceOp.MAX).wait()
-    differ = [name for name, same in zip(names, (low == high).all(dim=1).tolist()) if not same]
+    differ = [
+        name
+        for name, same in zip(names, ((low == high) | (low.isnan() & high.isnan())).all(dim=1).tolist())
+        if not same
+    ]
     if differ:
         raise ValueError(
             f"{len(differ)} of {len(names)} parameters are not the same on all ranks, {differ[0]} is the first: call "

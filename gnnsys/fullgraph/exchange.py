@@ -14,11 +14,11 @@ from torch import Tensor
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.state import Pass
+from gnnsys.fullgraph.steps import MAX_BINS
 from gnnsys.ops import gather_rows
 
-_MAX_BINS = 1 << 20
 _BACK = 1 << 8  # tags: layers of the way back follow those of the way there
-NUM_TAGS = 2 * _BACK * _MAX_BINS
+NUM_TAGS = 2 * _BACK * MAX_BINS
 
 
 class Exchange:
@@ -127,4 +127,4 @@ class Exchange:
         return grad
 
     def _tag(self, s: int, number: int, back: bool = False) -> int:
-        return self._first_tag + (s + _BACK * back) * _MAX_BINS + number
+        return self._first_tag + (s + _BACK * back) * MAX_BINS + number

@@ -70,6 +70,8 @@ class Dropout(nn.Dropout):
                 f"dropout of {rows.shape[0]} rows where the bin has {now.rows.ids.numel()} nodes: drop its output"
             )
         now.num_drops += 1
+        if self.p == 1:
+            return rows * 0
         return dropout_rows(rows, now.rows.ids, self.p, stream_key(now.rows.key, now.num_drops))
 
 
@@ -142,6 +144,11 @@ class Stage:
     def modules(self) -> list[nn.Module]:
         return [module for module in (self.conv, self.norm, *self.then) if module is not None]
 
+    @functools.cached_property
+    def writes(self) -> bool:
+        """Whether something in it works in place."""
+        return any(getattr(inner, "inplace", False) for module in self.modules for inner in module.modules())
+
     def parameters(self) -> list[nn.Parameter]:
         found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
         return list(found.values())
@@ -208,7 +215,7 @@ def takes_structure(module: nn.Module) -> bool:
     if isinstance(module, (Join, Keep)):
         return False
     asked = [
-        p for p in inspect.signature(module.forward).parameters.values()
+        p for p in inspect.signature(getattr(module, "_orig_mod", module).forward).parameters.values()  # if compiled
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]  # fmt: skip
     if len(asked) not in (1, 2):

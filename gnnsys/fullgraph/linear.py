@@ -98,11 +98,19 @@ class LinearStage(Stage):
     kind: str = "sum"
     dense: Dense = field(default_factory=lambda: _sums_alone)
     takes_own: bool = False
+    uses: list[nn.Parameter] | None = None  # of the layer's parameters, where some are used elsewhere
+
+    def parameters(self) -> list[nn.Parameter]:
+        if self.uses is None:
+            return super().parameters()
+        found = [*self.uses, *(p for module in self.then for p in module.parameters())]
+        return list({id(p): p for p in found if p.requires_grad}.values())
 
     def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: Rows) -> Tensor:
         """As `run`, from sums instead of rows of sources."""
         with self.at_work(now):
-            return self.finish(self.dense(sums, own), joined)
+            rows = self.dense(sums, own)
+            return self.finish(rows.clone() if rows is sums and self.writes else rows, joined)
 
 
 def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
@@ -147,15 +155,17 @@ def _sage(stage: Stage, conv: SAGEConv, may_narrow: bool) -> list[Stage]:
     if not (may_narrow and _narrows(conv.lin_l)):
         return [_linear(stage, conv.aggr, last, root is not None)]
     bias = conv.lin_l.bias
-    first = Stage(then=[_Rows(conv, conv.transform)], keep_as=stage.keep_as, number=stage.number)
+    first = Stage(then=[_Rows(conv.transform, conv.lin_l.weight)], keep_as=stage.keep_as, number=stage.number)
     joins = []
     if root is not None:
         name = f"rows of stage {stage.number}"
         first.keep_as = [*stage.keep_as, name]
         joins = [_Root(name, root)]
-    then = [*joins, *([_Rows(conv, finish)] if conv.normalize else []), *stage.then]
+    then = [*joins, *([_Rows(finish)] if conv.normalize else []), *stage.then]
     rest = replace(stage, then=then, keep_as=[])
-    return [first, _linear(rest, conv.aggr, lambda sums, own: sums if bias is None else sums + bias, False)]
+    last_half = _linear(rest, conv.aggr, lambda sums, own: sums if bias is None else sums + bias, False)
+    last_half.uses = [] if bias is None else [bias]
+    return [first, last_half]
 
 
 def _gcn(stage: Stage, conv: GCNConv, may_narrow: bool) -> list[Stage]:
@@ -167,7 +177,9 @@ def _gcn(stage: Stage, conv: GCNConv, may_narrow: bool) -> list[Stage]:
     if not (may_narrow and _narrows(conv.lin)):
         return [_linear(stage, kind, lambda sums, own: biased(conv.lin(sums)), False)]
     first = Stage(then=[conv.lin], keep_as=stage.keep_as, number=stage.number)
-    return [first, _linear(replace(stage, keep_as=[]), kind, lambda sums, own: biased(sums), False)]
+    last_half = _linear(replace(stage, keep_as=[]), kind, lambda sums, own: biased(sums), False)
+    last_half.uses = [] if conv.bias is None else [conv.bias]
+    return [first, last_half]
 
 
 def _gin(conv: GINConv) -> Dense:
@@ -179,11 +191,11 @@ def _narrows(linear: nn.Linear) -> bool:
 
 
 class _Rows(nn.Module):
-    """A function of rows, as a module that has the parameters of `owner`."""
+    """A function of rows, as a module that has the parameters it uses."""
 
-    def __init__(self, owner: nn.Module, work: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, work: Callable[[Tensor], Tensor], *parameters: Tensor) -> None:
         super().__init__()
-        self.owner, self._work = owner, work
+        self.uses, self._work = nn.ParameterList(parameters), work
 
     def forward(self, rows: Tensor) -> Tensor:
         return self._work(rows)

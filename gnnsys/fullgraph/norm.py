@@ -27,15 +27,16 @@ class NormPass:
                 count = torch.tensor([len(x)], dtype=torch.float64, device=x.device)
                 total = self._sum(torch.cat([x.sum(0, dtype=torch.float64), count]))
                 self._count = float(total[-1])
-                mean = (total[:-1] / self._count).to(x.dtype)
+                wide = torch.promote_types(x.dtype, torch.float32)
+                mean = (total[:-1] / self._count).to(wide)
                 var = self._sum((x - mean).square().sum(0, dtype=torch.float64)) / self._count
                 if norm.training and norm.track_running_stats:
                     self._track(mean, var)
-                self._mean, self._scale = mean, (var + norm.eps).rsqrt().to(x.dtype)
+                self._mean, self._scale = mean, (var + norm.eps).rsqrt().to(wide)
             else:
                 self._mean, self._scale = norm.running_mean, (norm.running_var + norm.eps).rsqrt()
             out = (x - self._mean) * self._scale
-            return out if norm.weight is None else out * norm.weight + norm.bias
+            return (out if norm.weight is None else out * norm.weight + norm.bias).to(x.dtype)
 
     def backward(self, x: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
         """The gradient of x and, of this rank's rows alone, those of weight and bias."""
@@ -46,13 +47,13 @@ class NormPass:
             scaled = grad if norm.weight is None else grad * norm.weight
             if self._by_batch:
                 both = torch.stack([of_bias, of_weight]).to(torch.float64)
-                both = (self._sum(both) / self._count).to(x.dtype)
+                both = (self._sum(both) / self._count).to(normal.dtype)
                 if norm.weight is not None:
                     both = both * norm.weight
                 scaled = scaled - both[0] - normal * both[1]
             trained = [p for p in norm.parameters() if p.requires_grad]
             grads = [of_weight if p is norm.weight else of_bias for p in trained]
-            return scaled * self._scale, grads
+            return (scaled * self._scale).to(x.dtype), grads
 
     def _sum(self, values: Tensor) -> Tensor:
         here = values.cpu()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -37,9 +38,9 @@ class Seen(NamedTuple):
     """Features that need no gradient: the user's tensor, its rows by place and halo, and sums of them, by bin."""
 
     x: Any
-    version: int
+    version: tuple[int, int, torch.dtype]
     rows: Tensor
-    sums: dict[int, Tensor]
+    sums: dict[tuple[int, int], Tensor]
 
 
 class HybridParallel(nn.Module):
@@ -107,6 +108,7 @@ class HybridParallel(nn.Module):
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
         self._checked: set[Any] = set()
+        self._failure = ""  # what ended a pass in the middle
         self._seen: Seen | None = None  # features whose halo is here
         self._train_exchange = Exchange if approximate is None else approximate.begin(self)
 
@@ -128,6 +130,11 @@ class HybridParallel(nn.Module):
                 f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got {x.dtype} "
                 f"{list(x.shape)}"
             )
+        if self._failure:
+            raise RuntimeError(
+                f"an earlier pass failed ({self._failure}) and left messages under way between the ranks: start again "
+                "from the last checkpoint"
+            )
         self._check(x)
         ground = self._ground(x)
         wants_grad = torch.is_grad_enabled()
@@ -139,19 +146,25 @@ class HybridParallel(nn.Module):
         return out
 
     def least_bytes(self, x: Tensor) -> tuple[int, int]:
-        """Payload that this rank sends: once for the features, and in each pass there and back, for inputs like `x`.
+        """Payload that this rank sends: once for the features, and in each training pass, for inputs like `x`.
 
-        Rows that others need, times the width in which they travel, and gradients of what it needs of others.
+        Rows that others need, times the width in which they travel, and gradients of what it needs of others. The first
+        call for a kind of input is one that every rank makes.
         """
-        ground, sizes = self._ground(x), []
-        widths = [(x.shape[1], x.dtype), *((step.width, step.dtype) for step in ground.steps)]
-        for (width, dtype), step in zip(widths, ground.steps):
-            sizes.append(width * (self.wire_dtype or dtype).itemsize if step.has_halo else 0)
-        num_sent, num_halo = sum(self.plan.rows_to()), self.plan.num_halo
-        return sizes[0] * num_sent, sum(sizes[1:]) * (num_sent + num_halo)
+        ground, num_sent, num_halo = self._ground(x), sum(self.plan.rows_to()), self.plan.num_halo
+        once = each = 0
+        width, dtype, trains = x.shape[1], x.dtype, x.requires_grad
+        for number, step in enumerate(ground.steps):
+            size = width * (self.wire_dtype or dtype).itemsize if step.has_halo else 0
+            if number == 0 and not trains:
+                once = size * num_sent
+            else:
+                each += size * num_sent + (size * num_halo if trains else 0)
+            width, dtype, trains = step.width, step.dtype, trains or bool(step.stage.parameters())
+        return once, each
 
     def describe(self, x: Tensor) -> str:
-        """What this rank does in a pass over inputs like `x`, a line per step: its bins, what comes, what goes."""
+        """What this rank does in a pass over inputs like `x`, a line per step. Every rank calls it."""
         plan, ground = self.plan, self._ground(x)
         lines = [
             f"rank {plan.rank} of {plan.world_size}: {plan.num_core:,} nodes, {plan.num_boundary:,} that others need, "
@@ -185,6 +198,7 @@ class HybridParallel(nn.Module):
             check_layers(self._stages, x.shape[1], x.dtype, device)
             self._checked.add(key)
 
+    @torch.inference_mode(False)
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
         device = next((p.device for p in self.parameters()), x.device)
@@ -210,10 +224,13 @@ class HybridParallel(nn.Module):
         default = Packing(num_bins=_BINS) if self.plan.world_size > 1 else Packing()
         return default if self.schedule.packing is None else self.schedule.packing
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _input(self, x: Tensor, steps: list[Step]) -> tuple[Tensor, bool]:
         """The first step's input by place, with room for the halo, and whether the halo is there already."""
         seen = self._seen
-        known = seen is not None and seen.x() is x and seen.version == x._version and not x.requires_grad
+        remembers = not (x.requires_grad or x.is_inference())
+        known = remembers and seen is not None and seen.x() is x and seen.version == _version(x)
         agreed = torch.tensor([int(known)])
         self._peers.all_reduce(agreed, dist.ReduceOp.MIN).wait()
         if int(agreed):
@@ -222,12 +239,32 @@ class HybridParallel(nn.Module):
         num_rows = self.plan.num_local if steps[0].has_halo else self.plan.num_core
         rows = x.new_empty((num_rows, x.shape[1]))
         rows[: self.plan.num_core] = x.detach()[self.plan.order.to(x.device)]
-        self._seen = None if x.requires_grad else Seen(weakref.ref(x), x._version, rows, {})
+        self._seen = Seen(weakref.ref(x), _version(x), rows, {}) if remembers else None
         return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Remembers what a pass failed of: its messages would be met by another pass."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+
+    def __getstate__(self) -> Any:
+        raise TypeError(
+            "HybridParallel has connections and cannot be copied or pickled: copy model.layers and make another one on "
+            "every rank, or save model.state_dict()"
+        )
 
     def extra_repr(self) -> str:
         plan = self.plan
         return f"rank {plan.rank} of {plan.world_size}, {plan.num_core:,} nodes, {plan.num_halo:,} in the halo"
+
+
+def _version(x: Tensor) -> tuple[int, int, torch.dtype]:
+    """What tells that a tensor is still what it was; writes through `x.data` leave no trace."""
+    return x._version, x.data_ptr(), x.dtype
 
 
 class _Whole(torch.autograd.Function):
@@ -238,10 +275,10 @@ class _Whole(torch.autograd.Function):
         rows, is_here = model._input(x, state.ground.steps)
         state.constant = None if model._seen is None else model._seen.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
-        ctx.state, ctx.parameters, ctx.is_done = state, parameters, False
+        ctx.model, ctx.state, ctx.parameters, ctx.is_done = model, state, parameters, False
         trains = model.training and state.wants_grad
         ctx.exchange = model._train_exchange(state) if trains else Exchange(state)
-        with torch.set_grad_enabled(state.wants_grad):
+        with torch.set_grad_enabled(state.wants_grad), model._failing():
             out = Forward(state, ctx.exchange).run(rows, is_here)
         model.times = state.times
         return out.detach()[model.plan.places.to(out.device)]
@@ -252,8 +289,11 @@ class _Whole(torch.autograd.Function):
         if ctx.is_done:
             raise RuntimeError("a pass over the graph is differentiated once, and nothing of it is kept: run it again")
         ctx.is_done = True
-        plan = ctx.exchange.plan
-        x_grad, found = Backward(ctx.state, ctx.exchange).run(grads[0][plan.order.to(grads[0].device)])
+        state, exchange = ctx.state, ctx.exchange
+        ctx.state = ctx.exchange = None
+        plan = exchange.plan
+        with ctx.model._failing():
+            x_grad, found = Backward(state, exchange).run(grads[0][plan.order.to(grads[0].device)])
         if x_grad is not None:
             x_grad = x_grad[plan.places.to(x_grad.device)]
         return None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)

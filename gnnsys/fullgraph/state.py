@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin
@@ -71,10 +71,11 @@ class Pass:
     scales: dict[int, Tensor] = field(default_factory=dict)  # [num_rows, 1]
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
-    constant: dict[int, Tensor] | None = None  # sums of the first step's bins, where x is always the same
+    constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     _random: dict[tuple[int, int], Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
+    _modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # whether modules trained on the way there
 
     def begin(self, x: Tensor) -> None:
         """Makes room for the rows of every layer, of which x is the first."""
@@ -83,6 +84,9 @@ class Pass:
         self._autocast = _autocast_state(ground.device.type)
         self.marks = {name: index for index, step in enumerate(steps) for name in step.stage.keep_as}
         self.needs = [self.wants_grad and x.requires_grad]
+        if self.wants_grad and ground.recompute:
+            modules = {id(m): m for step in steps for module in step.stage.modules for m in module.modules()}
+            self._modes = [(module, module.training) for module in modules.values()]
         for index, step in enumerate(steps):
             self.needs.append(self.needs[-1] or (self.wants_grad and bool(step.stage.parameters())))
             is_read = index + 1 < len(steps) and steps[index + 1].has_halo
@@ -95,7 +99,7 @@ class Pass:
         stage, here = self.ground.steps[s].stage, self.ground.steps[s].bins[b]
         if stage.norm is not None:
             norm = self.norms[s] = NormPass(stage.norm, self.ground.peers)
-            self._put(s + 1, here, norm.forward(self.rows[s][: self.ground.plan.num_core]))
+            self._put(s + 1, here, norm.forward(self.core(s)))
         elif not self.needs[s + 1]:
             with torch.no_grad():
                 self._put(s + 1, here, self._evaluate(s, b).out)
@@ -107,11 +111,15 @@ class Pass:
             kept = self._kept[s, b] = self._evaluate(s, b)
             self._put(s + 1, here, kept.out.detach())
 
+    def core(self, s: int) -> Tensor:
+        """A step's input without the halo, on the device."""
+        return self.rows[s][: self.ground.plan.num_core].to(self.ground.device)
+
     def take_kept(self, s: int, b: int) -> Kept:
         """A bin for the way back: as it was kept, or computed once more with the same random numbers."""
         if not self.ground.recompute:
             return self._kept.pop((s, b))
-        with torch.enable_grad(), _replayed(self._random.pop((s, b))):
+        with torch.enable_grad(), _replayed(self._random.pop((s, b))), _as_then(self._modes):
             return self._evaluate(s, b)
 
     def forget(self, s: int) -> None:
@@ -140,6 +148,8 @@ class Pass:
         inputs = here.inputs(rows).detach().to(device).requires_grad_(grads and self.needs[s])
         read = self._scaled(s, here, inputs) if s in self.scales else inputs
         csc = None if here.csc is None else here.csc.to(device)
+        if step.stage.conv is None and step.stage.writes:
+            read = read.clone()  # rows are not the modules' to write
         with self._autocast():
             return Kept(inputs, joined, step.stage.run(read, csc, joined, now))
 
@@ -156,9 +166,11 @@ class Pass:
             return step.view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
         if s > 0 or self.constant is None:
             return step.view.sums(self.rows[s], here.first, here.end)
-        if b not in self.constant:
-            self.constant[b] = step.view.sums(self.rows[s], here.first, here.end)
-        return self.constant[b].detach()
+        key = (here.first, here.end)
+        if key not in self.constant:
+            with torch.inference_mode(False), torch.no_grad():
+                self.constant[key] = step.view.sums(self.rows[s], here.first, here.end)
+        return self.constant[key].detach()
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""
@@ -192,3 +204,16 @@ def _replayed(state: tuple[Tensor, Tensor | None]) -> Iterator[None]:
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
         yield
+
+
+@contextlib.contextmanager
+def _as_then(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Modules train, or do not, as they did when the pass began."""
+    now = [(module, module.training) for module, _ in modes]
+    try:
+        for module, training in modes:
+            module.training = training
+        yield
+    finally:
+        for module, training in now:
+            module.training = training

@@ -19,6 +19,7 @@ from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.ops import CSC, WholeDegrees
 
+MAX_BINS = 1 << 20  # of a layer: messages are numbered by them
 Sends = list[list[tuple[int, Tensor]]]
 
 
@@ -82,6 +83,10 @@ def make_steps(
             costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves)
             packing = Packing(bin_bytes=budget)
         bounds.append(bin_bounds(plan, packing, costs, stage.conv is not None))
+    if max(map(len, bounds)) > MAX_BINS:
+        raise ValueError(
+            f"a layer of {max(map(len, bounds)):,} bins has too many to number their messages: use larger ones"
+        )
     told = _tell(bounds, peers)
     resides = device if budget is None else rows_device
     steps: list[Step] = []
