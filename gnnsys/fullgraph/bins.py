@@ -17,6 +17,7 @@ from torch import Tensor
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.ops import CSC, IdTable, WholeDegrees, compact, gather_rows
 
+_BOUNDARY_SHARE = 0.6  # of a number of bins: small ones of what others wait for, large ones of the rest
 _STEPS = 256  # in how many steps a part is looked through for where its bins end
 
 
@@ -83,18 +84,19 @@ def bin_bounds(plan: HaloPlan, packing: Packing, costs: Costs, has_edges: bool) 
         if packing.bin_nodes is not None:
             bounds += [*range(first + packing.bin_nodes, end, packing.bin_nodes), end]
         elif packing.num_bins is not None:
-            bounds += _equal_work(plan.csc, first, end, packing.num_bins)
+            whole = len(ends) == 2
+            share = 1.0 if whole else _BOUNDARY_SHARE if first == 0 else 1 - _BOUNDARY_SHARE
+            bounds += _equal_work(plan.csc, first, end, max(1, round(packing.num_bins * share)))
         else:
             assert packing.bin_bytes is not None
             bounds += _within(plan.csc, first, end, packing.bin_bytes, costs, has_edges)
     return sorted(set(bounds))
 
 
-def _equal_work(csc: CSC, first: int, end: int, num_bins: int) -> list[int]:
-    """Ends of bins of places first to end, by edges and nodes; as many as their share of all work asks for."""
+def _equal_work(csc: CSC, first: int, end: int, count: int) -> list[int]:
+    """Ends of bins of places first to end, so many, alike in edges and nodes together."""
     work = csc.indptr + torch.arange(csc.num_dst + 1)
-    here = int(work[end] - work[first])
-    count = max(1, min(end - first, round(num_bins * here / max(1, int(work[-1])))))
+    here, count = int(work[end] - work[first]), min(count, end - first)
     aims = int(work[first]) + torch.arange(1, count) * here // count
     inner = torch.searchsorted(work, aims).clamp_(first, end)
     return [*inner.tolist(), end]

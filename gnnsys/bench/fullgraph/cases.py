@@ -97,7 +97,7 @@ def payload(workload: Workload) -> Iterator[Case]:
     """Bytes of rows and their gradients beside the least that must travel, and what the kernel counted beside those.
 
     The least: per exchange every node's row once to every other rank that needs it, forward and back for each layer
-    but the first, whose rows travel once per run.
+    but the first, whose rows travel once per run; as wide as they are, or as the layer makes them if that is less.
     """
     jobs = _jobs(workload)
     s = jobs.settings
@@ -105,18 +105,22 @@ def payload(workload: Workload) -> Iterator[Case]:
     def rows() -> int:
         return jobs.cut_and_rows(OURS)[1]
 
+    def width() -> int:
+        """Of all exchanges of an epoch's way there together: what the layers after the first read."""
+        return s.hidden * (s.layers - 2) + min(s.hidden, s.num_classes)
+
     def first() -> float:
         epoch = jobs.schedule(FULL, limited=True).first
         return sum(rank["num_bytes"] for rank in epoch["ranks"])
 
     each: Figures = {
         OURS_SIDE: lambda: jobs.schedule(FULL, limited=True).payload / 1e6,
-        "least": lambda: 2 * (s.layers - 1) * rows() * s.hidden * ITEM / 1e6,
+        "least": lambda: 2 * rows() * width() * ITEM / 1e6,
     }
     yield _case("bytes/an epoch", MEGABYTES, each, Versus(("least",), 1 / 1.02), limit="least")
     once: Figures = {
         OURS_SIDE: lambda: first() / 1e6,
-        "least": lambda: rows() * (2 * (s.layers - 1) * s.hidden + s.num_features) * ITEM / 1e6,
+        "least": lambda: rows() * (2 * width() + s.num_features) * ITEM / 1e6,
     }
     yield _case("bytes/the first epoch", MEGABYTES, once, Versus(("least",), 1 / 1.02), limit="least")
     wire: Figures = {
