@@ -40,12 +40,12 @@ def make_graph(folder: Path, settings: Settings) -> Path:
     return path
 
 
-def make_parts(folder: Path, settings: Settings, partitioner: str) -> Path:
+def make_parts(folder: Path, settings: Settings, partitioner: str, num_parts: int) -> Path:
     """A file of the rank of every node."""
-    path = task_folder(folder, settings) / f"{partitioner}-{settings.hosts}.npy"
+    path = task_folder(folder, settings) / f"{partitioner}-{num_parts}.npy"
     if not path.exists():
         graph = load(make_graph(folder, settings))
-        assigned = assign_parts(graph, settings.hosts, options=_OPTIONS[partitioner])
+        assigned = assign_parts(graph, num_parts, options=_OPTIONS[partitioner])
         np.save(path, assigned.assignment.part(graph.node_types[0]).long().numpy())
     return path
 

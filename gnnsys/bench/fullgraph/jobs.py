@@ -71,7 +71,7 @@ class Jobs:
         folder, settings = self._workload.folder, self.settings
 
         def count() -> tuple[int, int]:
-            ranks = torch.from_numpy(np.load(make_parts(folder, settings, partitioner)))
+            ranks = torch.from_numpy(np.load(make_parts(folder, settings, partitioner, settings.hosts)))
             return cut_and_rows(load(make_graph(folder, settings)), ranks)
 
         return self._once(f"cut-{partitioner}", count)
@@ -119,19 +119,24 @@ class Jobs:
             )
             for name, full in shapes.items()
         ]
-        return self._run("replication", groups, [OURS])
+        return self._run("replication", groups, [OURS], self.settings.replication_hosts)
 
-    def _run(self, name: str, groups: Sequence[Group], partitioners: Sequence[str]) -> Found:
+    def _run(
+        self, name: str, groups: Sequence[Group], partitioners: Sequence[str], num_hosts: int | None = None
+    ) -> Found:
+        """On so many hosts as set, or on others whose quotas add up to the same."""
         if reason := available():
             raise RuntimeError(reason)
         s, folder = self.settings, self._workload.folder
+        num_hosts = num_hosts or s.hosts
+        cpu = s.cpu * s.hosts / num_hosts
         _say(f"  {name}: inputs ...")
         graph = make_graph(folder, s)
-        parts = {each: str(make_parts(folder, s, each)) for each in partitioners}
+        parts = {each: str(make_parts(folder, s, each, num_hosts)) for each in partitioners}
         job = Job(
-            graph=str(graph), parts=parts, hidden=s.hidden, num_hosts=s.hosts, cpu=s.cpu, groups=tuple(groups)
+            graph=str(graph), parts=parts, hidden=s.hidden, num_hosts=num_hosts, cpu=cpu, groups=tuple(groups)
         )  # fmt: skip
-        _say(f"  {name}: {s.hosts} hosts ...")
+        _say(f"  {name}: {num_hosts} hosts ...")
         found = run_job(task_folder(folder, s) / f"job-{name}", job)
         for figures in found.values():
             _say(f"    {figures.describe()}")

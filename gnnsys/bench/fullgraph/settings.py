@@ -16,7 +16,8 @@ class Settings:
 
     `cpu` is the quota of a host: hosts x cpu should be a little less than the cores of this machine. Without a `rate`
     links get the one at which communication is half of a sequential epoch. `bins` are those of every variant that
-    says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over.
+    says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over. Replication is
+    compared on `replication_hosts`, whose quotas add up to the same: the more hosts, the more of a graph each repeats.
     """
 
     num_nodes: int = 40_000
@@ -28,6 +29,7 @@ class Settings:
     layers: int = 3
     hosts: int = 4
     cpu: float = 0.4
+    replication_hosts: int = 8
     rate: str = ""
     epochs: int = 5
     bins: int = 8
@@ -38,10 +40,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.rate:
             parse_rate(self.rate)
-        if self.hosts < 2 or self.epochs < 1 or self.layers < 2 or self.bins < 1:
+        if min(self.hosts, self.replication_hosts) < 2 or self.epochs < 1 or self.layers < 2 or self.bins < 1:
             raise ValueError(
-                f"hosts and layers must be at least 2, epochs and bins at least 1, got {self.hosts}, {self.layers}, "
-                f"{self.epochs}, {self.bins}"
+                f"hosts and layers must be at least 2, epochs and bins at least 1, got {self.hosts} and "
+                f"{self.replication_hosts}, {self.layers}, {self.epochs}, {self.bins}"
             )
         if min(self.depths) < 2 or min(self.sweep) < 1 or min(self.widths) < 1:
             raise ValueError(
@@ -65,6 +67,7 @@ QUICK = {
     "num_nodes": 6_000,
     "num_classes": 12,
     "hosts": 2,
+    "replication_hosts": 2,
     "cpu": 0.9,
     "num_features": 16,
     "hidden": 16,
