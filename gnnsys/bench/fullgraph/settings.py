@@ -32,8 +32,8 @@ class Settings:
     replication_hosts: int = 8
     rate: str = ""
     epochs: int = 5
-    bins: int = 8
-    sweep: tuple[int, ...] = (1, 4, 8, 16, 32)
+    bins: int = 6
+    sweep: tuple[int, ...] = (1, 4, 6, 8, 16)
     depths: tuple[int, ...] = (2, 3, 4)
     widths: tuple[int, ...] = (16, 32, 64, 128, 256)
 
