@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ class ServerProcess:
         source, deadline, line = self._process.stdout.fileno(), time.monotonic() + timeout, b""
         while not line.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([source], [], [], min(left, 1.0))[0]:
+            if left <= 0 or not wait([source], min(left, 1.0)):  # not select, which takes numbers below 1024 alone
                 if left <= 0:
                     return None
                 continue

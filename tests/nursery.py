@@ -15,12 +15,12 @@ import functools
 import importlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,12 +46,15 @@ class Child:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None and not select.select([self._handle], [], [], timeout)[0]:
+        if self.returncode is None and not self._has_ended(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
         with self._lock:
             if self.returncode is None:
                 self.returncode = self._collect()
         return self.returncode
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        return bool(wait([self._handle], timeout))  # unlike select, it takes numbers above 1023
 
     def _collect(self) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -41,7 +41,7 @@ class Child:
         source, end, line = self._process.stdout.fileno(), time.monotonic() + timeout, b""
         while not line.endswith(b"\n"):
             left = end - time.monotonic()
-            if left <= 0 or not select.select([source], [], [], left)[0]:
+            if left <= 0 or not wait([source], left):
                 raise RuntimeError(f"{self._module} said nothing within {timeout:g} s")
             piece = os.read(source, 65536)
             if not piece:

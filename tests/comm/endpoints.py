@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import wait
 from typing import Any
 
 from gnnsys.comm import Client, Server
@@ -60,7 +60,7 @@ class Proxy:
 
     def _run(self) -> None:
         while not self._closed:
-            ready, _, _ = select.select([self._listener, self._woken, *self._pairs], [], [], DEADLINE)
+            ready = wait([self._listener, self._woken, *self._pairs], DEADLINE)
             for each in ready:
                 if each is self._woken:
                     each.recv(100)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
@@ -103,7 +103,7 @@ def _read_line(source: int) -> str:
     line, deadline = b"", time.monotonic() + DEADLINE
     while not line.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([source], [], [], left)[0]:
+        if left <= 0 or not wait([source], left):
             raise TimeoutError("the server did not say where it listens")
         piece = os.read(source, 4096)
         if not piece:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import select
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ class Lab:
         )
         assert self._keeper.stdout is not None
         with self._keeper.stdout as stream:
-            ready, _, _ = select.select([stream], [], [], START_SECONDS)
+            ready = wait([stream.fileno()], START_SECONDS)
             answer = stream.readline().strip() if ready else f"no word from its keeper in {START_SECONDS:g} s"
         if answer != "ready":
             raise RuntimeError(f"the lab could not be made: {answer or 'its keeper ended'}")
