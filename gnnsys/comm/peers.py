@@ -218,15 +218,14 @@ def _wait_sent(sends: list[tuple[int, Any, Tensor]], limit: timedelta) -> None:
 
 def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arrival], limit: timedelta) -> None:
     """One thread per peer. Holds nothing of its owner, which may be forgotten without being closed."""
-    with contextlib.suppress(Exception):
-        while (expected := waiting.get()) is not None:
-            work, token = expected
-            try:
-                _finish(work, peer, limit)
-                arrivals.put(Arrival(token, None))
-            except TrainerLost as error:
-                arrivals.put(Arrival(token, error))
-            del work, token, expected
+    while (expected := waiting.get()) is not None:
+        work, token = expected
+        try:
+            _finish(work, peer, limit)
+            arrivals.put(Arrival(token, None))
+        except Exception as error:  # raised where the owner waits, whatever it is
+            arrivals.put(Arrival(token, error))
+        del work, token, expected
 
 
 def _probe(group: Any, peer: int, told: SimpleQueue[int]) -> None:
