@@ -116,7 +116,8 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
                                    src.size(0),
                                    hits ? mutable_data<unsigned long long>(*hits) : nullptr,
                                    0};
-    launch_rows<Unit>(device, route, index.numel(), row_values, from_host, from_host ? kMixedBlocks : 0);
+    launch_rows<Unit>(device, route, index.numel(), row_values, from_host,
+                      from_host ? kMixedBlocks * device.num_processors() : 0);
   });
 }
 

@@ -1,7 +1,11 @@
-// The three kernels that number ids, for all lists and types of a call at once. A block takes one tile of one list.
+// The three steps that number ids, for all lists and types of a call at once; a kernel each, or one for all. A block
+// takes one tile of one list.
 #include "cuda/id_table.cuh"
 
+#include <cooperative_groups.h>
+
 #include <algorithm>
+#include <atomic>
 
 namespace gnnsys::cuda {
 namespace {
@@ -57,29 +61,32 @@ __device__ int64_t offset_of(uint32_t tile_of_list, int item) {
 }
 
 template <typename id_t, typename Slots>
-__device__ void insert_tile(const Batch& batch, const IdList& list, const Table& table, const Slots& slots) {
+__device__ void insert_tile(const Batch& batch, const IdList& list, uint32_t tile, const Table& table,
+                            const Slots& slots) {
+  constexpr int kBucket = Slots::kBucket;
   const auto* ids = static_cast<const id_t*>(list.ids);
   const int64_t bound = table.wide ? INT64_MAX : int64_t{1} << 32;
-  const uint32_t tile = blockIdx.x - list.first_tile;
+  // Items search side by side, and what one of them waits for is asked for by all of them before the first answer is
+  // looked at: a thread waits as often as its longest search takes steps, not as often as all together.
+  const int64_t at = offset_of(tile, 0);
+  const uint32_t first = table.base + list.first + static_cast<uint32_t>(at);  // value of the first item
   int64_t id[kItems];
-  uint32_t slot[kItems];
-  typename Slots::Seen seen[kItems];
+  uint32_t slot[kItems];  // first of the bucket; in the end, where the id is
+  uint32_t won[kItems] = {};
+  bool searching[kItems];
+  typename Slots::Seen seen[kItems][kBucket];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    const int64_t at = offset_of(tile, i);
-    id[i] = at < list.size ? static_cast<int64_t>(ids[at]) : 0;
+    id[i] = at + i * kWarp < list.size ? static_cast<int64_t>(ids[at + i * kWarp]) : 0;
   }
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {  // all first looks under way together; a bad id's is harmless
     slot[i] = home(static_cast<word_t>(id[i]), table.num_slots);
-    seen[i] = slots.load(slot[i]);
+    slots.load(slot[i], seen[i]);
   }
-  // Items probe side by side: a thread waits as often as its longest search takes steps, not as often as all together.
-  uint32_t won[kItems] = {};
-  bool searching[kItems];
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
-    searching[i] = offset_of(tile, i) < list.size;
+    searching[i] = at + i * kWarp < list.size;
     if (searching[i] && (id[i] < 0 || id[i] >= bound)) {
       report(batch, list, fault_of_id(id[i]));
       slot[i] = 0;
@@ -88,42 +95,79 @@ __device__ void insert_tile(const Batch& batch, const IdList& list, const Table&
   }
   bool left = true;
   while (left) {
-    left = false;
+    int end[kItems];  // where in its bucket a search ends: the id or an empty slot
+    typename Slots::Seen held[kItems];
+    bool claims[kItems];
+    bool lowers[kItems];
+    uint32_t before[kItems];
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (searching[i]) {
-        const uint32_t mine = table.base + list.first + static_cast<uint32_t>(offset_of(tile, i));
-        const Offer answer = slots.offer(slot[i], seen[i], static_cast<word_t>(id[i]), mine);
-        searching[i] = answer == Offer::kOther;
-        won[i] = answer == Offer::kWon ? kWinner : 0;
+      end[i] = kBucket;
+      held[i] = seen[i][0];
+#pragma unroll
+      for (int k = kBucket - 1; k >= 0; --k) {
+        if (Slots::empty(seen[i][k]) || Slots::holds(seen[i][k], static_cast<word_t>(id[i]))) {
+          end[i] = k;
+          held[i] = seen[i][k];
+        }
+      }
+      claims[i] = searching[i] && end[i] < kBucket && Slots::empty(held[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (claims[i]) {
+        held[i] = slots.claim(slot[i] + end[i], static_cast<word_t>(id[i]), first + i * kWarp);
       }
     }
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      if (searching[i]) {
-        slot[i] = next_slot(slot[i], table.num_slots);
-        seen[i] = slots.load(slot[i]);
-        left = true;
+      const bool claimed = Slots::kClaimsValue && claims[i] && Slots::empty(held[i]);
+      const bool found = searching[i] && end[i] < kBucket && Slots::holds(held[i], static_cast<word_t>(id[i]));
+      lowers[i] = found && Slots::value(held[i]) >= first + i * kWarp;
+      if (claimed || found) {
+        won[i] = claimed ? kWinner : 0;
+        slot[i] += end[i];
+        searching[i] = false;
+      }
+#pragma unroll
+      for (int k = 0; k < kBucket; ++k) {  // taken by another id meanwhile: the search goes on behind it
+        seen[i][k] = claims[i] && k == end[i] ? held[i] : seen[i][k];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      before[i] = 0;
+      if (lowers[i]) {
+        before[i] = slots.lower(slot[i], static_cast<word_t>(id[i]), first + i * kWarp);
+      }
+    }
+    left = false;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      won[i] = lowers[i] && before[i] >= first + i * kWarp ? kWinner : won[i];
+      left |= searching[i];
+      if (searching[i] && end[i] == kBucket) {
+        slot[i] = slot[i] + kBucket == table.num_slots ? 0 : slot[i] + kBucket;
+        slots.load(slot[i], seen[i]);
       }
     }
   }
   if (list.slot_of != nullptr) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
-      const int64_t at = offset_of(tile, i);
-      if (at < list.size) {
-        list.slot_of[at] = slot[i] | won[i];
+      if (at + i * kWarp < list.size) {
+        list.slot_of[at + i * kWarp] = slot[i] | won[i];
       }
     }
   }
 }
 
-__global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant__ Batch batch) {
-  const IdList& list = list_of(batch, blockIdx.x);
+__device__ void insert(const Batch& batch, uint32_t tile) {
+  const IdList& list = list_of(batch, tile);
   Table table;
   word_t fault = kNoFault;
   const bool open = open_table(list, table, fault);
-  if (list.header != nullptr && threadIdx.x == 0 && blockIdx.x == list.first_tile) {
+  if (list.header != nullptr && threadIdx.x == 0 && tile == list.first_tile) {
     if (!open) {
       report(batch, list, fault);
     } else if (batch.control.fault != nullptr) {  // what earlier ops could not tell
@@ -133,12 +177,11 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
   if (!open) {
     return;
   }
-  const auto insert = [&](auto id, auto slots) { insert_tile<decltype(id)>(batch, list, table, slots); };
   const auto with_ids = [&](auto slots) {
     if (list.wide_ids) {
-      insert(int64_t{}, slots);
+      insert_tile<int64_t>(batch, list, tile - list.first_tile, table, slots);
     } else {
-      insert(int32_t{}, slots);
+      insert_tile<int32_t>(batch, list, tile - list.first_tile, table, slots);
     }
   };
   if (table.wide) {
@@ -150,9 +193,8 @@ __global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant_
 
 // A winner may have been beaten after its offer: only now is it known who is first. Storing a local id where others
 // still compare positions is safe: it is no larger than the winner's own value, and theirs are larger.
-__global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant__ Batch batch) {
+__device__ void number(const Batch& batch, uint32_t tile) {
   __shared__ uint32_t warp_totals[kWarps];
-  const auto tile = static_cast<uint32_t>(take_tile(batch.control.ticket));
   const IdList& list = list_of(batch, tile);
   Table table;
   word_t fault = kNoFault;
@@ -221,10 +263,9 @@ __global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant_
 }
 
 template <typename id_t>
-__device__ void write_tile(const IdList& list, const Table& table) {
+__device__ void write_tile(const IdList& list, uint32_t tile, const Table& table) {
   const auto* ids = static_cast<const id_t*>(list.ids);
   auto* fresh = static_cast<id_t*>(list.fresh);
-  const uint32_t tile = blockIdx.x - list.first_tile;
   if (list.slot_of == nullptr) {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
@@ -259,18 +300,89 @@ __device__ void write_tile(const IdList& list, const Table& table) {
   }
 }
 
-__global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__ Batch batch) {
-  const IdList& list = list_of(batch, blockIdx.x);
+__device__ void write(const Batch& batch, uint32_t tile) {
+  const IdList& list = list_of(batch, tile);
   Table table;
   word_t fault = kNoFault;
   if (!open_table(list, table, fault)) {
     return;
   }
   if (list.wide_ids) {
-    write_tile<int64_t>(list, table);
+    write_tile<int64_t>(list, tile - list.first_tile, table);
   } else {
-    write_tile<int32_t>(list, table);
+    write_tile<int32_t>(list, tile - list.first_tile, table);
   }
+}
+
+// -- as launches -----------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(kThreads) insert_kernel(const __grid_constant__ Batch batch) {
+  insert(batch, blockIdx.x);
+}
+
+__global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant__ Batch batch) {
+  number(batch, static_cast<uint32_t>(take_tile(batch.control.ticket)));
+}
+
+__global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__ Batch batch) {
+  write(batch, blockIdx.x);
+}
+
+// A few launches take longer than what they do to a hundred thousand ids. All blocks run at once, and each step begins
+// when all have done the one before.
+struct AtOnce {
+  word_t* begin;
+  int64_t num_words;  // even
+  uint32_t num_tiles;
+  uint32_t num_numbered_tiles;
+  word_t* told;
+  int num_told;
+};
+
+__global__ void __launch_bounds__(kThreads, 2)
+    all_kernel(const __grid_constant__ Batch batch, const __grid_constant__ AtOnce all) {
+  const auto grid = cooperative_groups::this_grid();
+  auto* const pairs = reinterpret_cast<ulonglong2*>(all.begin);
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < all.num_words / 2;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    pairs[i] = {kEmpty, kEmpty};
+  }
+  grid.sync();
+  for (uint32_t tile = blockIdx.x; tile < all.num_tiles; tile += gridDim.x) {
+    insert(batch, tile);
+  }
+  grid.sync();
+  for (;;) {
+    const auto tile = static_cast<uint32_t>(take_tile(batch.control.ticket));
+    if (tile >= all.num_numbered_tiles) {
+      break;
+    }
+    number(batch, tile);
+  }
+  grid.sync();
+  for (uint32_t tile = blockIdx.x; tile < all.num_tiles; tile += gridDim.x) {
+    write(batch, tile);
+  }
+  if (blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < all.num_told; i += kThreads) {
+      all.told[i] = __ldcg(batch.control.fault + i);
+    }
+  }
+}
+
+// Blocks of all_kernel that a device runs at once; asked for once.
+int num_blocks_at_once(const Device& device) {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];
+  const int at = device.index() % kDevices;
+  int count = known[at].load(std::memory_order_relaxed);
+  if (count == 0) {
+    int each = 0;
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, all_kernel, kThreads, 0));
+    count = each * device.num_processors();
+    known[at].store(count, std::memory_order_relaxed);
+  }
+  return count;
 }
 
 }  // namespace
@@ -319,6 +431,20 @@ void IdBatch::write_ids(const std::vector<IdList>& lists) {
     write_kernel<<<static_cast<unsigned>(num_tiles_), kThreads, 0, device_.stream()>>>(batch_);
     CUDA_CHECK_LAUNCH();
   }
+}
+
+void IdBatch::do_all(const std::vector<IdList>& lists, word_t* begin, int64_t num_words, word_t* told, int num_told) {
+  set_lists(lists);
+  AtOnce all{begin,
+             num_words,
+             static_cast<uint32_t>(num_tiles_),
+             static_cast<uint32_t>(num_numbered_tiles_),
+             told,
+             num_told};
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(num_tiles_, num_blocks_at_once(device_)));
+  void* arguments[] = {&batch_, &all};
+  CUDA_CHECK(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(all_kernel), dim3(blocks), dim3(kThreads),
+                                         arguments, 0, device_.stream()));
 }
 
 }  // namespace gnnsys::cuda

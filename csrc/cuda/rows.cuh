@@ -23,10 +23,11 @@ constexpr int kRowThreads = 256;
 constexpr int kRows = 4;
 constexpr int kBusLine = 128;
 
-// A bus is kept busy by a few hundred KB of requests, which two blocks on each processor make: the others are left to
-// whatever else runs on the device. Where most rows are in device memory it takes all that fit.
-constexpr int kHostBlocks = 2;
-constexpr int kMixedBlocks = 8;
+// A bus is kept busy by a few hundred KB of requests, which so many blocks make on the whole device: the rest of it is
+// left to whatever else runs, and what others ask the bus for does not wait behind megabytes. Where most rows are in
+// device memory it takes all blocks that fit a processor.
+constexpr int kHostBlocks = 32;
+constexpr int kMixedBlocks = 8;  // on each processor
 
 template <int kBytes>
 struct Word;
@@ -177,8 +178,8 @@ __global__ void __launch_bounds__(kRowThreads)
   route.finish();
 }
 
-// Launches move_rows for `num_rows` rows of `row_values` values (bytes where rows are copied as they are). `max_blocks`
-// is per processor, 0 for as many as there is work for; `from_host` says that some rows come over the bus.
+// Launches move_rows for `num_rows` rows of `row_values` values (bytes where rows are copied as they are), in up to
+// `max_blocks` blocks, 0 for as many as there is work for; `from_host` says that some rows come over the bus.
 template <typename Unit, typename Route>
 void launch_rows(const Device& device, const Route& route, int64_t num_rows, int64_t row_values, bool from_host,
                  int max_blocks) {
@@ -192,7 +193,7 @@ void launch_rows(const Device& device, const Route& route, int64_t num_rows, int
   const int64_t per_block = static_cast<int64_t>(kRowThreads >> log2_group) * kRows;
   unsigned blocks = num_blocks(num_rows, per_block);
   if (max_blocks > 0) {
-    blocks = std::min(blocks, static_cast<unsigned>(max_blocks * device.num_processors()));
+    blocks = std::min(blocks, static_cast<unsigned>(max_blocks));
   }
   const bool line_up = from_host && num_units > kWarp;  // a shorter row is asked for in one go
   move_rows<Unit><<<blocks, kRowThreads, 0, device.stream()>>>(route, num_rows, static_cast<int>(num_units), log2_group,

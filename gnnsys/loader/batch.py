@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
+from gnnsys.observe import BatchTrace
 from gnnsys.ops import CSC
 from gnnsys.sampling import Block
 
@@ -45,8 +46,10 @@ class Batch:
         is_homogeneous: bool,
         input_type: NodeType | EdgeType | None = None,
         blocks: list[Block] | None = None,
+        record: BatchTrace | None = None,
     ) -> None:
         self.__dict__.update(
+            _record=record,
             nodes=dict(nodes),
             edges=dict(edges),
             is_homogeneous=is_homogeneous,
@@ -61,6 +64,7 @@ class Batch:
     input_type: NodeType | EdgeType | None
     blocks: list[Block]
     extra: Store
+    _record: BatchTrace | None  # of its way through the loader, where records are kept
 
     # -- access ------------------------------------------------------------------------------------------------------
 
@@ -157,9 +161,17 @@ class Batch:
             is_homogeneous=self.is_homogeneous,
             input_type=self.input_type,
             blocks=[apply_to_block(block, function) for block in self.blocks],
+            record=self._record,
         )
         out.extra.update(through(self.extra))
         return out
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the batch; one that is there under two names comes twice."""
+        for store in (*self.nodes.values(), *self.edges.values(), self.extra):
+            yield from tensors_of(store)
+        for block in self.blocks:
+            yield from tensors_of_block(block)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return self.apply(lambda t: t.to(device, non_blocking=non_blocking))
@@ -170,11 +182,8 @@ class Batch:
     def record_stream(self, stream: torch.Stream) -> None:
         """Tells the device's allocator that `stream` uses the batch."""
 
-        def record(tensor: Tensor) -> Tensor:
+        for tensor in self.tensors():
             tensor.record_stream(stream)
-            return tensor
-
-        self.apply(record)
 
     def __repr__(self) -> str:
         def brief(store: Store) -> str:
@@ -196,6 +205,25 @@ def apply_to(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
         values = [apply_to(v, function) for v in value]
         return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
     return value
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors that `apply_to` gives its function."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from tensors_of(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from tensors_of(each)
+
+
+def tensors_of_block(block: Block) -> Iterator[Tensor]:
+    for csc in block.csc.values():
+        yield from (csc.indptr, csc.indices)
+        if csc.edge_ids is not None:
+            yield csc.edge_ids
 
 
 def apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,11 +22,14 @@ from gnnsys.ops._library import HAS_CUDA_KERNELS
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph
 
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+_TAKEN_AT_ONCE = 1 << 16  # bytes of pageable memory that CUDA takes before a copy returns, without waiting
+
 
 class Copied(NamedTuple):
     """Something whose tensors are on the device once `event` has happened."""
 
-    item: Any  # Sampled or Batch
+    item: Any  # Sampled or Batch: has `apply` and `tensors`
     event: Any  # torch.Event, or torch.cuda's
 
 
@@ -35,7 +38,9 @@ class Side:
     where a batch is made by one thread from its seeds on. Then the sampling of a batch goes on beside the fetching of
     another, which both wait for the bus where the graph is in host memory.
 
-    Small kernels go before a training step's large ones (a high priority), so that loading stays ahead.
+    Small kernels go before a training step's large ones (a high priority), so that loading stays ahead. A loading
+    thread has its stream for good (`adopt`): to make it current and to put another back for each stage of each batch
+    takes a training thread the interpreter for longer than the stages do.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -43,7 +48,7 @@ class Side:
         self.is_shared = True
         self._is_cuda = device.type == "cuda"
         self._shared = self._make()
-        self._own = threading.local()
+        self._own = threading.local()  # stream, followed: of this thread; followed where the thread is adopted
         self._after: Any = None  # an event of the consumer's
 
     def _make(self) -> Any:
@@ -62,9 +67,27 @@ class Side:
         if self._is_cuda:
             self._after = torch.cuda.current_stream(self.device).record_event()
 
-    def use(self) -> AbstractContextManager[Any]:
-        """Makes it the current stream of this thread, which is where native ops and torch's own put their work."""
-        stream, after = self._stream, self._after
+    def adopt(self, setup: Callable[[int], None] | None) -> Callable[[int], None]:
+        """What a loading thread begins with, `setup` after that: our stream is its current one from then on."""
+
+        def begin(worker: int) -> None:
+            torch.cuda.set_stream(self._stream)
+            self._own.followed = None
+            if setup is not None:
+                setup(worker)
+
+        return begin
+
+    def use(self, is_ours: bool = True) -> AbstractContextManager[Any]:
+        """Makes it the current stream of this thread, which is where native ops and torch's own put their work. What
+        code that is not `is_ours` does to the thread's current stream is undone."""
+        after, own = self._after, self._own
+        if is_ours and hasattr(own, "followed"):
+            if after is not own.followed:
+                self._stream.wait_event(after)
+                own.followed = after
+            return _NOTHING
+        stream = self._stream
         if after is not None:
             stream.wait_event(after)
         return torch.cuda.stream(stream) if self._is_cuda else stream
@@ -76,7 +99,7 @@ class Side:
     def hand_over(self, event: Any) -> Any:
         """The current stream of this thread, which from here on waits for `event`."""
         current = torch.cuda.current_stream if self._is_cuda else torch.accelerator.current_stream
-        stream = current(self.device)
+        stream = current(self.device.index)
         stream.wait_event(event)
         return stream
 
@@ -98,25 +121,23 @@ class Copy:
                 return tensor
             if tensor.is_cpu and tensor.numel():
                 num_bytes += tensor.nbytes
-                tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
+                is_taken = tensor.nbytes <= _TAKEN_AT_ONCE or tensor.is_pinned()
+                tensor = tensor if is_taken else tensor.pin_memory()
             return tensor.to(device, non_blocking=True)
 
         with self._side.use():
             moved = item.apply(move)
-        if isinstance(item, Sampled) and item.trace is not None:
-            item.trace.bytes["device"] = num_bytes
+        record = item.trace if isinstance(item, Sampled) else item._record
+        if record is not None:
+            record.bytes["device"] = num_bytes
         return Copied(moved, self._side.record())
 
     def arrive(self, copied: Copied) -> Any:
         """The batch, safe to use on the consumer's stream and to drop at any time: its memory is given to later batches
         only when that stream is done with it."""
         stream = self._side.hand_over(copied.event)
-
-        def record(tensor: Tensor) -> Tensor:
+        for tensor in copied.item.tensors():
             tensor.record_stream(stream)
-            return tensor
-
-        copied.item.apply(record)
         return copied.item
 
     def follow(self) -> None:
@@ -129,15 +150,20 @@ class Copy:
 
     def on_stream(self, stage: Stage) -> Stage:
         """The stage with its work on the loader's stream, whichever thread runs it."""
-        if self._side.device.type != "cuda" or stage.name in ("schedule", "copy"):
+        if self._side.device.type != "cuda":
+            return stage
+        if not stage.is_inline:
+            stage = replace(stage, setup=self._side.adopt(stage.setup))
+        if stage.name in ("schedule", "copy"):
             return stage  # a schedule is made on the host, and `begin` sees to its stream itself
-        begin = None if stage.begin is None else _on(self._side, stage.begin)
-        return replace(stage, run=_on(self._side, stage.run), begin=begin)
+        is_ours = stage.name in ("sample", "fetch", "compact")
+        begin = None if stage.begin is None else _on(self._side, stage.begin, is_ours)
+        return replace(stage, run=_on(self._side, stage.run, is_ours), begin=begin)
 
 
-def _on(side: Side, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _on(side: Side, function: Callable[[Any], Any], is_ours: bool) -> Callable[[Any], Any]:
     def run(item: Any) -> Any:
-        with side.use():
+        with side.use(is_ours):
             return function(item)
 
     return run

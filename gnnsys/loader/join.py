@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.loader.batch import Batch, Store, apply_to, apply_to_block
+from gnnsys.loader.batch import Batch, Store, apply_to, apply_to_block, tensors_of, tensors_of_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
@@ -59,6 +59,14 @@ class Sampled:
         values = {t: through(named) for t, named in self.values.items()}
         rows = {t: through(named) for t, named in self.rows.items()}
         return replace(self, sample=moved, values=values, rows=rows)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of it."""
+        sample = self.sample
+        for part in (sample.node, sample.row, sample.col, sample.edge, sample.tree, self.values, self.rows):
+            yield from tensors_of(part)
+        for block in sample.blocks:
+            yield from tensors_of_block(block)
 
 
 class Ids:
@@ -121,6 +129,7 @@ class Compact:
             is_homogeneous=self._graph.is_homogeneous,
             input_type=sampled.input_type,
             blocks=sampled.sample.blocks,
+            record=sampled.trace,
         )
 
 

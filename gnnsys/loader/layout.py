@@ -55,8 +55,8 @@ class Layout:
         copy: Copy | None,
     ) -> list[Stage]:
         """`ours` are schedule, sample, fetch and compact. A user's function on batches runs ahead, in loading threads
-        (and on the host, if that is where batches are made), so compact comes before copy if there is one. Otherwise
-        it comes behind: it is then work of the consumer's stream."""
+        (and on the host, if that is where batches are made), so compact comes before copy if there is one; and where
+        batches are made on the device. Otherwise it comes behind: it is then work of the consumer's stream."""
         check_user_stages(user_stages)
         extra = [*user_stages]
         if transform is not None:
@@ -68,7 +68,7 @@ class Layout:
                 behind_it = [replace(e, run=_without_promises(e.run)) for e in behind_it]
             stages += [stage, *behind_it]
         behind: list[Stage] = []
-        if copy is not None and stages[-1].name == "compact":
+        if copy is not None and stages[-1].name == "compact" and not self.on_device:
             behind = [stages.pop()]
         names = {stage.name for stage in user_stages}
         if copy is None:

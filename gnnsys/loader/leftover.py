@@ -237,7 +237,8 @@ class InputIds:
     def __getitem__(self, chosen: Tensor) -> Tensor:
         """Of one batch: all of them own, or all of them taken over."""
         if self._taken is None or chosen.numel() == 0 or int(chosen[0]) < len(self.own):
-            return self.own[chosen]
+            own = self.own
+            return own.index_select(0, chosen) if isinstance(own, Tensor) else own[chosen]
         return self._taken[chosen - len(self.own)]
 
     def take_over(self, leftover: Leftover | None, recipe: Recipe, order: Callable[[int], Tensor | None]) -> None:

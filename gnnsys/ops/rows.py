@@ -32,7 +32,12 @@ def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: to
             [1., 2.]])
     """
     if out is None:
-        return native.gather_rows(src, index.contiguous(), dtype)
+        if (src.requires_grad and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return native.gather_rows(src, index.contiguous(), dtype)
+        # Without the Python that a gradient takes: loading threads call this beside a training thread.
+        out = index.new_empty((index.shape[0], *src.shape[1:]), dtype=src.dtype if dtype is None else dtype)
+        native.gather_rows_out(src, index.contiguous(), out)
+        return out
     if dtype is not None and dtype != out.dtype:
         raise ValueError(f"dtype is {dtype} but out is {out.dtype}: leave dtype away or make them equal")
     _refuse_gradient("out cannot be filled by a gather that needs a gradient: leave out away", src, out)

@@ -49,6 +49,16 @@ def test_each_row_comes_from_its_place(dtype, width, num_cached, place):
         assert int(hits) == 5 + int((slots[index] >= 0).sum())
 
 
+@pytest.mark.parametrize("width", [1, 100])
+@pytest.mark.parametrize("num_cached", [0, 700, 3000])
+def test_many_rows_are_asked_for_in_another_order_and_come_in_their_own(num_cached, width):
+    cache, slots, src, index = case(4, width, torch.float32, num_cached, num_src=3000, size=400_000)
+    out, hits = torch.full((index.numel(), width), 777.0, device="cuda"), torch.zeros(1, dtype=torch.int64).cuda()
+    gather_cached(cache.cuda(), slots.cuda(), put(src, "pinned"), index.cuda(), out, hits)
+    assert torch.equal(out.cpu(), expected(cache, slots, src, index, torch.float32))
+    assert int(hits) == int((slots[index] >= 0).sum())
+
+
 @pytest.mark.parametrize("width", [1, 8, 100])
 @pytest.mark.parametrize("to", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)

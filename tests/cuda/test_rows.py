@@ -91,6 +91,20 @@ def test_any_number_of_rows(size):
         assert torch.equal(gather_rows(put(src, place), index.cuda()).cpu(), src[index])
 
 
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("width", "to"), [(1, torch.float64), (3, torch.float64), (100, torch.float32), (33, torch.half)]
+)
+def test_rows_of_the_host_that_are_asked_for_in_another_order_arrive_in_their_own(width, to, index_dtype):
+    """So many that they are asked for in the order of their ids."""
+    src = rand(5000, (width,), torch.float64, seed=width).to(torch.float32 if width == 100 else torch.float64)
+    index = ids(400_000, 5000, index_dtype, seed=6)
+    room = poisoned(index.numel(), (width,), to, skip=1)
+    gather_rows(put(src, "pinned"), index.cuda(), out=room[1:-1])
+    assert torch.equal(room[1:-1].cpu(), src[index.long()].to(to))
+    assert (room[0] == 77.125).all() and (room[-1] == 77.125).all()
+
+
 @pytest.mark.parametrize("place", ["device", "pinned"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [*FLOATS, *OTHERS])
