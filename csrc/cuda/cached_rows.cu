@@ -2,7 +2,7 @@
 //
 // Work and bytes: one read and one write of every row, of which the misses come over the bus where `src` is in host
 // memory, plus an id and a slot per row.
-#include "cuda/rows.cuh"
+#include "cuda/row_order.cuh"
 
 #include <torch/csrc/stable/library.h>
 
@@ -17,6 +17,7 @@ struct GatherCached {
   const typename Unit::From* cache;
   const typename Unit::From* src;
   Ids index;
+  const uint32_t* positions;  // of the ids among the rows of out; null: their own
   const int* slots;
   int64_t num_cached;
   int64_t num_src;
@@ -26,8 +27,10 @@ struct GatherCached {
   __device__ void locate(const int64_t (&row)[kRows], int64_t num_rows, int64_t num_units, bool counts,
                          const typename Unit::From* (&from)[kRows], typename Unit::To* (&to)[kRows]) {
     int64_t id[kRows];
+    int64_t at[kRows];
     int slot[kRows];
     index.load(row, num_rows, id);
+    load_positions(positions, row, num_rows, at);
     check_ids(id, num_src, "index");
     int largest = -1;
 #pragma unroll
@@ -47,7 +50,7 @@ struct GatherCached {
       found += hit && counts && row[r] < num_rows;
       from[r] = hit ? cache + slot[r] * num_units : src + id[r] * num_units;
       from[r] = row[r] < num_rows ? from[r] : nullptr;
-      to[r] = out + row[r] * num_units;
+      to[r] = out + at[r] * num_units;
     }
   }
 
@@ -99,13 +102,15 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
   const bool from_host = !src.is_cuda();
   // A table that has no rows has no address to speak of.
   const uintptr_t from_bits = address(src) | (cache.numel() > 0 ? address(cache) : 0);
+  const RowOrder order(device, index, src);
   dispatch_units(out, "out", src, "src", from_bits, [&](auto unit, int64_t row_values) {
     using Unit = decltype(unit);
     using From = typename Unit::From;
     const GatherCached<Unit> route{mutable_data<typename Unit::To>(out),
                                    const_data<From>(cache),
                                    const_data<From>(src),
-                                   Ids(index),
+                                   order.ids(),
+                                   order.positions(),
                                    const_data<int>(slots),
                                    cache.size(0),
                                    src.size(0),

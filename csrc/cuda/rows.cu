@@ -1,6 +1,6 @@
 // gather_rows and scatter_rows on the device: the CPU's semantics (cpu/rows.cpp), with `src` on the device or in pinned
 // host memory, which is read through unified addressing: no staging buffer and no copy by the host.
-#include "cuda/rows.cuh"
+#include "cuda/row_order.cuh"
 
 #include <torch/csrc/stable/library.h>
 
@@ -15,17 +15,20 @@ struct Gather {
   typename Unit::To* out;
   const typename Unit::From* src;
   Ids index;
+  const uint32_t* positions;  // of the ids among the rows of out; null: their own
   int64_t num_src;
 
   __device__ void locate(const int64_t (&row)[kRows], int64_t num_rows, int64_t num_units, bool,
                          const typename Unit::From* (&from)[kRows], typename Unit::To* (&to)[kRows]) const {
     int64_t id[kRows];
+    int64_t at[kRows];
     index.load(row, num_rows, id);
+    load_positions(positions, row, num_rows, at);
     check_ids(id, num_src, "index");
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       from[r] = row[r] < num_rows ? src + id[r] * num_units : nullptr;
-      to[r] = out + row[r] * num_units;
+      to[r] = out + at[r] * num_units;
     }
   }
   __device__ void finish() const {}
@@ -43,10 +46,11 @@ void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
     return;
   }
   const bool from_host = !src.is_cuda();
+  const RowOrder order(device, index, src);
   dispatch_units(out, "out", src, "src", address(src), [&](auto unit, int64_t row_values) {
     using Unit = decltype(unit);
-    const Gather<Unit> route{mutable_data<typename Unit::To>(out), const_data<typename Unit::From>(src), Ids(index),
-                             src.size(0)};
+    const Gather<Unit> route{mutable_data<typename Unit::To>(out), const_data<typename Unit::From>(src), order.ids(),
+                             order.positions(), src.size(0)};
     launch_rows<Unit>(device, route, index.numel(), row_values, from_host, from_host ? kHostBlocks : 0);
   });
 }

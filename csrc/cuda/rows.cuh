@@ -75,6 +75,7 @@ struct Ids {
   bool wide;
 
   explicit Ids(const Tensor& t) : data(t.const_data_ptr()), wide(t.scalar_type() == ScalarType::Long) {}
+  explicit Ids(const int32_t* ids) : data(ids), wide(false) {}
 
   __device__ int64_t operator[](int64_t i) const {
     return wide ? __ldg(static_cast<const long long*>(data) + i) : __ldg(static_cast<const int*>(data) + i);

@@ -18,7 +18,8 @@ inline int log2_ceil(int64_t n) {
 template <int kBytes, int kTiles, Factor kFactor, typename Op, typename T, typename O, typename id_t>
 void launch_vectors(const Device& device, const Aggregation<T, O, id_t>& a, const Op& op, const Split& split) {
   constexpr int kLog2Warp = 5;
-  constexpr int kLog2Least = 2;  // lanes of a group: fewer would have to be merged more often
+  constexpr int kLog2Least = 2;
+  static_assert(1 << kLog2Least == kLeastLanes && 1 << kLog2Warp == kWarp);
   Layout layout{};
   layout.num_vectors = static_cast<int>(a.size) / Pack<T, kBytes>::kValues;
   layout.log2_lanes = std::clamp(log2_ceil(layout.num_vectors), kLog2Least, kLog2Warp);

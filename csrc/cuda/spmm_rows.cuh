@@ -12,6 +12,7 @@
 
 namespace gnnsys::cuda {
 
+constexpr int kLeastLanes = 4;    // of a group: fewer would have to be merged more often
 constexpr int kRowThreads = 128;  // of a block: small, since a block lives as long as its longest row
 
 // What a neighbour's row is multiplied with.
@@ -271,50 +272,72 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
     }
 
     Wrong<id_t> wrong;
-    Edge<A, id_t, kFactor> mine;
+    Edge<A, id_t, kFactor> mine;  // edge base + lane
+    Edge<A, id_t, kFactor> next;  // edge base + row_lanes + lane
     if (lane < count) {
       mine = read_edge<kFactor>(a, begin + lane, wrong);
     }
-    for (int base = 0; base < count; base += row_lanes) {
-      Edge<A, id_t, kFactor> next;
-      if (base + row_lanes + lane < count) {
-        next = read_edge<kFactor>(a, begin + base + row_lanes + lane, wrong);
-      }
-      const int here = min(row_lanes, count - base);
-      for (int k0 = 0; k0 < here; k0 += kAhead * num_groups) {
-        Fetched<kFactor, T, kBytes> fetched[kAhead][kTiles];
-        int picks[kAhead];
+    if (row_lanes + lane < count) {
+      next = read_edge<kFactor>(a, begin + row_lanes + lane, wrong);
+    }
+
+    // kAhead rows of x are on their way to a group at any time: where one has arrived and is added, the next is asked
+    // for. A round takes kAhead rows for each group; it never spans more than the edges that the lanes keep.
+    Fetched<kFactor, T, kBytes> fetched[kAhead][kTiles];
+    int picks[kAhead];
+    const auto ask = [&](int j, const Edge<A, id_t, kFactor>& kept, int k, int edge_number) {
+      const Edge<A, id_t, kFactor> edge = pass_edge(mask, kept, k & (row_lanes - 1), row_lanes);
+      picks[j] = edge.pick;
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          const int k = k0 + j * num_groups + group;
-          const Edge<A, id_t, kFactor> edge = pass_edge(mask, mine, k & (row_lanes - 1), row_lanes);
-          picks[j] = edge.pick;
+      for (int t = 0; t < kTiles; ++t) {
+        fetched[j][t].row = {};  // to a sum, a row that is not fetched adds 0
+        fetched[j][t].factor = A{0};
+        if (edge_number < count && active[t]) {
+          fetch(fetched[j][t], a, edge, static_cast<uint32_t>(vector + t * group_lanes) * kValues);
+        }
+      }
+    };
+    const int ahead = kAhead <= kLeastLanes ? kAhead : min(kAhead, group_lanes);
+    const int per_round = ahead * num_groups;
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (j < ahead) {
+        const int k = j * num_groups + group;
+        ask(j, mine, k, k);
+      }
+    }
+    for (int first = 0; first < count; first += per_round) {
+      const int k0 = first & (row_lanes - 1);
+      const bool is_last_round = k0 + per_round == row_lanes;  // of these edges: rows to come are those of the next ones
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        if (j >= ahead) {
+          break;
+        }
+        const int k = k0 + j * num_groups + group;
+        const int edge_number = first + j * num_groups + group;
+        if constexpr (kFactor == Factor::kEdge) {
+          const A factor = __shfl_sync(mask, mine.factor, k, row_lanes);
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
-            if (k < here && active[t]) {
-              fetch(fetched[j][t], a, edge, static_cast<uint32_t>(vector + t * group_lanes) * kValues);
-            }
+            fetched[j][t].factor = edge_number < count ? factor : A{0};
           }
         }
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {
-          const int k = k0 + j * num_groups + group;
-          if constexpr (kFactor == Factor::kEdge) {
-            const A factor = __shfl_sync(mask, mine.factor, k & (row_lanes - 1), row_lanes);
-#pragma unroll
-            for (int t = 0; t < kTiles; ++t) {
-              fetched[j][t].factor = k < here ? factor : A{0};
-            }
-          }
-#pragma unroll
-          for (int t = 0; t < kTiles; ++t) {
-            if (k < here || !Op::kExtreme) {  // to a sum, a row that was not fetched adds 0
-              accumulate(elements[t], op, fetched[j][t], picks[j], first_offset + base + k);
-            }
+        for (int t = 0; t < kTiles; ++t) {
+          if (edge_number < count || !Op::kExtreme) {
+            accumulate(elements[t], op, fetched[j][t], picks[j], first_offset + edge_number);
           }
         }
+        ask(j, is_last_round ? next : mine, k + per_round, edge_number + per_round);
       }
-      mine = next;
+      if (is_last_round) {
+        mine = next;
+        const int coming = first + per_round + row_lanes + lane;
+        if (coming < count) {
+          next = read_edge<kFactor>(a, begin + coming, wrong);
+        }
+      }
     }
 
 #pragma unroll

@@ -119,7 +119,7 @@ def _end_of_bin(csc: CSC, first: int, end: int, step: int, limit: int, costs: Co
     table, num_src, at = IdTable(csc.num_src), 0, first
     while at < end:
         until = min(at + step, end)
-        own = torch.arange(at, until, dtype=csc.indices.dtype)
+        own = torch.arange(at, until, dtype=csc.indices.dtype, device=csc.indices.device)
         seen = torch.cat([own, csc.indices[int(csc.indptr[at]) : int(csc.indptr[until])]])
         known = table.lookup(seen)
         more = int(torch.unique(seen[known < 0]).numel())
@@ -149,7 +149,7 @@ def make_bins(csc: CSC | None, bounds: Sequence[int], whole: WholeDegrees | None
     bins = []
     for first, end in pairwise(bounds):
         positions = slice(int(csc.indptr[first]), int(csc.indptr[end]))
-        own = torch.arange(first, end, dtype=csc.indices.dtype)
+        own = torch.arange(first, end, dtype=csc.indices.dtype, device=csc.indices.device)
         (src,), (local,) = compact([own], [csc.indices[positions]], [0])
         piece = WholeDegrees(*(each[src.long()] for each in whole)) if whole is not None else None
         indptr = csc.indptr[first : end + 1] - csc.indptr[first]
