@@ -106,7 +106,7 @@ def host_rows(work: Workload) -> Iterator[Case]:
         }
 
     versus = (Versus((NO_BUDGET,)), Versus((ON_DEVICE,)))
-    yield Case("fullgraph/rows on the host/epoch", value("s"), seconds, versus, repeats=2)
+    yield Case("fullgraph/rows on the host/epoch", value("s"), seconds, versus, repeats=1)
     versus = (Versus((BUDGET,)), Versus((NO_BUDGET,)))
     yield Case("fullgraph/rows on the host/peak", value("GB"), peak, versus, limit=BUDGET, repeats=1)
 
