@@ -32,6 +32,11 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "gather/512B/90% cached",
     "epoch/device memory",
     "epoch/pinned host memory, 20% cached",
+    "fullgraph/epoch",
+    "fullgraph/beside messages",
+    "fullgraph/making",
+    "fullgraph/rows on the host/epoch",
+    "fullgraph/rows on the host/peak",
 )
 CASES = {case.name: case for benchmark in load_suite("gpu") for case in benchmark(WORKLOAD)}
 

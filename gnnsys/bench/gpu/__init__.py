@@ -7,7 +7,7 @@ by the clock, everything with cold caches. The graphs are made on the host in se
 import torch
 
 from gnnsys.bench.case import Benchmark
-from gnnsys.bench.gpu import epoch, rows, spmm, structure
+from gnnsys.bench.gpu import epoch, fullgraph, rows, spmm, structure
 from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 
 BENCHMARKS: list[Benchmark] = [
@@ -21,6 +21,9 @@ BENCHMARKS: list[Benchmark] = [
     rows.cached,
     epoch.epoch,
     epoch.epoch_with_cache,
+    fullgraph.epoch,
+    fullgraph.making,
+    fullgraph.host_rows,
 ]
 
 
