@@ -3,7 +3,8 @@
 Bins that others wait for run first, then the latest layer's. Nothing depends on that order: a step whose bins add to
 the same rows runs them in the reverse order of their places, whatever arrives first; what bins say of parameters is
 added in the bins' order, and what peers say of rows in the peers'. So sums are the same on every run. A layer's
-parameters are summed over the ranks as soon as its bins are done here, the last layer first on every rank.
+parameters are summed over the ranks as soon as its bins are done here, the last layer first on every rank. Where bins
+move, the next one is brought while one computes; gradients come back, and are added, in the order in which bins ran.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Backward:
         self._missing = [[0] * len(step.bins) for step in self._steps]
         self._chunks_left: dict[tuple[int, int], int] = {}  # (step, chunk): bins that will add to its gradient
         self._left = [len(step.bins) if s >= self._first else 0 for s, step in enumerate(self._steps)]
+        self._waiting = list(self._left)  # bins that have not begun
         self._ready: list[tuple[int, int, int]] = []  # (not awaited by others, -step, -bin), the least first
+        self._next: tuple[int, int] | None = None  # what is being brought
 
     def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Gradients of the input's core rows (None where nobody asked), and by id those of parameters, of all ranks."""
@@ -48,20 +51,29 @@ class Backward:
         self._grads[-1] = grad.contiguous()
         num_arrivals = self._await()
         self._reduce_done()
-        while sum(self._left) or num_arrivals:
-            token = self._exchange.arrival(wait=not self._ready) if num_arrivals else None
-            if token is not None:
-                num_arrivals -= 1
-                s, number = self._exchange.take_grad(token)
-                self._release(s - 1, self._opened(s, number))
-            else:
-                _, s, b = heapq.heappop(self._ready)
-                self._do(-s, -b)
+        with state.moving():
+            self._run_bins(num_arrivals)
         x_grad = self._take_grad(0, 0, self._exchange.plan.num_core, 0) if state.needs[0] else None
         found = self._reduced()
         self._exchange.flush()
         state.times.num_bytes += sum(peers.bytes_sent) - sent_before
         return x_grad, found
+
+    def _run_bins(self, num_arrivals: int) -> None:
+        mover = self._state.mover
+        while sum(self._left) or num_arrivals:
+            is_flying = mover is not None and mover.num_flying > 0
+            can_run = bool(self._ready) or self._next is not None
+            token = self._exchange.arrival(wait=not (can_run or is_flying)) if num_arrivals else None
+            if token is not None:
+                num_arrivals -= 1
+                s, number = self._exchange.take_grad(token)
+                self._release(s - 1, self._opened(s, number))
+            elif can_run:
+                self._do(*self._bring())
+            else:
+                assert mover is not None
+                mover.finish()
 
     # -- when ----------------------------------------------------------------------------------------------------------
 
@@ -94,7 +106,7 @@ class Backward:
 
     def _enter(self, s: int, b: int) -> None:
         """A bin may run, if nothing is missing and it is its turn."""
-        if self._missing[s][b] or not (self._is_free(s) or b == self._left[s] - 1):
+        if self._missing[s][b] or not (self._is_free(s) or b == self._waiting[s] - 1):
             return
         is_awaited = self._returns_grads(s) and len(self._steps[s].needs[b][1]) > 0
         heapq.heappush(self._ready, (0 if is_awaited else 1, -s, -b))
@@ -120,14 +132,42 @@ class Backward:
 
     # -- what ----------------------------------------------------------------------------------------------------------
 
+    def _bring(self) -> tuple[int, int]:
+        """The bin that is due, whose inputs and gradient are on their way."""
+        due, self._next = self._next, None
+        if due is None:
+            _, s, b = heapq.heappop(self._ready)
+            due = (-s, -b)
+            if self._moves(-s):
+                self._state.load(*due, self._grad_of(*due))
+        return due
+
+    def _moves(self, s: int) -> bool:
+        return self._state.mover is not None and self._steps[s].stage.norm is None
+
+    def _grad_of(self, s: int, b: int) -> Tensor:
+        """The gradient of what a bin made, which is complete."""
+        here = self._steps[s].bins[b]
+        return self._take_grad(s + 1, here.first, here.end, b)
+
     def _do(self, s: int, b: int) -> None:
+        state, mover = self._state, self._state.mover
         self._make_room(s)
         began = time.perf_counter()
         self._compute(s, b)
-        self._state.times.compute += time.perf_counter() - began
-        self._left[s] -= 1
+        state.times.compute += time.perf_counter() - began
+        self._waiting[s] -= 1
         if b > 0 and not self._is_free(s):
             self._enter(s, b - 1)
+        if not self._moves(s):
+            self._done(s, b)
+        if mover is not None:
+            mover.finish(keep=1)
+            self._next = self._bring() if self._ready else None
+
+    def _done(self, s: int, b: int) -> None:
+        """What a bin says of its inputs is added where that is kept."""
+        self._left[s] -= 1
         if s > self._first:
             self._release(s - 1, self._opens(s, b))
         if self._returns_grads(s):
@@ -137,7 +177,8 @@ class Backward:
     def _make_room(self, s: int) -> None:
         """For the gradients of a step's input, unless its one bin's will be all of them."""
         state, step = self._state, self._steps[s]
-        if state.needs[s] and step.view is None and self._grads[s] is None and len(step.bins) > 1:
+        is_one = len(step.bins) == 1 and not self._moves(s)
+        if state.needs[s] and step.view is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
         if step.view is not None and state.needs[s] and self._sums[s] is None and len(step.bins) > 1:
             self._sums[s] = state.rows[s].new_empty((self._exchange.plan.num_core, state.rows[s].shape[1]))
@@ -149,13 +190,16 @@ class Backward:
     def _compute(self, s: int, b: int) -> None:
         state, step = self._state, self._steps[s]
         here = step.bins[b]
-        grad = self._take_grad(s + 1, here.first, here.end, b)
         if step.stage.norm is not None:
-            into, found = state.norms.pop(s).backward(state.core(s), grad.to(state.ground.device))
+            whole = self._grad_of(s, b).to(state.ground.device)
+            into, of_norm = state.norms.pop(s).backward(state.core(s), whole)
             self._grads[s] = into.to(state.rows[s].device)
-            self._of_parameters[s][b] = list(found)
+            self._of_parameters[s][b] = list(of_norm)
             return
-        kept = state.take_kept(s, b)
+        grad = None if self._moves(s) else self._grad_of(s, b)
+        kept, brought = state.take_kept(s, b)
+        grad = brought if grad is None else grad
+        assert grad is not None
         leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
         sources = [*leaves, *step.stage.parameters()]
         grads: Sequence[Tensor | None] = [None] * len(sources)
@@ -163,13 +207,32 @@ class Backward:
             grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
         by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
         self._add_parameters(s, b, grads[len(leaves) :])
+        found = [by_leaf.get(id(leaf)) for leaf in (kept.inputs, kept.own, *kept.joined)]
+        if state.mover is None:
+            self._add(s, here, found)
+            return
+        is_there = [each is not None for each in found]
+
+        def arrived(came: Sequence[Tensor]) -> None:
+            left = iter(came)
+            self._add(s, here, [next(left) if there else None for there in is_there])
+            self._done(s, b)
+
+        state.mover.send_back(
+            [each for each in found if each is not None], arrived, kept.load, kept.inputs, kept.joined
+        )
+
+    def _add(self, s: int, here: Bin, found: Sequence[Tensor | None]) -> None:
+        """What a bin says of its inputs (or sums), of its nodes' own rows where they are given apart, and of marks."""
+        step, (of_inputs, of_own, *of_joined) = self._steps[s], found
         if step.view is not None:
-            self._put_sums(s, here, by_leaf.get(id(kept.inputs)), by_leaf.get(id(kept.own)))
+            self._put_sums(s, here, of_inputs, of_own)
+        elif here.csc is not None:
+            self._add_grad(s, slice(None) if here.src is None else here.src, of_inputs)
         else:
-            where = here.src if here.csc is not None else slice(here.first, here.end)
-            self._add_grad(s, where, by_leaf.get(id(kept.inputs)))
-        for name, leaf in zip(step.stage.joins, kept.joined):
-            self._add_marked(state.marks[name], s, slice(here.first, here.end), by_leaf.get(id(leaf)))
+            self._add_grad(s, slice(here.first, here.end), of_inputs)
+        for name, grad in zip(step.stage.joins, of_joined):
+            self._add_marked(self._state.marks[name], s, slice(here.first, here.end), grad)
 
     def _add_parameters(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
         """What a bin says of its stage's parameters: kept apart where the order of bins is not fixed."""
@@ -194,7 +257,7 @@ class Backward:
             if into is not None:
                 self._grads[s][here.first : here.end] = of_own  # type: ignore[index]
 
-    def _add_grad(self, s: int, where: Tensor | slice | None, grad: Tensor | None) -> None:
+    def _add_grad(self, s: int, where: Tensor | slice, grad: Tensor | None) -> None:
         """Adds the gradient of a bin's inputs to that of all rows; the rows of one bin are different ones."""
         if grad is None:
             return
@@ -205,7 +268,6 @@ class Backward:
         elif isinstance(where, slice):
             into[where] += grad
         else:
-            assert where is not None
             into.index_add_(0, where, grad)
 
     def _add_marked(self, mark: int, s: int, where: slice, grad: Tensor | None) -> None:

@@ -1,6 +1,7 @@
 """The way there: a bin runs when its inputs are there, the earliest layer first, and its rows leave at once.
 
-A bin's result does not depend on when it runs, so whatever is ready may run.
+A bin's result does not depend on when it runs, so whatever is ready may run. Where bins move, the next one is brought
+while one computes, and a bin is done when its rows are back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Forward:
         self._by_bin: list[dict[int, list[int]]] = []  # per step: who waits for a bin of the step before
         self._by_chunk: list[dict[int, list[int]]] = []
         self._ready: list[tuple[int, int]] = []
+        self._next: tuple[int, int] | None = None  # what is being brought
         self._left = [len(step.bins) for step in self._steps]
 
     def run(self, x: Tensor, halo_is_here: bool) -> Tensor:
@@ -39,28 +41,56 @@ class Forward:
             for number in range(len(self._steps[0].sends)):
                 self._exchange.send_rows(0, number)
         heapq.heapify(self._ready)
-        num_left = sum(self._left)
-        while num_left:
-            token = self._exchange.arrival(wait=not self._ready)
-            if token is not None:
-                s, number = self._exchange.take_rows(token)
-                self._release(s, self._by_chunk[s].get(number, ()))
-                continue
-            s, b = heapq.heappop(self._ready)
-            began = time.perf_counter()
-            state.compute(s, b)
-            state.times.compute += time.perf_counter() - began
-            num_left -= 1
-            self._left[s] -= 1
-            if s + 1 < len(self._steps):
-                self._send(s, b)
-                self._release(s + 1, self._by_bin[s + 1].get(b, ()))
-            if self._left[s] == 0:
-                state.forget(s)
+        with state.moving():
+            self._run_bins()
         if not state.wants_grad:
             self._exchange.flush()
         state.times.num_bytes += sum(peers.bytes_sent) - sent_before
         return state.rows[-1]
+
+    def _run_bins(self) -> None:
+        mover = self._state.mover
+        while sum(self._left):
+            is_flying = mover is not None and mover.num_flying > 0
+            can_run = bool(self._ready) or self._next is not None
+            token = self._exchange.arrival(wait=not (can_run or is_flying))
+            if token is not None:
+                s, number = self._exchange.take_rows(token)
+                self._release(s, self._by_chunk[s].get(number, ()))
+            elif can_run:
+                self._do(*self._bring())
+            else:
+                assert mover is not None
+                mover.finish()
+
+    def _bring(self) -> tuple[int, int]:
+        """The bin that is due, whose inputs are on their way."""
+        due, self._next = self._next, None
+        if due is None:
+            due = heapq.heappop(self._ready)
+            self._state.load(*due)
+        return due
+
+    def _do(self, s: int, b: int) -> None:
+        state, mover = self._state, self._state.mover
+        began = time.perf_counter()
+        state.compute(s, b, lambda: self._done(s, b))
+        state.times.compute += time.perf_counter() - began
+        if mover is None:
+            self._done(s, b)
+            return
+        mover.finish(keep=1)
+        if self._ready:
+            self._next = self._bring()
+
+    def _done(self, s: int, b: int) -> None:
+        """A bin's rows are where they live."""
+        self._left[s] -= 1
+        if s + 1 < len(self._steps):
+            self._send(s, b)
+            self._release(s + 1, self._by_bin[s + 1].get(b, ()))
+        if self._left[s] == 0:
+            self._state.forget(s)
 
     def _await(self, s: int, step: Step, halo_is_here: bool) -> None:
         """Notes what the bins of a step wait for, and asks for its halo."""

@@ -89,7 +89,8 @@ def measure_stage(
     stage: Stage, csc: CSC, whole: WholeDegrees, width: int, dtype: torch.dtype,
     joined: Sequence[tuple[int, torch.dtype]], device: torch.device, moves: bool,
 ) -> Costs:  # fmt: skip
-    """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts."""
+    """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts, and so
+    does what is derived from it there."""
     num_nodes = csc.num_dst
     bounds = []
     for size in _SIZES:
@@ -102,7 +103,8 @@ def measure_stage(
         else:
             (here,) = make_bins(csc, [first, end], whole)
             assert here.csc is not None
-            here.csc.transpose()
+            if not moves:
+                here.csc.transpose()
         samples.append(_measured(stage, here, width, dtype, joined, device, moves))
     return fit_costs(samples)
 

@@ -21,6 +21,7 @@ from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.layers import make_stages
 from gnnsys.fullgraph.linear import with_halves
+from gnnsys.fullgraph.moves import Depot, lanes_between
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.state import Ground, Pass, Times
 from gnnsys.fullgraph.steps import Schedule, Step, make_steps
@@ -206,16 +207,18 @@ class HybridParallel(nn.Module):
         key = (x.shape[1], x.dtype, x.requires_grad, x.device, device, cast)
         if key not in self._grounds:
             is_first = not self._grounds
-            in_place = device == x.device and self.memory_budget is None  # sums are made where rows lie
+            lanes = lanes_between(x.device, device)
+            in_place = device == x.device and lanes is None and self.memory_budget is None  # sums where rows lie
             stages = with_halves(self._stages, x.requires_grad) if in_place else self._stages
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
-                x.device, device,
+                x.device, device, lanes is not None,
             )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
-                self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute
-            )
+                self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute,
+                None if lanes is None else Depot(lanes), self.memory_budget is not None,
+            )  # fmt: skip
             if is_first:  # lazy parameters are there only now
                 check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]

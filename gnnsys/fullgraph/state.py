@@ -15,8 +15,10 @@ from gnnsys.fullgraph.bins import Bin
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows
 from gnnsys.fullgraph.linear import LinearStage
+from gnnsys.fullgraph.moves import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.fullgraph.steps import Schedule, Step
+from gnnsys.ops import CSC
 
 
 @dataclass
@@ -31,7 +33,10 @@ class Times:
 
 @dataclass(frozen=True, eq=False)
 class Ground:
-    """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does."""
+    """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does.
+
+    With a `depot` bins move between the two; `brings_structure` says that their structures do too.
+    """
 
     plan: HaloPlan
     peers: Peers
@@ -41,6 +46,20 @@ class Ground:
     device: torch.device
     wire_dtype: torch.dtype | None
     recompute: bool
+    depot: Depot | None = None
+    brings_structure: bool = False
+
+
+@dataclass(eq=False)
+class Given:
+    """What a bin is computed from, on the device; `load` is what brought it, where something did."""
+
+    inputs: Tensor
+    joined: list[Tensor]
+    own: Tensor | None = None
+    scale: Tensor | None = None  # of the rows it reads
+    csc: CSC | None = None
+    load: Load | None = None
 
 
 @dataclass(eq=False)
@@ -51,6 +70,7 @@ class Kept:
     joined: list[Tensor]
     out: Tensor
     own: Tensor | None = None
+    load: Load | None = None
 
 
 @dataclass(eq=False)
@@ -72,10 +92,14 @@ class Pass:
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
     constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
+    mover: Mover | None = None
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     _random: dict[tuple[int, int], Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
     _modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # whether modules trained on the way there
+
+    def __post_init__(self) -> None:
+        self.mover = None if self.ground.depot is None else Mover(self.ground.depot)
 
     def begin(self, x: Tensor) -> None:
         """Makes room for the rows of every layer, of which x is the first."""
@@ -91,72 +115,132 @@ class Pass:
             self.needs.append(self.needs[-1] or (self.wants_grad and bool(step.stage.parameters())))
             is_read = index + 1 < len(steps) and steps[index + 1].has_halo
             num_rows = ground.plan.num_local if is_read else ground.plan.num_core
-            whole = len(step.bins) == 1 and len(step.bins[0]) == num_rows  # the bin's result will be all of it
+            # In place the result of a step's one bin will be all of it
+            whole = len(step.bins) == 1 and len(step.bins[0]) == num_rows and self.mover is None
             self.rows.append(x.new_empty((0 if whole else num_rows, step.width), dtype=step.dtype))
 
-    def compute(self, s: int, b: int) -> None:
-        """A bin on the way there."""
+    def load(self, s: int, b: int, grad: Tensor | None = None) -> None:
+        """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""
+        if self.mover is None or self.ground.steps[s].stage.norm is not None:
+            return
+        picks = self._picks(s, b) if grad is None or self.ground.recompute else []
+        self.mover.load((s, b), picks if grad is None else [Pick(grad), *picks])
+
+    def compute(self, s: int, b: int, then: Callable[[], None]) -> None:
+        """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `then`."""
         stage, here = self.ground.steps[s].stage, self.ground.steps[s].bins[b]
         if stage.norm is not None:
             norm = self.norms[s] = NormPass(stage.norm, self.ground.peers)
-            self._put(s + 1, here, norm.forward(self.core(s)))
-        elif not self.needs[s + 1]:
-            with torch.no_grad():
-                self._put(s + 1, here, self._evaluate(s, b).out)
-        elif self.ground.recompute:
+            self._return(s, here, norm.forward(self.core(s)), then)
+            return
+        keeps = self.needs[s + 1] and not self.ground.recompute
+        if self.needs[s + 1] and not keeps:
             self._random[s, b] = _random_state(self.ground.device)
-            with torch.no_grad():
-                self._put(s + 1, here, self._evaluate(s, b).out)
-        else:
-            kept = self._kept[s, b] = self._evaluate(s, b)
-            self._put(s + 1, here, kept.out.detach())
+        with torch.set_grad_enabled(keeps):
+            load = None if self.mover is None else self.mover.take((s, b))
+            kept = self._evaluate(s, b, self._given(s, b) if load is None else self._brought(s, b, load, load.tensors))
+        if keeps:
+            self._kept[s, b] = kept
+        self._return(s, here, kept.out.detach(), then, kept.load)
+
+    def _return(self, s: int, here: Bin, out: Tensor, then: Callable[[], None], load: Load | None = None) -> None:
+        """The rows that a bin of step s made, to where they live."""
+        if self.mover is None:
+            self._put(s + 1, here, out)
+            return
+
+        def arrived(came: Sequence[Tensor]) -> None:
+            self._put(s + 1, here, came[0])
+            then()
+
+        self.mover.send_back([out], arrived, load)
 
     def core(self, s: int) -> Tensor:
         """A step's input without the halo, on the device."""
         return self.rows[s][: self.ground.plan.num_core].to(self.ground.device)
 
-    def take_kept(self, s: int, b: int) -> Kept:
-        """A bin for the way back: as it was kept, or computed once more with the same random numbers."""
+    def take_kept(self, s: int, b: int) -> tuple[Kept, Tensor | None]:
+        """A bin for the way back, as it was kept or computed once more with the same random numbers; and its gradient,
+        where that was loaded."""
+        load = None if self.mover is None else self.mover.take((s, b))
+        grad = None if load is None else load.tensors[0]
         if not self.ground.recompute:
-            return self._kept.pop((s, b))
+            kept = self._kept.pop((s, b))
+            kept.load = load
+            return kept, grad
         with torch.enable_grad(), _replayed(self._random.pop((s, b))), _as_then(self._modes):
-            return self._evaluate(s, b)
+            given = self._given(s, b) if load is None else self._brought(s, b, load, load.tensors[1:])
+            return self._evaluate(s, b, given), grad
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Inside it bins may be under way, behind it none is."""
+        if self.mover is None:
+            yield
+            return
+        with self.mover:
+            yield
+        self.times.compute += self.mover.seconds
+        self.mover.seconds = 0.0
 
     def forget(self, s: int) -> None:
         """Rows of a layer that nothing will read again."""
         if not self.wants_grad and s not in self.marks.values():
             self.rows[s] = self.rows[s][:0].clone()
 
-    def _evaluate(self, s: int, b: int) -> Kept:
-        """A bin through its stage, under autograd where that is on."""
-        ground = self.ground
-        step, device, grads = ground.steps[s], ground.device, torch.is_grad_enabled()
+    def _picks(self, s: int, b: int) -> list[Pick]:
+        """What has to be brought for a bin, as `_brought` takes it."""
+        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        picks = [picked(here, self.rows[s])]
+        picks += [Pick(self.rows[self.marks[name]], slice(here.first, here.end)) for name in step.stage.joins]
+        if s in self.scales:
+            picks.append(picked(here, self.scales[s]))
+        if here.csc is not None and self.ground.brings_structure:
+            picks += csc_picks(here.csc)
+        return picks
+
+    def _brought(self, s: int, b: int, load: Load, tensors: Sequence[Tensor]) -> Given:
+        """What a bin is computed from, where it was brought."""
+        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        left = iter(tensors)
+        given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, load=load)
+        if s in self.scales:
+            given.scale = next(left)
+        if here.csc is not None and self.ground.brings_structure:
+            given.csc = csc_of(here.csc, list(left))
+        return given
+
+    def _given(self, s: int, b: int) -> Given:
+        """What a bin is computed from, where rows lie on the device."""
+        step, device, here = self.ground.steps[s], self.ground.device, self.ground.steps[s].bins[b]
         rows = self.rows[s].data  # others of them may be written meanwhile: autograd shall not count that
-        here = step.bins[b]
-        joined = []
-        for name in step.stage.joins:
-            mark = self.marks[name]
-            marked = self.rows[mark].data[here.first : here.end].to(device)
-            joined.append(marked.requires_grad_(grads and self.needs[mark]))
-        now = Rows(ground.ids[here.first : here.end], self.key)
+        joined = [self.rows[self.marks[name]].data[here.first : here.end].to(device) for name in step.stage.joins]
         if isinstance(step.stage, LinearStage):
-            sums = self._sums(s, b).requires_grad_(grads and self.needs[s])
-            own = rows[here.first : here.end]
+            return Given(self._sums(s, b), joined, rows[here.first : here.end])
+        scale = here.inputs(self.scales[s]).to(device) if s in self.scales else None
+        csc = None if here.csc is None else here.csc.to(device)
+        return Given(here.inputs(rows).detach().to(device), joined, None, scale, csc)
+
+    def _evaluate(self, s: int, b: int, given: Given) -> Kept:
+        """A bin through its stage, under autograd where that is on."""
+        step, here, grads = self.ground.steps[s], self.ground.steps[s].bins[b], torch.is_grad_enabled()
+        now = Rows(self.ground.ids[here.first : here.end], self.key)
+        for name, marked in zip(step.stage.joins, given.joined):
+            marked.requires_grad_(grads and self.needs[self.marks[name]])
+        inputs, own, joined = given.inputs.requires_grad_(grads and self.needs[s]), given.own, given.joined
+        if isinstance(step.stage, LinearStage):
+            assert own is not None
             own.requires_grad_(grads and self.needs[s] and step.stage.takes_own)
             with self._autocast():
-                return Kept(sums, joined, step.stage.run_sums(sums, own, joined, now), own)
-        inputs = here.inputs(rows).detach().to(device).requires_grad_(grads and self.needs[s])
-        read = self._scaled(s, here, inputs) if s in self.scales else inputs
-        csc = None if here.csc is None else here.csc.to(device)
+                return Kept(inputs, joined, step.stage.run_sums(inputs, own, joined, now), own, given.load)
+        read = inputs
+        if given.scale is not None:
+            is_copy = here.src is not None or given.load is not None or inputs.device != self.rows[s].device
+            read = inputs.mul_(given.scale) if is_copy else inputs * given.scale
         if step.stage.conv is None and step.stage.writes:
             read = read.clone()  # rows are not the modules' to write
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(read, csc, joined, now))
-
-    def _scaled(self, s: int, here: Bin, inputs: Tensor) -> Tensor:
-        scale = here.inputs(self.scales[s]).to(inputs.device)
-        is_copy = here.src is not None or inputs.device != self.rows[s].device
-        return inputs.mul_(scale) if is_copy else inputs * scale
+            return Kept(inputs, joined, step.stage.run(read, given.csc, joined, now), load=given.load)
 
     def _sums(self, s: int, b: int) -> Tensor:
         """What a bin's nodes have as in-neighbours; of features that never change they are made once."""

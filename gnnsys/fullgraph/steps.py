@@ -17,6 +17,7 @@ from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows, Stage
 from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
+from gnnsys.fullgraph.moves import BINS_ON_DEVICE
 from gnnsys.ops import CSC, WholeDegrees
 
 MAX_BINS = 1 << 20  # of a layer: messages are numbered by them
@@ -60,12 +61,13 @@ class Step:
 
 def make_steps(
     stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing, budget: int | None,
-    width: int, dtype: torch.dtype, rows_device: torch.device, device: torch.device,
+    width: int, dtype: torch.dtype, rows_device: torch.device, device: torch.device, moves: bool,
 ) -> list[Step]:  # fmt: skip
     """Every rank calls it with the same stages, for inputs of `width` columns.
 
-    With a `budget` no bin takes more bytes on the device. Structures are put where bins are computed (`device`), unless
-    there is a budget, and what picks rows where those are (`rows_device`).
+    With a `budget` bins take no more bytes on the device; with `moves` there are two of them at a time. Structures are
+    put where bins are computed (`device`), unless there is a budget, and what picks rows where those are
+    (`rows_device`).
     """
     shapes = [(width, dtype)]
     for stage in stages:
@@ -79,9 +81,8 @@ def make_steps(
         costs = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize)
         if budget is not None and plan.num_core:
             joined = shapes_of_joins(stages, stage, shapes)
-            moves = device != rows_device
             costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves)
-            packing = Packing(bin_bytes=budget)
+            packing = Packing(bin_bytes=max(1, budget // (BINS_ON_DEVICE if moves else 1)))
         bounds.append(bin_bounds(plan, packing, costs, stage.conv is not None))
     if max(map(len, bounds)) > MAX_BINS:
         raise ValueError(

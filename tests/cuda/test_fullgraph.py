@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule
+from gnnsys.fullgraph.moves import CudaLanes
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -81,3 +82,107 @@ def test_a_budget_of_device_memory_is_kept_within_five_percent():
     for share in (2, 8):
         used, same = peak(memory_budget=whole // share)
         assert used <= 1.05 * (whole // share) and same == pytest.approx(loss, rel=1e-4)
+
+
+def epochs(rows_on: str, **options) -> tuple[list[float], list[torch.Tensor]]:
+    """Losses and gradients of a few steps on one rank, in float64."""
+    torch.manual_seed(0)
+    graph = random_graph(3000, 30_000, 5)
+    x = torch.randn(3000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(rows_on)
+    mine = [layer.double().cuda() for layer in copy.deepcopy(MODEL)]
+    model = HybridParallel(mine, graph, seed=3, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, [p.grad.cpu() for p in model.parameters()]
+
+
+def agree(found: tuple[list[float], list[torch.Tensor]], want: tuple[list[float], list[torch.Tensor]]) -> None:
+    assert found[0] == pytest.approx(want[0], rel=1e-10)
+    largest = max(float(grad.abs().max()) for grad in want[1])
+    for got, grad in zip(found[1], want[1]):
+        close(got, grad, at_least=1e-3 * largest)
+
+
+MOVING = {
+    "many bins": {"schedule": Schedule(packing=Packing(num_bins=20))},
+    "recompute": {"schedule": Schedule(packing=Packing(num_bins=20)), "recompute": True},
+    "budget": {"memory_budget": 500_000},
+}
+
+
+@pytest.mark.parametrize("options", MOVING.values(), ids=MOVING)
+def test_rows_on_the_host_give_the_losses_of_rows_on_the_device(options):
+    agree(epochs("cpu", **options), epochs("cuda"))
+
+
+@pytest.mark.parametrize("slow", ["bring", "fetch", "follow"])
+@pytest.mark.parametrize("options", MOVING.values(), ids=MOVING)
+def test_streams_that_lag_behind_each_other_change_nothing(options, slow, monkeypatch):
+    """Each stream in turn is held up before its work, so that whoever does not wait for it is seen."""
+    want = epochs("cpu", **options)
+    before = getattr(CudaLanes, slow)
+
+    def held_up(lanes, *args):
+        stream = {"bring": lanes._in, "fetch": lanes._out}.get(slow) or torch.cuda.current_stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(300_000)
+        result = before(lanes, *args)
+        if slow == "follow":
+            torch.cuda._sleep(300_000)  # and so are the kernels
+        return result
+
+    monkeypatch.setattr(CudaLanes, slow, held_up)
+    agree(epochs("cpu", **options), want)
+
+
+def test_page_locked_buffers_are_lent_again(monkeypatch):
+    made = []
+    before = CudaLanes.buffer
+    monkeypatch.setattr(CudaLanes, "buffer", lambda lanes, size: made.append(before(lanes, size)) or made[-1])
+    graph, x = random_graph(N, 1500, 1), torch.randn(N, WIDTH)
+    layers = [GATConv(WIDTH, 8).cuda(), nn.ReLU(), GATConv(8, 4).cuda()]
+    model = HybridParallel(layers, graph, schedule=Schedule(packing=Packing(num_bins=8)), recompute=True)
+    model(x).square().sum().backward()
+    num_made = len(made)
+    for _ in range(3):
+        model(x).square().sum().backward()
+    assert 0 < num_made == len(made) and all(buffer.is_pinned() for buffer in made)
+
+
+def test_a_bin_is_brought_while_another_computes(monkeypatch):
+    """The copy of the next bin is over before the kernels of this one are, which are made to take long."""
+    graph, x = random_graph(N, 1500, 1), torch.randn(N, WIDTH)
+    model = HybridParallel([GATConv(WIDTH, 8).cuda()], graph, schedule=Schedule(packing=Packing(num_bins=6)))
+    with torch.no_grad():
+        model(x)
+    marks, overlaps = [], []
+    bring, follow, fetch = CudaLanes.bring, CudaLanes.follow, CudaLanes.fetch
+
+    def bring_and_look(lanes, source):
+        block, mark = bring(lanes, source)
+        if marks:
+            mark.synchronize()
+            overlaps.append(not marks[-1].query())  # kernels of the bin before are still at work
+        return block, mark
+
+    def follow_slowly(lanes, mark):
+        follow(lanes, mark)
+        torch.cuda._sleep(100_000_000)  # some 50 ms
+
+    def fetch_and_note(lanes, tensors, into):
+        mark = fetch(lanes, tensors, into)
+        marks.append(mark)
+        return mark
+
+    monkeypatch.setattr(CudaLanes, "bring", bring_and_look)
+    monkeypatch.setattr(CudaLanes, "follow", follow_slowly)
+    monkeypatch.setattr(CudaLanes, "fetch", fetch_and_note)
+    with torch.no_grad():
+        model(x)
+    assert len(overlaps) == 5 and all(overlaps)

@@ -1,0 +1,287 @@
+"""Bins that move: rows live in host memory, a bin's go to the device before it is due and what it made comes back.
+
+While a bin computes, the next one's inputs are copied in on one side stream and the last one's results out on another.
+What a bin lent (page-locked memory, a block on the device) it keeps until the host has seen its results: its copies in
+and its kernels are over then, so all of it can be used again at once, and no stream has to be told. There are never
+more than two bins on the device, one that computes and one that comes or goes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gnnsys.fullgraph.bins import Bin
+from gnnsys.ops import CSC, WholeDegrees, gather_rows
+
+BINS_ON_DEVICE = 2
+_ALIGN = 64  # bytes; where the tensors of one block begin
+
+
+class Mark(Protocol):
+    """A point in a stream's work, such as a CUDA event."""
+
+    def synchronize(self) -> None:
+        """Returns when the stream has come to it."""
+
+
+class Lanes(Protocol):
+    """The side streams of a device, one in and one out. What is computed runs on torch's current stream."""
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        """Host memory that copies can go to and from, uint8."""
+        ...
+
+    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
+        """A copy on the device of what lies in a buffer, which is there from the mark on."""
+        ...
+
+    def follow(self, mark: Mark) -> None:
+        """What is computed from now on begins after the mark."""
+        ...
+
+    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
+        """Copies what was computed so far into pieces of a buffer; they are there from the mark on."""
+        ...
+
+    def drain(self) -> None:
+        """Returns when nothing is under way."""
+        ...
+
+
+class CudaLanes:
+    """Those of a CUDA device. A block that comes in belongs to the stream that brought it, so it need not wait for
+    kernels that were launched before; who drops it must know that those which read it are done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
+        with torch.cuda.stream(self._in):
+            return source.to(self._device, non_blocking=True), self._in.record_event()
+
+    def follow(self, mark: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._out):
+            for tensor, place in zip(tensors, into):
+                place.copy_(tensor, non_blocking=True)
+            return self._out.record_event()
+
+    def drain(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+class _Past:
+    """A mark that was passed."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+class CpuLanes:
+    """The same where the device is the CPU: a copy is over when it was asked for."""
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
+        return source.clone(), _Past()
+
+    def follow(self, mark: Mark) -> None:
+        pass
+
+    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
+        for tensor, place in zip(tensors, into):
+            place.copy_(tensor)
+        return _Past()
+
+    def drain(self) -> None:
+        pass
+
+
+def lanes_between(rows_device: torch.device, device: torch.device) -> Lanes | None:
+    """What bins move by between where rows live and where they are computed; None where that is one place."""
+    return CudaLanes(device) if (rows_device.type, device.type) == ("cpu", "cuda") else None
+
+
+class Depot:
+    """Lanes, and buffers that are lent and given back; there are as many as were ever lent at once."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self._free: list[Tensor] = []
+
+    def borrow(self, num_bytes: int) -> Tensor:
+        """The smallest that is large enough; where there is none, a new one takes the place of the largest."""
+        self._free.sort(key=len)
+        for index, buffer in enumerate(self._free):
+            if len(buffer) >= num_bytes:
+                return self._free.pop(index)
+        if self._free:
+            self._free.pop()
+        with torch.inference_mode(False):  # or no pass outside of it could write to them
+            return self.lanes.buffer(1 << max(12, (num_bytes - 1).bit_length()))
+
+    def give_back(self, buffer: Tensor) -> None:
+        self._free.append(buffer)
+
+
+@dataclass(frozen=True, eq=False)
+class Pick:
+    """Rows of a tensor in host memory: those at `index`, or from one to another."""
+
+    rows: Tensor
+    index: Tensor | slice | None = None  # None: all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if isinstance(self.index, Tensor):
+            return (self.index.numel(), *self.rows.shape[1:])
+        return tuple(self._ranged().shape)
+
+    def write(self, into: Tensor) -> None:
+        if isinstance(self.index, Tensor):
+            gather_rows(self.rows, self.index, out=into)
+        else:
+            into.copy_(self._ranged())
+
+    def _ranged(self) -> Tensor:
+        return self.rows[self.index] if isinstance(self.index, slice) else self.rows
+
+
+def picked(here: Bin, rows: Tensor) -> Pick:
+    """The rows of a bin's sources, or of its nodes where it has no structure."""
+    if here.csc is None:
+        return Pick(rows, slice(here.first, here.end))
+    return Pick(rows) if here.src is None else Pick(rows, here.src)
+
+
+def csc_picks(csc: CSC) -> list[Pick]:
+    """What a structure is made of; `csc_of` makes one of the same on the device."""
+    return [Pick(t) for t in (csc.indptr, csc.indices, *(csc.whole or ()))]
+
+
+def csc_of(csc: CSC, tensors: Sequence[Tensor]) -> CSC:
+    indptr, indices, *whole = tensors
+    return CSC(indptr, indices, csc.num_src, whole=WholeDegrees(*whole) if whole else None)
+
+
+@dataclass(eq=False)
+class Load:
+    """What was brought for one bin, in a buffer and then in one block on the device."""
+
+    tensors: list[Tensor]
+    mark: Mark
+    buffer: Tensor
+
+
+@dataclass(eq=False)
+class _Flight:
+    """Results that are on their way back, and what must stay until they are here."""
+
+    mark: Mark
+    buffer: Tensor
+    results: list[Tensor]  # in the buffer
+    then: Callable[[list[Tensor]], None]
+    load: Load | None
+    held: list[Any]
+
+
+@dataclass(eq=False)
+class Mover:
+    """The bins of one pass that are under way. `load`, `take`, `send_back` for each, in this order; then `finish`."""
+
+    depot: Depot
+    seconds: float = 0.0  # waited for results
+    _loads: dict[Hashable, Load] = field(default_factory=dict)
+    _flights: deque[_Flight] = field(default_factory=deque)
+
+    def __enter__(self) -> Mover:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Where a pass ends in the middle, what it lent is given up only when nothing uses it any more."""
+        if kind is not None:
+            self.depot.lanes.drain()
+        self._loads.clear()
+        self._flights.clear()
+
+    @property
+    def num_flying(self) -> int:
+        return len(self._flights)
+
+    def load(self, key: Hashable, picks: Sequence[Pick]) -> None:
+        """Begins to bring a bin's inputs: they are picked into one buffer, which is copied as one block."""
+        places, num_bytes = _layout([(pick.shape, pick.rows.dtype) for pick in picks])
+        buffer = self.depot.borrow(num_bytes)
+        for pick, place in zip(picks, places):
+            pick.write(_piece(buffer, place))
+        block, mark = self.depot.lanes.bring(buffer[:num_bytes])
+        self._loads[key] = Load([_piece(block, place) for place in places], mark, buffer)
+
+    def take(self, key: Hashable) -> Load:
+        """A bin's inputs, on the device for what is computed from now on. It belongs to what `send_back` is given."""
+        load = self._loads.pop(key)
+        self.depot.lanes.follow(load.mark)
+        return load
+
+    def send_back(
+        self, results: Sequence[Tensor], then: Callable[[list[Tensor]], None], load: Load | None, *held: Any
+    ) -> None:
+        """Begins to copy what a bin made; `then` gets it in host memory, to read from while it runs.
+
+        What brought the bin's inputs, and what else its kernels read that side streams brought, stays until then.
+        """
+        results = [result.detach().contiguous() for result in results]
+        places, num_bytes = _layout([(tuple(result.shape), result.dtype) for result in results])
+        buffer = self.depot.borrow(num_bytes)
+        into = [_piece(buffer, place) for place in places]
+        mark = self.depot.lanes.fetch(results, into)
+        self._flights.append(_Flight(mark, buffer, into, then, load, [results, *held]))
+
+    def finish(self, keep: int = 0) -> None:
+        """Waits for results, the earliest first, until those of `keep` bins are under way."""
+        while len(self._flights) > keep:
+            flight = self._flights.popleft()
+            began = time.perf_counter()
+            flight.mark.synchronize()
+            self.seconds += time.perf_counter() - began
+            if flight.load is not None:
+                self.depot.give_back(flight.load.buffer)
+            flight.load = None
+            flight.held.clear()
+            flight.then(flight.results)
+            self.depot.give_back(flight.buffer)
+
+
+Place = tuple[int, int, tuple[int, ...], torch.dtype]  # first byte, end, shape, dtype
+
+
+def _layout(tensors: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> tuple[list[Place], int]:
+    """Where tensors lie in a block, and how many bytes that is."""
+    places, at = [], 0
+    for shape, dtype in tensors:
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        places.append((at, at + num_bytes, shape, dtype))
+        at += -(-num_bytes // _ALIGN) * _ALIGN
+    return places, at
+
+
+def _piece(block: Tensor, place: Place) -> Tensor:
+    """With a version of its own: autograd shall not take a write to one piece for one to another."""
+    first, end, shape, dtype = place
+    return block[first:end].view(dtype).view(shape).data

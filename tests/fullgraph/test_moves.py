@@ -1,0 +1,190 @@
+"""Bins that move between host and device: the same numbers, however late copies are, and memory that is reused."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, parallel
+from gnnsys.fullgraph.moves import CpuLanes, Depot, Lanes, Mover, Pick, lanes_between
+from gnnsys.nn import GATConv, GCNConv, SAGEConv
+from tests.fullgraph.dense import random_graph
+from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.test_exact import WIDTH, N, check, gat, normed, random_ranks, skipping, unequal_sage
+
+CPU = torch.device("cpu")
+POISON = 0xFF  # NaN, in every floating-point type
+
+
+class LateMark:
+    """Work that is done when somebody waits for it, and not before."""
+
+    def __init__(self, queue: deque[LateMark], work: Callable[[], object], source: Tensor | None = None) -> None:
+        self.queue, self.work, self.source = queue, work, source
+        queue.append(self)
+
+    def synchronize(self) -> None:
+        while self in self.queue:
+            self.queue.popleft().work()
+
+
+class LateLanes:
+    """A device whose copies happen as late as its marks allow: what is read before, or written before, is seen.
+
+    What is computed cannot be put off here. So a copy in that something followed may have been read until the next copy
+    out is over, and its buffer must be as it was until then.
+    """
+
+    def __init__(self) -> None:
+        self.queues: tuple[deque[LateMark], deque[LateMark]] = (deque(), deque())
+        self.num_buffers = 0
+        self._read: list[tuple[Tensor, Tensor]] = []  # buffers that may still be read, and what is in them
+
+    def buffer(self, num_bytes: int) -> Tensor:
+        self.num_buffers += 1
+        return torch.full((num_bytes,), POISON, dtype=torch.uint8)
+
+    def bring(self, source: Tensor) -> tuple[Tensor, LateMark]:
+        block = torch.full_like(source, POISON)
+        return block, LateMark(self.queues[0], lambda: block.copy_(source), source)
+
+    def follow(self, mark: LateMark) -> None:
+        self._read += [(source, source.clone()) for source in self._sources_until(mark)]
+        mark.synchronize()
+
+    def _sources_until(self, mark: LateMark) -> list[Tensor]:
+        queued = list(self.queues[0])
+        return [each.source for each in queued[: queued.index(mark) + 1]] if mark in queued else []
+
+    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> LateMark:
+        for place in into:
+            place.view(torch.uint8).fill_(POISON)
+
+        read, self._read = self._read, []
+
+        def work() -> None:
+            assert all(torch.equal(source, then) for source, then in read), "a buffer was written to while it was read"
+            for tensor, place in zip(tensors, into):
+                place.copy_(tensor)
+
+        return LateMark(self.queues[1], work)
+
+    def drain(self) -> None:
+        for queue in self.queues:
+            while queue:
+                queue.popleft().work()
+
+
+@pytest.fixture
+def late(monkeypatch) -> list[LateLanes]:
+    """All bins of this test move; the lanes that were made."""
+    made: list[LateLanes] = []
+
+    def between(rows_device: torch.device, device: torch.device) -> Lanes:
+        made.append(LateLanes())
+        return made[-1]
+
+    monkeypatch.setattr(parallel, "lanes_between", between)
+    return made
+
+
+OPTIONS = {
+    "one bin": {},
+    "four bins": {"schedule": Schedule(packing=Packing(num_bins=4))},
+    "bins of one node": {"schedule": Schedule(packing=Packing(bin_nodes=1))},
+    "no pipelines": {"schedule": Schedule(intra_layer=False, inter_layer=False, packing=Packing(num_bins=4))},
+    "recompute": {"schedule": Schedule(packing=Packing(num_bins=4)), "recompute": True},
+    "budget": {"memory_budget": 60_000},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("make", [unequal_sage, gat, skipping, normed], ids=lambda make: make.__name__)
+def test_moving_bins_give_the_dense_answer_however_late_copies_are(make, options, late):
+    check(make, random_graph(N, 300, 1), torch.zeros(N, dtype=torch.int64), 1, **options)
+    assert late and all(lanes.num_buffers > 0 for lanes in late)
+
+
+@pytest.mark.parametrize("options", [OPTIONS["four bins"], OPTIONS["budget"]], ids=["four bins", "budget"])
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("make", [unequal_sage, skipping], ids=lambda make: make.__name__)
+def test_moving_bins_of_several_ranks_give_the_dense_answer(make, world_size, options, late):
+    check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, **options)
+    assert len(late) == world_size
+
+
+def test_moving_bins_draw_the_dropout_and_the_halo_that_others_do(monkeypatch):
+    """Compared with bins that lie where they are computed, on two ranks."""
+    graph, x = random_graph(N, 300, 1), torch.randn(N, WIDTH, dtype=torch.float64)
+    torch.manual_seed(0)
+    layers = [GATConv(WIDTH, 6), nn.Dropout(0.4), nn.ReLU(inplace=True), GCNConv(6, 5), nn.Dropout(0.2)]
+    layers = [layer.double() for layer in layers]
+
+    def train(rank, group):
+        model = HybridParallel(
+            copy.deepcopy(layers), graph, ranks=random_ranks(2), group=group, timeout=60, seed=5,
+            approximate=BoundarySampling(0.5), schedule=Schedule(packing=Packing(num_bins=3)),
+        )  # fmt: skip
+        model(x[model.nodes]).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    want = run_ranks(2, train)
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    for found, expected in zip(run_ranks(2, train), want):
+        for got, grad in zip(found, expected):
+            torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
+
+
+def test_buffers_are_lent_again_from_pass_to_pass(late):
+    layers = [SAGEConv(WIDTH, 8), nn.ReLU(), SAGEConv(8, 3)]
+    model = HybridParallel(layers, random_graph(N, 300, 1), schedule=Schedule(packing=Packing(bin_nodes=4)))
+    x = torch.randn(N, WIDTH, requires_grad=True)
+    model(x).square().sum().backward()
+    (lanes,) = late
+    made = lanes.num_buffers
+    for _ in range(3):
+        model(x).square().sum().backward()
+    with torch.inference_mode():
+        model(x)
+    model(x).square().sum().backward()
+    assert 0 < made == lanes.num_buffers
+
+
+def test_a_buffer_is_lent_again_only_when_its_bin_is_finished():
+    lanes = LateLanes()
+    mover, came = Mover(Depot(lanes)), []
+    rows = torch.arange(40.0).view(10, 4)
+    index = torch.tensor([7, 2])
+    for number in range(6):
+        mover.load(number, [Pick(rows + number, index), Pick(rows + number, slice(3, 5))])
+        load = mover.take(number)
+        first, second = load.tensors
+        mover.send_back([first * 2, second], lambda got: came.append([t.clone() for t in got]), load)
+        mover.finish(keep=1)
+        assert mover.num_flying == 1
+    mover.finish()
+    for number, (first, second) in enumerate(came):
+        assert torch.equal(first, (rows + number)[index] * 2) and torch.equal(second, (rows + number)[3:5])
+    assert len(came) == 6 and lanes.num_buffers <= 4
+
+
+def test_a_pass_that_fails_waits_for_its_copies():
+    lanes = LateLanes()
+    with pytest.raises(RuntimeError, match="stop"), Mover(Depot(lanes)) as mover:
+        mover.load(0, [Pick(torch.ones(3, 2))])
+        raise RuntimeError("stop")
+    assert not any(lanes.queues)
+
+
+def test_lanes_of_the_cpu_copy_at_once():
+    mover = Mover(Depot(CpuLanes()))
+    mover.load("a", [Pick(torch.ones(3, 2))])
+    load, came = mover.take("a"), []
+    mover.send_back([load.tensors[0] + 1], lambda got: came.append(got[0].clone()), load)
+    mover.finish()
+    assert torch.equal(came[0], torch.full((3, 2), 2.0)) and lanes_between(CPU, CPU) is None
