@@ -194,10 +194,13 @@ def waits_for(
     """Per bin, given the local rows it reads: bins of the layer before, whose bounds are `before`, and chunks."""
     starts = torch.tensor([chunk.first + num_core for chunk in chunks], dtype=torch.int64)
     cuts = torch.tensor(before[1:], dtype=torch.int64)
+    num_rows = num_core + (chunks[-1].end if chunks else 0)
     out = []
     for rows in sources:
-        own, away = rows[rows < num_core], rows[rows >= num_core]
-        local = torch.unique(torch.bucketize(own, cuts, right=True)).tolist()
-        remote = torch.unique(torch.bucketize(away, starts, right=True) - 1).tolist() if len(chunks) else []
+        is_read = torch.zeros(num_rows, dtype=torch.bool)  # a mark per row: sorting the rows of all edges takes longer
+        is_read[rows.cpu()] = True
+        own, away = is_read[:num_core].nonzero().view(-1), is_read[num_core:].nonzero().view(-1) + num_core
+        local = torch.unique_consecutive(torch.bucketize(own, cuts, right=True)).tolist()
+        remote = torch.unique_consecutive(torch.bucketize(away, starts, right=True) - 1).tolist() if chunks else []
         out.append((local, remote))
     return out

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule
 from gnnsys.fullgraph.moves import CudaLanes
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.ranks import DEADLINE, run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -45,12 +47,38 @@ OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["one bin", "recompute", "four bins", "budget"])
+def process(rank, world_size, folder, number):
+    """A rank as a process: autograd has one thread per device and process, and backward passes wait for each other."""
+    store = dist.FileStore(str(folder / "store"), world_size)
+    group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=DEADLINE))
+    torch.save(train(rank, group, world_size, "cuda", "cuda", **OPTIONS[number]), folder / f"{rank}.pt")
+    group.barrier().wait()
+
+
+def in_processes(world_size, folder, number):
+    context = torch.multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=process, args=(r, world_size, folder, number)) for r in range(world_size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(DEADLINE)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+    assert codes == [0] * world_size
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world_size)]
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=["one bin", "recompute", "four bins", "budget"])
 @pytest.mark.parametrize("rows_on", ["cpu", "cuda"])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_device_gives_what_the_cpu_gives(options, rows_on, world_size):
+def test_a_device_gives_what_the_cpu_gives(number, rows_on, world_size, tmp_path):
     want = run_ranks(world_size, lambda rank, group: train(rank, group, world_size, "cpu", "cpu"))
-    found = run_ranks(world_size, lambda rank, group: train(rank, group, world_size, "cuda", rows_on, **options))
+    if world_size > 1 and rows_on == "cuda":
+        found = in_processes(world_size, tmp_path, number)
+    else:
+        options = OPTIONS[number]
+        found = run_ranks(world_size, lambda rank, group: train(rank, group, world_size, "cuda", rows_on, **options))
     for (nodes, out, x_grad, grads), expected in zip(found, want):
         assert torch.equal(nodes, expected[0])
         close(out, expected[1])
