@@ -12,6 +12,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 _SHARE = 0.8  # of the machine's memory
 _CGROUPS = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -40,6 +42,18 @@ def free_memory() -> int:
             stat, prefix = _entries(folder / "memory.stat"), _STAT_PREFIX[version]
             free.append(limit - used + sum(stat.get(f"{prefix}{name}", 0) for name in _GIVEN_BACK))
     return max(0, min(free))
+
+
+def free_device_memory(device: torch.device) -> int:
+    """Bytes that this process could still take of a device: what nobody has, and what torch's allocator keeps ready,
+    below the limit of `torch.cuda.set_per_process_memory_fraction` where one was set. Of the CPU, `free_memory`."""
+    if device.type != "cuda":
+        return free_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    ready = torch.cuda.memory_reserved(device) - allocated
+    allowed = int(torch.cuda.get_per_process_memory_fraction(device) * total) - allocated
+    return max(0, min(free + ready, allowed))
 
 
 def parts_of_tables() -> int:

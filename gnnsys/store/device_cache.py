@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import gather_cached, gather_rows, scatter_rows
+from gnnsys.store.capacity import free_device_memory
 from gnnsys.store.source import FeatureSource, PendingRead, put_rows
 
 _FILL_BYTES = 1 << 26  # rows that are read together while the cache is filled
@@ -73,16 +74,19 @@ class DeviceCache:
 
     @classmethod
     def from_scores(
-        cls, source: Tensor | FeatureSource, scores: Tensor, *, bytes: int, device: torch.device | str
+        cls, source: Tensor | FeatureSource, scores: Tensor, *, bytes: int | None = None, device: torch.device | str
     ) -> DeviceCache:
         """A cache of the rows with the highest `scores` [num_rows], of equal ones those with the lowest ids.
 
         As many as fit into `bytes` of the device's memory, together with the 4 bytes that every row of `source` takes
-        to be looked up.
+        to be looked up. None: half of what this process could still take there, so make the model before; torch's limit
+        of a process (`torch.cuda.set_per_process_memory_fraction`) is kept.
         """
         if scores.dim() != 1 or scores.numel() != source.shape[0]:
             raise ValueError(f"scores must have one entry per row, {source.shape[0]}, got {list(scores.shape)}")
         row_bytes = prod(source.shape[1:]) * source.dtype.itemsize
+        if bytes is None:
+            bytes = free_device_memory(_with_index(torch.device(device))) // 2
         left = bytes - _SLOT_BYTES * source.shape[0]
         if left < row_bytes:
             raise ValueError(

@@ -167,3 +167,16 @@ def test_a_device_cache_reads_what_its_source_holds(kind, width):
     assert (cache.counters().hits, cache.counters().misses) == (hits, 15000 - hits)
     if kind == "remote":
         assert len(source.asked) == 15000 - hits and not set(source.asked) & set(kept.tolist())
+
+
+def test_without_a_size_a_cache_keeps_torchs_limit_of_the_process():
+    rows = torch.rand(1000, 256).pin_memory()
+    total = torch.cuda.mem_get_info()[1]
+    allowed = torch.cuda.memory_allocated() + 1_000_000
+    torch.cuda.set_per_process_memory_fraction(allowed / total)
+    try:
+        few = DeviceCache.from_scores(rows, torch.arange(1000), device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert 100 < few.num_cached and few.nbytes <= 500_000
+    assert DeviceCache.from_scores(rows, torch.arange(1000), device="cuda").num_cached == 1000

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.store import DeviceCache, FeatureSource, TableSpec
+from gnnsys.store import DeviceCache, FeatureSource, TableSpec, device_cache
 from gnnsys.store.device_cache import highest
 from tests.store.cluster import cluster, random_rows
 
@@ -122,6 +122,15 @@ def test_the_highest_scores_that_fit_are_kept_and_of_equal_ones_the_lowest_ids(w
     assert cache.num_cached == 25 and cache.nbytes <= room
     cache.read(torch.tensor(expected))
     assert cache.counters() == (25, 0, 0)
+
+
+def test_without_a_size_a_cache_takes_half_of_what_is_free(monkeypatch):
+    rows, _, _ = case()
+    scores = torch.arange(NUM_ROWS)
+    monkeypatch.setattr(device_cache, "free_device_memory", lambda device: 2 * (28 * 25 + 4 * NUM_ROWS))
+    assert DeviceCache.from_scores(rows, scores, device="cpu").num_cached == 25
+    monkeypatch.undo()
+    assert DeviceCache.from_scores(rows, scores, device="cpu").num_cached == NUM_ROWS  # which is less than that
 
 
 def test_choosing_the_highest_equals_a_stable_sort():
