@@ -36,6 +36,7 @@ HOST_ONLY = (
     "read_and_written_at_once",
     "arrive_on_the_device",
     "blocks_travel_with_the_batch",
+    "where_bytes_came_from",
 )
 
 

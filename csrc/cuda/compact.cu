@@ -79,7 +79,7 @@ Plan make_plan(const std::vector<Tensor>& seeds, const std::vector<Tensor>& ids,
     plan.most = std::max(plan.most, total);
     CHECK_ARG(total < kMaxPositions, "a node type may have up to ", kMaxPositions - 1, " ids in a call, got ", total);
     // Searches are shorter in a sparse table, clearing and missing the cache cost more in a large one.
-    table.num_slots = aligned_slots((total < kSparse ? 3 * total : total + total / 2) + 8);
+    table.num_slots = static_cast<uint32_t>((total < kSparse ? 3 * total : total + total / 2) + 8);
     table.type_begin = tile;
     const size_t begin = plan.lists.size();
     uint32_t first = 0;

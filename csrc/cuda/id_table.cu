@@ -60,114 +60,41 @@ __device__ int64_t offset_of(uint32_t tile_of_list, int item) {
          threadIdx.x % kWarp;
 }
 
+// One thread offers one id. Searches are short on average and some are long: a thread that had several would wait for
+// the longest of them, and its warp for the longest of all.
 template <typename id_t, typename Slots>
-__device__ void insert_tile(const Batch& batch, const IdList& list, uint32_t tile, const Table& table,
-                            const Slots& slots) {
-  constexpr int kBucket = Slots::kBucket;
-  const auto* ids = static_cast<const id_t*>(list.ids);
-  const int64_t bound = table.wide ? INT64_MAX : int64_t{1} << 32;
-  // Items search side by side, and what one of them waits for is asked for by all of them before the first answer is
-  // looked at: a thread waits as often as its longest search takes steps, not as often as all together.
-  const int64_t at = offset_of(tile, 0);
-  const uint32_t first = table.base + list.first + static_cast<uint32_t>(at);  // value of the first item
-  int64_t id[kItems];
-  uint32_t slot[kItems];  // first of the bucket; in the end, where the id is
-  uint32_t won[kItems] = {};
-  bool searching[kItems];
-  typename Slots::Seen seen[kItems][kBucket];
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    id[i] = at + i * kWarp < list.size ? static_cast<int64_t>(ids[at + i * kWarp]) : 0;
+__device__ void insert_id(const Batch& batch, const IdList& list, int64_t at, const Table& table, const Slots& slots) {
+  if (at >= list.size) {
+    return;
   }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {  // all first looks under way together; a bad id's is harmless
-    slot[i] = home(static_cast<word_t>(id[i]), table.num_slots);
-    slots.load(slot[i], seen[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    searching[i] = at + i * kWarp < list.size;
-    if (searching[i] && (id[i] < 0 || id[i] >= bound)) {
-      report(batch, list, fault_of_id(id[i]));
-      slot[i] = 0;
-      searching[i] = false;
+  const auto id = static_cast<int64_t>(static_cast<const id_t*>(list.ids)[at]);
+  uint32_t slot = 0;
+  uint32_t won = 0;
+  if (id < 0 || id >= (table.wide ? INT64_MAX : int64_t{1} << 32)) {
+    report(batch, list, fault_of_id(id));
+  } else {
+    const uint32_t mine = table.base + list.first + static_cast<uint32_t>(at);
+    slot = home(static_cast<word_t>(id), table.num_slots);
+    Offer answer = slots.offer(slot, slots.load(slot), static_cast<word_t>(id), mine);
+    while (answer == Offer::kOther) {
+      slot = next_slot(slot, table.num_slots);
+      answer = slots.offer(slot, slots.load(slot), static_cast<word_t>(id), mine);
     }
-  }
-  bool left = true;
-  while (left) {
-    int end[kItems];  // where in its bucket a search ends: the id or an empty slot
-    typename Slots::Seen held[kItems];
-    bool claims[kItems];
-    bool lowers[kItems];
-    uint32_t before[kItems];
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      end[i] = kBucket;
-      held[i] = seen[i][0];
-#pragma unroll
-      for (int k = kBucket - 1; k >= 0; --k) {
-        if (Slots::empty(seen[i][k]) || Slots::holds(seen[i][k], static_cast<word_t>(id[i]))) {
-          end[i] = k;
-          held[i] = seen[i][k];
-        }
-      }
-      claims[i] = searching[i] && end[i] < kBucket && Slots::empty(held[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (claims[i]) {
-        held[i] = slots.claim(slot[i] + end[i], static_cast<word_t>(id[i]), first + i * kWarp);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const bool claimed = Slots::kClaimsValue && claims[i] && Slots::empty(held[i]);
-      const bool found = searching[i] && end[i] < kBucket && Slots::holds(held[i], static_cast<word_t>(id[i]));
-      lowers[i] = found && Slots::value(held[i]) >= first + i * kWarp;
-      if (claimed || found) {
-        won[i] = claimed ? kWinner : 0;
-        slot[i] += end[i];
-        searching[i] = false;
-      }
-#pragma unroll
-      for (int k = 0; k < kBucket; ++k) {  // taken by another id meanwhile: the search goes on behind it
-        seen[i][k] = claims[i] && k == end[i] ? held[i] : seen[i][k];
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      before[i] = 0;
-      if (lowers[i]) {
-        before[i] = slots.lower(slot[i], static_cast<word_t>(id[i]), first + i * kWarp);
-      }
-    }
-    left = false;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      won[i] = lowers[i] && before[i] >= first + i * kWarp ? kWinner : won[i];
-      left |= searching[i];
-      if (searching[i] && end[i] == kBucket) {
-        slot[i] = slot[i] + kBucket == table.num_slots ? 0 : slot[i] + kBucket;
-        slots.load(slot[i], seen[i]);
-      }
-    }
+    won = answer == Offer::kWon ? kWinner : 0;
   }
   if (list.slot_of != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (at + i * kWarp < list.size) {
-        list.slot_of[at + i * kWarp] = slot[i] | won[i];
-      }
-    }
+    list.slot_of[at] = slot | won;
   }
 }
 
-__device__ void insert(const Batch& batch, uint32_t tile) {
+// One of the kItems parts of a tile.
+__device__ void insert(const Batch& batch, uint32_t part) {
+  const uint32_t tile = part / kItems;
   const IdList& list = list_of(batch, tile);
   Table table;
   word_t fault = kNoFault;
   const bool open = open_table(list, table, fault);
-  if (list.header != nullptr && threadIdx.x == 0 && tile == list.first_tile) {
+  if (list.header != nullptr && threadIdx.x == 0 && part == list.first_tile * kItems) {
     if (!open) {
       report(batch, list, fault);
     } else if (batch.control.fault != nullptr) {  // what earlier ops could not tell
@@ -177,11 +104,12 @@ __device__ void insert(const Batch& batch, uint32_t tile) {
   if (!open) {
     return;
   }
+  const int64_t at = static_cast<int64_t>(part - list.first_tile * kItems) * kThreads + threadIdx.x;
   const auto with_ids = [&](auto slots) {
     if (list.wide_ids) {
-      insert_tile<int64_t>(batch, list, tile - list.first_tile, table, slots);
+      insert_id<int64_t>(batch, list, at, table, slots);
     } else {
-      insert_tile<int32_t>(batch, list, tile - list.first_tile, table, slots);
+      insert_id<int32_t>(batch, list, at, table, slots);
     }
   };
   if (table.wide) {
@@ -339,7 +267,7 @@ struct AtOnce {
   int num_told;
 };
 
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 4)
     all_kernel(const __grid_constant__ Batch batch, const __grid_constant__ AtOnce all) {
   const auto grid = cooperative_groups::this_grid();
   auto* const pairs = reinterpret_cast<ulonglong2*>(all.begin);
@@ -348,8 +276,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     pairs[i] = {kEmpty, kEmpty};
   }
   grid.sync();
-  for (uint32_t tile = blockIdx.x; tile < all.num_tiles; tile += gridDim.x) {
-    insert(batch, tile);
+  for (uint32_t part = blockIdx.x; part < all.num_tiles * kItems; part += gridDim.x) {
+    insert(batch, part);
   }
   grid.sync();
   for (;;) {
@@ -413,7 +341,7 @@ void IdBatch::set_lists(const std::vector<IdList>& lists) {
 
 void IdBatch::insert_ids() const {
   if (num_tiles_ > 0) {
-    insert_kernel<<<static_cast<unsigned>(num_tiles_), kThreads, 0, device_.stream()>>>(batch_);
+    insert_kernel<<<static_cast<unsigned>(num_tiles_) * kItems, kThreads, 0, device_.stream()>>>(batch_);
     CUDA_CHECK_LAUNCH();
   }
 }
@@ -441,7 +369,7 @@ void IdBatch::do_all(const std::vector<IdList>& lists, word_t* begin, int64_t nu
              static_cast<uint32_t>(num_numbered_tiles_),
              told,
              num_told};
-  const auto blocks = static_cast<unsigned>(std::min<int64_t>(num_tiles_, num_blocks_at_once(device_)));
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(num_tiles_ * kItems, num_blocks_at_once(device_)));
   void* arguments[] = {&batch_, &all};
   CUDA_CHECK(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(all_kernel), dim3(blocks), dim3(kThreads),
                                          arguments, 0, device_.stream()));

@@ -9,8 +9,7 @@
 //   write_ids    looks every id's local id up in its slot, and collects the new ids
 //
 // Two layouts, all bits set being empty. Narrow, for ids below 2^32: one word, value << 32 | id. Wide: two words, the
-// id and the value. A search begins with a bucket, the slots of one 32-byte sector, and looks at all of them with one
-// access: searches of one slot at a time are short on average, but a kernel ends with its longest.
+// id and the value. A slot lies in one 32-byte sector, so an id costs one random access a step.
 //
 // An IdTable (gnnsys/ops/relabel.py) is a tensor of int64 words: a header, [log2 of the slots, next local id, -, wide,
 // fault, void, 2 spare], then the slots. What an op that returns nothing finds wrong waits in the fault word for the next
@@ -134,56 +133,60 @@ inline void check_id_fault(word_t fault, bool wide) {
 
 // -- device ----------------------------------------------------------------------------------------------------------
 
-// The two layouts. What was seen may be out of date: values only sink and an id never leaves, so at worst an atomic is
-// tried in vain. `claim` returns what an empty slot held until then, `lower` the value before ours.
+// The slot is another id's; has a smaller value; has ours, until a smaller one comes.
+enum class Offer { kOther, kKnown, kWon };
+
 struct NarrowSlots {
   using Seen = word_t;
-  static constexpr int kBucket = 4;
-  static constexpr bool kClaimsValue = true;  // id and value are claimed together
   word_t* words;
 
   __device__ Seen load(uint32_t slot) const { return __ldcg(words + slot); }
-  __device__ void load(uint32_t first, Seen (&seen)[kBucket]) const {
-    const auto* const pairs = reinterpret_cast<const ulonglong2*>(words + first);
-    const ulonglong2 low = __ldcg(pairs);
-    const ulonglong2 high = __ldcg(pairs + 1);
-    seen[0] = low.x;
-    seen[1] = low.y;
-    seen[2] = high.x;
-    seen[3] = high.y;
-  }
   __device__ static bool empty(Seen seen) { return seen == kEmpty; }
   __device__ static bool holds(Seen seen, word_t id) { return seen != kEmpty && static_cast<uint32_t>(seen) == id; }
   __device__ static uint32_t value(Seen seen) { return static_cast<uint32_t>(seen >> 32); }
-  __device__ static word_t word(word_t id, uint32_t mine) { return static_cast<word_t>(mine) << 32 | id; }
-  __device__ Seen claim(uint32_t slot, word_t id, uint32_t mine) const {
-    return atomicCAS(words + slot, kEmpty, word(id, mine));
-  }
-  __device__ uint32_t lower(uint32_t slot, word_t id, uint32_t mine) const {
-    return value(atomicMin(words + slot, word(id, mine)));
+
+  // `seen` may be out of date: values only sink and an id never leaves, so at worst an atomic is tried in vain.
+  __device__ Offer offer(uint32_t slot, Seen seen, word_t id, uint32_t mine) const {
+    const word_t word = static_cast<word_t>(mine) << 32 | id;
+    if (seen == kEmpty) {
+      seen = atomicCAS(words + slot, kEmpty, word);
+      if (seen == kEmpty) {
+        return Offer::kWon;
+      }
+    }
+    if (static_cast<uint32_t>(seen) != id) {
+      return Offer::kOther;
+    }
+    if (value(seen) < mine) {
+      return Offer::kKnown;
+    }
+    return value(atomicMin(words + slot, word)) < mine ? Offer::kKnown : Offer::kWon;
   }
 };
 
 struct WideSlots {
   using Seen = ulonglong2;
-  static constexpr int kBucket = 2;
-  static constexpr bool kClaimsValue = false;
   Seen* slots;
 
   __device__ Seen load(uint32_t slot) const { return __ldcg(slots + slot); }
-  __device__ void load(uint32_t first, Seen (&seen)[kBucket]) const {
-    seen[0] = __ldcg(slots + first);
-    seen[1] = __ldcg(slots + first + 1);
-  }
   __device__ static bool empty(Seen seen) { return seen.x == kEmpty; }
   __device__ static bool holds(Seen seen, word_t id) { return seen.x == id; }
   __device__ static uint32_t value(Seen seen) { return static_cast<uint32_t>(seen.y); }
-  __device__ Seen claim(uint32_t slot, word_t id, uint32_t) const {
-    const word_t old = atomicCAS(&slots[slot].x, kEmpty, id);
-    return {old == kEmpty ? id : old, kEmpty};  // ours or another's, its value is still to be lowered
-  }
-  __device__ uint32_t lower(uint32_t slot, word_t, uint32_t mine) const {
-    return atomicMin(reinterpret_cast<unsigned*>(&slots[slot].y), mine);
+
+  __device__ Offer offer(uint32_t slot, Seen seen, word_t id, uint32_t mine) const {
+    if (seen.x == kEmpty) {
+      const word_t old = atomicCAS(&slots[slot].x, kEmpty, id);
+      seen.x = old == kEmpty ? id : old;
+      seen.y = kEmpty;
+    }
+    if (seen.x != id) {
+      return Offer::kOther;
+    }
+    if (value(seen) < mine) {
+      return Offer::kKnown;
+    }
+    auto* value_word = reinterpret_cast<unsigned*>(&slots[slot].y);
+    return atomicMin(value_word, mine) < mine ? Offer::kKnown : Offer::kWon;
   }
 };
 
@@ -200,20 +203,13 @@ struct Values {
   }
 };
 
-// Tables have a multiple of so many slots.
-constexpr uint32_t kAlignSlots = 4;
-constexpr uint32_t aligned_slots(int64_t num_slots) {
-  return static_cast<uint32_t>((num_slots + kAlignSlots - 1) / kAlignSlots * kAlignSlots);
-}
-
-// The bucket that a search for an id begins with, by its first slot: mixed, since ids are often consecutive, and scaled
-// to any number of slots.
+// Where probing for an id begins: mixed, since ids are often consecutive, and scaled to any number of slots.
 __device__ inline uint32_t home(word_t id, uint32_t num_slots) {
   id ^= id >> 33;
   id *= 0xFF51AFD7ED558CCDull;
   id ^= id >> 33;
   id *= 0xC4CEB9FE1A85EC53ull;
-  return __umulhi(static_cast<uint32_t>(id >> 32), num_slots) / kAlignSlots * kAlignSlots;
+  return __umulhi(static_cast<uint32_t>(id >> 32), num_slots);
 }
 
 __device__ inline uint32_t next_slot(uint32_t slot, uint32_t num_slots) {

@@ -226,7 +226,7 @@ class Walk {
     list.ids = ids;
     list.size = size;
     list.slots = slots_.mutable_data_ptr();
-    list.num_slots = aligned_slots(2 * room_);
+    list.num_slots = static_cast<uint32_t>(2 * room_);
     list.base = static_cast<uint32_t>(base);
     list.type_end = static_cast<uint32_t>(num_tiles(size));
     list.wide_ids = sizeof(id_t) == sizeof(int64_t);
@@ -247,7 +247,7 @@ class Walk {
       expected += frontier;
     }
     room_ = std::max(needed, std::min(expected, kExpectedRoom));
-    const int64_t words = int64_t{aligned_slots(2 * room_)} * (is_wide_ ? 2 : 1);
+    const int64_t words = 2 * room_ * (is_wide_ ? 2 : 1);
     slots_ = device_.template workspace<word_t>(words);
     CUDA_CHECK(cudaMemsetAsync(slots_.mutable_data_ptr(), 0xFF, static_cast<size_t>(words) * sizeof(word_t),
                                device_.stream()));

@@ -7,6 +7,8 @@
 
 namespace gnnsys::cuda {
 
+constexpr int64_t kTurns = 4;  // of blocks on the device, at least: rows are not alike, and blocks end when theirs do
+
 inline int log2_ceil(int64_t n) {
   int log2 = 0;
   while ((int64_t{1} << log2) < n) {
@@ -23,7 +25,10 @@ void launch_vectors(const Device& device, const Aggregation<T, O, id_t>& a, cons
   layout.num_vectors = static_cast<int>(a.size) / Pack<T, kBytes>::kValues;
   layout.log2_lanes = std::clamp(log2_ceil(layout.num_vectors), kLog2Least, kLog2Warp);
   layout.log2_row_lanes = std::max(layout.log2_lanes, log2_ceil(tuning().row_lanes));
-  const unsigned row_blocks = num_blocks(a.num_rows, kRowThreads >> layout.log2_row_lanes);
+  const int per_block = kRowThreads >> layout.log2_row_lanes;
+  const int64_t at_once = int64_t{device.num_processors()} * kRowBlocks<Op, kTiles, kFactor>;
+  layout.rows_each = static_cast<int>(std::clamp<int64_t>(a.num_rows / (per_block * at_once * kTurns), 1, tuning().rows));
+  const unsigned row_blocks = num_blocks(a.num_rows, int64_t{per_block} * layout.rows_each);
   const dim3 grid(row_blocks + static_cast<unsigned>(split.num_blocks),
                   num_blocks(layout.num_vectors, kTiles << layout.log2_lanes));
   aggregate_rows<Op, kBytes, kTiles, kFactor><<<grid, kRowThreads, 0, device.stream()>>>(a, op, split, layout);

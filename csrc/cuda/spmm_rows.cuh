@@ -51,6 +51,7 @@ struct Layout {
   int num_vectors;     // of a row
   int log2_lanes;      // of a group
   int log2_row_lanes;  // of a sub-warp, which has one row of out
+  int rows_each;       // that a sub-warp takes one after the other
 };
 
 // One edge as a lane keeps it until its turn comes.
@@ -209,13 +210,15 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
   constexpr int kValues = Pack<T, kBytes>::kValues;
   constexpr int kAhead = kUnroll<kBytes, kTiles>;
 
-  // The first blocks take parts of heavy rows, a warp each, until there are no more; the others one row per sub-warp.
+  // The first blocks take parts of heavy rows, a warp each, until there are no more; the others a few rows per sub-warp,
+  // one after the other: to begin with a new block for every row takes a while in which nothing is fetched.
   const bool parts = static_cast<int>(blockIdx.x) < split.num_blocks;
   const int log2_row_lanes = parts ? 5 : layout.log2_row_lanes;
   const int row_lanes = 1 << log2_row_lanes;
   const int per_block = kRowThreads >> log2_row_lanes;
   const int64_t block = int64_t{blockIdx.x} - (parts ? 0 : split.num_blocks);
-  int64_t item = block * per_block + (threadIdx.x >> log2_row_lanes);
+  int left = parts ? 0 : layout.rows_each;
+  int64_t item = block * per_block * (parts ? 1 : left) + (threadIdx.x >> log2_row_lanes);
   if (item >= (parts ? split.counts->parts : a.num_rows)) {
     return;
   }
@@ -239,6 +242,7 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
     int count = 0;
     int slot = -1;
     int first_offset = 0;  // of the part in its row
+    bool is_heavy = false;  // left to those who take parts
     if (parts) {
       const Part part = split.parts[item];
       row = part.row;
@@ -254,10 +258,8 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
       if (begin < 0 || begin > end || end > a.num_edges) {
         fault("the end of a row in indptr", end, a.num_edges + 1);
       }
-      if (end - begin > split.heavy) {
-        return;
-      }
-      count = static_cast<int>(end - begin);
+      is_heavy = end - begin > split.heavy;
+      count = is_heavy ? 0 : static_cast<int>(end - begin);
     }
     const A scale = a.dst_scale != nullptr ? __ldg(a.dst_scale + row) : A{1};
 
@@ -326,7 +328,7 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
         }
       }
       const auto feature = static_cast<uint32_t>(vector + t * group_lanes) * kValues;
-      if (active[t] && group == 0) {
+      if (active[t] && group == 0 && !is_heavy) {
         if (slot < 0) {
           finish<kValues, Op>(a, row, feature, scale, elements[t]);
         } else {
@@ -344,8 +346,9 @@ __global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>)
     if (wrong.position != 0) {
       fault("positions", wrong.position, a.num_edges);
     }
-    item += int64_t{split.num_blocks} * per_block;
-  } while (parts && item < split.counts->parts);
+    --left;
+    item += parts ? int64_t{split.num_blocks} * per_block : per_block;
+  } while (left != 0 && item < (parts ? split.counts->parts : a.num_rows));
 }
 
 // -- the second pass over heavy rows --------------------------------------------------------------------------------

@@ -55,12 +55,13 @@ Tuning read_tuning() {
     long long heavy = t.heavy;
     long long part = t.part;
     long long max_parts = t.max_parts;
-    std::sscanf(text, "%d,%lld,%lld,%lld,%d", &t.row_lanes, &heavy, &part, &max_parts, &t.blocks);
+    std::sscanf(text, "%d,%lld,%lld,%lld,%d,%d", &t.row_lanes, &heavy, &part, &max_parts, &t.blocks, &t.rows);
     t.row_lanes = std::clamp(t.row_lanes, 4, kWarp);
     t.heavy = std::clamp<int64_t>(heavy, 1, 1 << 30);
     t.part = std::clamp<int64_t>(part, 1, 1 << 30);
     t.max_parts = std::clamp<int64_t>(max_parts, 1, 1 << 24);
     t.blocks = std::clamp(t.blocks, 1, 32);
+    t.rows = std::clamp(t.rows, 1, 1 << 20);
   }
   return t;
 }

@@ -11,13 +11,15 @@
 
 namespace gnnsys::cuda {
 
-// All launch parameters. GNNSYS_SPMM_TUNING="row_lanes,heavy,part,max_parts,blocks" overrides them, for measurements.
+// All launch parameters. GNNSYS_SPMM_TUNING="row_lanes,heavy,part,max_parts,blocks,rows" overrides them, for
+// measurements.
 struct Tuning {
   int row_lanes = 16;         // that share a row of out, at least: short rows need many in flight more than many lanes
   int64_t heavy = 256;        // a row with more edges is left to warps of its own
   int64_t part = 512;         // edges of a part, at least
   int64_t max_parts = 32768;  // of whole parts, so that partial results stay small: parts grow with the graph
   int blocks = 10;            // per multiprocessor that look for parts before rows start
+  int rows = 8;               // that lanes take one after the other, at most
 };
 
 const Tuning& tuning();
