@@ -31,7 +31,7 @@ const Tensor& tensor_on_device(const Tensor& scratch, const std::vector<Tensor>&
 }
 
 constexpr int64_t kSparse = 1 << 20;
-constexpr int64_t kShort = 1 << 21;
+constexpr int64_t kShort = 1 << 18;
 constexpr int64_t kNarrow = int64_t{1} << 32;  // ids below it
 
 // The lists of a call and the memory that they share: control words, tables, and each id's slot.
