@@ -19,7 +19,8 @@ from torch import Tensor
 
 from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
-from gnnsys.fullgraph.state import Pass, needed_before
+from gnnsys.fullgraph.linear import LinearStage
+from gnnsys.fullgraph.state import Kept, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
 
@@ -100,9 +101,12 @@ class Backward:
         return num_arrivals
 
     def _is_free(self, s: int) -> bool:
-        """Whether a step's bins write rows of their own alone, so that any order gives the same."""
+        """Whether a step's bins write rows of their own alone, so that any order gives the same.
+
+        Not where bins move: on the device there is room for one sum of what they say of parameters.
+        """
         step = self._steps[s]
-        return (step.view is not None or step.stage.conv is None) and len(step.bins) <= _MAX_FREE
+        return not self._moves(s) and (step.view is not None or step.stage.conv is None) and len(step.bins) <= _MAX_FREE
 
     def _enter(self, s: int, b: int) -> None:
         """A bin may run, if nothing is missing and it is its turn."""
@@ -180,8 +184,12 @@ class Backward:
         is_one = len(step.bins) == 1 and not self._moves(s)
         if state.needs[s] and step.view is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
-        if step.view is not None and state.needs[s] and self._sums[s] is None and len(step.bins) > 1:
-            self._sums[s] = state.rows[s].new_empty((self._exchange.plan.num_core, state.rows[s].shape[1]))
+        if step.view is not None and state.needs[s] and self._sums[s] is None and not is_one:
+            assert isinstance(step.stage, LinearStage)
+            self._sums[s] = torch.empty_like(state.rows[s][: self._exchange.plan.num_core])
+            self._grads[s] = (
+                torch.zeros_like(state.rows[s][: self._exchange.plan.num_core]) if step.stage.takes_own else None
+            )
         for name in step.stage.joins:
             mark = state.marks[name]
             if state.needs[mark] and (mark, s) not in self._marked:
@@ -200,17 +208,15 @@ class Backward:
         kept, brought = state.take_kept(s, b)
         grad = brought if grad is None else grad
         assert grad is not None
-        leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
-        sources = [*leaves, *step.stage.parameters()]
-        grads: Sequence[Tensor | None] = [None] * len(sources)
-        if kept.out.requires_grad:
-            grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
-        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
-        self._add_parameters(s, b, grads[len(leaves) :])
-        found = [by_leaf.get(id(leaf)) for leaf in (kept.inputs, kept.own, *kept.joined)]
+        found = self._grads_of(s, b, kept, grad)
         if state.mover is None:
             self._add(s, here, found)
             return
+        loads, held, scale = kept.loads, (kept.inputs, kept.own, kept.joined), kept.dst_scale
+        del kept, grad, brought
+        if step.passes is not None and found[0] is not None:
+            step.passes.push(state.mover, (s, b), found[0], scale, lambda src, grad: self._add_grad(s, src, grad))
+            found[0] = None
         is_there = [each is not None for each in found]
 
         def arrived(came: Sequence[Tensor]) -> None:
@@ -218,15 +224,26 @@ class Backward:
             self._add(s, here, [next(left) if there else None for there in is_there])
             self._done(s, b)
 
-        state.mover.send_back(
-            [each for each in found if each is not None], arrived, kept.load, kept.inputs, kept.joined
-        )
+        state.mover.send_back([each for each in found if each is not None], arrived, loads, held)
+
+    def _grads_of(self, s: int, b: int, kept: Kept, grad: Tensor) -> list[Tensor | None]:
+        """Of a bin's inputs (or sums), its nodes' own rows and marks; those of parameters are noted."""
+        leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
+        sources = [*leaves, *self._steps[s].stage.parameters()]
+        grads: Sequence[Tensor | None] = [None] * len(sources)
+        if kept.out.requires_grad:
+            grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
+        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
+        self._add_parameters(s, b, grads[len(leaves) :])
+        return [by_leaf.get(id(leaf)) for leaf in (kept.inputs, kept.own, *kept.joined)]
 
     def _add(self, s: int, here: Bin, found: Sequence[Tensor | None]) -> None:
         """What a bin says of its inputs (or sums), of its nodes' own rows where they are given apart, and of marks."""
         step, (of_inputs, of_own, *of_joined) = self._steps[s], found
         if step.view is not None:
             self._put_sums(s, here, of_inputs, of_own)
+        elif step.passes is not None:
+            self._add_grad(s, slice(here.first, here.end), of_own)
         elif here.csc is not None:
             self._add_grad(s, slice(None) if here.src is None else here.src, of_inputs)
         else:
@@ -251,11 +268,10 @@ class Backward:
             self._sums[s] = of_sums.contiguous()
         else:
             into[here.first : here.end] = of_sums
-        if of_own is not None:
-            if self._grads[s] is None:
-                self._grads[s] = of_own if into is None else torch.zeros_like(self._state.rows[s][: len(into)])
-            if into is not None:
-                self._grads[s][here.first : here.end] = of_own  # type: ignore[index]
+        if of_own is not None and into is None:
+            self._grads[s] = of_own
+        elif of_own is not None:
+            self._grads[s][here.first : here.end] = of_own  # type: ignore[index]
 
     def _add_grad(self, s: int, where: Tensor | slice, grad: Tensor | None) -> None:
         """Adds the gradient of a bin's inputs to that of all rows; the rows of one bin are different ones."""

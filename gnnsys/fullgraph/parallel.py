@@ -208,8 +208,8 @@ class HybridParallel(nn.Module):
         if key not in self._grounds:
             is_first = not self._grounds
             lanes = lanes_between(x.device, device)
-            in_place = device == x.device and lanes is None and self.memory_budget is None  # sums where rows lie
-            stages = with_halves(self._stages, x.requires_grad) if in_place else self._stages
+            in_halves = device == x.device or lanes is not None  # sums are made where rows lie, or come
+            stages = with_halves(self._stages, x.requires_grad) if in_halves else self._stages
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
                 x.device, device, lanes is not None,

@@ -52,14 +52,17 @@ class Ground:
 
 @dataclass(eq=False)
 class Given:
-    """What a bin is computed from, on the device; `load` is what brought it, where something did."""
+    """What a bin is computed from, on the device; `loads` are what brought it, where something did.
+
+    Of a stage in halves the inputs are sums, and where rows move `scale` is what those were multiplied by.
+    """
 
     inputs: Tensor
     joined: list[Tensor]
     own: Tensor | None = None
     scale: Tensor | None = None  # of the rows it reads
     csc: CSC | None = None
-    load: Load | None = None
+    loads: list[Load] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -70,7 +73,8 @@ class Kept:
     joined: list[Tensor]
     out: Tensor
     own: Tensor | None = None
-    load: Load | None = None
+    loads: list[Load] = field(default_factory=list)
+    dst_scale: Tensor | None = None  # of the sums
 
 
 @dataclass(eq=False)
@@ -125,6 +129,9 @@ class Pass:
             return
         picks = self._picks(s, b) if grad is None or self.ground.recompute else []
         self.mover.load((s, b), picks if grad is None else [Pick(grad), *picks])
+        passes = self.ground.steps[s].passes
+        if picks and passes is not None:
+            passes.load(self.mover, (s, b), 0, self.rows[s], self.scales.get(s))
 
     def compute(self, s: int, b: int, then: Callable[[], None]) -> None:
         """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `then`."""
@@ -141,9 +148,9 @@ class Pass:
             kept = self._evaluate(s, b, self._given(s, b) if load is None else self._brought(s, b, load, load.tensors))
         if keeps:
             self._kept[s, b] = kept
-        self._return(s, here, kept.out.detach(), then, kept.load)
+        self._return(s, here, kept.out.detach(), then, kept.loads)
 
-    def _return(self, s: int, here: Bin, out: Tensor, then: Callable[[], None], load: Load | None = None) -> None:
+    def _return(self, s: int, here: Bin, out: Tensor, then: Callable[[], None], loads: Sequence[Load] = ()) -> None:
         """The rows that a bin of step s made, to where they live."""
         if self.mover is None:
             self._put(s + 1, here, out)
@@ -153,7 +160,7 @@ class Pass:
             self._put(s + 1, here, came[0])
             then()
 
-        self.mover.send_back([out], arrived, load)
+        self.mover.send_back([out], arrived, loads)
 
     def core(self, s: int) -> Tensor:
         """A step's input without the halo, on the device."""
@@ -166,7 +173,7 @@ class Pass:
         grad = None if load is None else load.tensors[0]
         if not self.ground.recompute:
             kept = self._kept.pop((s, b))
-            kept.load = load
+            kept.loads = [] if load is None else [load]
             return kept, grad
         with torch.enable_grad(), _replayed(self._random.pop((s, b))), _as_then(self._modes):
             given = self._given(s, b) if load is None else self._brought(s, b, load, load.tensors[1:])
@@ -191,8 +198,12 @@ class Pass:
     def _picks(self, s: int, b: int) -> list[Pick]:
         """What has to be brought for a bin, as `_brought` takes it."""
         step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        nodes = slice(here.first, here.end)
         picks = [picked(here, self.rows[s])]
-        picks += [Pick(self.rows[self.marks[name]], slice(here.first, here.end)) for name in step.stage.joins]
+        picks += [Pick(self.rows[self.marks[name]], nodes) for name in step.stage.joins]
+        if step.passes is not None:
+            scale = step.passes.dst_scale(self.rows[s].dtype)
+            return picks if scale is None else [*picks, Pick(scale, nodes)]
         if s in self.scales:
             picks.append(picked(here, self.scales[s]))
         if here.csc is not None and self.ground.brings_structure:
@@ -203,7 +214,13 @@ class Pass:
         """What a bin is computed from, where it was brought."""
         step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
         left = iter(tensors)
-        given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, load=load)
+        given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, loads=[load])
+        if step.passes is not None:
+            assert self.mover is not None
+            given.own, given.scale, scale = given.inputs, next(left, None), self.scales.get(s)
+            given.inputs, loads = step.passes.sums(self.mover, (s, b), self.rows[s], given.own, scale, given.scale)
+            given.loads += loads
+            return given
         if s in self.scales:
             given.scale = next(left)
         if here.csc is not None and self.ground.brings_structure:
@@ -232,15 +249,16 @@ class Pass:
             assert own is not None
             own.requires_grad_(grads and self.needs[s] and step.stage.takes_own)
             with self._autocast():
-                return Kept(inputs, joined, step.stage.run_sums(inputs, own, joined, now), own, given.load)
+                out = step.stage.run_sums(inputs, own, joined, now)
+            return Kept(inputs, joined, out, own, given.loads, given.scale)
         read = inputs
         if given.scale is not None:
-            is_copy = here.src is not None or given.load is not None or inputs.device != self.rows[s].device
+            is_copy = here.src is not None or given.loads or inputs.device != self.rows[s].device
             read = inputs.mul_(given.scale) if is_copy else inputs * given.scale
         if step.stage.conv is None and step.stage.writes:
             read = read.clone()  # rows are not the modules' to write
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(read, given.csc, joined, now), load=given.load)
+            return Kept(inputs, joined, step.stage.run(read, given.csc, joined, now), loads=given.loads)
 
     def _sums(self, s: int, b: int) -> Tensor:
         """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
