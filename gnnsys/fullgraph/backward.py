@@ -20,6 +20,7 @@ from torch import Tensor
 from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.linear import LinearStage
+from gnnsys.fullgraph.moves import Load
 from gnnsys.fullgraph.state import Kept, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
@@ -44,6 +45,7 @@ class Backward:
         self._waiting = list(self._left)  # bins that have not begun
         self._ready: list[tuple[int, int, int]] = []  # (not awaited by others, -step, -bin), the least first
         self._next: tuple[int, int] | None = None  # what is being brought
+        self._of_norms: dict[int, Tensor] = {}  # by step: the whole gradient of a normalisation's rows
 
     def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Gradients of the input's core rows (None where nobody asked), and by id those of parameters, of all ranks."""
@@ -106,7 +108,11 @@ class Backward:
         Not where bins move: on the device there is room for one sum of what they say of parameters.
         """
         step = self._steps[s]
-        return not self._moves(s) and (step.view is not None or step.stage.conv is None) and len(step.bins) <= _MAX_FREE
+        return (
+            self._state.mover is None
+            and (step.view is not None or step.stage.conv is None)
+            and len(step.bins) <= _MAX_FREE
+        )
 
     def _enter(self, s: int, b: int) -> None:
         """A bin may run, if nothing is missing and it is its turn."""
@@ -117,13 +123,17 @@ class Backward:
 
     def _opens(self, s: int, b: int) -> Sequence[int]:
         """The bins of the step before that wait for this one."""
-        return self._steps[s].needs[b][0] if self._schedule.inter_layer else range(len(self._steps[s - 1].bins))
+        return self._steps[s].needs[b][0] if self._passes_on(s) else range(len(self._steps[s - 1].bins))
 
     def _opened(self, s: int, number: int) -> Sequence[int]:
         """The bins of the step before that wait for what peers say of bin `number` of it."""
         if s == 0:
             return ()
-        return [number] if self._schedule.inter_layer else range(len(self._steps[s - 1].bins))
+        return [number] if self._passes_on(s) else range(len(self._steps[s - 1].bins))
+
+    def _passes_on(self, s: int) -> bool:
+        """Whether bins of the step before wait for their own rows' gradients alone; those of a normalisation do not."""
+        return self._schedule.inter_layer and self._steps[s - 1].stage.norm is None
 
     def _returns_grads(self, s: int) -> bool:
         """Whether gradients of a step's halo go back to their owners."""
@@ -142,17 +152,31 @@ class Backward:
         if due is None:
             _, s, b = heapq.heappop(self._ready)
             due = (-s, -b)
-            if self._moves(-s):
+            if self._state.mover is not None:
                 self._state.load(*due, self._grad_of(*due))
         return due
-
-    def _moves(self, s: int) -> bool:
-        return self._state.mover is not None and self._steps[s].stage.norm is None
 
     def _grad_of(self, s: int, b: int) -> Tensor:
         """The gradient of what a bin made, which is complete."""
         here = self._steps[s].bins[b]
-        return self._take_grad(s + 1, here.first, here.end, b)
+        if self._steps[s].stage.norm is None:
+            return self._take_grad(s + 1, here.first, here.end, b)
+        if s not in self._of_norms:
+            self._begin_norm(s)
+        return self._of_norms[s][here.first : here.end]
+
+    def _begin_norm(self, s: int) -> None:
+        """Sums of a normalisation's gradients, which are all there, before any of its bins runs."""
+        bins, rows = self._steps[s].bins, self._state.core(s)
+        grads = [self._take_grad(s + 1, here.first, here.end, b) for b, here in enumerate(bins[:1])]
+        whole = grads[0] if len(bins) == 1 else torch.empty_like(rows)
+        for b, here in enumerate(bins[1:], start=1):
+            whole[here.first : here.end] = self._take_grad(s + 1, here.first, here.end, b)
+        if len(bins) > 1:
+            whole[: bins[0].end] = grads[0]
+        self._of_norms[s] = whole
+        found = self._state.norms[s].begin_back(rows, whole, self._steps[s].bounds)
+        self._of_parameters[s][-1] = list(found)
 
     def _do(self, s: int, b: int) -> None:
         state, mover = self._state, self._state.mover
@@ -163,15 +187,17 @@ class Backward:
         self._waiting[s] -= 1
         if b > 0 and not self._is_free(s):
             self._enter(s, b - 1)
-        if not self._moves(s):
+        if mover is None:
             self._done(s, b)
-        if mover is not None:
+        else:
             mover.finish(keep=1)
             self._next = self._bring() if self._ready else None
 
     def _done(self, s: int, b: int) -> None:
         """What a bin says of its inputs is added where that is kept."""
         self._left[s] -= 1
+        if self._left[s] == 0:
+            self._of_norms.pop(s, None)
         if s > self._first:
             self._release(s - 1, self._opens(s, b))
         if self._returns_grads(s):
@@ -181,7 +207,7 @@ class Backward:
     def _make_room(self, s: int) -> None:
         """For the gradients of a step's input, unless its one bin's will be all of them."""
         state, step = self._state, self._steps[s]
-        is_one = len(step.bins) == 1 and not self._moves(s)
+        is_one = len(step.bins) == 1 and state.mover is None
         if state.needs[s] and step.view is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
         if step.view is not None and state.needs[s] and self._sums[s] is None and not is_one:
@@ -199,12 +225,9 @@ class Backward:
         state, step = self._state, self._steps[s]
         here = step.bins[b]
         if step.stage.norm is not None:
-            whole = self._grad_of(s, b).to(state.ground.device)
-            into, of_norm = state.norms.pop(s).backward(state.core(s), whole)
-            self._grads[s] = into.to(state.rows[s].device)
-            self._of_parameters[s][b] = list(of_norm)
+            self._compute_norm(s, b)
             return
-        grad = None if self._moves(s) else self._grad_of(s, b)
+        grad = None if state.mover is not None else self._grad_of(s, b)
         kept, brought = state.take_kept(s, b)
         grad = brought if grad is None else grad
         assert grad is not None
@@ -217,14 +240,30 @@ class Backward:
         if step.passes is not None and found[0] is not None:
             step.passes.push(state.mover, (s, b), found[0], scale, lambda src, grad: self._add_grad(s, src, grad))
             found[0] = None
-        is_there = [each is not None for each in found]
+        self._return(s, b, found, loads, held)
+
+    def _compute_norm(self, s: int, b: int) -> None:
+        """A bin of a normalisation."""
+        state = self._state
+        grad = self._grad_of(s, b).to(state.ground.device) if state.mover is None else None
+        (*brought, x), loads = state.taken(s, b)
+        into = state.norms[s].backward(x, brought[0] if grad is None else grad) if state.needs[s] else None
+        if state.mover is None:
+            self._add(s, self._steps[s].bins[b], [into, None])
+        else:
+            self._return(s, b, [into, None], loads)
+
+    def _return(self, s: int, b: int, found: Sequence[Tensor | None], loads: Sequence[Load], *held: Any) -> None:
+        """What a bin says of its inputs, to where rows live."""
+        assert self._state.mover is not None
+        is_there, here = [each is not None for each in found], self._steps[s].bins[b]
 
         def arrived(came: Sequence[Tensor]) -> None:
             left = iter(came)
             self._add(s, here, [next(left) if there else None for there in is_there])
             self._done(s, b)
 
-        state.mover.send_back([each for each in found if each is not None], arrived, loads, held)
+        self._state.mover.send_back([each for each in found if each is not None], arrived, loads, *held)
 
     def _grads_of(self, s: int, b: int, kept: Kept, grad: Tensor) -> list[Tensor | None]:
         """Of a bin's inputs (or sums), its nodes' own rows and marks; those of parameters are noted."""

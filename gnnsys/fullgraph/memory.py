@@ -7,6 +7,7 @@ num_edges + fixed is fitted to their peaks and raised until it covers each of th
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from gnnsys.fullgraph.bins import Bin, Costs, make_bins
 from gnnsys.fullgraph.layers import Rows, Stage
 from gnnsys.fullgraph.linear import LinearStage
+from gnnsys.fullgraph.norm import NormPass
 from gnnsys.ops import CSC, WholeDegrees
 
 _SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this
@@ -121,6 +123,9 @@ def _measured(
     lying = None if moves or not is_linear else torch.zeros(num_src, width, dtype=dtype, device=device)
 
     def there_and_back() -> None:
+        if stage.norm is not None:
+            _normalise(stage.norm, len(here), width, dtype, device)
+            return
         csc = here.csc.to(device) if moves and here.csc is not None else resident
         rows = torch.zeros(num_src, width, dtype=dtype, device=device).requires_grad_()
         marked = [torch.zeros(len(here), w, dtype=t, device=device).requires_grad_() for w, t in joined]
@@ -141,6 +146,17 @@ def _measured(
     if is_linear:  # where its pieces begin, and what its sums are multiplied by
         return Sample(0, len(here), 0, num_bytes + (_NODE_BYTES * len(here) if moves else 0))
     return Sample(num_src, len(here), 0 if here.csc is None else here.csc.num_edges, num_bytes)
+
+
+def _normalise(norm: Any, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A bin of batch normalisation, there and back, with nothing left behind."""
+    rows, grad = (torch.zeros(num_rows, width, dtype=dtype, device=device) for _ in range(2))
+    alone = NormPass(copy.deepcopy(norm), None)
+    alone.begin(rows, [0, num_rows], device)
+    out = alone.forward(rows)
+    del out
+    alone.begin_back(rows, grad, [0, num_rows])
+    alone.backward(rows, grad)
 
 
 def fit_costs(samples: Sequence[Sample]) -> Costs:

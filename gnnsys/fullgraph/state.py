@@ -125,9 +125,10 @@ class Pass:
 
     def load(self, s: int, b: int, grad: Tensor | None = None) -> None:
         """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""
-        if self.mover is None or self.ground.steps[s].stage.norm is not None:
+        if self.mover is None:
             return
-        picks = self._picks(s, b) if grad is None or self.ground.recompute else []
+        is_read = grad is None or self.ground.recompute or self.ground.steps[s].stage.norm is not None
+        picks = self._picks(s, b) if is_read else []
         self.mover.load((s, b), picks if grad is None else [Pick(grad), *picks])
         passes = self.ground.steps[s].passes
         if picks and passes is not None:
@@ -137,8 +138,11 @@ class Pass:
         """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `then`."""
         stage, here = self.ground.steps[s].stage, self.ground.steps[s].bins[b]
         if stage.norm is not None:
-            norm = self.norms[s] = NormPass(stage.norm, self.ground.peers)
-            self._return(s, here, norm.forward(self.core(s)), then)
+            if s not in self.norms:  # the first of its bins
+                self.norms[s] = NormPass(stage.norm, self.ground.peers)
+                self.norms[s].begin(self.core(s), self.ground.steps[s].bounds, self.ground.device)
+            (x,), loads = self.taken(s, b)
+            self._return(s, here, self.norms[s].forward(x), then, loads)
             return
         keeps = self.needs[s + 1] and not self.ground.recompute
         if self.needs[s + 1] and not keeps:
@@ -163,8 +167,16 @@ class Pass:
         self.mover.send_back([out], arrived, loads)
 
     def core(self, s: int) -> Tensor:
-        """A step's input without the halo, on the device."""
-        return self.rows[s][: self.ground.plan.num_core].to(self.ground.device)
+        """A step's input without the halo."""
+        return self.rows[s][: self.ground.plan.num_core]
+
+    def taken(self, s: int, b: int) -> tuple[list[Tensor], list[Load]]:
+        """The rows of a bin's nodes on the device, behind its gradient where that was loaded; and what brought them."""
+        here = self.ground.steps[s].bins[b]
+        if self.mover is None:
+            return [self.rows[s].data[here.first : here.end].to(self.ground.device)], []
+        load = self.mover.take((s, b))
+        return load.tensors, [load]
 
     def take_kept(self, s: int, b: int) -> tuple[Kept, Tensor | None]:
         """A bin for the way back, as it was kept or computed once more with the same random numbers; and its gradient,

@@ -97,12 +97,12 @@ def make_steps(
         shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device))
     bounds, limits = [], None if budget is None else Limits.of(budget, moves)
     for index, stage in enumerate(stages):
-        if stage.norm is not None:
-            bounds.append([0, plan.num_core])
+        if plan.num_core == 0:
+            bounds.append([0, 0] if stage.norm is not None else [0])  # its sums are the other ranks' too
             continue
         (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
         costs, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
-        if limits is not None and plan.num_core:
+        if limits is not None:
             joined = shapes_of_joins(stages, stage, shapes)
             costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves)
             is_linear = isinstance(stage, LinearStage)
