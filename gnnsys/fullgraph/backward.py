@@ -167,13 +167,15 @@ class Backward:
 
     def _begin_norm(self, s: int) -> None:
         """Sums of a normalisation's gradients, which are all there, before any of its bins runs."""
+        if self._state.mover is not None:  # a rank without nodes may be here while a later step's parameters are due
+            self._state.mover.finish()
         bins, rows = self._steps[s].bins, self._state.core(s)
-        grads = [self._take_grad(s + 1, here.first, here.end, b) for b, here in enumerate(bins[:1])]
-        whole = grads[0] if len(bins) == 1 else torch.empty_like(rows)
-        for b, here in enumerate(bins[1:], start=1):
-            whole[here.first : here.end] = self._take_grad(s + 1, here.first, here.end, b)
-        if len(bins) > 1:
-            whole[: bins[0].end] = grads[0]
+        if len(bins) == 1:
+            whole = self._take_grad(s + 1, bins[0].first, bins[0].end, 0)
+        else:
+            whole = torch.empty_like(rows)
+            for b, here in enumerate(bins):
+                whole[here.first : here.end] = self._take_grad(s + 1, here.first, here.end, b)
         self._of_norms[s] = whole
         found = self._state.norms[s].begin_back(rows, whole, self._steps[s].bounds)
         self._of_parameters[s][-1] = list(found)
@@ -207,6 +209,8 @@ class Backward:
     def _make_room(self, s: int) -> None:
         """For the gradients of a step's input, unless its one bin's will be all of them."""
         state, step = self._state, self._steps[s]
+        if step.stage.norm is not None and s not in self._of_norms:
+            self._begin_norm(s)
         is_one = len(step.bins) == 1 and state.mover is None
         if state.needs[s] and step.view is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
