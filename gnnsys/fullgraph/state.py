@@ -131,7 +131,7 @@ class Pass:
         picks = self._picks(s, b) if is_read else []
         self.mover.load((s, b), picks if grad is None else [Pick(grad), *picks])
         passes = self.ground.steps[s].passes
-        if picks and passes is not None:
+        if picks and passes is not None and self._known_sums(s, b) is None:
             passes.load(self.mover, (s, b), 0, self.rows[s], self.scales.get(s))
 
     def compute(self, s: int, b: int, then: Callable[[], None]) -> None:
@@ -152,19 +152,35 @@ class Pass:
             kept = self._evaluate(s, b, self._given(s, b) if load is None else self._brought(s, b, load, load.tensors))
         if keeps:
             self._kept[s, b] = kept
-        self._return(s, here, kept.out.detach(), then, kept.loads)
+        is_new = self.mover is not None and self._stays(s) and self._known_sums(s, b) is None
+        self._return(s, here, kept.out.detach(), then, kept.loads, kept.inputs if is_new else None)
 
-    def _return(self, s: int, here: Bin, out: Tensor, then: Callable[[], None], loads: Sequence[Load] = ()) -> None:
-        """The rows that a bin of step s made, to where they live."""
+    def _return(
+        self, s: int, here: Bin, out: Tensor, then: Callable[[], None], loads: Sequence[Load] = (),
+        sums: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """The rows that a bin of step s made, to where they live, and its sums where those will be the same again."""
         if self.mover is None:
             self._put(s + 1, here, out)
             return
 
         def arrived(came: Sequence[Tensor]) -> None:
             self._put(s + 1, here, came[0])
+            if len(came) > 1 and self.constant is not None:
+                with torch.inference_mode(False):
+                    self.constant[here.first, here.end] = came[1].clone()
             then()
 
-        self.mover.send_back([out], arrived, loads)
+        self.mover.send_back([out] if sums is None else [out, sums], arrived, loads)
+
+    def _stays(self, s: int) -> bool:
+        """Whether a step sums up features that never change."""
+        is_linear = isinstance(self.ground.steps[s].stage, LinearStage)
+        return s == 0 and is_linear and self.constant is not None and s not in self.scales
+
+    def _known_sums(self, s: int, b: int) -> Tensor | None:
+        here = self.ground.steps[s].bins[b]
+        return self.constant.get((here.first, here.end)) if self._stays(s) and self.constant is not None else None
 
     def core(self, s: int) -> Tensor:
         """A step's input without the halo."""
@@ -214,6 +230,9 @@ class Pass:
         picks = [picked(here, self.rows[s])]
         picks += [Pick(self.rows[self.marks[name]], nodes) for name in step.stage.joins]
         if step.passes is not None:
+            sums = self._known_sums(s, b)
+            if sums is not None:
+                return [*picks, Pick(sums)]
             scale = step.passes.dst_scale(self.rows[s].dtype)
             return picks if scale is None else [*picks, Pick(scale, nodes)]
         if s in self.scales:
@@ -230,6 +249,10 @@ class Pass:
         if step.passes is not None:
             assert self.mover is not None
             given.own, given.scale, scale = given.inputs, next(left, None), self.scales.get(s)
+            if self._known_sums(s, b) is not None:
+                assert given.scale is not None
+                given.inputs, given.scale = given.scale, None
+                return given
             given.inputs, loads = step.passes.sums(self.mover, (s, b), self.rows[s], given.own, scale, given.scale)
             given.loads += loads
             return given
@@ -278,13 +301,12 @@ class Pass:
         assert step.view is not None
         if s in self.scales:
             return step.view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
-        if s > 0 or self.constant is None:
-            return step.view.sums(self.rows[s], here.first, here.end)
-        key = (here.first, here.end)
-        if key not in self.constant:
+        known = self._known_sums(s, b)
+        if known is None and self._stays(s):
+            assert self.constant is not None
             with torch.inference_mode(False), torch.no_grad():
-                self.constant[key] = step.view.sums(self.rows[s], here.first, here.end)
-        return self.constant[key].detach()
+                known = self.constant[here.first, here.end] = step.view.sums(self.rows[s], here.first, here.end)
+        return step.view.sums(self.rows[s], here.first, here.end) if known is None else known.detach()
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""

@@ -16,9 +16,9 @@ from gnnsys.fullgraph.passes import PieceCosts, make_pieces
 from gnnsys.fullgraph.state import Pass
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
-from tests.fullgraph.dense import adjacency, random_graph
+from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks
-from tests.fullgraph.test_exact import WIDTH, N, check, gcn, gin, random_ranks, unequal_sage
+from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, random_ranks, unequal_sage
 from tests.fullgraph.test_moves import LateLanes
 
 CPU = torch.device("cpu")
@@ -147,6 +147,37 @@ def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
     for found, expected in zip(run_ranks(2, lambda rank, group: run(rank, group, memory_budget=12_000)), want):
         for got, grad in zip(found, expected):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
+
+
+def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypatch):
+    """From the second pass on the first layer asks for no pieces; a new tensor has sums of its own."""
+    graph, asked = hub_graph(N, 200), []
+    layers = [layer.double() for layer in (SAGEConv(WIDTH, 6), nn.ReLU(), SAGEConv(6, 6))]
+    first, second = torch.randn(2, N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    a, load = adjacency(graph), Mover.load
+
+    def noted(mover, key, picks):
+        asked.append(key)
+        load(mover, key, picks)
+
+    monkeypatch.setattr(Mover, "load", noted)
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    model = HybridParallel(layers, graph, memory_budget=9_000)
+    num_pieces = []
+    for x in (first, first, second, second):
+        asked.clear()
+        model.zero_grad()
+        out = model(x)
+        out.square().sum().backward()
+        num_pieces.append(sum(len(key) == 3 and key[0] == 0 for key in asked))
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        want = dense_forward(layers, x, a)
+        want.square().sum().backward()
+        close(out.detach(), want.detach())
+        for got, p in zip(found, model.parameters()):
+            close(got, p.grad)
+    assert num_pieces[1] == num_pieces[3] == 0 and num_pieces[0] == num_pieces[2] > 4
 
 
 @pytest.mark.parametrize("limit", [None, 1000, 120, 60])
