@@ -2,7 +2,8 @@
 
 Sums are made where rows lie, over all local rows, instead of over rows gathered for the bin; their gradients are pulled
 over the transposed structure when they are asked for, instead of pushed into a sum that every bin adds to. Where a
-layer makes rows narrower its dense half goes first, and the narrow rows travel.
+layer makes rows narrower its dense half goes first, and the narrow rows travel. Where rows move they come in pieces,
+and `passes` says how.
 """
 
 from __future__ import annotations
