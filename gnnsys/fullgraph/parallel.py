@@ -64,10 +64,11 @@ class HybridParallel(nn.Module):
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
     two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Bins
-    are then as large as it lets them be, and computed again on the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed`
-    decides dropout, together with the number of the step, which is part of the model's state. Features that need no
-    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate`
-    trades exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`.
+    are then as large as it lets them be, and computed again on the way back. `wire_dtype` is what rows and gradients
+    travel as (their own type, or torch.bfloat16). `seed` decides dropout, together with the number of the step, which
+    is part of the model's state. Features that need no gradient travel once, when a tensor is first seen; all ranks
+    must give a new one at the same time. `approximate` trades exactness of training passes for less or later
+    communication: see `BoundarySampling` and `Staleness`.
     """
 
     step: Tensor
