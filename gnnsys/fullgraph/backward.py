@@ -21,6 +21,7 @@ from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.moves import Load
+from gnnsys.fullgraph.reduce import ParameterGrads
 from gnnsys.fullgraph.state import Kept, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
@@ -36,8 +37,7 @@ class Backward:
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
         self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
-        self._of_parameters: list[dict[int, list[Tensor | None]]] = [{} for _ in self._steps]  # by bin, or all under -1
-        self._reducing: list[tuple[int, Tensor, Any]] = []
+        self._of_parameters = ParameterGrads(self._steps, exchange.peers)
         self._unreduced = len(self._steps) - 1
         self._missing = [[0] * len(step.bins) for step in self._steps]
         self._chunks_left: dict[tuple[int, int], int] = {}  # (step, chunk): bins that will add to its gradient
@@ -57,7 +57,9 @@ class Backward:
         with state.moving():
             self._run_bins(num_arrivals)
         x_grad = self._take_grad(0, 0, self._exchange.plan.num_core, 0) if state.needs[0] else None
-        found = self._reduced()
+        began = time.perf_counter()
+        found = self._of_parameters.wait()
+        state.times.wait += time.perf_counter() - began
         self._exchange.flush()
         state.times.num_bytes += sum(peers.bytes_sent) - sent_before
         return x_grad, found
@@ -178,7 +180,7 @@ class Backward:
                 whole[here.first : here.end] = self._take_grad(s + 1, here.first, here.end, b)
         self._of_norms[s] = whole
         found = self._state.norms[s].begin_back(rows, whole, self._steps[s].bounds)
-        self._of_parameters[s][-1] = list(found)
+        self._of_parameters.add(s, found)
 
     def _do(self, s: int, b: int) -> None:
         state, mover = self._state, self._state.mover
@@ -277,7 +279,10 @@ class Backward:
         if kept.out.requires_grad:
             grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
         by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
-        self._add_parameters(s, b, grads[len(leaves) :])
+        if self._is_free(s):
+            self._of_parameters.put(s, b, grads[len(leaves) :])
+        else:
+            self._of_parameters.add(s, grads[len(leaves) :])
         return [by_leaf.get(id(leaf)) for leaf in (kept.inputs, kept.own, *kept.joined)]
 
     def _add(self, s: int, here: Bin, found: Sequence[Tensor | None]) -> None:
@@ -293,14 +298,6 @@ class Backward:
             self._add_grad(s, slice(here.first, here.end), of_inputs)
         for name, grad in zip(step.stage.joins, of_joined):
             self._add_marked(self._state.marks[name], s, slice(here.first, here.end), grad)
-
-    def _add_parameters(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
-        """What a bin says of its stage's parameters: kept apart where the order of bins is not fixed."""
-        if self._is_free(s):
-            self._of_parameters[s][b] = list(grads)
-            return
-        before = self._of_parameters[s].get(-1)
-        self._of_parameters[s][-1] = list(grads) if before is None else list(map(_added, before, grads))
 
     def _put_sums(self, s: int, here: Bin, of_sums: Tensor | None, of_own: Tensor | None) -> None:
         """The gradient of a bin's sums, for who pulls it, and of its nodes' own rows, which go no other way."""
@@ -384,40 +381,5 @@ class Backward:
     def _reduce_done(self) -> None:
         """Begins the sum over ranks of the gradients of layers that are done here."""
         while self._unreduced >= self._first and self._left[self._unreduced] == 0:
-            parameters = self._steps[self._unreduced].stage.parameters()
-            if parameters:
-                flat = self._flat(parameters, self._of_parameters[self._unreduced])
-                self._reducing.append((self._unreduced, flat, self._exchange.peers.all_reduce(flat)))
+            self._of_parameters.begin(self._unreduced)
             self._unreduced -= 1
-
-    @staticmethod
-    def _flat(parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor | None]]) -> Tensor:
-        """One row of numbers: the bins' gradients added in their order, and how many bins had one, per parameter."""
-        dtype = max((p.dtype for p in parameters), key=lambda t: t.itemsize)
-        flat = torch.zeros(sum(p.numel() for p in parameters) + len(parameters), dtype=dtype)
-        parts = flat.split([*(p.numel() for p in parameters), len(parameters)])
-        for _, grads in sorted(by_bin.items(), reverse=True):
-            for number, grad in enumerate(grads):
-                if grad is not None:
-                    parts[number].add_(grad.reshape(-1).to("cpu", dtype))
-                    parts[-1][number] += 1
-        return flat
-
-    def _reduced(self) -> dict[int, Tensor]:
-        """The sums, when they are there; a parameter of several layers gets the sum of theirs."""
-        found: dict[int, Tensor] = {}
-        began = time.perf_counter()
-        for s, flat, work in self._reducing:
-            work.wait()
-            parameters = self._steps[s].stage.parameters()
-            *parts, counts = flat.split([*(p.numel() for p in parameters), len(parameters)])
-            for p, part, count in zip(parameters, parts, counts.tolist()):
-                if count:  # what no rank's bins used has no gradient, as elsewhere
-                    part = part.view_as(p).to(p.device, p.dtype)
-                    found[id(p)] = found[id(p)] + part if id(p) in found else part
-        self._state.times.wait += time.perf_counter() - began
-        return found
-
-
-def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return a if b is None else b if a is None else a + b
