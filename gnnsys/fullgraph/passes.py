@@ -16,18 +16,19 @@ from torch import Tensor
 
 from gnnsys.fullgraph.linear import View
 from gnnsys.fullgraph.moves import Load, Mover, Pick
-from gnnsys.ops import CSC
+from gnnsys.ops import CSC, compact
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import native
 
 Key = tuple[int, int]  # step and bin
+Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their gradients
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
     """Some of a bin's sources, as rows of [core, halo], and the in-edges that its nodes have from them."""
 
-    src: Tensor
+    src: Tensor | None  # None: all rows as they are
     csc: CSC
 
     def to(self, device: torch.device) -> Piece:
@@ -43,11 +44,14 @@ class PieceCosts:
     edge: int
     limit: int | None = None
 
+    def fits(self, num_sources: int, num_edges: int) -> bool:
+        """Whether so many may be one piece."""
+        return self.limit is None or num_sources * self.source + num_edges * self.edge <= self.limit
+
     def cuts(self, sources: Tensor) -> list[int]:
         """Where the pieces of edges begin whose sources, counted from 0, ascend; a source may go on in the next."""
         num_edges = sources.numel()
-        if self.limit is None or num_edges == 0:
-            return [0, num_edges] if num_edges else [0]
+        assert self.limit is not None
         if self.source + self.edge > self.limit:
             raise ValueError(
                 f"one row of a neighbour takes {self.source + self.edge:,} bytes, and memory_budget leaves "
@@ -65,21 +69,30 @@ class PieceCosts:
 
 def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts) -> list[Piece]:
     """The in-edges of nodes first to end, cut by source; a node's edges keep their order inside a piece."""
-    indices = csc.indices[int(csc.indptr[first]) : int(csc.indptr[end])].long()
-    dst = torch.repeat_interleave(torch.arange(end - first), csc.indptr[first : end + 1].diff())
-    src, local = torch.unique(indices, return_inverse=True)
+    if (first, end) == (0, csc.num_dst) and costs.limit is None:
+        csc.transpose()
+        return [Piece(None, csc)]
+    dtype, indptr = csc.indices.dtype, csc.indptr[first : end + 1] - csc.indptr[first]
+    ids = csc.indices[int(csc.indptr[first]) : int(csc.indptr[end])]
+    (src,), (local,) = compact([ids[:0]], [ids], [0])
+    if costs.fits(src.numel(), ids.numel()):
+        return [_piece(src, indptr, local.to(dtype))] if ids.numel() else []
+    dst = torch.repeat_interleave(torch.arange(end - first), indptr.diff())
     by_source = torch.sort(local, stable=True).indices
-    cuts = costs.cuts(local[by_source])
     pieces = []
-    for a, b in pairwise(cuts):
+    for a, b in pairwise(costs.cuts(local[by_source])):
         edges = torch.sort(by_source[a:b]).values  # in their order again
         low, high = int(local[by_source[a]]), int(local[by_source[b - 1]]) + 1
         counts = torch.bincount(dst[edges], minlength=end - first)
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        structure = CSC(indptr, (local[edges] - low).to(csc.indices.dtype), high - low)
-        structure.transpose()
-        pieces.append(Piece(src[low:high].to(csc.indices.dtype), structure))
+        pieces.append(_piece(src[low:high], indptr, (local[edges] - low).to(dtype)))
     return pieces
+
+
+def _piece(src: Tensor, indptr: Tensor, indices: Tensor) -> Piece:
+    csc = CSC(indptr, indices, src.numel())
+    csc.transpose()
+    return Piece(src, csc)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +144,8 @@ class Passes:
                 loads.append(load)
         return out, loads
 
-    def push(
-        self, mover: Mover, key: Key, grad: Tensor, dst_scale: Tensor | None, then: Callable[[Tensor, Tensor], None]
-    ) -> None:
-        """Makes the gradients of a bin's sources from that of its sums; `then` gets places and gradients, by piece."""
+    def push(self, mover: Mover, key: Key, grad: Tensor, dst_scale: Tensor | None, then: Adds) -> None:
+        """Makes the gradients of a bin's sources from that of its sums; `then` gets rows and gradients, by piece."""
         pieces, weight, grad = self.pieces[key[1]], self.view.scales(grad.dtype)[0], grad.contiguous()
         if pieces:
             self._load_back(mover, key, 0, weight)
@@ -171,8 +182,8 @@ def _product(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
     return out
 
 
-def _of_piece(then: Callable[[Tensor, Tensor], None], src: Tensor) -> Callable[[list[Tensor]], None]:
-    return lambda came: then(src, came[0])
+def _of_piece(then: Adds, src: Tensor | None) -> Callable[[list[Tensor]], None]:
+    return lambda came: then(slice(None) if src is None else src, came[0])
 
 
 def _nothing(came: Sequence[Tensor]) -> None:

@@ -188,11 +188,19 @@ def test_pieces_hold_every_edge_once_in_order_and_none_costs_more_than_it_may(li
     found, dense = torch.zeros(N, N), adjacency(random_graph(N, 400, 2)).float()
     for piece in pieces:
         piece.csc.validate()
-        assert torch.equal(piece.src.long(), torch.unique(piece.src.long()))
+        assert piece.src.numel() == torch.unique(piece.src).numel() == piece.csc.num_src
         found.index_put_((piece.csc.dst() + 5, piece.src.long()[piece.csc.indices.long()]), torch.ones(()), True)
         assert limit is None or 48 * piece.csc.num_src + 4 * piece.csc.num_edges <= limit
     assert torch.equal(found[5:40], dense[5:40]) and not found[:5].any() and not found[40:].any()
     assert (len(pieces) == 1) == (limit is None)
+
+
+def test_all_rows_in_one_piece_are_taken_as_they_are():
+    csc = random_graph(N, 400, 2).csc()
+    (piece,) = make_pieces(csc, 0, N, PieceCosts(source=48, edge=4))
+    assert piece.src is None and piece.csc is csc
+    no_edges = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), N).csc()
+    assert make_pieces(no_edges, 5, 40, PieceCosts(source=48, edge=4, limit=100)) == []
 
 
 def test_a_budget_in_which_no_row_fits_is_told(monkeypatch):
