@@ -19,7 +19,10 @@ from torch import Tensor
 
 from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
-from gnnsys.fullgraph.state import Pass, needed_before
+from gnnsys.fullgraph.linear import LinearStage
+from gnnsys.fullgraph.moves import Load
+from gnnsys.fullgraph.reduce import ParameterGrads
+from gnnsys.fullgraph.state import Kept, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
 
@@ -34,8 +37,7 @@ class Backward:
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
         self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
-        self._of_parameters: list[dict[int, list[Tensor | None]]] = [{} for _ in self._steps]  # by bin, or all under -1
-        self._reducing: list[tuple[int, Tensor, Any]] = []
+        self._of_parameters = ParameterGrads(self._steps, exchange.peers)
         self._unreduced = len(self._steps) - 1
         self._missing = [[0] * len(step.bins) for step in self._steps]
         self._chunks_left: dict[tuple[int, int], int] = {}  # (step, chunk): bins that will add to its gradient
@@ -43,6 +45,7 @@ class Backward:
         self._waiting = list(self._left)  # bins that have not begun
         self._ready: list[tuple[int, int, int]] = []  # (not awaited by others, -step, -bin), the least first
         self._next: tuple[int, int] | None = None  # what is being brought
+        self._of_norms: dict[int, Tensor] = {}  # by step: the whole gradient of a normalisation's rows
 
     def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Gradients of the input's core rows (None where nobody asked), and by id those of parameters, of all ranks."""
@@ -54,7 +57,9 @@ class Backward:
         with state.moving():
             self._run_bins(num_arrivals)
         x_grad = self._take_grad(0, 0, self._exchange.plan.num_core, 0) if state.needs[0] else None
-        found = self._reduced()
+        began = time.perf_counter()
+        found = self._of_parameters.wait()
+        state.times.wait += time.perf_counter() - began
         self._exchange.flush()
         state.times.num_bytes += sum(peers.bytes_sent) - sent_before
         return x_grad, found
@@ -100,9 +105,16 @@ class Backward:
         return num_arrivals
 
     def _is_free(self, s: int) -> bool:
-        """Whether a step's bins write rows of their own alone, so that any order gives the same."""
+        """Whether a step's bins write rows of their own alone, so that any order gives the same.
+
+        Not where bins move: on the device there is room for one sum of what they say of parameters.
+        """
         step = self._steps[s]
-        return (step.view is not None or step.stage.conv is None) and len(step.bins) <= _MAX_FREE
+        return (
+            self._state.mover is None
+            and (step.view is not None or step.stage.conv is None)
+            and len(step.bins) <= _MAX_FREE
+        )
 
     def _enter(self, s: int, b: int) -> None:
         """A bin may run, if nothing is missing and it is its turn."""
@@ -113,13 +125,17 @@ class Backward:
 
     def _opens(self, s: int, b: int) -> Sequence[int]:
         """The bins of the step before that wait for this one."""
-        return self._steps[s].needs[b][0] if self._schedule.inter_layer else range(len(self._steps[s - 1].bins))
+        return self._steps[s].needs[b][0] if self._passes_on(s) else range(len(self._steps[s - 1].bins))
 
     def _opened(self, s: int, number: int) -> Sequence[int]:
         """The bins of the step before that wait for what peers say of bin `number` of it."""
         if s == 0:
             return ()
-        return [number] if self._schedule.inter_layer else range(len(self._steps[s - 1].bins))
+        return [number] if self._passes_on(s) else range(len(self._steps[s - 1].bins))
+
+    def _passes_on(self, s: int) -> bool:
+        """Whether bins of the step before wait for their own rows' gradients alone; those of a normalisation do not."""
+        return self._schedule.inter_layer and self._steps[s - 1].stage.norm is None
 
     def _returns_grads(self, s: int) -> bool:
         """Whether gradients of a step's halo go back to their owners."""
@@ -138,17 +154,33 @@ class Backward:
         if due is None:
             _, s, b = heapq.heappop(self._ready)
             due = (-s, -b)
-            if self._moves(-s):
+            if self._state.mover is not None:
                 self._state.load(*due, self._grad_of(*due))
         return due
-
-    def _moves(self, s: int) -> bool:
-        return self._state.mover is not None and self._steps[s].stage.norm is None
 
     def _grad_of(self, s: int, b: int) -> Tensor:
         """The gradient of what a bin made, which is complete."""
         here = self._steps[s].bins[b]
-        return self._take_grad(s + 1, here.first, here.end, b)
+        if self._steps[s].stage.norm is None:
+            return self._take_grad(s + 1, here.first, here.end, b)
+        if s not in self._of_norms:
+            self._begin_norm(s)
+        return self._of_norms[s][here.first : here.end]
+
+    def _begin_norm(self, s: int) -> None:
+        """Sums of a normalisation's gradients, which are all there, before any of its bins runs."""
+        if self._state.mover is not None:  # a rank without nodes may be here while a later step's parameters are due
+            self._state.mover.finish()
+        bins, rows = self._steps[s].bins, self._state.core(s)
+        if len(bins) == 1:
+            whole = self._take_grad(s + 1, bins[0].first, bins[0].end, 0)
+        else:
+            whole = torch.empty_like(rows)
+            for b, here in enumerate(bins):
+                whole[here.first : here.end] = self._take_grad(s + 1, here.first, here.end, b)
+        self._of_norms[s] = whole
+        found = self._state.norms[s].begin_back(rows, whole, self._steps[s].bounds)
+        self._of_parameters.add(s, found)
 
     def _do(self, s: int, b: int) -> None:
         state, mover = self._state, self._state.mover
@@ -159,15 +191,17 @@ class Backward:
         self._waiting[s] -= 1
         if b > 0 and not self._is_free(s):
             self._enter(s, b - 1)
-        if not self._moves(s):
+        if mover is None:
             self._done(s, b)
-        if mover is not None:
+        else:
             mover.finish(keep=1)
             self._next = self._bring() if self._ready else None
 
     def _done(self, s: int, b: int) -> None:
         """What a bin says of its inputs is added where that is kept."""
         self._left[s] -= 1
+        if self._left[s] == 0:
+            self._of_norms.pop(s, None)
         if s > self._first:
             self._release(s - 1, self._opens(s, b))
         if self._returns_grads(s):
@@ -177,11 +211,17 @@ class Backward:
     def _make_room(self, s: int) -> None:
         """For the gradients of a step's input, unless its one bin's will be all of them."""
         state, step = self._state, self._steps[s]
-        is_one = len(step.bins) == 1 and not self._moves(s)
+        if step.stage.norm is not None and s not in self._of_norms:
+            self._begin_norm(s)
+        is_one = len(step.bins) == 1 and state.mover is None
         if state.needs[s] and step.view is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
-        if step.view is not None and state.needs[s] and self._sums[s] is None and len(step.bins) > 1:
-            self._sums[s] = state.rows[s].new_empty((self._exchange.plan.num_core, state.rows[s].shape[1]))
+        if step.view is not None and state.needs[s] and self._sums[s] is None and not is_one:
+            assert isinstance(step.stage, LinearStage)
+            self._sums[s] = torch.empty_like(state.rows[s][: self._exchange.plan.num_core])
+            self._grads[s] = (
+                torch.zeros_like(state.rows[s][: self._exchange.plan.num_core]) if step.stage.takes_own else None
+            )
         for name in step.stage.joins:
             mark = state.marks[name]
             if state.needs[mark] and (mark, s) not in self._marked:
@@ -191,56 +231,73 @@ class Backward:
         state, step = self._state, self._steps[s]
         here = step.bins[b]
         if step.stage.norm is not None:
-            whole = self._grad_of(s, b).to(state.ground.device)
-            into, of_norm = state.norms.pop(s).backward(state.core(s), whole)
-            self._grads[s] = into.to(state.rows[s].device)
-            self._of_parameters[s][b] = list(of_norm)
+            self._compute_norm(s, b)
             return
-        grad = None if self._moves(s) else self._grad_of(s, b)
+        grad = None if state.mover is not None else self._grad_of(s, b)
         kept, brought = state.take_kept(s, b)
         grad = brought if grad is None else grad
         assert grad is not None
-        leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
-        sources = [*leaves, *step.stage.parameters()]
-        grads: Sequence[Tensor | None] = [None] * len(sources)
-        if kept.out.requires_grad:
-            grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
-        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
-        self._add_parameters(s, b, grads[len(leaves) :])
-        found = [by_leaf.get(id(leaf)) for leaf in (kept.inputs, kept.own, *kept.joined)]
+        found = self._grads_of(s, b, kept, grad)
         if state.mover is None:
             self._add(s, here, found)
             return
-        is_there = [each is not None for each in found]
+        loads, held, scale = kept.loads, (kept.inputs, kept.own, kept.joined), kept.dst_scale
+        del kept, grad, brought
+        if step.passes is not None and found[0] is not None:
+            step.passes.push(state.mover, (s, b), found[0], scale, lambda src, grad: self._add_grad(s, src, grad))
+            found[0] = None
+        self._return(s, b, found, loads, held)
+
+    def _compute_norm(self, s: int, b: int) -> None:
+        """A bin of a normalisation."""
+        state = self._state
+        grad = self._grad_of(s, b).to(state.ground.device) if state.mover is None else None
+        (*brought, x), loads = state.taken(s, b)
+        into = state.norms[s].backward(x, brought[0] if grad is None else grad) if state.needs[s] else None
+        if state.mover is None:
+            self._add(s, self._steps[s].bins[b], [into, None])
+        else:
+            self._return(s, b, [into, None], loads)
+
+    def _return(self, s: int, b: int, found: Sequence[Tensor | None], loads: Sequence[Load], *held: Any) -> None:
+        """What a bin says of its inputs, to where rows live."""
+        assert self._state.mover is not None
+        is_there, here = [each is not None for each in found], self._steps[s].bins[b]
 
         def arrived(came: Sequence[Tensor]) -> None:
             left = iter(came)
             self._add(s, here, [next(left) if there else None for there in is_there])
             self._done(s, b)
 
-        state.mover.send_back(
-            [each for each in found if each is not None], arrived, kept.load, kept.inputs, kept.joined
-        )
+        self._state.mover.send_back([each for each in found if each is not None], arrived, loads, *held)
+
+    def _grads_of(self, s: int, b: int, kept: Kept, grad: Tensor) -> list[Tensor | None]:
+        """Of a bin's inputs (or sums), its nodes' own rows and marks; those of parameters are noted."""
+        leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
+        sources = [*leaves, *self._steps[s].stage.parameters()]
+        grads: Sequence[Tensor | None] = [None] * len(sources)
+        if kept.out.requires_grad:
+            grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
+        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
+        if self._is_free(s):
+            self._of_parameters.put(s, b, grads[len(leaves) :])
+        else:
+            self._of_parameters.add(s, grads[len(leaves) :])
+        return [by_leaf.get(id(leaf)) for leaf in (kept.inputs, kept.own, *kept.joined)]
 
     def _add(self, s: int, here: Bin, found: Sequence[Tensor | None]) -> None:
         """What a bin says of its inputs (or sums), of its nodes' own rows where they are given apart, and of marks."""
         step, (of_inputs, of_own, *of_joined) = self._steps[s], found
         if step.view is not None:
             self._put_sums(s, here, of_inputs, of_own)
+        elif step.passes is not None:
+            self._add_grad(s, slice(here.first, here.end), of_own)
         elif here.csc is not None:
             self._add_grad(s, slice(None) if here.src is None else here.src, of_inputs)
         else:
             self._add_grad(s, slice(here.first, here.end), of_inputs)
         for name, grad in zip(step.stage.joins, of_joined):
             self._add_marked(self._state.marks[name], s, slice(here.first, here.end), grad)
-
-    def _add_parameters(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
-        """What a bin says of its stage's parameters: kept apart where the order of bins is not fixed."""
-        if self._is_free(s):
-            self._of_parameters[s][b] = list(grads)
-            return
-        before = self._of_parameters[s].get(-1)
-        self._of_parameters[s][-1] = list(grads) if before is None else list(map(_added, before, grads))
 
     def _put_sums(self, s: int, here: Bin, of_sums: Tensor | None, of_own: Tensor | None) -> None:
         """The gradient of a bin's sums, for who pulls it, and of its nodes' own rows, which go no other way."""
@@ -251,11 +308,10 @@ class Backward:
             self._sums[s] = of_sums.contiguous()
         else:
             into[here.first : here.end] = of_sums
-        if of_own is not None:
-            if self._grads[s] is None:
-                self._grads[s] = of_own if into is None else torch.zeros_like(self._state.rows[s][: len(into)])
-            if into is not None:
-                self._grads[s][here.first : here.end] = of_own  # type: ignore[index]
+        if of_own is not None and into is None:
+            self._grads[s] = of_own
+        elif of_own is not None:
+            self._grads[s][here.first : here.end] = of_own  # type: ignore[index]
 
     def _add_grad(self, s: int, where: Tensor | slice, grad: Tensor | None) -> None:
         """Adds the gradient of a bin's inputs to that of all rows; the rows of one bin are different ones."""
@@ -325,40 +381,5 @@ class Backward:
     def _reduce_done(self) -> None:
         """Begins the sum over ranks of the gradients of layers that are done here."""
         while self._unreduced >= self._first and self._left[self._unreduced] == 0:
-            parameters = self._steps[self._unreduced].stage.parameters()
-            if parameters:
-                flat = self._flat(parameters, self._of_parameters[self._unreduced])
-                self._reducing.append((self._unreduced, flat, self._exchange.peers.all_reduce(flat)))
+            self._of_parameters.begin(self._unreduced)
             self._unreduced -= 1
-
-    @staticmethod
-    def _flat(parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor | None]]) -> Tensor:
-        """One row of numbers: the bins' gradients added in their order, and how many bins had one, per parameter."""
-        dtype = max((p.dtype for p in parameters), key=lambda t: t.itemsize)
-        flat = torch.zeros(sum(p.numel() for p in parameters) + len(parameters), dtype=dtype)
-        parts = flat.split([*(p.numel() for p in parameters), len(parameters)])
-        for _, grads in sorted(by_bin.items(), reverse=True):
-            for number, grad in enumerate(grads):
-                if grad is not None:
-                    parts[number].add_(grad.reshape(-1).to("cpu", dtype))
-                    parts[-1][number] += 1
-        return flat
-
-    def _reduced(self) -> dict[int, Tensor]:
-        """The sums, when they are there; a parameter of several layers gets the sum of theirs."""
-        found: dict[int, Tensor] = {}
-        began = time.perf_counter()
-        for s, flat, work in self._reducing:
-            work.wait()
-            parameters = self._steps[s].stage.parameters()
-            *parts, counts = flat.split([*(p.numel() for p in parameters), len(parameters)])
-            for p, part, count in zip(parameters, parts, counts.tolist()):
-                if count:  # what no rank's bins used has no gradient, as elsewhere
-                    part = part.view_as(p).to(p.device, p.dtype)
-                    found[id(p)] = found[id(p)] + part if id(p) in found else part
-        self._state.times.wait += time.perf_counter() - began
-        return found
-
-
-def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return a if b is None else b if a is None else a + b

@@ -128,7 +128,8 @@ def _end_of_bin(csc: CSC, first: int, end: int, step: int, limit: int, costs: Co
         if cost > limit and until == first + 1:
             raise ValueError(
                 f"a node with {num_edges:,} in-edges takes {cost:,.0f} bytes by itself, and memory_budget or bin_bytes "
-                f"is {limit:,}: raise it"
+                f"leaves {limit:,} for a bin: raise it, or use layers that aggregate by sums (our SAGEConv with mean "
+                "or sum, GCNConv, GINConv), whose inputs need not be there at once as those of others do"
             )
         if cost > limit:
             if step == 1:

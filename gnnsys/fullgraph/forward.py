@@ -114,7 +114,7 @@ class Forward:
 
     def _openings(self, step: Step) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
         """What each bin waits for before it may begin: its own inputs, or all of the layer's."""
-        if self._schedule.inter_layer:
+        if self._schedule.inter_layer and step.stage.norm is None:
             return step.needs
         return [(range(len(step.sends)), range(len(step.chunks)))] * len(step.bins)
 

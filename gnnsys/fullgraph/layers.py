@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gnnsys.nn import GATConv
 from gnnsys.nn.models import Stack
-from gnnsys.ops import CSC, dropout_rows, stream_key
+from gnnsys.nn.structure import with_self_loops
+from gnnsys.ops import CSC, dropout_rows, edge_softmax, spmm, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
 
@@ -40,6 +42,7 @@ class _Turn:
     num_drops: int = 0
 
 
+_MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's
 MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
 
 _NOW: ContextVar[_Turn | None] = ContextVar("gnnsys_rows", default=None)
@@ -236,6 +239,9 @@ def keyed(module: nn.Module) -> nn.Module:
 def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     """A graph layer, ours, PyG's or a user's own, on a bin: the nodes' rows are the first of the sources'."""
     if not _is_pyg(conv):
+        now = _NOW.get()
+        if type(conv) is GATConv and conv.training and conv.dropout > 0 and now is not None:
+            return _keyed_attention(conv, rows, csc, now)
         return conv(rows, csc)
     edge_index = STRUCTURES.get(lambda: torch.stack([csc.indices.long(), csc.dst()]), csc, key="edge_index")
     if csc.whole is None and csc.num_src == csc.num_dst:  # no piece
@@ -248,6 +254,27 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     takes_size = "size" in inspect.signature(conv.forward).parameters
     size = {"size": (csc.num_src, csc.num_dst)} if takes_size else {}
     return conv((rows, rows[: csc.num_dst]), edge_index, **size)
+
+
+def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: _Turn) -> Tensor:
+    """Our GATConv with a dropout of attention whose mask depends on seed, step, layer, node, in-edge and head alone.
+
+    An in-edge goes by its place among the node's, which keep their order on any number of ranks; the self loop is the
+    last.
+    """
+    now.num_drops += 1
+    node = conv.transform(rows, rows[: csc.num_dst], csc.num_dst)
+    edges = with_self_loops(csc).csc if conv.add_self_loops else csc
+    dst = edges.dst()
+    score = node.score_src.index_select(0, edges.indices) + node.score_dst.index_select(0, dst)
+    alpha = edge_softmax(edges, nn.functional.leaky_relu(score, conv.negative_slope))
+    place = torch.arange(edges.num_edges, device=dst.device) - edges.indptr.index_select(0, dst)
+    ids = now.rows.ids.index_select(0, dst).long() * _MAX_PLACES + place
+    alpha = dropout_rows(alpha, ids, conv.dropout, stream_key(now.rows.key, now.num_drops))
+    out = spmm(edges, node.rows, weight=alpha)
+    out = out.flatten(1) if conv.concat else out.mean(1)
+    out = out if conv.res is None else out + conv.res(rows[: csc.num_dst])
+    return out if conv.bias is None else out + conv.bias
 
 
 def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor) -> Tensor:

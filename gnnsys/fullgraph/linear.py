@@ -2,7 +2,8 @@
 
 Sums are made where rows lie, over all local rows, instead of over rows gathered for the bin; their gradients are pulled
 over the transposed structure when they are asked for, instead of pushed into a sum that every bin adds to. Where a
-layer makes rows narrower its dense half goes first, and the narrow rows travel.
+layer makes rows narrower its dense half goes first, and the narrow rows travel. Where rows move they come in pieces,
+and `passes` says how.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class View:
 
         With `scale`, [rows], each counts so many times.
         """
-        src, dst = self._scales_of(rows.dtype)
+        src, dst = self.scales(rows.dtype)
         if scale is not None:
             scale = scale.to(sum_dtype(rows.dtype))
             src = scale if src is None else src * scale
@@ -53,10 +54,11 @@ class View:
         if self._transposed is None:
             turned = self.csc.transpose()
             self._transposed = (turned, turned.indptr.cpu())
-        src, dst = self._scales_of(grads.dtype)
+        src, dst = self.scales(grads.dtype)
         return _spmm(*self._transposed, first, end, grads, dst, None if src is None else src[first:end])
 
-    def _scales_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    def scales(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """What rows of `dtype`, and the nodes' sums of them, are multiplied by: [num_local] and [num_core]."""
         dtype = sum_dtype(dtype)
         if dtype not in self._scales:
             if self.kind == "gcn":

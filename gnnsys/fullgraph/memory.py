@@ -7,6 +7,7 @@ num_edges + fixed is fitted to their peaks and raised until it covers each of th
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,13 @@ from torch.utils._pytree import tree_leaves
 
 from gnnsys.fullgraph.bins import Bin, Costs, make_bins
 from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.fullgraph.linear import LinearStage
+from gnnsys.fullgraph.norm import NormPass
 from gnnsys.ops import CSC, WholeDegrees
 
 _SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this
 _MARGIN = 1.02
+_NODE_BYTES = 32  # of a node whose sources come in pieces, of which three may be there
 
 
 class Peak(TorchDispatchMode):
@@ -90,7 +94,7 @@ def measure_stage(
     joined: Sequence[tuple[int, torch.dtype]], device: torch.device, moves: bool,
 ) -> Costs:  # fmt: skip
     """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts, and so
-    does what is derived from it there."""
+    does what is derived from it there. Of a stage in halves a bin is its nodes and their sums."""
     num_nodes = csc.num_dst
     bounds = []
     for size in _SIZES:
@@ -98,7 +102,7 @@ def measure_stage(
         bounds += [(first, min(first + each, num_nodes)) for first in (0, (num_nodes - each) // 2, num_nodes - each)]
     samples = []
     for first, end in dict.fromkeys(bounds):
-        if stage.conv is None:
+        if stage.conv is None or isinstance(stage, LinearStage):
             here = Bin(first, end, None, None)
         else:
             (here,) = make_bins(csc, [first, end], whole)
@@ -115,21 +119,44 @@ def _measured(
 ) -> Sample:  # fmt: skip
     num_src = len(here) if here.csc is None else here.csc.num_src
     resident = None if here.csc is None or moves else here.csc.to(device)
+    is_linear = isinstance(stage, LinearStage)
+    lying = None if moves or not is_linear else torch.zeros(num_src, width, dtype=dtype, device=device)
 
     def there_and_back() -> None:
+        if stage.norm is not None:
+            _normalise(stage.norm, len(here), width, dtype, device)
+            return
         csc = here.csc.to(device) if moves and here.csc is not None else resident
         rows = torch.zeros(num_src, width, dtype=dtype, device=device).requires_grad_()
         marked = [torch.zeros(len(here), w, dtype=t, device=device).requires_grad_() for w, t in joined]
         ids = torch.zeros(len(here), dtype=torch.int64, device=device)
-        out = stage.run(rows, csc, marked, Rows(ids, 0))
         sources = [rows, *marked, *stage.parameters()]
+        if isinstance(stage, LinearStage):
+            own = (torch.zeros_like(rows) if lying is None else lying).detach().requires_grad_(stage.takes_own)
+            out = stage.run_sums(rows, own, marked, Rows(ids, 0))
+            sources += [own] if stage.takes_own else []
+        else:
+            out = stage.run(rows, csc, marked, Rows(ids, 0))
         torch.autograd.grad(out, sources, torch.ones_like(out), allow_unused=True)
 
     cuda = [device] if device.type == "cuda" else []
     with torch.enable_grad(), torch.random.fork_rng(cuda):
         there_and_back()  # what is made once, and kept
         num_bytes = peak_bytes(device, there_and_back)
+    if is_linear:  # where its pieces begin, and what its sums are multiplied by
+        return Sample(0, len(here), 0, num_bytes + (_NODE_BYTES * len(here) if moves else 0))
     return Sample(num_src, len(here), 0 if here.csc is None else here.csc.num_edges, num_bytes)
+
+
+def _normalise(norm: Any, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A bin of batch normalisation, there and back, with nothing left behind."""
+    rows, grad = (torch.zeros(num_rows, width, dtype=dtype, device=device) for _ in range(2))
+    alone = NormPass(copy.deepcopy(norm), None)
+    alone.begin(rows, [0, num_rows], device)
+    out = alone.forward(rows)
+    del out
+    alone.begin_back(rows, grad, [0, num_rows])
+    alone.backward(rows, grad)
 
 
 def fit_costs(samples: Sequence[Sample]) -> Costs:

@@ -197,7 +197,7 @@ class _Flight:
     buffer: Tensor
     results: list[Tensor]  # in the buffer
     then: Callable[[list[Tensor]], None]
-    load: Load | None
+    loads: list[Load]
     held: list[Any]
 
 
@@ -234,24 +234,24 @@ class Mover:
         self._loads[key] = Load([_piece(block, place) for place in places], mark, buffer)
 
     def take(self, key: Hashable) -> Load:
-        """A bin's inputs, on the device for what is computed from now on. It belongs to what `send_back` is given."""
+        """A bin's inputs, on the device for what is computed from now on; `send_back` is to be given it."""
         load = self._loads.pop(key)
         self.depot.lanes.follow(load.mark)
         return load
 
     def send_back(
-        self, results: Sequence[Tensor], then: Callable[[list[Tensor]], None], load: Load | None, *held: Any
+        self, results: Sequence[Tensor], then: Callable[[list[Tensor]], None], loads: Sequence[Load], *held: Any
     ) -> None:
         """Begins to copy what a bin made; `then` gets it in host memory, to read from while it runs.
 
-        What brought the bin's inputs, and what else its kernels read that side streams brought, stays until then.
+        `loads` brought what its kernels read, and stay until then, with what else is to be `held`.
         """
         results = [result.detach().contiguous() for result in results]
         places, num_bytes = _layout([(tuple(result.shape), result.dtype) for result in results])
         buffer = self.depot.borrow(num_bytes)
         into = [_piece(buffer, place) for place in places]
         mark = self.depot.lanes.fetch(results, into)
-        self._flights.append(_Flight(mark, buffer, into, then, load, [results, *held]))
+        self._flights.append(_Flight(mark, buffer, into, then, list(loads), [results, *held]))
 
     def finish(self, keep: int = 0) -> None:
         """Waits for results, the earliest first, until those of `keep` bins are under way."""
@@ -260,10 +260,9 @@ class Mover:
             began = time.perf_counter()
             flight.mark.synchronize()
             self.seconds += time.perf_counter() - began
-            if flight.load is not None:
-                self.depot.give_back(flight.load.buffer)
-            flight.load = None
-            flight.held.clear()
+            for load in flight.loads:
+                self.depot.give_back(load.buffer)
+            flight.loads, flight.held = [], []
             flight.then(flight.results)
             self.depot.give_back(flight.buffer)
 

@@ -1,10 +1,13 @@
 """Batch normalisation with the statistics of the whole graph: two sums over all ranks on the way there, one back.
 
-All rows must be there before one can be normalised, so it is a barrier for the schedule, on every rank.
+All rows must be there before one can be normalised, so it is a barrier for the schedule, on every rank. The sums are
+made where rows live, some rows at a time; what follows from them is done bin by bin.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,56 +17,83 @@ from gnnsys.comm.peers import Peers
 
 
 class NormPass:
-    """One pass through a `nn.BatchNorm1d`, whose parameters and running statistics are used as they are."""
+    """One pass through a `nn.BatchNorm1d`, whose parameters and running statistics are used as they are.
 
-    def __init__(self, norm: Any, peers: Peers) -> None:
+    `begin` comes before `forward`, `begin_back` before `backward`; those two work on any of the rows.
+    """
+
+    def __init__(self, norm: Any, peers: Peers | None) -> None:
         self._norm, self._peers = norm, peers
         self._by_batch = norm.training or norm.running_mean is None
+        self._means: tuple[Tensor, Tensor] | None = None  # of the gradient, and of its product with normal rows
 
+    @torch.no_grad()
+    def begin(self, x: Tensor, bounds: Sequence[int], device: torch.device) -> None:
+        """The statistics of all rows, of which x are this rank's, looked at between `bounds`; rows come to `device`."""
+        norm = self._norm
+        if not self._by_batch:
+            self._mean, self._scale = norm.running_mean, (norm.running_var + norm.eps).rsqrt()
+            return
+        wide = torch.promote_types(x.dtype, torch.float32)
+        count = torch.tensor([len(x)], dtype=torch.float64)
+        total = self._sum(torch.cat([_summed(lambda part: part, bounds, x), count]))
+        self._count = float(total[-1])
+        mean = (total[:-1] / self._count).to(wide)
+        at_rows = mean.to(x.device)
+        var = self._sum(_summed(lambda part: (part - at_rows).square_(), bounds, x)) / self._count
+        if norm.training and norm.track_running_stats:
+            self._track(mean, var)
+        self._mean, self._scale = mean.to(device), (var + norm.eps).rsqrt().to(device, wide)
+
+    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         norm = self._norm
-        with torch.no_grad():
-            if self._by_batch:
-                count = torch.tensor([len(x)], dtype=torch.float64, device=x.device)
-                total = self._sum(torch.cat([x.sum(0, dtype=torch.float64), count]))
-                self._count = float(total[-1])
-                wide = torch.promote_types(x.dtype, torch.float32)
-                mean = (total[:-1] / self._count).to(wide)
-                var = self._sum((x - mean).square().sum(0, dtype=torch.float64)) / self._count
-                if norm.training and norm.track_running_stats:
-                    self._track(mean, var)
-                self._mean, self._scale = mean, (var + norm.eps).rsqrt().to(wide)
-            else:
-                self._mean, self._scale = norm.running_mean, (norm.running_var + norm.eps).rsqrt()
-            out = (x - self._mean) * self._scale
-            return (out if norm.weight is None else out * norm.weight + norm.bias).to(x.dtype)
+        out = self._normal(x)
+        return (out if norm.weight is None else out.mul_(norm.weight).add_(norm.bias)).to(x.dtype)
 
-    def backward(self, x: Tensor, grad: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The gradient of x and, of this rank's rows alone, those of weight and bias."""
-        norm = self._norm
-        with torch.no_grad():
-            normal = (x - self._mean) * self._scale
-            of_bias, of_weight = grad.sum(0), (grad * normal).sum(0)
-            scaled = grad if norm.weight is None else grad * norm.weight
-            if self._by_batch:
-                both = torch.stack([of_bias, of_weight]).to(torch.float64)
-                both = (self._sum(both) / self._count).to(normal.dtype)
-                if norm.weight is not None:
-                    both = both * norm.weight
-                scaled = scaled - both[0] - normal * both[1]
-            trained = [p for p in norm.parameters() if p.requires_grad]
-            grads = [of_weight if p is norm.weight else of_bias for p in trained]
-            return (scaled * self._scale).to(x.dtype), grads
+    @torch.no_grad()
+    def begin_back(self, x: Tensor, grad: Tensor, bounds: Sequence[int]) -> list[Tensor]:
+        """Sums over all rows' gradients; of this rank's rows alone, the gradients of the parameters that train."""
+        norm, device = self._norm, self._mean.device
+        mean, scale = self._mean.to(x.device), self._scale.to(x.device)
+        of_bias = _summed(lambda part: part, bounds, grad)
+        of_weight = _summed(lambda part, rows: (rows - mean).mul_(scale).mul_(part), bounds, grad, x)
+        if self._by_batch:
+            both = (self._sum(torch.stack([of_bias, of_weight])) / self._count).to(device, mean.dtype)
+            both = both if norm.weight is None else both * norm.weight
+            self._means = (both[0], both[1])
+        trained = [p for p in norm.parameters() if p.requires_grad]
+        return [(of_weight if p is norm.weight else of_bias).to(p) for p in trained]
 
-    def _sum(self, values: Tensor) -> Tensor:
-        here = values.cpu()
-        self._peers.all_reduce(here).wait()
-        return here.to(values.device)
+    @torch.no_grad()
+    def backward(self, x: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of x."""
+        scaled = grad if self._norm.weight is None else grad * self._norm.weight
+        if self._means is not None:
+            scaled = scaled - self._means[0]
+            scaled -= self._normal(x).mul_(self._means[1])
+        return (scaled * self._scale).to(x.dtype)
+
+    def _normal(self, x: Tensor) -> Tensor:
+        return (x - self._mean).mul_(self._scale)
+
+    def _sum(self, here: Tensor) -> Tensor:
+        if self._peers is not None:  # else this rank's rows are all
+            self._peers.all_reduce(here).wait()
+        return here
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
         norm = self._norm
         norm.num_batches_tracked += 1
         rate = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
         unbiased = var * (self._count / max(1.0, self._count - 1))
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), rate)
+        norm.running_mean.lerp_(mean.to(norm.running_mean), rate)
+        norm.running_var.lerp_(unbiased.to(norm.running_var), rate)
+
+
+def _summed(work: Callable[..., Tensor], bounds: Sequence[int], *rows: Tensor) -> Tensor:
+    """The sum of what `work` makes of each row, in float64 on the host; so many rows at a time as between bounds."""
+    total = torch.zeros(rows[0].shape[1], dtype=torch.float64)
+    for first, end in pairwise(bounds):
+        total += work(*(each[first:end] for each in rows)).sum(0, dtype=torch.float64).cpu()
+    return total

@@ -62,12 +62,13 @@ class HybridParallel(nn.Module):
     >>> loss.backward()
 
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
-    the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement,
-    besides the rows of layers, which live where x does: bins are then as large as it lets them be, and computed again
-    on the way back. `wire_dtype` is what rows and gradients travel as (their own type, or torch.bfloat16). `seed`
-    decides dropout, together with the number of the step, which is part of the model's state. Features that need no
-    gradient travel once, when a tensor is first seen; all ranks must give a new one at the same time. `approximate`
-    trades exactness of training passes for less or later communication: see `BoundarySampling` and `Staleness`.
+    the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
+    two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Bins
+    are then as large as it lets them be, and computed again on the way back. `wire_dtype` is what rows and gradients
+    travel as (their own type, or torch.bfloat16). `seed` decides dropout, together with the number of the step, which
+    is part of the model's state. Features that need no gradient travel once, when a tensor is first seen; all ranks
+    must give a new one at the same time. `approximate` trades exactness of training passes for less or later
+    communication: see `BoundarySampling` and `Staleness`.
     """
 
     step: Tensor
@@ -178,6 +179,8 @@ class HybridParallel(nn.Module):
             if step.has_halo:
                 num_sent = sum(len(rows) for sent in step.sends for _, rows in sent)
                 line += f", sends {num_sent:,} rows and receives {plan.num_halo:,} in {len(step.chunks)} messages"
+            if step.passes is not None:
+                line += f", inputs of a bin in {max(map(len, step.passes.pieces), default=0)} pieces at most"
             lines.append(line + (", gathers nothing" if step.view is not None else ""))
             width = step.width
         once, each = self.least_bytes(x)
@@ -208,8 +211,8 @@ class HybridParallel(nn.Module):
         if key not in self._grounds:
             is_first = not self._grounds
             lanes = lanes_between(x.device, device)
-            in_place = device == x.device and lanes is None and self.memory_budget is None  # sums where rows lie
-            stages = with_halves(self._stages, x.requires_grad) if in_place else self._stages
+            in_halves = device == x.device or lanes is not None  # sums are made where rows lie, or come
+            stages = with_halves(self._stages, x.requires_grad) if in_halves else self._stages
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
                 x.device, device, lanes is not None,

@@ -52,14 +52,17 @@ class Ground:
 
 @dataclass(eq=False)
 class Given:
-    """What a bin is computed from, on the device; `load` is what brought it, where something did."""
+    """What a bin is computed from, on the device; `loads` are what brought it, where something did.
+
+    Of a stage in halves the inputs are sums, and where rows move `scale` is what those were multiplied by.
+    """
 
     inputs: Tensor
     joined: list[Tensor]
     own: Tensor | None = None
     scale: Tensor | None = None  # of the rows it reads
     csc: CSC | None = None
-    load: Load | None = None
+    loads: list[Load] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -70,7 +73,8 @@ class Kept:
     joined: list[Tensor]
     out: Tensor
     own: Tensor | None = None
-    load: Load | None = None
+    loads: list[Load] = field(default_factory=list)
+    dst_scale: Tensor | None = None  # of the sums
 
 
 @dataclass(eq=False)
@@ -121,17 +125,24 @@ class Pass:
 
     def load(self, s: int, b: int, grad: Tensor | None = None) -> None:
         """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""
-        if self.mover is None or self.ground.steps[s].stage.norm is not None:
+        if self.mover is None:
             return
-        picks = self._picks(s, b) if grad is None or self.ground.recompute else []
+        is_read = grad is None or self.ground.recompute or self.ground.steps[s].stage.norm is not None
+        picks = self._picks(s, b) if is_read else []
         self.mover.load((s, b), picks if grad is None else [Pick(grad), *picks])
+        passes = self.ground.steps[s].passes
+        if picks and passes is not None and self._known_sums(s, b) is None:
+            passes.load(self.mover, (s, b), 0, self.rows[s], self.scales.get(s))
 
     def compute(self, s: int, b: int, then: Callable[[], None]) -> None:
         """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `then`."""
         stage, here = self.ground.steps[s].stage, self.ground.steps[s].bins[b]
         if stage.norm is not None:
-            norm = self.norms[s] = NormPass(stage.norm, self.ground.peers)
-            self._return(s, here, norm.forward(self.core(s)), then)
+            if s not in self.norms:  # the first of its bins
+                self.norms[s] = NormPass(stage.norm, self.ground.peers)
+                self.norms[s].begin(self.core(s), self.ground.steps[s].bounds, self.ground.device)
+            (x,), loads = self.taken(s, b)
+            self._return(s, here, self.norms[s].forward(x), then, loads)
             return
         keeps = self.needs[s + 1] and not self.ground.recompute
         if self.needs[s + 1] and not keeps:
@@ -141,23 +152,47 @@ class Pass:
             kept = self._evaluate(s, b, self._given(s, b) if load is None else self._brought(s, b, load, load.tensors))
         if keeps:
             self._kept[s, b] = kept
-        self._return(s, here, kept.out.detach(), then, kept.load)
+        is_new = self.mover is not None and self._stays(s) and self._known_sums(s, b) is None
+        self._return(s, here, kept.out.detach(), then, kept.loads, kept.inputs if is_new else None)
 
-    def _return(self, s: int, here: Bin, out: Tensor, then: Callable[[], None], load: Load | None = None) -> None:
-        """The rows that a bin of step s made, to where they live."""
+    def _return(
+        self, s: int, here: Bin, out: Tensor, then: Callable[[], None], loads: Sequence[Load] = (),
+        sums: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """The rows that a bin of step s made, to where they live, and its sums where those will be the same again."""
         if self.mover is None:
             self._put(s + 1, here, out)
             return
 
         def arrived(came: Sequence[Tensor]) -> None:
             self._put(s + 1, here, came[0])
+            if len(came) > 1 and self.constant is not None:
+                with torch.inference_mode(False):
+                    self.constant[here.first, here.end] = came[1].clone()
             then()
 
-        self.mover.send_back([out], arrived, load)
+        self.mover.send_back([out] if sums is None else [out, sums], arrived, loads)
+
+    def _stays(self, s: int) -> bool:
+        """Whether a step sums up features that never change."""
+        is_linear = isinstance(self.ground.steps[s].stage, LinearStage)
+        return s == 0 and is_linear and self.constant is not None and s not in self.scales
+
+    def _known_sums(self, s: int, b: int) -> Tensor | None:
+        here = self.ground.steps[s].bins[b]
+        return self.constant.get((here.first, here.end)) if self._stays(s) and self.constant is not None else None
 
     def core(self, s: int) -> Tensor:
-        """A step's input without the halo, on the device."""
-        return self.rows[s][: self.ground.plan.num_core].to(self.ground.device)
+        """A step's input without the halo."""
+        return self.rows[s][: self.ground.plan.num_core]
+
+    def taken(self, s: int, b: int) -> tuple[list[Tensor], list[Load]]:
+        """The rows of a bin's nodes on the device, behind its gradient where that was loaded; and what brought them."""
+        here = self.ground.steps[s].bins[b]
+        if self.mover is None:
+            return [self.rows[s].data[here.first : here.end].to(self.ground.device)], []
+        load = self.mover.take((s, b))
+        return load.tensors, [load]
 
     def take_kept(self, s: int, b: int) -> tuple[Kept, Tensor | None]:
         """A bin for the way back, as it was kept or computed once more with the same random numbers; and its gradient,
@@ -166,7 +201,7 @@ class Pass:
         grad = None if load is None else load.tensors[0]
         if not self.ground.recompute:
             kept = self._kept.pop((s, b))
-            kept.load = load
+            kept.loads = [] if load is None else [load]
             return kept, grad
         with torch.enable_grad(), _replayed(self._random.pop((s, b))), _as_then(self._modes):
             given = self._given(s, b) if load is None else self._brought(s, b, load, load.tensors[1:])
@@ -191,8 +226,15 @@ class Pass:
     def _picks(self, s: int, b: int) -> list[Pick]:
         """What has to be brought for a bin, as `_brought` takes it."""
         step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        nodes = slice(here.first, here.end)
         picks = [picked(here, self.rows[s])]
-        picks += [Pick(self.rows[self.marks[name]], slice(here.first, here.end)) for name in step.stage.joins]
+        picks += [Pick(self.rows[self.marks[name]], nodes) for name in step.stage.joins]
+        if step.passes is not None:
+            sums = self._known_sums(s, b)
+            if sums is not None:
+                return [*picks, Pick(sums)]
+            scale = step.passes.dst_scale(self.rows[s].dtype)
+            return picks if scale is None else [*picks, Pick(scale, nodes)]
         if s in self.scales:
             picks.append(picked(here, self.scales[s]))
         if here.csc is not None and self.ground.brings_structure:
@@ -203,7 +245,17 @@ class Pass:
         """What a bin is computed from, where it was brought."""
         step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
         left = iter(tensors)
-        given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, load=load)
+        given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, loads=[load])
+        if step.passes is not None:
+            assert self.mover is not None
+            given.own, given.scale, scale = given.inputs, next(left, None), self.scales.get(s)
+            if self._known_sums(s, b) is not None:
+                assert given.scale is not None
+                given.inputs, given.scale = given.scale, None
+                return given
+            given.inputs, loads = step.passes.sums(self.mover, (s, b), self.rows[s], given.own, scale, given.scale)
+            given.loads += loads
+            return given
         if s in self.scales:
             given.scale = next(left)
         if here.csc is not None and self.ground.brings_structure:
@@ -232,15 +284,16 @@ class Pass:
             assert own is not None
             own.requires_grad_(grads and self.needs[s] and step.stage.takes_own)
             with self._autocast():
-                return Kept(inputs, joined, step.stage.run_sums(inputs, own, joined, now), own, given.load)
+                out = step.stage.run_sums(inputs, own, joined, now)
+            return Kept(inputs, joined, out, own, given.loads, given.scale)
         read = inputs
         if given.scale is not None:
-            is_copy = here.src is not None or given.load is not None or inputs.device != self.rows[s].device
+            is_copy = here.src is not None or given.loads or inputs.device != self.rows[s].device
             read = inputs.mul_(given.scale) if is_copy else inputs * given.scale
         if step.stage.conv is None and step.stage.writes:
             read = read.clone()  # rows are not the modules' to write
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(read, given.csc, joined, now), load=given.load)
+            return Kept(inputs, joined, step.stage.run(read, given.csc, joined, now), loads=given.loads)
 
     def _sums(self, s: int, b: int) -> Tensor:
         """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
@@ -248,13 +301,12 @@ class Pass:
         assert step.view is not None
         if s in self.scales:
             return step.view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
-        if s > 0 or self.constant is None:
-            return step.view.sums(self.rows[s], here.first, here.end)
-        key = (here.first, here.end)
-        if key not in self.constant:
+        known = self._known_sums(s, b)
+        if known is None and self._stays(s):
+            assert self.constant is not None
             with torch.inference_mode(False), torch.no_grad():
-                self.constant[key] = step.view.sums(self.rows[s], here.first, here.end)
-        return self.constant[key].detach()
+                known = self.constant[here.first, here.end] = step.view.sums(self.rows[s], here.first, here.end)
+        return step.view.sums(self.rows[s], here.first, here.end) if known is None else known.detach()
 
     def _put(self, s: int, here: Bin, out: Tensor) -> None:
         """The rows of a bin among the inputs of step s, which they may be all of."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +20,11 @@ from gnnsys.fullgraph.layers import Rows, Stage
 from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.fullgraph.moves import BINS_ON_DEVICE
+from gnnsys.fullgraph.passes import Passes, Piece, PieceCosts, make_pieces
 from gnnsys.ops import CSC, WholeDegrees
 
+_EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
+_SOURCE_BYTES = 24  # of a source in a piece besides its row: two weights, and where its edges begin
 MAX_BINS = 1 << 20  # of a layer: messages are numbered by them
 Sends = list[list[tuple[int, Tensor]]]
 
@@ -40,6 +45,23 @@ class Schedule:
     packing: Packing | None = None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a budget of device memory leaves for a bin, for the nodes of one whose sources come in pieces, and for each
+    piece; of those there are three at most, the last that was summed up and two on the way back."""
+
+    bin: int
+    nodes: int
+    piece: int
+
+    @classmethod
+    def of(cls, budget: int, moves: bool) -> Limits:
+        if not moves:
+            return cls(budget, budget, budget)
+        each = budget // BINS_ON_DEVICE
+        return cls(max(1, each), max(1, each // 2), each // 6)
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """A stage and everything about its bins that does not change from epoch to epoch."""
@@ -52,7 +74,8 @@ class Step:
     chunks: list[Chunk]  # of its inputs' halo
     sends: Sends  # per bin of the step before: which of its rows go where
     needs: list[tuple[list[int], list[int]]]  # per bin: bins of the step before, chunks
-    view: View | None  # of a stage that is taken in its halves
+    view: View | None  # of a stage in its halves whose rows lie where they are summed
+    passes: Passes | None  # of one whose rows move
 
     @property
     def has_halo(self) -> bool:
@@ -72,18 +95,20 @@ def make_steps(
     shapes = [(width, dtype)]
     for stage in stages:
         shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device))
-    bounds = []
+    bounds, limits = [], None if budget is None else Limits.of(budget, moves)
     for index, stage in enumerate(stages):
-        if stage.norm is not None:
-            bounds.append([0, plan.num_core])
+        if plan.num_core == 0:
+            bounds.append([0, 0] if stage.norm is not None else [0])  # its sums are the other ranks' too
             continue
         (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
-        costs = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize)
-        if budget is not None and plan.num_core:
+        costs, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
+        if limits is not None:
             joined = shapes_of_joins(stages, stage, shapes)
             costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves)
-            packing = Packing(bin_bytes=max(1, budget // (BINS_ON_DEVICE if moves else 1)))
-        bounds.append(bin_bounds(plan, packing, costs, stage.conv is not None))
+            is_linear = isinstance(stage, LinearStage)
+            packing = Packing(bin_bytes=limits.nodes if is_linear else limits.bin)
+            gathers = gathers and not is_linear
+        bounds.append(bin_bounds(plan, packing, costs, gathers))
     if max(map(len, bounds)) > MAX_BINS:
         raise ValueError(
             f"a layer of {max(map(len, bounds)):,} bins has too many to number their messages: use larger ones"
@@ -92,25 +117,46 @@ def make_steps(
     resides = device if budget is None else rows_device
     steps: list[Step] = []
     made: dict[tuple[int, ...], list[Bin]] = {}
+    made_pieces: dict[Any, list[list[Piece]]] = {}
     views: dict[str, View] = {}
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
-        view = None
+        view, passes = None, None
         if isinstance(stage, LinearStage):
             if stage.kind not in views:
-                on_device = WholeDegrees(*(each.to(device) for each in whole))
-                views[stage.kind] = View(stage.kind, plan.csc.to(device), on_device)
+                at = rows_device if moves else device
+                views[stage.kind] = View(stage.kind, plan.csc.to(at), WholeDegrees(*(each.to(at) for each in whole)))
             view, bins = views[stage.kind], make_bins(None, bounds[index], None)
+            if moves:
+                passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
+                view = None
         else:
             bins = _bins_of(stage, plan.csc, bounds[index], whole, made, rows_device, resides)
         chunks = halo_chunks(plan, before) if stage.conv is not None else []
         sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
         sends = [[(peer, rows.to(rows_device)) for peer, rows in each] for each in sends]
-        sources = [_sources(each, plan.csc if view is not None else None) for each in bins]
+        sources = [_sources(each, plan.csc if isinstance(stage, LinearStage) else None) for each in bins]
         needs = waits_for(sources, plan.num_core, before[plan.rank], chunks)
-        steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs, view))
+        steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs, view, passes))
     return steps
+
+
+def _passes(
+    view: View, bounds: list[int], width: int, dtype: torch.dtype, limits: Limits | None,
+    made: dict[Any, list[list[Piece]]], device: torch.device,
+) -> Passes:  # fmt: skip
+    """The pieces of a step's bins; their structures stay on `device` where there is no limit."""
+    limit = None if limits is None else limits.piece
+    key = (view.kind == "gcn", tuple(bounds), width * dtype.itemsize if limit is not None else None)
+    if key not in made:
+        row = width * dtype.itemsize
+        edge = view.csc.indices.dtype.itemsize + -(-2 * row // _EDGES_OF_PART) + 1
+        costs = PieceCosts(row + _SOURCE_BYTES, edge, limit)
+        made[key] = [
+            [piece.to(device) for piece in make_pieces(view.csc, first, end, costs)] for first, end in pairwise(bounds)
+        ]
+    return Passes(view, made[key], limits is not None)
 
 
 def _sources(here: Bin, csc: CSC | None) -> Tensor:

@@ -23,27 +23,27 @@ LR = 1e-3
 Mix = Callable[[Tensor, Tensor], Tensor]
 
 
-def sage(conv: Any, h: Tensor, a: Tensor, mix: Mix, halves: bool) -> Tensor:
+def sage(conv: Any, h: Tensor, a: Tensor, mix: Mix) -> Tensor:
     mean, weight = a / a.sum(1, keepdim=True).clamp(min=1), conv.lin_l.weight.t()
-    return _either(mean, h, weight, mix, halves) + conv.lin_l.bias + h @ conv.lin_r.weight.t()
+    return _either(mean, h, weight, mix) + conv.lin_l.bias + h @ conv.lin_r.weight.t()
 
 
-def gcn(conv: Any, h: Tensor, a: Tensor, mix: Mix, halves: bool) -> Tensor:
+def gcn(conv: Any, h: Tensor, a: Tensor, mix: Mix) -> Tensor:
     looped = a - torch.diag(a.diagonal()) + torch.eye(len(a), dtype=a.dtype)
     scale = looped.sum(1).pow(-0.5)
-    return _either(scale[:, None] * looped * scale, h, conv.lin.weight.t(), mix, halves) + conv.bias
+    return _either(scale[:, None] * looped * scale, h, conv.lin.weight.t(), mix) + conv.bias
 
 
-def gin(conv: Any, h: Tensor, a: Tensor, mix: Mix, halves: bool) -> Tensor:
+def gin(conv: Any, h: Tensor, a: Tensor, mix: Mix) -> Tensor:
     return conv.nn((1 + conv.eps) * h + mix(a, h))
 
 
-def _either(m: Tensor, h: Tensor, weight: Tensor, mix: Mix, halves: bool) -> Tensor:
-    """With `halves`, rows become narrower before they travel, where the layer makes them so."""
-    return mix(m, h @ weight) if halves and weight.shape[1] < weight.shape[0] else mix(m, h) @ weight
+def _either(m: Tensor, h: Tensor, weight: Tensor, mix: Mix) -> Tensor:
+    """Rows become narrower before they travel, where the layer makes them so."""
+    return mix(m, h @ weight) if weight.shape[1] < weight.shape[0] else mix(m, h) @ weight
 
 
-MIXED: dict[str, Callable[[Any, Tensor, Tensor, Mix, bool], Tensor]] = {
+MIXED: dict[str, Callable[[Any, Tensor, Tensor, Mix], Tensor]] = {
     "SAGEConv": sage, "GCNConv": gcn, "GINConv": gin,
 }  # fmt: skip
 
@@ -65,15 +65,15 @@ def dense_sampled(layers: Sequence[nn.Module], x: Tensor, a: Tensor, counts: Ten
     """Layers with row u at node v counted counts[v, u] times; degrees are those of `a`."""
     for layer in layers:
         conv = MIXED.get(type(layer).__name__)
-        x = layer(x) if conv is None else conv(layer, x, a, lambda m, rows: (m * counts) @ rows, True)
+        x = layer(x) if conv is None else conv(layer, x, a, lambda m, rows: (m * counts) @ rows)
     return x
 
 
 class LateHalo:
     """Training whose neighbours on other ranks are those of the pass before, and their gradients too."""
 
-    def __init__(self, ranks: Tensor, gamma: float = 0.0, halves: bool = True) -> None:
-        self._same, self._gamma, self._halves = same_rank(ranks), gamma, halves
+    def __init__(self, ranks: Tensor, gamma: float = 0.0) -> None:
+        self._same, self._gamma = same_rank(ranks), gamma
         self._rows: dict[int, Tensor] = {}  # by layer, what the next pass takes for others' rows
         self._grads: dict[int, Tensor] = {}
 
@@ -92,7 +92,7 @@ class LateHalo:
                 used[at] = (rows, late)
                 return (m * self._same) @ rows + (m * (1 - self._same)) @ late
 
-            h = layer(h) if conv is None else conv(layer, h, a, mix, self._halves)
+            h = layer(h) if conv is None else conv(layer, h, a, mix)
         for at, (rows, _) in used.items():
             self._rows[at] = self._mean(self._rows.get(at), rows.detach())
         return h, used

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import Dropout, HybridParallel, Join, Keep, Packing, Residual, Schedule
+from gnnsys.fullgraph import Dropout, HybridParallel, Join, Keep, Packing, Residual, Schedule, parallel
 from gnnsys.graph import Graph
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
@@ -149,7 +149,13 @@ def test_recomputing_bins_gives_the_same_as_keeping_them(make):
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_layers_taken_as_they_are_give_the_same_as_in_their_halves(make):
+def test_bins_within_a_budget_give_the_same(make):
+    check(make, random_graph(N, 300, 2), random_ranks(2), 2, memory_budget=20_000)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_layers_taken_as_they_are_give_the_same_as_in_their_halves(make, monkeypatch):
+    monkeypatch.setattr(parallel, "with_halves", lambda stages, x_trains: list(stages))
     check(make, random_graph(N, 300, 2), random_ranks(2), 2, memory_budget=60_000)
 
 

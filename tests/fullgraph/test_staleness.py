@@ -19,9 +19,9 @@ from tests.processes import processes, start_ranks
 from tests.processes import run_ranks as run_processes
 
 
-def expected(layers, graph, ranks, x, target, gamma, passes, x_grad, halves):
+def expected(layers, graph, ranks, x, target, gamma, passes, x_grad):
     """Losses and gradients of gradient descent with the halo of the pass before."""
-    layers, a, halo = copy.deepcopy(list(layers)), adjacency(graph), LateHalo(ranks, gamma, halves)
+    layers, a, halo = copy.deepcopy(list(layers)), adjacency(graph), LateHalo(ranks, gamma)
     parameters = [p for layer in layers for p in layer.parameters()]
     optimizer = torch.optim.SGD(parameters, LR)
     x = x.clone().requires_grad_(x_grad)
@@ -42,8 +42,7 @@ def expected(layers, graph, ranks, x, target, gamma, passes, x_grad, halves):
 def check(make, world_size, gamma=0.0, *, empty=None, x_grad=False, tolerance=None, passes=4, **options):
     graph, ranks, layers = random_graph(N, 300, 1), random_ranks(world_size, empty=empty), seeded(make)
     x, target = inputs(graph, 4 if make is gcn else 3)
-    halves = "memory_budget" not in options  # with one, layers are taken as they are
-    want = expected(layers, graph, ranks, x, target, gamma, passes, x_grad, halves)
+    want = expected(layers, graph, ranks, x, target, gamma, passes, x_grad)
     policy = Staleness(gamma=gamma)
     found = train(layers, graph, ranks, world_size, x, target, policy, passes=passes, x_grad=x_grad, **options)
     agree(found, want[0], want[1], want[2] if x_grad else None, tolerance)

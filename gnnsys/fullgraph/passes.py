@@ -1,0 +1,190 @@
+"""Sums over in-neighbours where rows move: a bin's sources come piece by piece, and sums are added up in their order.
+
+A bin is then as large as its nodes allow, whatever they have as in-neighbours: a node that is connected to all others
+takes as many pieces as its sources need. On the way back the gradient of the sums is pushed through the same pieces,
+over their transposed structures, and what each says of its sources goes back by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gnnsys.fullgraph.linear import View
+from gnnsys.fullgraph.moves import Load, Mover, Pick
+from gnnsys.ops import CSC, compact
+from gnnsys.ops._features import sum_dtype
+from gnnsys.ops._library import native
+
+Key = tuple[int, int]  # step and bin
+Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Some of a bin's sources, as rows of [core, halo], and the in-edges that its nodes have from them."""
+
+    src: Tensor | None  # None: all rows as they are
+    csc: CSC
+
+    def to(self, device: torch.device) -> Piece:
+        """The structure there; sources are picked on the host."""
+        return Piece(self.src, self.csc.to(device))
+
+
+@dataclass(frozen=True)
+class PieceCosts:
+    """Bytes of a piece: per source, there or back, and per edge; `limit` is what one may take, None: as it comes."""
+
+    source: int
+    edge: int
+    limit: int | None = None
+
+    def fits(self, num_sources: int, num_edges: int) -> bool:
+        """Whether so many may be one piece."""
+        return self.limit is None or num_sources * self.source + num_edges * self.edge <= self.limit
+
+    def cuts(self, sources: Tensor) -> list[int]:
+        """Where the pieces of edges begin whose sources, counted from 0, ascend; a source may go on in the next."""
+        num_edges = sources.numel()
+        assert self.limit is not None
+        if self.source + self.edge > self.limit:
+            raise ValueError(
+                f"one row of a neighbour takes {self.source + self.edge:,} bytes, and memory_budget leaves "
+                f"{self.limit:,} for a piece of a bin's inputs: raise it"
+            )
+        at = torch.arange(num_edges)
+        spent = (sources + 1) * self.source + (at + 1) * self.edge  # up to and with each edge
+        cuts = [0]
+        while cuts[-1] < num_edges:
+            first = cuts[-1]
+            before = int(sources[first]) * self.source + first * self.edge
+            cuts.append(int(torch.searchsorted(spent, self.limit + before, right=True)))
+        return cuts
+
+
+def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts) -> list[Piece]:
+    """The in-edges of nodes first to end, cut by source; a node's edges keep their order inside a piece."""
+    if (first, end) == (0, csc.num_dst) and costs.limit is None:
+        csc.transpose()
+        return [Piece(None, csc)]
+    dtype, indptr = csc.indices.dtype, csc.indptr[first : end + 1] - csc.indptr[first]
+    ids = csc.indices[int(csc.indptr[first]) : int(csc.indptr[end])]
+    (src,), (local,) = compact([ids[:0]], [ids], [0])
+    if costs.fits(src.numel(), ids.numel()):
+        return [_piece(src, indptr, local.to(dtype))] if ids.numel() else []
+    dst = torch.repeat_interleave(torch.arange(end - first), indptr.diff())
+    by_source = torch.sort(local, stable=True).indices
+    pieces = []
+    for a, b in pairwise(costs.cuts(local[by_source])):
+        edges = torch.sort(by_source[a:b]).values  # in their order again
+        low, high = int(local[by_source[a]]), int(local[by_source[b - 1]]) + 1
+        counts = torch.bincount(dst[edges], minlength=end - first)
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        pieces.append(_piece(src[low:high], indptr, (local[edges] - low).to(dtype)))
+    return pieces
+
+
+def _piece(src: Tensor, indptr: Tensor, indices: Tensor) -> Piece:
+    csc = CSC(indptr, indices, src.numel())
+    csc.transpose()
+    return Piece(src, csc)
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The pieces of a step's bins. `view`, on the host, says how sums are weighted."""
+
+    view: View
+    pieces: list[list[Piece]]
+    brings_structure: bool
+
+    def dst_scale(self, dtype: torch.dtype) -> Tensor | None:
+        """What nodes' sums are multiplied by, by place."""
+        return self.view.scales(dtype)[1]
+
+    def load(self, mover: Mover, key: Key, number: int, rows: Tensor, scale: Tensor | None) -> None:
+        """Begins to bring a piece; with `scale`, [rows, 1], each row counts so many times."""
+        if number >= len(self.pieces[key[1]]):
+            return
+        piece, weights = self.pieces[key[1]][number], (self.view.scales(rows.dtype)[0], scale)
+        picks = [Pick(rows, piece.src), *(Pick(weight, piece.src) for weight in weights if weight is not None)]
+        if self.brings_structure:
+            picks += [Pick(piece.csc.indptr), Pick(piece.csc.indices)]
+        mover.load((*key, number), picks)
+
+    def sums(
+        self, mover: Mover, key: Key, rows: Tensor, own: Tensor, scale: Tensor | None, dst_scale: Tensor | None
+    ) -> tuple[Tensor, list[Load]]:
+        """The sums of a bin whose first piece is loaded, and what brought the last, which is still read.
+
+        `own` are the nodes' rows, on the device.
+        """
+        pieces, loads = self.pieces[key[1]], []
+        out = torch.zeros_like(own)
+        for number, piece in enumerate(pieces):
+            load = mover.take((*key, number))
+            given, *rest = load.tensors
+            csc = piece.csc
+            if self.brings_structure:
+                *rest, indptr, indices = rest
+                csc = CSC(indptr, indices, csc.num_src)
+            weight = _product(rest, sum_dtype(out.dtype))
+            with torch.no_grad():
+                native.spmm_add(csc.indptr, csc.indices, None, given, None, weight, dst_scale, out)
+            if number + 1 < len(pieces):
+                mover.send_back([], _nothing, [load])
+                mover.finish(keep=1)
+                self.load(mover, key, number + 1, rows, scale)
+            else:
+                loads.append(load)
+        return out, loads
+
+    def push(self, mover: Mover, key: Key, grad: Tensor, dst_scale: Tensor | None, then: Adds) -> None:
+        """Makes the gradients of a bin's sources from that of its sums; `then` gets rows and gradients, by piece."""
+        pieces, weight, grad = self.pieces[key[1]], self.view.scales(grad.dtype)[0], grad.contiguous()
+        if pieces:
+            self._load_back(mover, key, 0, weight)
+        for number, piece in enumerate(pieces):
+            load = mover.take((*key, number))
+            rest = load.tensors
+            turned = piece.csc.transpose()
+            if self.brings_structure:
+                *rest, indptr, indices = rest
+                turned = CSC(indptr, indices, turned.num_src)
+            scale = _product(rest, sum_dtype(grad.dtype))
+            found = native.spmm(turned.indptr, turned.indices, None, grad, None, dst_scale, scale, None, None, None)
+            mover.send_back([found], _of_piece(then, piece.src), [load])
+            del found
+            mover.finish(keep=1)
+            if number + 1 < len(pieces):
+                self._load_back(mover, key, number + 1, weight)
+
+    def _load_back(self, mover: Mover, key: Key, number: int, weight: Tensor | None) -> None:
+        piece = self.pieces[key[1]][number]
+        picks = [] if weight is None else [Pick(weight, piece.src)]
+        if self.brings_structure:
+            turned = piece.csc.transpose()
+            picks += [Pick(turned.indptr), Pick(turned.indices)]
+        mover.load((*key, number), picks)
+
+
+def _product(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """Of weights of rows, [rows] or [rows, 1]."""
+    out: Tensor | None = None
+    for weight in weights:
+        flat = weight.reshape(-1).to(dtype)
+        out = flat if out is None else out * flat
+    return out
+
+
+def _of_piece(then: Adds, src: Tensor | None) -> Callable[[list[Tensor]], None]:
+    return lambda came: then(slice(None) if src is None else src, came[0])
+
+
+def _nothing(came: Sequence[Tensor]) -> None:
+    pass

@@ -1,0 +1,210 @@
+"""Sums in passes over a bin's inputs: budgets are kept where a node is connected to everything."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gnnsys.fullgraph import BoundarySampling, HybridParallel, Schedule, parallel
+from gnnsys.fullgraph.backward import Backward
+from gnnsys.fullgraph.memory import Peak
+from gnnsys.fullgraph.moves import CpuLanes, Mover
+from gnnsys.fullgraph.passes import PieceCosts, make_pieces
+from gnnsys.fullgraph.state import Pass
+from gnnsys.graph import Graph
+from gnnsys.nn import GCNConv, GINConv, SAGEConv
+from tests.fullgraph.dense import adjacency, dense_forward, random_graph
+from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, random_ranks, unequal_sage
+from tests.fullgraph.test_moves import LateLanes
+
+CPU = torch.device("cpu")
+NODES, ROWS = 1200, 24
+
+
+def hub_graph(num_nodes: int, num_edges: int) -> Graph:
+    """Node 3 is connected to everything, there and back; the rest at random."""
+    generator = torch.Generator().manual_seed(4)
+    hub = torch.full((num_nodes,), 3)
+    edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
+    there = torch.stack([torch.arange(num_nodes), hub])
+    return Graph.from_edge_index(torch.cat([edges, there, there.flip(0)], dim=1), num_nodes)
+
+
+def models() -> dict[str, list[nn.Module]]:
+    torch.manual_seed(0)
+    return {
+        "sage": [SAGEConv(ROWS, 40), nn.ReLU(), SAGEConv(40, 40), nn.LayerNorm(40), nn.ReLU(), SAGEConv(40, 7)],
+        "gcn": [GCNConv(ROWS, 48), nn.ReLU(), GCNConv(48, 48), nn.ReLU(), GCNConv(48, 7)],
+        "normed": [SAGEConv(ROWS, 40), nn.BatchNorm1d(40), nn.ReLU(), SAGEConv(40, 40), nn.BatchNorm1d(40), nn.Tanh()],
+        "gin": [GINConv(nn.Linear(ROWS, 40)), nn.ReLU(), GINConv(nn.Linear(40, 40)), nn.ReLU(), SAGEConv(40, 7)],
+    }
+
+
+class OnDevice:
+    """The most bytes that bins have on the device at once: what is made as they load and compute.
+
+    Of bins that move all that are there count, of others each by itself: what they leave is rows, which lie there.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
+        self.num_bytes, self.is_on, self._is_inside, self._moves = 0, False, False, moves
+        self._peak = Peak(CPU)
+        for owner, name in ((Pass, "compute"), (Backward, "_compute"), (Mover, "load")):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, method):
+        def call(*args):
+            if not self.is_on or self._is_inside:
+                return method(*args)
+            self._is_inside = True
+            try:
+                with self._peak:
+                    return method(*args)
+            finally:
+                self._is_inside = False
+                self.num_bytes = max(self.num_bytes, self._peak.num_bytes)
+                self._peak = self._peak if self._moves else Peak(CPU)
+
+        return call
+
+    def begin(self) -> None:
+        self.num_bytes, self._peak = 0, Peak(CPU)
+
+
+def train(model: HybridParallel, x: Tensor, measured: OnDevice) -> tuple[list[float], int]:
+    """Losses of two epochs, and the peak of the second: buffers and structures that are made once are there then."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for measured.is_on in (False, True):
+        measured.begin()
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    measured.is_on = False
+    return losses, measured.num_bytes
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["rows move", "rows lie"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "normed"])
+def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everything(name, moves, monkeypatch):
+    if moves:
+        monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+    graph, layers = hub_graph(NODES, 5000), models()[name]
+    x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    measured = OnDevice(monkeypatch, moves)
+    losses, largest = train(HybridParallel(copy.deepcopy(layers), graph, recompute=True), x, measured)
+    for share in (1, 3, 8):
+        model = HybridParallel(copy.deepcopy(layers), graph, memory_budget=largest // share)
+        found, peak = train(model, x, measured)
+        assert found == pytest.approx(losses, rel=1e-4)
+        assert 0 < peak <= 1.05 * (largest // share)
+        passes = [step.passes for ground in model._grounds.values() for step in ground.steps if step.passes]
+        assert bool(passes) == moves
+        assert share < 8 or not moves or max(len(pieces) for each in passes for pieces in each.pieces) > 4
+
+
+MAKES = [unequal_sage, gcn, gin]
+
+
+@pytest.mark.parametrize("make", MAKES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_sums_in_passes_give_the_dense_answer(make, world_size, monkeypatch):
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    load, numbers = Mover.load, set()
+
+    def noted(mover, key, picks):
+        numbers.update(key[2:])
+        load(mover, key, picks)
+
+    monkeypatch.setattr(Mover, "load", noted)
+    ranks = torch.zeros(N, dtype=torch.int64) if world_size == 1 else random_ranks(world_size)
+    check(make, hub_graph(N, 200), ranks, world_size, memory_budget=9_000)
+    assert max(numbers) > 1  # more than two pieces of some bin
+
+
+def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
+    """Features count as boundary sampling says: as where rows lie."""
+    graph, x = hub_graph(N, 200), torch.randn(N, WIDTH, dtype=torch.float64)
+    torch.manual_seed(0)
+    layers = [layer.double() for layer in (SAGEConv(WIDTH, 6), nn.Dropout(0.4), nn.ReLU(), GCNConv(6, 5))]
+
+    def run(rank, group, **options):
+        model = HybridParallel(
+            copy.deepcopy(layers), graph, ranks=random_ranks(2), group=group, timeout=60, seed=5,
+            approximate=BoundarySampling(0.5), **options,
+        )  # fmt: skip
+        model(x[model.nodes]).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    want = run_ranks(2, run)
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    for found, expected in zip(run_ranks(2, lambda rank, group: run(rank, group, memory_budget=12_000)), want):
+        for got, grad in zip(found, expected):
+            torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
+
+
+def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypatch):
+    """From the second pass on the first layer asks for no pieces; a new tensor has sums of its own."""
+    graph, asked = hub_graph(N, 200), []
+    layers = [layer.double() for layer in (SAGEConv(WIDTH, 6), nn.ReLU(), SAGEConv(6, 6))]
+    first, second = torch.randn(2, N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    a, load = adjacency(graph), Mover.load
+
+    def noted(mover, key, picks):
+        asked.append(key)
+        load(mover, key, picks)
+
+    monkeypatch.setattr(Mover, "load", noted)
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    model = HybridParallel(layers, graph, memory_budget=9_000)
+    num_pieces = []
+    for x in (first, first, second, second):
+        asked.clear()
+        model.zero_grad()
+        out = model(x)
+        out.square().sum().backward()
+        num_pieces.append(sum(len(key) == 3 and key[0] == 0 for key in asked))
+        found = [p.grad.clone() for p in model.parameters()]
+        model.zero_grad()
+        want = dense_forward(layers, x, a)
+        want.square().sum().backward()
+        close(out.detach(), want.detach())
+        for got, p in zip(found, model.parameters()):
+            close(got, p.grad)
+    assert num_pieces[1] == num_pieces[3] == 0 and num_pieces[0] == num_pieces[2] > 4
+
+
+@pytest.mark.parametrize("limit", [None, 1000, 120, 60])
+def test_pieces_hold_every_edge_once_in_order_and_none_costs_more_than_it_may(limit):
+    csc = random_graph(N, 400, 2).csc()
+    costs = PieceCosts(source=48, edge=4, limit=limit)
+    pieces = make_pieces(csc, 5, 40, costs)
+    found, dense = torch.zeros(N, N), adjacency(random_graph(N, 400, 2)).float()
+    for piece in pieces:
+        piece.csc.validate()
+        assert piece.src.numel() == torch.unique(piece.src).numel() == piece.csc.num_src
+        found.index_put_((piece.csc.dst() + 5, piece.src.long()[piece.csc.indices.long()]), torch.ones(()), True)
+        assert limit is None or 48 * piece.csc.num_src + 4 * piece.csc.num_edges <= limit
+    assert torch.equal(found[5:40], dense[5:40]) and not found[:5].any() and not found[40:].any()
+    assert (len(pieces) == 1) == (limit is None)
+
+
+def test_all_rows_in_one_piece_are_taken_as_they_are():
+    csc = random_graph(N, 400, 2).csc()
+    (piece,) = make_pieces(csc, 0, N, PieceCosts(source=48, edge=4))
+    assert piece.src is None and piece.csc is csc
+    no_edges = Graph.from_edge_index(torch.empty(2, 0, dtype=torch.int64), N).csc()
+    assert make_pieces(no_edges, 5, 40, PieceCosts(source=48, edge=4, limit=100)) == []
+
+
+def test_a_budget_in_which_no_row_fits_is_told(monkeypatch):
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+    model = HybridParallel([SAGEConv(ROWS, 4)], hub_graph(50, 10), memory_budget=1000, schedule=Schedule())
+    with pytest.raises(ValueError, match=r"one row of a neighbour takes 1\d\d bytes, and memory_budget leaves 83"):
+        model(torch.zeros(50, ROWS))
