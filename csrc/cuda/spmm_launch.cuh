@@ -17,7 +17,7 @@ inline int log2_ceil(int64_t n) {
   return log2;
 }
 
-template <int kBytes, int kTiles, Factor kFactor, bool kLong = false, typename Op, typename T, typename O, typename id_t>
+template <int kBytes, int kTiles, Factor kFactor, typename Op, typename T, typename O, typename id_t>
 void launch_vectors(const Device& device, const Aggregation<T, O, id_t>& a, const Op& op, const Split& split) {
   constexpr int kLog2Warp = 5;
   constexpr int kLog2Least = 2;  // lanes of a group: fewer would have to be merged more often
@@ -26,13 +26,13 @@ void launch_vectors(const Device& device, const Aggregation<T, O, id_t>& a, cons
   layout.log2_lanes = std::clamp(log2_ceil(layout.num_vectors), kLog2Least, kLog2Warp);
   layout.log2_row_lanes = std::max(layout.log2_lanes, log2_ceil(tuning().row_lanes));
   const int per_block = kRowThreads >> layout.log2_row_lanes;
-  const int64_t at_once = int64_t{device.num_processors()} * kRowBlocks<Op, kBytes, kTiles, kFactor, kLong>;
+  const int64_t at_once = int64_t{device.num_processors()} * kRowBlocks<Op, kTiles, kFactor>;
   const int64_t rows = a.num_rows / (per_block * at_once * kTurns);
   layout.rows_each = static_cast<int>(std::clamp<int64_t>(rows, 1, tuning().rows));
   const unsigned row_blocks = num_blocks(a.num_rows, int64_t{per_block} * layout.rows_each);
   const dim3 grid(row_blocks + static_cast<unsigned>(split.num_blocks),
                   num_blocks(layout.num_vectors, kTiles << layout.log2_lanes));
-  aggregate_rows<Op, kBytes, kTiles, kFactor, kLong><<<grid, kRowThreads, 0, device.stream()>>>(a, op, split, layout);
+  aggregate_rows<Op, kBytes, kTiles, kFactor><<<grid, kRowThreads, 0, device.stream()>>>(a, op, split, layout);
   CUDA_CHECK_LAUNCH();
 }
 
@@ -50,11 +50,6 @@ void launch_factor(const Device& device, const Aggregation<T, O, id_t>& a, const
       if constexpr (kWide) {
         if (is_wide) {
           return launch_vectors<16, 2, kFactor>(device, a, op, split);
-        }
-        if constexpr (kFactor == Factor::kOne) {
-          if (a.num_edges >= kLongRow * a.num_rows) {
-            return launch_vectors<16, 1, kFactor, true>(device, a, op, split);
-          }
         }
       }
       return launch_vectors<16, 1, kFactor>(device, a, op, split);

@@ -197,16 +197,13 @@ template <int kBytes, int kTiles>
 constexpr int kUnroll = (64 / kBytes < 8 ? 64 / kBytes : 8) / kTiles;
 
 // Blocks that share a multiprocessor, hence registers: 48, 64 or 80. What a row needs only at its end may be spilled.
-// Eight narrow vectors on their way take more registers than four wide ones; and rows that are long keep a warp busy, so
-// that fewer of them do.
-template <typename Op, int kBytes, int kTiles, Factor kFactor, bool kLong>
-constexpr int kRowBlocks = Op::kExtreme || kFactor == Factor::kPicked                                ? 6
-                           : kFactor == Factor::kOne && kTiles == 1 && kBytes != 8 && !kLong ? 10
-                                                                                             : 8;
-constexpr int64_t kLongRow = 32;  // edges, on average
+template <typename Op, int kTiles, Factor kFactor>
+constexpr int kRowBlocks = Op::kExtreme || kFactor == Factor::kPicked       ? 6
+                           : kFactor == Factor::kOne && kTiles == 1 ? 10
+                                                                    : 8;
 
-template <typename Op, int kBytes, int kTiles, Factor kFactor, bool kLong, typename T, typename O, typename id_t>
-__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kBytes, kTiles, kFactor, kLong>))
+template <typename Op, int kBytes, int kTiles, Factor kFactor, typename T, typename O, typename id_t>
+__global__ void __launch_bounds__(kRowThreads, (kRowBlocks<Op, kTiles, kFactor>))
     aggregate_rows(const Aggregation<T, O, id_t> a, const Op op, const Split split, const Layout layout) {
   using A = acc_t<T>;
   using Element = typename Op::Element;
