@@ -25,7 +25,7 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "spmm/mean/0.0005M/fp32/128",
     "spmm/weighted/0.0005M/fp32/128",
     "spmm/max/0.001225M/fp32/128",
-    "compact/5,500,000 ids",
+    "compact/5,500,000 int64 ids",
     "sampling/device memory",
     "gather/512B/pinned host memory",
     "gather/512B/device memory",
@@ -66,7 +66,8 @@ def test_every_promise_about_the_gpu_has_its_target():
     promised |= {f"spmm/forward/{n}/bf16/{w}": 1.5 for n in ("1M", "2.45M") for w in (32, 100, 128, 256)}
     promised |= {f"spmm/backward/{n}/fp32/{w}": 1 / 1.15 for n in ("1M", "2.45M") for w in (32, 100, 128, 256)}
     promised |= {f"spmm/scatter/1M/fp32/{w}": 10 for w in (32, 128, 256)} | {"spmm/scatter/2.45M/fp32/100": 10}
-    promised |= {f"compact/{n} ids": 2 for n in ("110,000", "1,100,000", "5,500,000")}
+    sizes = ("110,000", "1,100,000", "5,500,000")
+    promised |= {f"compact/{n} {dtype} ids": 2 for n in sizes for dtype in ("int32", "int64")}
     promised |= {"sampling/device memory": 1, "sampling/pinned host memory": 8}
     promised |= {"gather/512B/pinned host memory": 0.85, "gather/512B/90% cached": 5}
     promised |= {f"epoch/{where}": 1 / 1.15 for where in ("device memory", "pinned host memory")}
