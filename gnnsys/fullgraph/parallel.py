@@ -214,8 +214,8 @@ class HybridParallel(nn.Module):
             in_halves = device == x.device or lanes is not None  # sums are made where rows lie, or come
             stages = with_halves(self._stages, x.requires_grad) if in_halves else self._stages
             steps = make_steps(
-                stages, self.plan, self._whole, self._peers, self._packing(), self.memory_budget, x.shape[1], x.dtype,
-                x.device, device, lanes is not None,
+                stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),
+                self.memory_budget, x.shape[1], x.dtype, x.device, device, lanes is not None,
             )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
@@ -226,8 +226,8 @@ class HybridParallel(nn.Module):
                 check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
-    def _packing(self) -> Packing:
-        default = Packing(num_bins=_BINS) if self.plan.world_size > 1 else Packing()
+    def _packing(self, moves: bool) -> Packing:
+        default = Packing(num_bins=_BINS) if moves or self.plan.world_size > 1 else Packing()
         return default if self.schedule.packing is None else self.schedule.packing
 
     @torch.inference_mode(False)

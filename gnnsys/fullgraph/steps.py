@@ -36,7 +36,7 @@ class Schedule:
     `intra_layer`: a bin's rows are sent while the next one is computed, instead of all when the layer is done.
     `inter_layer`: a bin begins when its own inputs are there, instead of when the whole layer's are. `order` is that of
     nodes, "boundary" (those that others need first, breadth first) or "ids". Bins: see `Packing`; by default six per
-    layer where there are several ranks, and one where there is one.
+    layer where there are several ranks or bins move, and else one.
     """
 
     intra_layer: bool = True

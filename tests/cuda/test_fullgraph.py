@@ -44,7 +44,8 @@ def train(rank, group, world_size, device, rows_on, **options):
 
 MODEL = layers() if torch.cuda.is_available() else []
 OPTIONS = [
-    {}, {"recompute": True}, {"schedule": Schedule(packing=Packing(num_bins=4))}, {"memory_budget": 200_000},
+    {"schedule": Schedule(packing=Packing(num_bins=1))}, {"recompute": True},
+    {"schedule": Schedule(packing=Packing(num_bins=4))}, {"memory_budget": 200_000},
 ]  # fmt: skip
 
 

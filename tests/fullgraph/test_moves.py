@@ -94,7 +94,8 @@ def late(monkeypatch) -> list[LateLanes]:
 
 
 OPTIONS = {
-    "one bin": {},
+    "default": {},
+    "one bin": {"schedule": Schedule(packing=Packing(num_bins=1))},
     "four bins": {"schedule": Schedule(packing=Packing(num_bins=4))},
     "bins of one node": {"schedule": Schedule(packing=Packing(bin_nodes=1))},
     "no pipelines": {"schedule": Schedule(intra_layer=False, inter_layer=False, packing=Packing(num_bins=4))},
