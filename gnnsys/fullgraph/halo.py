@@ -9,7 +9,7 @@ range of the halo, and arrive where they belong without being moved again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,6 +35,19 @@ class HaloPlan:
     halo_bounds: list[int]  # rows of the halo that rank r owns: halo_bounds[r] to halo_bounds[r + 1]
     owner_places: Tensor  # int64 [num_halo]: the place of each at its owner, ascending per owner
     send_places: list[Tensor]  # per rank, int64: what it needs of this rank's rows, ascending
+    _moved: dict[tuple[str, torch.device], Tensor] = field(default_factory=dict, repr=False)
+
+    def order_on(self, device: torch.device) -> Tensor:
+        """`order`, brought to a device once."""
+        return self._on("order", device)
+
+    def places_on(self, device: torch.device) -> Tensor:
+        return self._on("places", device)
+
+    def _on(self, name: str, device: torch.device) -> Tensor:
+        if (name, device) not in self._moved:
+            self._moved[name, device] = getattr(self, name).to(device)
+        return self._moved[name, device]
 
     @property
     def world_size(self) -> int:

@@ -244,7 +244,7 @@ class HybridParallel(nn.Module):
             return seen.rows, True
         num_rows = self.plan.num_local if steps[0].has_halo else self.plan.num_core
         rows = x.new_empty((num_rows, x.shape[1]))
-        rows[: self.plan.num_core] = x.detach()[self.plan.order.to(x.device)]
+        rows[: self.plan.num_core] = x.detach()[self.plan.order_on(x.device)]
         self._seen = Seen(weakref.ref(x), _version(x), rows, {}) if remembers else None
         return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
 
@@ -287,7 +287,7 @@ class _Whole(torch.autograd.Function):
         with torch.set_grad_enabled(state.wants_grad), model._failing():
             out = Forward(state, ctx.exchange).run(rows, is_here)
         model.times = state.times
-        return out.detach()[model.plan.places.to(out.device)]
+        return out.detach()[model.plan.places_on(out.device)]
 
     @staticmethod
     @once_differentiable
@@ -299,9 +299,9 @@ class _Whole(torch.autograd.Function):
         ctx.state = ctx.exchange = None
         plan = exchange.plan
         with ctx.model._failing():
-            x_grad, found = Backward(state, exchange).run(grads[0][plan.order.to(grads[0].device)])
+            x_grad, found = Backward(state, exchange).run(grads[0][plan.order_on(grads[0].device)])
         if x_grad is not None:
-            x_grad = x_grad[plan.places.to(x_grad.device)]
+            x_grad = x_grad[plan.places_on(x_grad.device)]
         return None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)
 
 

@@ -23,7 +23,7 @@ class ParameterGrads:
     def __init__(self, steps: Sequence[Step], peers: Peers) -> None:
         self._steps, self._peers = steps, peers
         self._by_bin: list[dict[int, list[Tensor | None]]] = [{} for _ in steps]
-        self._reducing: list[tuple[int, Tensor, Any]] = []
+        self._reducing: list[tuple[int, Any, Any]] = []  # step; sums, or what travels; work, where it travels
 
     def put(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
         """What a bin says of its stage's parameters, kept apart: bins come in any order."""
@@ -35,37 +35,56 @@ class ParameterGrads:
         self._by_bin[s][_ALL] = list(grads) if before is None else list(map(_added, before, grads))
 
     def begin(self, s: int) -> None:
-        """Begins the sum over ranks of a step that is done here."""
+        """Begins the sum over ranks of a step that is done here; of one rank, there is nothing to be added."""
         parameters = self._steps[s].stage.parameters()
         if parameters:
-            flat = _flat(parameters, self._by_bin[s])
-            self._reducing.append((s, flat, self._peers.all_reduce(flat)))
+            sums, counts = _sums(parameters, self._by_bin[s])
+            flat = _flat(parameters, sums, counts) if self._peers.world_size > 1 else None
+            work = None if flat is None else self._peers.all_reduce(flat)
+            self._reducing.append((s, sums if flat is None else flat, work))
 
     def wait(self) -> dict[int, Tensor]:
         """The sums by the parameter's id, when they are there; one of several layers gets the sum of theirs."""
         found: dict[int, Tensor] = {}
-        for s, flat, work in self._reducing:
-            work.wait()
+        for s, sums, work in self._reducing:
             parameters = self._steps[s].stage.parameters()
-            *parts, counts = flat.split([*(p.numel() for p in parameters), len(parameters)])
-            for p, part, count in zip(parameters, parts, counts.tolist()):
-                if count:  # what no rank's bins used has no gradient, as elsewhere
-                    part = part.view_as(p).to(p.device, p.dtype)
-                    found[id(p)] = found[id(p)] + part if id(p) in found else part
+            if work is not None:
+                work.wait()
+                sums = _split(parameters, sums)
+            for p, grad in zip(parameters, sums):
+                if grad is not None:  # what no rank's bins used has no gradient, as elsewhere
+                    grad = grad.to(p.device, p.dtype)
+                    found[id(p)] = found[id(p)] + grad if id(p) in found else grad
         return found
 
 
-def _flat(parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor | None]]) -> Tensor:
-    """One row of numbers: the bins' gradients added in their order, and how many bins had one, per parameter."""
-    dtype = max((p.dtype for p in parameters), key=lambda t: t.itemsize)
-    flat = torch.zeros(sum(p.numel() for p in parameters) + len(parameters), dtype=dtype)
-    parts = flat.split([*(p.numel() for p in parameters), len(parameters)])
+def _sums(
+    parameters: Sequence[Tensor], by_bin: dict[int, list[Tensor | None]]
+) -> tuple[list[Tensor | None], list[int]]:
+    """The bins' gradients added in their order, and how many bins had one, per parameter."""
+    dtype = _widest(parameters)
+    sums: list[Tensor | None] = [None] * len(parameters)
+    counts = [0] * len(parameters)
     for _, grads in sorted(by_bin.items(), reverse=True):
-        for number, grad in enumerate(grads):
-            if grad is not None:
-                parts[number].add_(grad.reshape(-1).to("cpu", dtype))
-                parts[-1][number] += 1
-    return flat
+        sums = [_added(total, None if grad is None else grad.to(dtype)) for total, grad in zip(sums, grads)]
+        counts = [count + (grad is not None) for count, grad in zip(counts, grads)]
+    return sums, counts
+
+
+def _flat(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor:
+    """One row of numbers in host memory, as it travels: sums, then counts."""
+    dtype = _widest(parameters)
+    parts = [p.new_zeros(p.shape) if grad is None else grad for p, grad in zip(parameters, sums)]
+    return torch.cat([*(part.reshape(-1).to("cpu", dtype) for part in parts), torch.tensor(counts, dtype=dtype)])
+
+
+def _split(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor | None]:
+    *parts, counts = flat.split([*(p.numel() for p in parameters), len(parameters)])
+    return [part.view_as(p) if count else None for p, part, count in zip(parameters, parts, counts.tolist())]
+
+
+def _widest(parameters: Sequence[Tensor]) -> torch.dtype:
+    return max((p.dtype for p in parameters), key=lambda t: t.itemsize)
 
 
 def _added(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -327,18 +327,18 @@ def _autocast_state(device_type: str) -> Callable[[], Any]:
     return lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled)
 
 
-def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None, torch.device]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None, device
 
 
 @contextlib.contextmanager
-def _replayed(state: tuple[Tensor, Tensor | None]) -> Iterator[None]:
+def _replayed(state: tuple[Tensor, Tensor | None, torch.device]) -> Iterator[None]:
     """Random numbers as they were when a bin ran first."""
-    cpu, cuda = state
-    with torch.random.fork_rng([torch.cuda.current_device()] if cuda is not None else []):
+    cpu, cuda, device = state
+    with torch.random.fork_rng([device] if cuda is not None else []):
         torch.set_rng_state(cpu)
         if cuda is not None:
-            torch.cuda.set_rng_state(cuda)
+            torch.cuda.set_rng_state(cuda, device)
         yield
 
 

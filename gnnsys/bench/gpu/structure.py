@@ -36,8 +36,8 @@ ONE_BATCH, MANY_BATCHES = "host, cores in a batch", "host, batches by cores"
 
 
 def compact(work: Workload) -> Iterator[Case]:
-    """Seeds and ten neighbours of each. torch.unique sorts and loses who came first; ours has the seeds first. Ids are as
-    an edge_index of torch has them, and as our graphs have them, which sort in half the passes."""
+    """Seeds and ten neighbours of each. torch.unique sorts and loses who came first; ours has the seeds first. Ids are
+    as an edge_index of torch has them, and as our graphs have them, which sort in half the passes."""
     scale = work.sizes.num_nodes / 1_000_000
     for num_ids in NUM_IDS:
         for dtype in (torch.int64, torch.int32):
