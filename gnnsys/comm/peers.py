@@ -47,6 +47,7 @@ class Peers:
         self._group: Any = dist.group.WORLD if group is None and dist.is_initialized() else group
         self.rank = 0 if self._group is None else self._group.rank()
         self.world_size = 1 if self._group is None else self._group.size()
+        _check_host(self._group, self.world_size)
         self.timeout = timeout
         self.bytes_sent = [0] * self.world_size  # payload, since the beginning
         self.messages_sent = [0] * self.world_size
@@ -174,6 +175,18 @@ class _Sum:
                 f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
                 rank=-1 if peer is None else peer, silent_for=silent_for,
             ) from error  # fmt: skip
+
+
+def _check_host(group: Any, world_size: int) -> None:
+    """ValueError where tensors of the CPU cannot travel."""
+    if world_size > 1 and isinstance(group, dist.ProcessGroup):
+        try:
+            group._get_backend(torch.device("cpu"))
+        except RuntimeError as error:
+            raise ValueError(
+                "rows go through host memory, and this process group has no backend for it: begin with "
+                'torch.distributed.init_process_group("cpu:gloo,cuda:nccl"), or "gloo"'
+            ) from error
 
 
 def _end(expected: dict[int, SimpleQueue[Any]]) -> None:

@@ -116,7 +116,8 @@ def _shake(module: nn.Module, draws: torch.Generator) -> None:
 
 def _close(got: Tensor, want: Tensor) -> bool:
     scale = want.nan_to_num().abs().max().clamp(min=1e-30)
-    limit = _COARSE if torch.is_autocast_enabled(want.device.type) else _TOLERANCE.get(want.dtype, _COARSE)
+    is_coarse = torch.is_autocast_enabled(want.device.type) or (want.is_cuda and torch.backends.cuda.matmul.allow_tf32)
+    limit = _COARSE if is_coarse else _TOLERANCE.get(want.dtype, _COARSE)
     return torch.allclose(got / scale, want / scale, rtol=0, atol=limit, equal_nan=True)
 
 

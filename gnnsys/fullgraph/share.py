@@ -99,14 +99,21 @@ def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> 
     counts = torch.bincount(ranks.long(), minlength=world_size)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     if world_size == 1:
-        return Share(rank, offsets, graph.csc(), torch.arange(num_nodes), graph)
+        return Share(rank, offsets, _on_host(graph), torch.arange(num_nodes), graph)
     original_ids = torch.sort(ranks, stable=True).indices  # by global id
     global_ids = torch.empty_like(original_ids)
     global_ids[original_ids] = torch.arange(num_nodes)
     own = original_ids[int(offsets[rank]) : int(offsets[rank + 1])]
-    mine = in_subgraph(graph.csc(), own.to(graph.csc().indices.dtype))
+    whole = _on_host(graph)
+    mine = in_subgraph(whole, own.to(whole.indices.dtype))
     sources = global_ids.to(mine.indices.dtype)[mine.indices.long()]
     return Share(rank, offsets, CSC(mine.indptr, sources, num_nodes), own, graph)
+
+
+def _on_host(graph: Graph) -> CSC:
+    """The structure where plans are made; what bins need of it goes to the device with them."""
+    csc = graph.csc()
+    return csc if csc.indices.is_cpu else csc.to("cpu")
 
 
 def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:

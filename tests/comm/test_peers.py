@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
 
+from gnnsys.comm.peers import Peers
 from tests.processes import run_ranks
 
 DEADLINE = 60.0
@@ -58,3 +60,8 @@ def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
     ended = run_ranks(PROGRAM, 3, "SIGSTOP", "rows", 2, timeout=DEADLINE, check=False)
     for rank in (0, 2):
         assert ended[rank].stdout.startswith("1 rank 1 was lost, or was not heard of for 2."), ended[rank]
+
+
+def test_a_group_without_a_backend_for_the_host_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="cpu:gloo,cuda:nccl"):
+        Peers(dist.ProcessGroup(dist.HashStore(), 0, 2))

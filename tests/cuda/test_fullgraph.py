@@ -138,6 +138,14 @@ def epochs(rows_on: str, **options) -> tuple[list[float], list[torch.Tensor]]:
     return losses, [p.grad.cpu() for p in model.parameters()]
 
 
+def test_a_graph_on_the_device_is_planned_as_one_on_the_host():
+    torch.manual_seed(0)
+    graph, x = random_graph(N, 1500, 1), torch.randn(N, WIDTH).cuda()
+    layers = [SAGEConv(WIDTH, 8).cuda(), nn.ReLU(), SAGEConv(8, 4).cuda()]
+    with torch.no_grad():
+        assert torch.equal(HybridParallel(layers, graph.to("cuda"))(x), HybridParallel(layers, graph)(x))
+
+
 def agree(found: tuple[list[float], list[torch.Tensor]], want: tuple[list[float], list[torch.Tensor]]) -> None:
     assert found[0] == pytest.approx(want[0], rel=1e-10)
     largest = max(float(grad.abs().max()) for grad in want[1])
