@@ -22,7 +22,8 @@ SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`only` keeps the cases whose name contains it; `quick` uses small sizes and judges nothing.
+    """`only` keeps the cases whose name contains it, or one of several with | between them; `quick` uses small sizes and
+    judges nothing.
 
     `cache` is a folder for what is worth keeping between runs; `settings` are the suite's own, by name.
     """
@@ -65,7 +66,7 @@ def run_suite(
 
 def _select(benchmarks: Sequence[Benchmark], workload: Workload, only: str | None) -> list[Case]:
     cases = [case for benchmark in benchmarks for case in benchmark(workload)]
-    selected = [case for case in cases if only is None or only in case.name]
+    selected = [case for case in cases if only is None or any(part in case.name for part in only.split("|"))]
     if not selected:
         raise ValueError(f"--only {only!r} matches none of: {', '.join(case.name for case in cases)}")
     return selected

@@ -155,6 +155,8 @@ def broken_case(work: Workload) -> Iterator[Case]:
 def test_only_selects_by_part_of_the_name():
     report = run_suite("test", [two_cases], Options(only="two"), show=lambda line: None)
     assert [row.name for row in report.rows] == ["beta/two"]
+    report = run_suite("test", [two_cases], Options(only="beta|alpha"), show=lambda line: None)
+    assert [row.name for row in report.rows] == ["alpha/one", "beta/two"]
 
 
 def test_only_that_matches_nothing_is_refused_with_the_names_there_are():

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(training on the whole graph across hosts of the lab; needs root) or gpu (kernels, sampling and epochs on a "
         "GPU)",
     )
-    parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME")
+    parser.add_argument("--only", metavar="NAME", help="only cases whose name contains NAME (A|B: A or B)")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works; targets not judged")
     parser.add_argument("--scale", choices=("small", "full"), default="full", help="small: the same as --quick")
     parser.add_argument(
