@@ -22,8 +22,8 @@ SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """`only` keeps the cases whose name contains it, or one of several with | between them; `quick` uses small sizes and
-    judges nothing.
+    """`only` keeps the cases whose name contains it, or one of several with | between them; `quick` uses small sizes
+    and judges nothing.
 
     `cache` is a folder for what is worth keeping between runs; `settings` are the suite's own, by name.
     """
