@@ -88,6 +88,7 @@ def test_shared_memory_is_private_to_a_host(lab):
     assert not Path("/dev/shm/lab_secret").exists()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("source, to", [(1, 2), (2, 1)])
 def test_the_rate_holds_and_the_counters_count(lab, source, to):
     size, bits = 20_000_000, 200e6
@@ -104,6 +105,7 @@ def test_the_rate_holds_and_the_counters_count(lab, source, to):
     assert moved[source].bytes_in < 0.1 * size
 
 
+@pytest.mark.alone
 def test_one_direction_of_one_host_can_be_slower_than_the_rest(lab):
     lab.set_rate("20mbit", host=2, out=False)
     try:
@@ -123,6 +125,7 @@ def test_a_cut_link_loses_packets_until_it_is_healed(lab):
     listener.command.kill()
 
 
+@pytest.mark.alone
 def test_the_quota_holds_for_all_processes_of_a_host_together():
     with Lab(hosts=1, cpu=0.4) as lab:
         begin = time.monotonic()
@@ -235,6 +238,7 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number):
     wait_until(lambda: not leftovers(name))
 
 
+@pytest.mark.alone
 def test_what_a_killed_keeper_leaves_is_removed_by_the_next_lab():
     lab = Lab(hosts=1).up(tied=False)
     command = lab.start(1, "echo up; sleep 1000")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from gnnsys.store.memory import SharedRows
@@ -116,6 +117,7 @@ def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
     assert codes == [0] * len(jobs)
 
 
+@pytest.mark.alone
 def test_shared_memory_has_no_name_that_another_job_could_meet():
     before = set(os.listdir("/dev/shm"))
     made = SharedRows.create((1000, 4), torch.float32)

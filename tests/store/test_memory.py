@@ -32,6 +32,7 @@ def test_memory_that_is_not_ours_is_not_opened():
     assert SharedRows.open(address, (5, 3), torch.float32) is None
 
 
+@pytest.mark.alone
 def test_dropping_gives_the_descriptor_back_and_names_nothing():
     before = set(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm"))
     shared = SharedRows.create((1000, 3), torch.float64)

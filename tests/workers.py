@@ -1,0 +1,71 @@
+"""How every test runs in half the time: in a process per processor, all tests of a file in the same one.
+
+Tests of processes and of links mostly wait, so that others can run meanwhile. A test that looks at the whole machine
+(its clock against its processors, its shared memory) is marked `alone`: no other test runs while it does.
+`pytest` and `make test` without arguments do this where pytest-xdist is; parts of the suite run in one process, and
+`-n` says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+MOST_WORKERS = 4  # each has two nurseries, with torch in all three
+ALONE = "alone: the test looks at the whole machine, so that no other runs beside it"
+WAIT_SECONDS = 600.0  # more than any test takes
+DOOR, ROOM = Path(__file__), Path(__file__).with_name("conftest.py")  # files that all workers have, to lock
+
+
+def choose_workers(config: pytest.Config) -> None:
+    """Sets what `-n` and `--dist` set, if all tests were asked for and nothing that wants to see them one by one."""
+    options = config.option
+    whole = config.args == config.getini("testpaths") and not (options.keyword or options.markexpr)
+    watched = options.usepdb or options.collectonly or options.capture == "no" or options.device != "cpu"
+    if not whole or watched or os.environ.get("GNNSYS_SANITIZER") or is_worker(config):
+        return
+    if getattr(options, "numprocesses", 0) is None:  # there is pytest-xdist, and nobody has said how many
+        options.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+        options.dist = "loadfile"
+        options.loadscopereorder = False  # files in their order: those of most tests are not the longest
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@contextlib.contextmanager
+def machine(
+    alone: bool, door_file: Path = DOOR, room_file: Path = ROOM, seconds: float = WAIT_SECONDS
+) -> Iterator[None]:
+    """Shares the machine with tests of other workers, or has it alone; whoever wants it alone is the next to have it.
+
+    Everyone comes through a door, one at a time, and whoever waits for the room to be empty stands in it.
+    """
+    with open(door_file) as door, open(room_file) as room:
+        _lock(door, fcntl.LOCK_EX, seconds)
+        _lock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, seconds)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # also for children that have the file open
+
+
+def _lock(file: IO[str], kind: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"other tests held the machine for {seconds:g} s") from None
+            time.sleep(0.01)
