@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +27,13 @@ def chosen(args: list[str], **options: object) -> SimpleNamespace:
 def two_processors(monkeypatch):
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.delenv("GNNSYS_SANITIZER", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 
 
 def test_all_tests_run_in_a_process_per_processor_file_by_file():
     option = chosen(["tests"])
     assert (option.numprocesses, option.dist, option.loadscopereorder) == (2, "loadfile", False)
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def test_whoever_wants_to_see_tests_one_by_one_does(options):
 
 
 def test_a_part_of_the_tests_runs_in_one_process_and_a_number_that_was_given_stays(monkeypatch):
-    assert chosen(["tests/store"]).numprocesses is None
+    assert chosen(["tests/store"]).numprocesses is None and "OMP_WAIT_POLICY" not in os.environ
     assert [chosen(["tests"], numprocesses=number).numprocesses for number in (0, 7)] == [0, 7]
     monkeypatch.setenv("GNNSYS_SANITIZER", "address")
     assert chosen(["tests"]).numprocesses is None

@@ -26,15 +26,19 @@ DOOR, ROOM = Path(__file__), Path(__file__).with_name("conftest.py")  # files th
 
 def choose_workers(config: pytest.Config) -> None:
     """Sets what `-n` and `--dist` set, if all tests were asked for and nothing that wants to see them one by one."""
+    if is_worker(config):
+        return
     options = config.option
+    unsaid = getattr(options, "numprocesses", 0) is None  # there is pytest-xdist, and nobody has said how many
     whole = config.args == config.getini("testpaths") and not (options.keyword or options.markexpr)
     watched = options.usepdb or options.collectonly or options.capture == "no" or options.device != "cpu"
-    if not whole or watched or os.environ.get("GNNSYS_SANITIZER") or is_worker(config):
-        return
-    if getattr(options, "numprocesses", 0) is None:  # there is pytest-xdist, and nobody has said how many
+    if unsaid and whole and not watched and not os.environ.get("GNNSYS_SANITIZER"):
         options.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
         options.dist = "loadfile"
         options.loadscopereorder = False  # files in their order: those of most tests are not the longest
+    if getattr(options, "numprocesses", 0):
+        # Threads of OpenMP that spin while they wait take the processor from those of another worker.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def is_worker(config: pytest.Config) -> bool:
