@@ -127,7 +127,7 @@ def main() -> None:
     import_everything()
     do_not_wait_for_disks()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
-    if os.environ["LOCAL_RANK"] == "0":
+    if os.environ.get("LOCAL_RANK") == "0":
         from tests.spare_servers import keep_spares
 
         keep_spares()
