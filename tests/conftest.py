@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.disk import do_not_wait_for_disks
-from tests.workers import ALONE, choose_workers, is_worker, machine
+from tests.workers import ALONE, TURNS, Turns, choose_workers, is_alone, is_worker
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
@@ -33,12 +33,16 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """Fixtures of files are made and taken down under the same rule."""
     if not is_worker(item.config):
         return (yield)
-    with machine(alone=item.get_closest_marker("alone") is not None):
+    turns = item.config.stash.setdefault(TURNS, Turns())
+    turns.begin(is_alone(item))
+    try:
         return (yield)
+    finally:
+        turns.end(is_alone(nextitem))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests import workers
 from tests.processes import await_true
-from tests.workers import choose_workers, machine
+from tests.workers import Turns, choose_workers, machine
 
 WHOLE = {"keyword": "", "markexpr": "", "usepdb": False, "collectonly": False, "capture": "fd", "device": "cpu"}
 
@@ -30,9 +30,9 @@ def two_processors(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 
 
-def test_all_tests_run_in_a_process_per_processor_file_by_file():
+def test_all_tests_run_in_one_process_more_than_there_are_processors_file_by_file():
     option = chosen(["tests"])
-    assert (option.numprocesses, option.dist, option.loadscopereorder) == (2, "loadfile", False)
+    assert (option.numprocesses, option.dist, option.loadscopereorder) == (3, "loadfile", False)
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
@@ -106,4 +106,18 @@ def test_whoever_waits_for_the_machine_alone_is_next(files):
 def test_what_goes_wrong_gives_the_machine_back(files):
     with pytest.raises(ZeroDivisionError), machine(True, *files):
         1 / 0  # noqa: B018
+    assert can_enter(True, files)
+
+
+def test_tests_that_must_be_alone_and_follow_one_another_wait_once(files):
+    turns, places = Turns(), dict(zip(("door_file", "room_file"), files))
+    turns.begin(True, **places)
+    turns.end(next_alone=True)
+    assert not can_enter(False, files), "nobody comes in between"
+    turns.begin(True, **places)
+    turns.end(next_alone=False)
+    assert can_enter(True, files)
+    turns.begin(False, **places)
+    assert can_enter(False, files) and not can_enter(True, files)
+    turns.end(next_alone=True)
     assert can_enter(True, files)

@@ -1,4 +1,4 @@
-"""How every test runs in half the time: in a process per processor, all tests of a file in the same one.
+"""How all tests run in half the time: in one process more than there are processors, those of a file in the same one.
 
 Tests of processes and of links mostly wait, so that others can run meanwhile. A test that looks at the whole machine
 (its clock against its processors, its shared memory) is marked `alone`: no other test runs while it does.
@@ -18,7 +18,7 @@ from typing import IO
 
 import pytest
 
-MOST_WORKERS = 4  # each has two nurseries, with torch in all three
+MOST_WORKERS = 6  # each has two nurseries, with torch in all three
 ALONE = "alone: the test looks at the whole machine, so that no other runs beside it"
 WAIT_SECONDS = 600.0  # more than any test takes
 DOOR, ROOM = Path(__file__), Path(__file__).with_name("conftest.py")  # files that all workers have, to lock
@@ -33,7 +33,7 @@ def choose_workers(config: pytest.Config) -> None:
     whole = config.args == config.getini("testpaths") and not (options.keyword or options.markexpr)
     watched = options.usepdb or options.collectonly or options.capture == "no" or options.device != "cpu"
     if unsaid and whole and not watched and not os.environ.get("GNNSYS_SANITIZER"):
-        options.numprocesses = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
+        options.numprocesses = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
         options.dist = "loadfile"
         options.loadscopereorder = False  # files in their order: those of most tests are not the longest
     if getattr(options, "numprocesses", 0):
@@ -61,6 +61,30 @@ def machine(
             yield
         finally:
             fcntl.flock(room, fcntl.LOCK_UN)  # also for children that have the file open
+
+
+class Turns:
+    """One worker's tests. What was waited for lasts as long as tests follow one another that must be alone."""
+
+    def __init__(self) -> None:
+        self._stack, self._alone = contextlib.ExitStack(), False
+
+    def begin(self, alone: bool, **places: Path) -> None:
+        if not (alone and self._alone):
+            self._stack.enter_context(machine(alone, **places))
+            self._alone = alone
+
+    def end(self, next_alone: bool) -> None:
+        if not (next_alone and self._alone):
+            self._stack.close()
+            self._alone = False
+
+
+TURNS = pytest.StashKey[Turns]()
+
+
+def is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
 
 
 def _lock(file: IO[str], kind: int, seconds: float) -> None:
