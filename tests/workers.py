@@ -1,7 +1,7 @@
 """How all tests run in half the time: in one process more than there are processors, those of a file in the same one.
 
 Tests of processes and of links mostly wait, so that others can run meanwhile. A test that looks at the whole machine
-(its clock against its processors, its shared memory) is marked `alone`: no other test runs while it does.
+(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does.
 `pytest` and `make test` without arguments do this where pytest-xdist is; parts of the suite run in one process, and
 `-n` says otherwise.
 """
