@@ -110,14 +110,14 @@ def test_what_goes_wrong_gives_the_machine_back(files):
 
 
 def test_tests_that_must_be_alone_and_follow_one_another_wait_once(files):
-    turns, places = Turns(), dict(zip(("door_file", "room_file"), files))
-    turns.begin(True, **places)
+    turns = Turns()
+    turns.begin(True, *files)
     turns.end(next_alone=True)
     assert not can_enter(False, files), "nobody comes in between"
-    turns.begin(True, **places)
+    turns.begin(True, *files)
     turns.end(next_alone=False)
     assert can_enter(True, files)
-    turns.begin(False, **places)
+    turns.begin(False, *files)
     assert can_enter(False, files) and not can_enter(True, files)
     turns.end(next_alone=True)
     assert can_enter(True, files)

@@ -69,9 +69,9 @@ class Turns:
     def __init__(self) -> None:
         self._stack, self._alone = contextlib.ExitStack(), False
 
-    def begin(self, alone: bool, **places: Path) -> None:
+    def begin(self, alone: bool, door_file: Path = DOOR, room_file: Path = ROOM) -> None:
         if not (alone and self._alone):
-            self._stack.enter_context(machine(alone, **places))
+            self._stack.enter_context(machine(alone, door_file, room_file))
             self._alone = alone
 
     def end(self, next_alone: bool) -> None:
