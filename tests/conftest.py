@@ -1,17 +1,19 @@
 """A run in the background of a shell inherits an ignored Ctrl-C; the tests of interrupts need the usual one.
 
-`--device cuda` runs the tests of ops, layers, samplers and loaders on a device: see tests/on_device.py.
+All tests together run in several processes: see tests/workers.py. `--device cuda` runs the tests of ops, layers,
+samplers and loaders on a device: see tests/on_device.py.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.disk import do_not_wait_for_disks
+from tests.workers import ALONE, TURNS, Turns, choose_workers, is_alone, is_worker
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
@@ -19,6 +21,28 @@ do_not_wait_for_disks()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where native ops and loaders run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", ALONE)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads how many there are to be
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    choose_workers(config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Fixtures of files are made and taken down under the same rule."""
+    if not is_worker(item.config):
+        return (yield)
+    turns = item.config.stash.setdefault(TURNS, Turns())
+    turns.begin(is_alone(item))
+    try:
+        return (yield)
+    finally:
+        turns.end(is_alone(nextitem))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -72,13 +72,30 @@ class Forked(Child):
         return self._nursery.ask({"collect": self.pid})
 
 
-class Nursery:
+class Orders:
+    """Where `serve` is heard: the other end of its socket."""
+
+    def __init__(self, here: socket.socket) -> None:
+        self._here, self._lines, self._lock = here, here.makefile("r"), threading.Lock()
+
+    def ask(self, order: dict[str, Any], timeout: float = DEADLINE) -> int:
+        with self._lock:
+            self._here.settimeout(timeout)
+            self._here.sendall(json.dumps(order).encode() + b"\n")
+            answer = self._lines.readline()
+        assert answer, self.describe_end()
+        return int(answer)
+
+    def describe_end(self) -> str:
+        return "the process that forks has ended"
+
+
+class Nursery(Orders):
     """Where such processes come from; it ends with the process that made it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._here, there = socket.socketpair()
-        self._here.settimeout(DEADLINE)
-        self._lines, self._lock = self._here.makefile("r"), threading.Lock()
+        here, there = socket.socketpair()
+        super().__init__(here)
         command = [sys.executable, "-m", "tests.nursery", str(there.fileno())]
         with there:
             self._process = subprocess.Popen(
@@ -97,12 +114,8 @@ class Nursery:
         order = {"program": str(program), "arguments": list(arguments), "environment": dict(environment)}
         return Forked(self, self.ask(order | {"out": str(out), "err": str(err)}))
 
-    def ask(self, order: dict[str, Any]) -> int:
-        with self._lock:
-            self._here.sendall(json.dumps(order).encode() + b"\n")
-            answer = self._lines.readline()
-        assert answer, f"the nursery (process {self._process.pid}) ended with {self._process.poll()}"
-        return int(answer)
+    def describe_end(self) -> str:
+        return f"the nursery (process {self._process.pid}) ended with {self._process.poll()}"
 
 
 def forks_ranks() -> bool:
@@ -127,7 +140,7 @@ def main() -> None:
     import_everything()
     do_not_wait_for_disks()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
-    if os.environ["LOCAL_RANK"] == "0":
+    if os.environ.get("LOCAL_RANK") == "0":
         from tests.spare_servers import keep_spares
 
         keep_spares()

@@ -252,6 +252,16 @@ def await_true(condition: Callable[[], bool], what: str, timeout: float = 30.0) 
         time.sleep(0.02)
 
 
+def shared_memory() -> set[str]:
+    """What has a name in shared memory."""
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
+
+
+def await_shared_memory_freed(before: set[str]) -> None:
+    """Fails where something new stays: tests beside this one may have some for a moment."""
+    await_true(lambda: shared_memory() <= before, "the end of shared memory")
+
+
 def descendants(pid: int) -> list[int]:
     """Process ids of all children, and theirs."""
     found = []

@@ -30,9 +30,10 @@ def count(counter: Counter, call) -> float:
 
 def test_twice_the_work_is_twice_the_instructions(counter):
     assert counter.unit == STEPPED
-    one, two, three = (count(counter, lambda n=n: sum(range(1000, 1000 + n))) for n in (150, 300, 450))
-    assert two - one == pytest.approx(three - two, rel=0.15)
-    assert 10e-6 < (two - one) / 150 < 1e-3, "tens of instructions for every number that is added"
+    one, two, three = (count(counter, lambda n=n: sum(range(1000, 1000 + n))) for n in (100, 500, 900))
+    # Four thousand instructions more or less, of eighty thousand, is what the interpreter does now and then.
+    assert two - one == pytest.approx(three - two, rel=0.25)
+    assert 10e-6 < (two - one) / 400 < 1e-3, "tens of instructions for every number that is added"
 
 
 def test_work_of_other_threads_is_counted_old_ones_and_new_ones(counter):

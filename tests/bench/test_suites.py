@@ -1,10 +1,17 @@
 """Every case of every suite runs, on a tiny graph, and has the sides its rows compare."""
 
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gnnsys.bench import SUITES, Case, Report, Workload, load_suite
 from gnnsys.bench.measure import Rounds, measure
 from gnnsys.bench.workload import Sizes
+from tests.processes import processes
 
 TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 WORKLOAD = Workload(TINY)
@@ -28,6 +35,36 @@ def ended():
     """Servers and folders that the cases share end with this module."""
     yield
     WORKLOAD.close()
+
+
+def run_forked(
+    command: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None, **_: object
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of `python -m MODULE`, in a process that has imported torch already."""
+    python, option, module, *arguments = command
+    assert (python, option) == (sys.executable, "-m")
+    with processes() as running:
+        program = running.folder / "program.py"
+        program.write_text(f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
+        running.start_rank(0, program, arguments, env or {})
+        (ended,) = running.wait(timeout)
+    return subprocess.CompletedProcess(command, ended.returncode, ended.stdout, ended.stderr)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_processes():
+    """Twenty processes tell a figure each. The first of each module is a fresh one, others need not import torch."""
+    fresh: set[str] = set()
+
+    def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        is_first = command[2] not in fresh
+        fresh.add(command[2])
+        return subprocess.run(command, **options) if is_first else run_forked(command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("gnnsys.bench.partition.contest", "gnnsys.bench.store.checks"):
+            patch.setattr(sys.modules[name], "subprocess", SimpleNamespace(run=run))
+        yield
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,13 +1,15 @@
 """A machine's agent as torchrun runs it, but for one thing: ranks are forked from it, and so need not import torch.
 
 A restart then takes a second instead of ten on two cores, and thirty runs minutes instead of an hour. A leader's first
-servers are forked too. Usage: agent.py PLAN ENDPOINT RUN_ID [LOCAL_ADDRESS]
+servers are forked too, and so are agents where one job follows another (tests/chaos/hosts.py).
+Usage: agent.py PLAN ENDPOINT RUN_ID [LOCAL_ADDRESS], or agent.py --serve SOCKET
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 
 import torch
@@ -15,8 +17,11 @@ import torch._dynamo  # what the first optimizer of a process loads
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from tests import nursery
 from tests.chaos import job, program
+from tests.chaos.hosts import SERVE
 from tests.disk import do_not_wait_for_disks
+from tests.nursery import import_everything
 from tests.spare_servers import keep_spares
 
 
@@ -54,5 +59,13 @@ def main(plan: str, endpoint: str, run_id: str, local_address: str | None = None
     return 0
 
 
+def serve(path: str) -> int:
+    """Forks agents as it is asked to; in each of them, that agent's end."""
+    import_everything()
+    orders = socket.socket(socket.AF_UNIX)
+    orders.connect(path)
+    return main(*nursery.serve(orders)["arguments"])
+
+
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(serve(sys.argv[2]) if sys.argv[1] == SERVE else main(*sys.argv[1:]))

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench.lab import Lab, available, wait_all
+from gnnsys.bench.lab import Lab, available
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.ops import CSC
 from gnnsys.partition import Assignment, write_parts
+from tests.chaos.hosts import AGENT, Hosts
 from tests.chaos.program import CLASSES
 from tests.faults import Fault, has_happened
 from tests.processes import ROOT, processes
@@ -33,7 +34,6 @@ NUM_RANKS = NUM_HOSTS * TRAINERS
 NUM_NODES, NUM_EDGES, NUM_SEEDS = 400, 2400, 219
 MAX_RESTARTS = 3
 DEADLINE = 180.0  # seconds for a job that takes ten on a quiet machine
-AGENT = ROOT / "tests" / "chaos" / "agent.py"
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class Place:
         self.parts = folder / "parts"
         write_small_parts(self.parts)
         self._unbroken: dict[tuple[bool, bool], Ended] = {}
+        self._hosts: Hosts | None = None
+
+    def close(self) -> None:
+        if self._hosts is not None:
+            self._hosts.close()
 
     def run(self, name: str, faults: Sequence[Fault], deadline: float = DEADLINE, **options: Any) -> Ended:
         """Runs a job to its end, or to the deadline."""
@@ -117,9 +122,8 @@ class Place:
         command, run_id = [sys.executable, str(AGENT), str(plan)], secrets.token_hex(4)
         if self.lab is not None:
             meeting = f"{self.lab.names[0]}:{29400 + secrets.randbelow(2000)}"
-            started = [self.lab.start(host, [*command, meeting, run_id], env=env) for host in self.lab.hosts]
-            results = wait_all(started, deadline, check=False)
-            return [result.code for result in results], "\n".join(result.output for result in results)
+            self._hosts = self._hosts or Hosts(self.lab, env)
+            return self._hosts.run([str(plan), meeting, run_id], plan.parent, deadline)
         with processes() as running:
             place = [f"127.0.0.1:{running.store_port()}", run_id, "127.0.0.1"]
             for machine in range(NUM_HOSTS):
@@ -137,8 +141,8 @@ def place(folder: Path) -> Iterator[Place]:
     if available() is not None:
         yield Place(folder, None)
         return
-    with Lab(hosts=NUM_HOSTS) as lab:
-        yield Place(folder, lab)
+    with Lab(hosts=NUM_HOSTS) as lab, contextlib.closing(Place(folder, lab)) as made:
+        yield made
 
 
 def write_small_parts(folder: Path) -> None:

@@ -44,9 +44,11 @@ def train_gcn(name: str, seed: int, epochs: int, input_dropout: float) -> float:
     model = GCN(rows["x"].shape[1], 16, 2, int(rows["y"].max()) + 1, dropout=0.5)
     first, last = (list(conv.parameters()) for conv in model.convs)
     optimizer = torch.optim.Adam([{"params": first, "weight_decay": 5e-4}, {"params": last}], lr=0.01)
+    x, words = rows["x"].clone(), rows["x"].nonzero(as_tuple=True)
     for _ in range(epochs):
         model.train()
-        x = F.dropout(rows["x"], input_dropout) if input_dropout else rows["x"]
+        if input_dropout:  # one value in eighty is not zero: to draw for the others takes most of the time
+            x[words] = F.dropout(rows["x"][words], input_dropout)
         out = model(x, graph.csc())[rows["train_mask"]]
         step(optimizer, F.cross_entropy(out, rows["y"][rows["train_mask"]]))
     return accuracy(model, graph, rows["test_mask"])
@@ -93,10 +95,10 @@ def roc_auc(scores: Tensor, labels: Tensor) -> float:
 
 TRAININGS: dict[str, Callable[[], float]] = {  # the longest first
     "tolokers": train_tolokers,
-    "cora 0": lambda: train_gcn("cora", 0, 150, 0.5),
-    "cora 1": lambda: train_gcn("cora", 1, 150, 0.5),
     "coauthor_cs": lambda: train_sampled_sage("coauthor_cs", 15, None),
     "pubmed 0": lambda: train_gcn("pubmed", 0, 100, 0.0),  # input dropout makes no difference here, only time
     "pubmed 1": lambda: train_gcn("pubmed", 1, 100, 0.0),
+    "cora 0": lambda: train_gcn("cora", 0, 150, 0.5),
+    "cora 1": lambda: train_gcn("cora", 1, 150, 0.5),
     "amazon_computers": lambda: train_sampled_sage("amazon_computers", 40, "layer"),
 }

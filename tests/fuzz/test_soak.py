@@ -8,6 +8,7 @@ from tests.fuzz.served import Usage
 from tests.fuzz.soak import Interval, judge, soak
 
 
+@pytest.mark.alone
 def test_a_server_under_load_with_clients_coming_and_going_stays_as_it_is(tmp_path):
     assert soak(tmp_path / "parts", seconds=4, every=0.4) is None
 

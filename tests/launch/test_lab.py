@@ -88,6 +88,7 @@ def test_shared_memory_is_private_to_a_host(lab):
     assert not Path("/dev/shm/lab_secret").exists()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("source, to", [(1, 2), (2, 1)])
 def test_the_rate_holds_and_the_counters_count(lab, source, to):
     size, bits = 20_000_000, 200e6
@@ -104,6 +105,7 @@ def test_the_rate_holds_and_the_counters_count(lab, source, to):
     assert moved[source].bytes_in < 0.1 * size
 
 
+@pytest.mark.alone
 def test_one_direction_of_one_host_can_be_slower_than_the_rest(lab):
     lab.set_rate("20mbit", host=2, out=False)
     try:
@@ -114,15 +116,7 @@ def test_one_direction_of_one_host_can_be_slower_than_the_rest(lab):
     assert fast < slow / 2
 
 
-def test_a_cut_link_loses_packets_until_it_is_healed(lab):
-    listener = Listener(lab, 2)
-    lab.cut(2)
-    assert lab.exec(1, [*PYTHON, REACH, "h2", listener.port, "0.5"]).output.startswith("lost")
-    lab.heal(2)
-    assert lab.exec(1, [*PYTHON, REACH, "h2", listener.port, "20"]).output == "reached\n"
-    listener.command.kill()
-
-
+@pytest.mark.alone
 def test_the_quota_holds_for_all_processes_of_a_host_together():
     with Lab(hosts=1, cpu=0.4) as lab:
         begin = time.monotonic()
@@ -133,6 +127,28 @@ def test_the_quota_holds_for_all_processes_of_a_host_together():
     assert 0.1 < spent < 0.4 * wall * 1.1 + 0.02
     assert spent < used.cpu_seconds < 0.4 * wall * 1.1 + 0.02
     assert used.throttled_seconds > 0  # it was the quota that held them back
+
+
+@pytest.mark.alone
+def test_what_a_killed_keeper_leaves_is_removed_by_the_next_lab():
+    lab = Lab(hosts=1).up(tied=False)
+    command = lab.start(1, "echo up; sleep 1000")
+    wait_until(lambda: "up" in command.output)
+    found = json.loads((state.folder_of(lab.id) / "state.json").read_text())
+    os.kill(found["keeper_pid"], signal.SIGKILL)
+    wait_until(lambda: not state.is_alive(found))
+    assert leftovers(lab.id)
+    with Lab(hosts=1):
+        assert leftovers(lab.id) == []
+
+
+def test_a_cut_link_loses_packets_until_it_is_healed(lab):
+    listener = Listener(lab, 2)
+    lab.cut(2)
+    assert lab.exec(1, [*PYTHON, REACH, "h2", listener.port, "0.5"]).output.startswith("lost")
+    lab.heal(2)
+    assert lab.exec(1, [*PYTHON, REACH, "h2", listener.port, "20"]).output == "reached\n"
+    listener.command.kill()
 
 
 def test_a_command_beyond_the_memory_limit_dies_and_its_host_lives_on():
@@ -233,18 +249,6 @@ def test_a_lab_ends_with_its_owner_however_that_ends(number):
     owner.wait(30)
     owner.stdout.close()
     wait_until(lambda: not leftovers(name))
-
-
-def test_what_a_killed_keeper_leaves_is_removed_by_the_next_lab():
-    lab = Lab(hosts=1).up(tied=False)
-    command = lab.start(1, "echo up; sleep 1000")
-    wait_until(lambda: "up" in command.output)
-    found = json.loads((state.folder_of(lab.id) / "state.json").read_text())
-    os.kill(found["keeper_pid"], signal.SIGKILL)
-    wait_until(lambda: not state.is_alive(found))
-    assert leftovers(lab.id)
-    with Lab(hosts=1):
-        assert leftovers(lab.id) == []
 
 
 @pytest.mark.parametrize(

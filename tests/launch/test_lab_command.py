@@ -32,6 +32,7 @@ def name(command, capsys):
         state.remove(made)
 
 
+@pytest.mark.alone
 def test_a_lab_from_the_command_line_stays_until_it_is_taken_down(command, name, capsys):
     assert command(["exec", "--lab", name, "2", "--", "hostname"]) == 0
     assert command(["exec", "--lab", name, "2", "--", "sh", "-c", "exit 3"]) == 1

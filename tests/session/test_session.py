@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,17 @@ import gnnsys
 from gnnsys.graph import NODE
 from gnnsys.partition import write_parts
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.processes import alive, await_true, descendants, processes, run_ranks, start_agents, start_ranks
+from tests.processes import (
+    alive,
+    await_shared_memory_freed,
+    await_true,
+    descendants,
+    processes,
+    run_ranks,
+    shared_memory,
+    start_agents,
+    start_ranks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +75,8 @@ if session.rank % 2 == 0:  # the others leave it to the exit
 """
 
 
-def left_in_memory() -> set[str]:
-    return {entry.name for entry in Path("/dev/shm").iterdir()}
-
-
 def test_ranks_under_torchrun_open_the_same_graph_after_a_kill_and_leave_nothing(graph, parts, tmp_path):
-    shared = left_in_memory()
+    shared = shared_memory()
     options = {"torchrun": True, "options": ["--max-restarts", "1"], "timeout": 150}
     told = [json.loads(rank.stdout) for rank in run_ranks(TRAIN, [1, 1], parts, tmp_path / "crashed", **options)]
     assert (tmp_path / "crashed").exists()
@@ -86,7 +91,7 @@ def test_ranks_under_torchrun_open_the_same_graph_after_a_kill_and_leave_nothing
         assert t["servers"] == told[0]["servers"]
     assert [served for _, served in told[0]["servers"]] == [[0, 1], [2, 3]]
     await_true(lambda: not any(alive(pid) for pid, _ in told[0]["servers"]), "the end of the servers")
-    assert left_in_memory() <= shared
+    await_shared_memory_freed(shared)
 
 
 def test_an_exception_on_one_rank_ends_all_ranks_of_all_machines(parts):
@@ -100,13 +105,13 @@ if session.rank == 1:
     raise RuntimeError("rank 1 has had enough")
 dist.barrier()
 """
-    shared = left_in_memory()
+    shared = shared_memory()
     ranks = run_ranks(program, [1, 1], parts, check=False, timeout=80)
     assert "rank 1 has had enough" in ranks[1].stderr and [rank.returncode for rank in ranks] == [1, 1]
     servers = {int(pid) for pid in ranks[1].stdout.split()[1:]}
     assert len(servers) == 2
     await_true(lambda: not any(map(alive, servers)), "the end of the servers")
-    assert left_in_memory() <= shared
+    await_shared_memory_freed(shared)
 
 
 REFUSED = """
@@ -140,7 +145,7 @@ threading.Event().wait(90)
 
 
 def test_ctrl_c_ends_everything(parts):
-    shared = left_in_memory()
+    shared = shared_memory()
     with processes() as running:
         start_agents(running, WAIT, [2], parts)
         outputs = [running.folder / f"rank-{rank}.out" for rank in range(2)]
@@ -153,7 +158,7 @@ def test_ctrl_c_ends_everything(parts):
                 os.kill(pid, signal.SIGINT)
         running.wait(60)
         await_true(lambda: not any(map(alive, started)), "the end of all processes")
-    assert left_in_memory() <= shared
+    await_shared_memory_freed(shared)
 
 
 def test_a_server_ends_with_the_trainer_that_started_it_even_when_that_is_killed(parts):

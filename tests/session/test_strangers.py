@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gnnsys.store.memory import SharedRows
-from tests.processes import ROOT
+from tests.processes import ROOT, await_shared_memory_freed, shared_memory
 
 DEADLINE = 60
 
@@ -117,9 +117,9 @@ def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
 
 
 def test_shared_memory_has_no_name_that_another_job_could_meet():
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     made = SharedRows.create((1000, 4), torch.float32)
-    assert set(os.listdir("/dev/shm")) == before
+    await_shared_memory_freed(before)  # by others, which have some for a moment
     target = os.readlink(f"/proc/self/fd/{made.address()['fd']}")
     assert target.startswith("/memfd:") and not Path(target).exists()
     made.drop()

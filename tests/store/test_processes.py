@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import gnnsys
 from gnnsys.partition import write_parts
 from gnnsys.store import DistEmbedding, SparseAdam
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.processes import run_ranks
+from tests.processes import await_shared_memory_freed, run_ranks, shared_memory
 
 TRAIN = """
 import json, sys, torch, gnnsys
@@ -43,7 +42,7 @@ def parts(tmp_path_factory):
 
 
 def test_training_on_two_machines_ends_where_training_alone_ends(parts, tmp_path):
-    before = set(os.listdir("/dev/shm"))
+    before = shared_memory()
     ended = run_ranks(TRAIN, [1, 1], parts, tmp_path, timeout=90)
     results = [json.loads(rank.stdout) for rank in ended]
     graph = gnnsys.open(parts)
@@ -58,4 +57,4 @@ def test_training_on_two_machines_ends_where_training_alone_ends(parts, tmp_path
     torch.testing.assert_close(torch.tensor(results[0]["rows"]), embedding.table[:], rtol=1e-5, atol=1e-6)
     restored = graph.store.load("embedding", tmp_path)
     assert restored[:].tolist() == results[0]["rows"]
-    assert set(os.listdir("/dev/shm")) <= before
+    await_shared_memory_freed(before)

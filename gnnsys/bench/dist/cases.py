@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Unit, Versus, score, value
+from gnnsys.bench.case import OURS, Case, Versus, score, value
 from gnnsys.bench.dist.inputs import METIS, RANDOM
 from gnnsys.bench.dist.job import PhaseFigures
 from gnnsys.bench.dist.jobs import UNLIMITED, Jobs
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS
+from gnnsys.bench.lab_jobs import NOTHING, Figures, job_case
 from gnnsys.bench.workload import Workload
 
 LINK = "busiest link"
 NETWORK_SHARE = 0.75  # of an epoch with random parts, at the rate of the ablation
 SECONDS, MEGABYTES, SHARE, SAMPLES = value("s"), value("MB"), value("% of epoch"), score("samples/s")
-NOTHING = Versus((), required=False, label="-")
-Figures: TypeAlias = Mapping[str, Callable[[], float]]
 Run: TypeAlias = Callable[[], PhaseFigures]
 
 
@@ -35,9 +34,9 @@ def _at_rate(jobs: Jobs, rate: str) -> Iterator[Case]:
         LINK: lambda: jobs.two_level(rate).link_seconds(rate),
     }
     versus = Versus(("unlimited links", LINK), 1 / 1.2, pick="worst")
-    yield _case(f"rates/{rate}/epoch", SECONDS, figures, versus, limit=LINK)
-    yield _case(f"rates/{rate}/bytes", MEGABYTES, {OURS: lambda: jobs.two_level(rate).busiest_bytes / 1e6}, NOTHING)
-    yield _case(f"rates/{rate}/waiting", SHARE, {OURS: lambda: 100 * jobs.two_level(rate).waited_share}, NOTHING)
+    yield job_case(f"rates/{rate}/epoch", SECONDS, figures, versus, limit=LINK)
+    yield job_case(f"rates/{rate}/bytes", MEGABYTES, {OURS: lambda: jobs.two_level(rate).busiest_bytes / 1e6}, NOTHING)
+    yield job_case(f"rates/{rate}/waiting", SHARE, {OURS: lambda: 100 * jobs.two_level(rate).waited_share}, NOTHING)
 
 
 def ablation(workload: Workload) -> Iterator[Case]:
@@ -60,7 +59,7 @@ def ablation(workload: Workload) -> Iterator[Case]:
         OURS: lambda: 100 * random_unlimited().seconds / random().seconds,
         "bound": lambda: 100 * (1 - NETWORK_SHARE),
     }
-    yield _case("ablation/off the network with random", SHARE, off_network, Versus(("bound",), 1.0))
+    yield job_case("ablation/off the network with random", SHARE, off_network, Versus(("bound",), 1.0))
     for name, (run, unlimited) in steps.items():
         target = 3.0 if name in list(steps)[-2:] else None
         yield from _step(f"ablation/{name}", run, unlimited, random, rate, target)
@@ -72,9 +71,9 @@ def _step(name: str, run: Run, unlimited: Run, random: Run, rate: str, target: f
         "random": lambda: random().seconds,
         "bound": lambda: max(run().link_seconds(rate), unlimited().seconds),
     }
-    yield _case(f"{name}/epoch", SECONDS, seconds, Versus(("random",), target), limit="bound")
+    yield job_case(f"{name}/epoch", SECONDS, seconds, Versus(("random",), target), limit="bound")
     moved: Figures = {OURS: lambda: run().busiest_bytes / 1e6, "random": lambda: random().busiest_bytes / 1e6}
-    yield _case(f"{name}/bytes", MEGABYTES, moved, Versus(("random",)))
+    yield job_case(f"{name}/bytes", MEGABYTES, moved, Versus(("random",)))
 
 
 def scaling(workload: Workload) -> Iterator[Case]:
@@ -87,7 +86,7 @@ def scaling(workload: Workload) -> Iterator[Case]:
         times: lambda: hosts * jobs.one_host().samples_per_s,
         links: lambda: jobs.two_level(rate).seeds / jobs.two_level(rate).link_seconds(rate),
     }
-    yield _case(f"scaling/{hosts} hosts", SAMPLES, figures, Versus((times, links), 0.8, pick="worst"), limit=links)
+    yield job_case(f"scaling/{hosts} hosts", SAMPLES, figures, Versus((times, links), 0.8, pick="worst"), limit=links)
 
 
 def against_distdgl(workload: Workload) -> Iterator[Case]:
@@ -112,7 +111,7 @@ def _beside_distdgl(jobs: Jobs, name: str, encrypt: bool) -> Case:
     missing = {side: reason for side in ("DistDGL", threefold) for reason in peers.missing("dgl").values()}
     present = {name: call for name, call in figures.items() if name not in missing}
     versus = (Versus((threefold, allowed), 1.0, pick="worst"), Versus(("DistDGL",)), Versus(("compute alone",)))
-    return _case(name, SAMPLES, present, *versus, limit="compute alone", missing=missing)
+    return job_case(name, SAMPLES, present, *versus, limit="compute alone", missing=missing)
 
 
 BENCHMARKS = [rates, ablation, scaling, against_distdgl]
@@ -120,15 +119,3 @@ BENCHMARKS = [rates, ablation, scaling, against_distdgl]
 
 def _jobs(workload: Workload) -> Jobs:
     return workload.once("dist/jobs", lambda: Jobs(workload))
-
-
-def _case(
-    name: str,
-    unit: Unit,
-    figures: Figures,
-    *versus: Versus,
-    limit: str | None = None,
-    missing: Mapping[str, str] | None = None,
-) -> Case:
-    sides = {side: Side(call) for side, call in figures.items()}
-    return Case(name, unit, lambda: sides, versus, limit=limit, repeats=1, missing=missing)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import queue
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, READY, Phase, go_file, save
 from gnnsys.bench.dist.task import Task
 from gnnsys.bench.lab import Lab, Traffic, parse_rate
+from gnnsys.bench.lab_jobs import trainer_environment
 
 PROGRAM = "gnnsys.bench.dist.train"
 
@@ -107,17 +107,12 @@ def run_job(
         if num_seed_parts is not None:
             program.append(str(num_seed_parts))
         try:
-            lab.run(program, timeout=timeout, env=_environment(), heard=lambda host, line: conductor.hear(line))
+            lab.run(program, timeout=timeout, env=trainer_environment(), heard=lambda host, line: conductor.hear(line))
         finally:
             conductor.close()
     found = conductor.figures()
     (folder / "figures.json").write_text(json.dumps({name: of.to_json() for name, of in found.items()}, indent=1))
     return found
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)]
-    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(paths)}
 
 
 class _Conductor:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts, task_folder
+from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts
 from gnnsys.bench.dist.job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS, Phase
 from gnnsys.bench.dist.settings import QUICK, Settings
-from gnnsys.bench.lab import Lab, available, parse_rate
-from gnnsys.bench.workload import FULL, Workload
+from gnnsys.bench.lab import Lab, parse_rate
+from gnnsys.bench.lab_jobs import LabJobs, check_lab, say
+from gnnsys.bench.workload import Workload
 
 UNLIMITED = "unlimited"
 WARM = 4  # steps until the pipeline is as full as it gets
 
 
-class Jobs:
+class Jobs(LabJobs[Settings]):
     """Figures by job and phase. Phases of a job go from slow links to fast: none starts with what a fast link left."""
 
     def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        base: Mapping[str, Any] = {} if workload.sizes.num_nodes >= FULL.num_nodes else QUICK
-        self.settings = Settings.from_texts(workload.settings, base)
+        super().__init__(workload, Settings, QUICK)
 
     def two_level(self, phase: str) -> PhaseFigures:
         """All hosts, METIS over machines and trainers: phases by rate, "unlimited", and by mode."""
@@ -65,42 +63,42 @@ class Jobs:
 
     def distdgl(self) -> float:
         """Samples per second of DistDGL on two hosts, the best of its settings."""
-        return self._workload.once("dist/distdgl", self._run_distdgl)
+        return self._once("distdgl", self._run_distdgl)
 
     def _job(self, name: str, kind: str, num_hosts: int, phases: list[Phase], **options: Any) -> dict[str, PhaseFigures]:
-        return self._workload.once(f"dist/{name}", lambda: self._run(name, kind, num_hosts, phases, **options))
+        return self._once(name, lambda: self._run(name, kind, num_hosts, phases, **options))
 
     def _run(
         self, name: str, kind: str, num_hosts: int, phases: list[Phase], encrypt: bool = True, **options: Any
     ) -> dict[str, PhaseFigures]:
-        _check_lab()
+        check_lab()
         settings, folder = self.settings, self._workload.folder
         # One host alone opens the parts of all: its part is the same one.
         num_parts = settings.hosts if num_hosts == 1 else num_hosts
         parts = self._aloud(f"{kind} in {num_parts} parts", lambda: make_parts(folder, settings, kind, num_parts))
-        where = task_folder(folder, settings) / f"job-{name.replace(' ', '-')}"
+        where = self._folder / f"job-{name.replace(' ', '-')}"
         task = replace(settings.task(num_hosts), encrypt=encrypt)
         found = self._aloud(name, lambda: run_job(where, parts, phases, task, cpu=settings.cpu, **options))
         for figures in found.values():
-            _say(f"  {name}, {figures.describe()}")
+            say(f"  {name}, {figures.describe()}")
         return found
 
     def _run_distdgl(self) -> float:
         from gnnsys.bench.dist.distdgl import best_samples_per_s, run_settings
 
-        _check_lab()
+        check_lab()
         settings = self.settings
-        folder = task_folder(self._workload.folder, settings) / "distdgl"
+        folder = self._folder / "distdgl"
         self._aloud("DGL's parts", lambda: _prepare_once(settings, folder))
         with Lab(2, rate=settings.peer_rate, cpu=settings.cpu) as lab:
             runs = self._aloud("DistDGL", lambda: run_settings(lab, folder, settings.samplers))
         for run in runs:
-            _say(f"  DistDGL, {run['num_samplers']} samplers: {best_samples_per_s(run):.0f} samples/s, {run['epochs'][-1]}")
+            say(f"  DistDGL, {run['num_samplers']} samplers: {best_samples_per_s(run):.0f} samples/s, {run['epochs'][-1]}")
         return best_samples_per_s(runs[0])
 
     @staticmethod
     def _aloud(what: str, call: Callable[[], Any]) -> Any:
-        _say(f"  {what} ...")
+        say(f"  {what} ...")
         return call()
 
 
@@ -112,12 +110,3 @@ def _prepare_once(settings: Settings, folder: Path) -> None:
         task.save(folder)
     else:
         prepare(task, folder)
-
-
-def _check_lab() -> None:
-    if reason := available():
-        raise RuntimeError(reason)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gnnsys.bench.communities import CommunitySettings
 from gnnsys.bench.dist.task import Task
 from gnnsys.bench.lab import parse_rate
-from gnnsys.bench.texts import from_texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(CommunitySettings):
     """What is trained, on what, and how long. `rate` is the one of the ablation, `peer_rate` the one beside DistDGL.
 
-    An epoch is `steps` steps of every trainer. `cpu` is the quota of a host: hosts x cpu should be a little less than
-    the cores of this machine, or figures of scaling mean nothing.
+    An epoch is `steps` steps of every trainer.
     """
+
+    suite = "dist"
 
     num_nodes: int = 1_000_000
     num_classes: int = 32
@@ -45,17 +45,11 @@ class Settings:
                 f"{self.steps}"
             )
 
-    @classmethod
-    def from_texts(cls, texts: Mapping[str, str], base: Mapping[str, Any]) -> Settings:
-        """`base` with what a person wrote on top: {"rates": "1gbit,100mbit", "cpu": "0.9"}."""
-        return from_texts(cls, texts, base)
-
     @property
     def graph(self) -> dict[str, Any]:
-        """The arguments of `gnnsys.graph.generate.sbm`. A tenth of the nodes is trained on, or as many as are used."""
-        names = ("num_nodes", "num_classes", "avg_degree", "homophily", "num_features")
+        """A tenth of its nodes is trained on, or as many as are used."""
         needed = 1.3 * self.steps * self.batch_size * self.hosts * self.trainers / self.num_nodes
-        return {**{name: getattr(self, name) for name in names}, "train": min(0.9, max(0.1, round(needed, 2)))}
+        return super().graph | {"train": min(0.9, max(0.1, round(needed, 2)))}
 
     def task(self, num_hosts: int) -> Task:
         return Task(

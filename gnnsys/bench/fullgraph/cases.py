@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TypeAlias
 
 from gnnsys.bench.case import OURS as OURS_SIDE
-from gnnsys.bench.case import Case, Side, Unit, Versus, value
+from gnnsys.bench.case import Case, Unit, Versus, value
 from gnnsys.bench.fullgraph.jobs import Jobs, megabits
 from gnnsys.bench.fullgraph.variant import FULL, INTER, INTRA, ONE_BIN, OURS, PARTITIONERS, REPLICATED, SEQUENTIAL
+from gnnsys.bench.lab_jobs import NOTHING, Figures, job_case
 from gnnsys.bench.workload import Workload
 
 LINK, UNLIMITED = "busiest link", "unlimited links"
 SECONDS, MEGABYTES, SHARE, MEGABITS = value("s"), value("MB"), value("% of epoch"), value("Mbit/s")
 EDGES, QUOTA = value("edges"), value("% of quota")
 ITEM = 4  # bytes of a float32
-NOTHING = Versus((), required=False, label="-")
-Figures: TypeAlias = Mapping[str, Callable[[], float]]
 
 
 def schedule(workload: Workload) -> Iterator[Case]:
@@ -27,9 +25,9 @@ def schedule(workload: Workload) -> Iterator[Case]:
     variant on unlimited links and what the busiest link carries over its rate.
     """
     jobs = _jobs(workload)
-    yield _case("schedule/rate of links", MEGABITS, {OURS_SIDE: lambda: megabits(jobs.rate)}, NOTHING)
-    yield _case("schedule/communication, sequential", SHARE, {OURS_SIDE: lambda: _communication(jobs)}, NOTHING)
-    yield _case("schedule/quota used, full", QUOTA, {OURS_SIDE: lambda: _quota(jobs)}, NOTHING)
+    yield job_case("schedule/rate of links", MEGABITS, {OURS_SIDE: lambda: megabits(jobs.rate)}, NOTHING)
+    yield job_case("schedule/communication, sequential", SHARE, {OURS_SIDE: lambda: _communication(jobs)}, NOTHING)
+    yield job_case("schedule/quota used, full", QUOTA, {OURS_SIDE: lambda: _quota(jobs)}, NOTHING)
     for name in (ONE_BIN, SEQUENTIAL, INTER, INTRA, FULL):
         targets = (1.6, 1 / 1.25) if name == FULL else (None, None)
         yield from _variant(jobs, name, *targets)
@@ -52,7 +50,7 @@ def _variant(jobs: Jobs, name: str, over_sequential: float | None, of_bound: flo
     }
     sequential = Versus((plain, one_bin), over_sequential)
     bound = Versus((UNLIMITED, LINK), of_bound, pick="worst")
-    yield _case(f"schedule/{name}", SECONDS, figures, sequential, bound, limit="bound")
+    yield job_case(f"schedule/{name}", SECONDS, figures, sequential, bound, limit="bound")
 
 
 def _bins(jobs: Jobs, number: int, limited: bool) -> Case:
@@ -63,7 +61,7 @@ def _bins(jobs: Jobs, number: int, limited: bool) -> Case:
         first: lambda: jobs.bins(jobs.settings.sweep[0], limited=limited).seconds,
     }
     suffix = "" if limited else ", unlimited links"
-    return _case(f"schedule/bins {number}{suffix}", SECONDS, figures, Versus((first,)))
+    return job_case(f"schedule/bins {number}{suffix}", SECONDS, figures, Versus((first,)))
 
 
 def _quota(jobs: Jobs) -> float:
@@ -90,7 +88,7 @@ def partitioners(workload: Workload) -> Iterator[Case]:
     for what, (unit, read, target) in kinds.items():
         figures = {OURS_SIDE if name == OURS else name: partial(read, name) for name in PARTITIONERS}
         versus = [Versus((name,), target) for name in others]
-        yield _case(f"partitioners/{what}", unit, figures, *versus)
+        yield job_case(f"partitioners/{what}", unit, figures, *versus)
 
 
 def payload(workload: Workload) -> Iterator[Case]:
@@ -117,17 +115,17 @@ def payload(workload: Workload) -> Iterator[Case]:
         OURS_SIDE: lambda: jobs.schedule(FULL, limited=True).payload / 1e6,
         "least": lambda: 2 * rows() * width() * ITEM / 1e6,
     }
-    yield _case("bytes/an epoch", MEGABYTES, each, Versus(("least",), 1 / 1.02), limit="least")
+    yield job_case("bytes/an epoch", MEGABYTES, each, Versus(("least",), 1 / 1.02), limit="least")
     once: Figures = {
         OURS_SIDE: lambda: first() / 1e6,
         "least": lambda: rows() * (2 * width() + s.num_features) * ITEM / 1e6,
     }
-    yield _case("bytes/the first epoch", MEGABYTES, once, Versus(("least",), 1 / 1.02), limit="least")
+    yield job_case("bytes/the first epoch", MEGABYTES, once, Versus(("least",), 1 / 1.02), limit="least")
     wire: Figures = {
         OURS_SIDE: lambda: jobs.schedule(FULL, limited=True).wire_bytes / 1e6,
         "payload": lambda: jobs.schedule(FULL, limited=True).payload / 1e6,
     }
-    yield _case("bytes/on the wire", MEGABYTES, wire, Versus(("payload",)), limit="payload")
+    yield job_case("bytes/on the wire", MEGABYTES, wire, Versus(("payload",)), limit="payload")
 
 
 def replication(workload: Workload) -> Iterator[Case]:
@@ -147,7 +145,7 @@ def replication(workload: Workload) -> Iterator[Case]:
             OURS_SIDE: partial(_edges, jobs, name, FULL, depth),
             REPLICATED: partial(_edges, jobs, name, REPLICATED, 1),
         }
-        yield _case(f"replication/{name}/edges", value("M edges"), edges, Versus((REPLICATED,)))
+        yield job_case(f"replication/{name}/edges", value("M edges"), edges, Versus((REPLICATED,)))
 
 
 def _replicated(jobs: Jobs, name: str, limited: bool, target: float | None) -> Case:
@@ -156,7 +154,7 @@ def _replicated(jobs: Jobs, name: str, limited: bool, target: float | None) -> C
         REPLICATED: lambda: jobs.shape(name, REPLICATED, limited=limited).seconds,
     }
     suffix = "limited links" if limited else "epoch"
-    return _case(f"replication/{name}/{suffix}", SECONDS, figures, Versus((REPLICATED,), target))
+    return job_case(f"replication/{name}/{suffix}", SECONDS, figures, Versus((REPLICATED,), target))
 
 
 def _edges(jobs: Jobs, name: str, variant: str, times: int) -> float:
@@ -169,8 +167,3 @@ BENCHMARKS = [schedule, partitioners, payload, replication]
 
 def _jobs(workload: Workload) -> Jobs:
     return workload.once("fullgraph/jobs", lambda: Jobs(workload))
-
-
-def _case(name: str, unit: Unit, figures: Figures, *versus: Versus, limit: str | None = None) -> Case:
-    sides = {side: Side(call) for side, call in figures.items()}
-    return Case(name, unit, lambda: sides, versus, limit=limit, repeats=1)

@@ -1,20 +1,17 @@
-"""The graph and the rank of every node by each partitioner, in the folder of the run: made once, found again."""
+"""The rank of every node by each partitioner, in the folder of the run: made once, found again."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.bench.communities import make_graph, task_folder
 from gnnsys.bench.fullgraph.settings import Settings
 from gnnsys.bench.fullgraph.variant import CHUNK, METIS, OURS, RANDOM
-from gnnsys.graph import Graph, load, save
-from gnnsys.graph.generate import sbm
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import Graph, load
 from gnnsys.partition import Options, assign_parts
 
 _OPTIONS = {
@@ -23,21 +20,6 @@ _OPTIONS = {
     CHUNK: Options(method="chunk"),
     RANDOM: Options(method="random"),
 }
-
-
-def task_folder(folder: Path, settings: Settings) -> Path:
-    """Named after the graph, so that another graph never meets these parts."""
-    digest = hashlib.sha256(json.dumps(settings.graph, sort_keys=True).encode()).hexdigest()[:12]
-    made = folder / f"fullgraph-{settings.num_nodes}-{digest}"
-    made.mkdir(parents=True, exist_ok=True)
-    return made
-
-
-def make_graph(folder: Path, settings: Settings) -> Path:
-    path = task_folder(folder, settings) / "graph"
-    if not (path / MANIFEST).exists():
-        save(sbm(**settings.graph), path)
-    return path
 
 
 def make_parts(folder: Path, settings: Settings, partitioner: str, num_parts: int) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from gnnsys.bench.fullgraph.desk import Clerk
 from gnnsys.bench.fullgraph.variant import Job
 from gnnsys.bench.lab import Lab, parse_rate
+from gnnsys.bench.lab_jobs import trainer_environment
 
 PROGRAM = "gnnsys.bench.fullgraph.train"
 
@@ -84,7 +84,7 @@ def run_job(folder: Path, job: Job, *, timeout: float = 3600.0) -> dict[tuple[st
             lab.run(
                 ["--nproc-per-node", "1", "-m", PROGRAM, str(folder)],
                 timeout=timeout,
-                env=_environment(),
+                env=trainer_environment(GLOO_SOCKET_IFNAME="eth0"),
                 heard=lambda host, line: clerk.hear(line),
             )
         finally:
@@ -100,8 +100,3 @@ def read_figures(folder: Path) -> dict[tuple[str, str, str], Figures]:
         )
         for each in found
     }
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(Path(__file__).resolve().parents[3]), *filter(None, sys.path)]
-    return {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "PYTHONPATH": ":".join(paths)}

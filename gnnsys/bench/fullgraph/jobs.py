@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
-from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_graph, make_parts, task_folder
+from gnnsys.bench.communities import make_graph
+from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_parts
 from gnnsys.bench.fullgraph.job import Figures, run_job
 from gnnsys.bench.fullgraph.settings import QUICK, Settings
 from gnnsys.bench.fullgraph.variant import (
@@ -25,8 +24,8 @@ from gnnsys.bench.fullgraph.variant import (
     Variant,
     ablation,
 )
-from gnnsys.bench.lab import available, parse_rate
-from gnnsys.bench.workload import FULL as FULL_SIZES
+from gnnsys.bench.lab import parse_rate
+from gnnsys.bench.lab_jobs import LabJobs, check_lab, say
 from gnnsys.bench.workload import Workload
 from gnnsys.graph import load
 
@@ -34,13 +33,11 @@ Found = dict[tuple[str, str, str], Figures]
 SCHEDULE, SWEEP = "schedule", "bins"
 
 
-class Jobs:
+class Jobs(LabJobs[Settings]):
     """Figures by job. All jobs but the first run at the rate that the first found."""
 
     def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        base: Mapping[str, Any] = {} if workload.sizes.num_nodes >= FULL_SIZES.num_nodes else QUICK
-        self.settings = Settings.from_texts(workload.settings, base)
+        super().__init__(workload, Settings, QUICK)
         s = self.settings
         self.full = Variant(name=FULL, num_layers=s.layers, num_features=s.num_features, num_bins=s.bins)
 
@@ -125,30 +122,22 @@ class Jobs:
         self, name: str, groups: Sequence[Group], partitioners: Sequence[str], num_hosts: int | None = None
     ) -> Found:
         """On so many hosts as set, or on others whose quotas add up to the same."""
-        if reason := available():
-            raise RuntimeError(reason)
+        check_lab()
         s, folder = self.settings, self._workload.folder
         num_hosts = num_hosts or s.hosts
         cpu = s.cpu * s.hosts / num_hosts
-        _say(f"  {name}: inputs ...")
+        say(f"  {name}: inputs ...")
         graph = make_graph(folder, s)
         parts = {each: str(make_parts(folder, s, each, num_hosts)) for each in partitioners}
         job = Job(
             graph=str(graph), parts=parts, hidden=s.hidden, num_hosts=num_hosts, cpu=cpu, groups=tuple(groups)
         )  # fmt: skip
-        _say(f"  {name}: {num_hosts} hosts ...")
-        found = run_job(task_folder(folder, s) / f"job-{name}", job)
+        say(f"  {name}: {num_hosts} hosts ...")
+        found = run_job(self._folder / f"job-{name}", job)
         for figures in found.values():
-            _say(f"    {figures.describe()}")
+            say(f"    {figures.describe()}")
         return found
-
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        return self._workload.once(f"fullgraph/{name}", make)
 
 
 def megabits(rate: str) -> float:
     return parse_rate(rate) / 1e6
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gnnsys.bench.communities import CommunitySettings
 from gnnsys.bench.lab import parse_rate
-from gnnsys.bench.texts import from_texts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(CommunitySettings):
     """GraphSAGE on a graph of communities, one rank per host of the lab; degree and widths are those of ogbn-products.
 
-    `cpu` is the quota of a host: hosts x cpu should be a little less than the cores of this machine. Without a `rate`
-    links get the one at which communication is half of a sequential epoch. `bins` are those of every variant that
-    says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over. Replication is
-    compared on `replication_hosts`, whose quotas add up to the same: the more hosts, the more of a graph each repeats.
+    Without a `rate` links get the one at which communication is half of a sequential epoch. `bins` are those of every
+    variant that says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over.
+    Replication is compared on `replication_hosts`, whose quotas add up to the same: the more hosts, the more of a graph
+    each repeats.
     """
+
+    suite = "fullgraph"
 
     num_nodes: int = 40_000
     num_classes: int = 40
@@ -51,16 +52,10 @@ class Settings:
                 f"{self.widths}"
             )
 
-    @classmethod
-    def from_texts(cls, texts: Mapping[str, str], base: Mapping[str, Any]) -> Settings:
-        """`base` with what a person wrote on top: {"sweep": "1,8", "cpu": "0.9"}."""
-        return from_texts(cls, texts, base)
-
     @property
     def graph(self) -> dict[str, Any]:
-        """The arguments of `gnnsys.graph.generate.sbm`; variants with fewer features take the first columns."""
-        names = ("num_nodes", "num_classes", "avg_degree", "homophily")
-        return {name: getattr(self, name) for name in names} | {"num_features": max(self.num_features, *self.widths)}
+        """With the features of the widest variant, of which others take the first columns."""
+        return super().graph | {"num_features": max(self.num_features, *self.widths)}
 
 
 QUICK = {

@@ -122,7 +122,7 @@ class Lab:
             self._keeper.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(15.0)
-        if state.folder_of(self.id).exists():
+        with contextlib.suppress(ValueError):  # it is gone: by its keeper, or as a dead one by another lab
             state.remove(self.id)
         if self._keeper is not None:
             self._keeper.wait(15.0)

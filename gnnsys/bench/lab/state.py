@@ -45,7 +45,7 @@ def all_labs() -> list[str]:
     """Every lab on this machine, dead ones included, oldest first."""
     if not ROOT.exists():
         return []
-    return [path.parent.name for path in sorted(ROOT.glob("*/state.json"), key=lambda path: path.stat().st_mtime)]
+    return [path.parent.name for path in sorted(ROOT.glob("*/state.json"), key=_written)]
 
 
 def process_start(pid: int) -> int | None:
@@ -64,7 +64,10 @@ def is_alive(state: dict[str, Any]) -> bool:
 
 def remove(lab: str, deadline: float = 15.0) -> None:
     """Takes a lab down, whatever state it is in: asks its keeper, then kills and removes what is left."""
-    state = read(lab)
+    _remove(lab, read(lab), deadline)
+
+
+def _remove(lab: str, state: dict[str, Any], deadline: float = 15.0) -> None:
     end = time.monotonic() + deadline
     if _same(state, "keeper"):
         pid = state["keeper_pid"]
@@ -86,9 +89,16 @@ def remove_dead() -> list[str]:
         except ValueError:
             continue  # gone meanwhile
         if not is_alive(state):
-            remove(lab)
+            _remove(lab, state)  # which its own process may be doing too
             dead.append(lab)
     return dead
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # gone meanwhile, as whoever reads it will find
+        return 0.0
 
 
 def _same(state: dict[str, Any], who: str) -> bool:
