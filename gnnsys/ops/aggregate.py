@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.ops._autograd import differentiable
 from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
 from gnnsys.ops._library import native
 from gnnsys.ops.csc import CSC
@@ -42,11 +43,11 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     if reduce in ("max", "min"):
         # The gradient scatters on the CPU; on a GPU it gathers over the transpose, to be the same on every run.
         transposed = transposed_if_needed(csc, x if x.is_cuda else None)
-        return native.spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min", *transposed)[0]
+        return _spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min", *transposed)[0]
     dst_scale = None
     if reduce == "mean":  # where x is: a structure may be in pinned memory
         dst_scale = native.inverse_degrees(csc.indptr, sum_dtype(x.dtype)).to(x.device)
-    return native.spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
+    return _spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
 
 
 def spmm_add(csc: CSC, x: Tensor, out: Tensor, weight: Tensor | None = None, dst_scale: Tensor | None = None) -> Tensor:
@@ -84,7 +85,7 @@ def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
     """
     check_rows(dst_rows, csc.num_dst, "dst_rows")
     check_rows(src_rows, csc.num_src, "src_rows")
-    return native.sddmm(
+    return _sddmm(
         csc.indptr,
         csc.indices,
         None,
@@ -168,9 +169,9 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_x = grad_weight = None
     if ctx.needs_input_grad[3]:
         need_transpose(t_indptr)
-        grad_x = native.spmm(*transposed, grad, weight, dst_scale, src_scale, *structure)
+        grad_x = _spmm(*transposed, grad, weight, dst_scale, src_scale, *structure)
     if ctx.needs_input_grad[4]:
-        grad_weight = native.sddmm(*structure, grad, x, src_scale, dst_scale, *transposed)
+        grad_weight = _sddmm(*structure, grad, x, src_scale, dst_scale, *transposed)
     return None, None, None, grad_x, grad_weight, None, None, None, None, None
 
 
@@ -180,15 +181,15 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = grad.contiguous()
     grad_dst = grad_src = None
     if ctx.needs_input_grad[3]:
-        grad_dst = native.spmm(*structure, src, grad, src_scale, dst_scale, *transposed)
+        grad_dst = _spmm(*structure, src, grad, src_scale, dst_scale, *transposed)
     if ctx.needs_input_grad[4]:
         need_transpose(t_indptr)
-        grad_src = native.spmm(*transposed, dst, grad, dst_scale, src_scale, *structure)
+        grad_src = _spmm(*transposed, dst, grad, dst_scale, src_scale, *structure)
     return None, None, None, grad_dst, grad_src, None, None, None, None, None
 
 
-torch.library.register_autograd("gnnsys::spmm", _spmm_backward, setup_context=_save_spmm)
-torch.library.register_autograd("gnnsys::sddmm", _sddmm_backward, setup_context=_save_sddmm)
+_spmm = differentiable("spmm", _spmm_backward, _save_spmm)
+_sddmm = differentiable("sddmm", _sddmm_backward, _save_sddmm)
 
 
 @torch.library.register_fake("gnnsys::spmm_extreme")
@@ -245,4 +246,4 @@ def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor 
     return None, None, grad_x, grad_weight, None, None, None, None
 
 
-torch.library.register_autograd("gnnsys::spmm_extreme", _extreme_backward, setup_context=_save_extreme)
+_spmm_extreme = differentiable("spmm_extreme", _extreme_backward, _save_extreme)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.ops._autograd import differentiable
 from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
 from gnnsys.ops._library import native
 from gnnsys.ops.csc import CSC
@@ -25,7 +26,7 @@ def edge_softmax(csc: CSC, scores: Tensor) -> Tensor:
     """
     if scores.dim() and scores.shape[0] != csc.num_edges:
         raise ValueError(f"scores must have a row per edge of indptr, {csc.num_edges}, got {scores.shape[0]}")
-    return native.edge_softmax(csc.indptr, scores.contiguous())
+    return _edge_softmax(csc.indptr, scores.contiguous())
 
 
 def gat_aggregate(
@@ -46,7 +47,7 @@ def gat_aggregate(
     [num_edges, heads], by position in `csc`. Gradients flow to all four. Pass a new `key` with every step.
     """
     check_rows(x, csc.num_src, "x")
-    out, _ = native.gat_aggregate(
+    out, _ = _gat_aggregate(
         csc.indptr,
         csc.indices,
         x.contiguous(),
@@ -80,7 +81,7 @@ def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
     return None, native.edge_softmax_grad(indptr, alpha, grad.contiguous())
 
 
-torch.library.register_autograd("gnnsys::edge_softmax", _softmax_backward, setup_context=_save_softmax)
+_edge_softmax = differentiable("edge_softmax", _softmax_backward, _save_softmax)
 
 
 @torch.library.register_fake("gnnsys::gat_aggregate")
@@ -146,4 +147,4 @@ def _attention_backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tupl
     return None, None, grad_x, *grads, None, None, None, None, None, None
 
 
-torch.library.register_autograd("gnnsys::gat_aggregate", _attention_backward, setup_context=_save_attention)
+_gat_aggregate = differentiable("gat_aggregate", _attention_backward, _save_attention)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.ops._library import native
+from gnnsys.ops._autograd import differentiable
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -47,7 +47,7 @@ def dropout_rows(x: Tensor, ids: Tensor, p: float, key: int) -> Tensor:
         raise ValueError(f"key must be a signed 64-bit number, as stream_key gives one, got {key}")
     if p == 0:
         return x
-    return native.dropout_rows(x.contiguous(), ids.contiguous(), p, key)
+    return _dropout_rows(x.contiguous(), ids.contiguous(), p, key)
 
 
 @torch.library.register_fake("gnnsys::dropout_rows")
@@ -62,7 +62,7 @@ def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor, float, int], outp
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
     (ids,) = ctx.saved_tensors
-    return native.dropout_rows(grad.contiguous(), ids, ctx.p, ctx.key), None, None, None
+    return _dropout_rows(grad.contiguous(), ids, ctx.p, ctx.key), None, None, None
 
 
-torch.library.register_autograd("gnnsys::dropout_rows", _backward, setup_context=_save_for_backward)
+_dropout_rows = differentiable("dropout_rows", _backward, _save_for_backward)

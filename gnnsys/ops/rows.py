@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.ops._autograd import differentiable
 from gnnsys.ops._library import native
 
 
@@ -32,12 +33,7 @@ def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: to
             [1., 2.]])
     """
     if out is None:
-        if (src.requires_grad and torch.is_grad_enabled()) or torch.compiler.is_compiling():
-            return native.gather_rows(src, index.contiguous(), dtype)
-        # Without the Python that a gradient takes: loading threads call this beside a training thread.
-        out = index.new_empty((index.shape[0], *src.shape[1:]), dtype=src.dtype if dtype is None else dtype)
-        native.gather_rows_out(src, index.contiguous(), out)
-        return out
+        return _gather_rows(src, index.contiguous(), dtype)
     if dtype is not None and dtype != out.dtype:
         raise ValueError(f"dtype is {dtype} but out is {out.dtype}: leave dtype away or make them equal")
     _refuse_gradient("out cannot be filled by a gather that needs a gradient: leave out away", src, out)
@@ -87,4 +83,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return total.to(ctx.src_device), None, None  # rows of host memory may have been read from a device
 
 
-torch.library.register_autograd("gnnsys::gather_rows", _backward, setup_context=_save_for_backward)
+_gather_rows = differentiable("gather_rows", _backward, _save_for_backward)
