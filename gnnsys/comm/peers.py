@@ -61,7 +61,7 @@ class Peers:
 
     def send(self, peer: int, tag: int, rows: Tensor) -> None:
         """Gives contiguous `rows` away: nobody may write them any more. Waits where too much is on its way already."""
-        self._sends.append((peer, self._group.send([rows], peer, tag), rows, rows.nbytes))
+        self._sends.append((peer, _begin(self._group.send, rows, peer, tag), rows, rows.nbytes))
         self._outstanding += rows.nbytes
         self.bytes_sent[peer] += rows.nbytes
         self.messages_sent[peer] += 1
@@ -73,7 +73,7 @@ class Peers:
         if peer not in self._expected:
             waiting = self._expected[peer] = SimpleQueue()
             self._threads.append(_thread(f"gnnsys-peer-{peer}", _wait_all, peer, waiting, self._arrivals, self._limit))
-        self._expected[peer].put((self._group.recv([rows], peer, tag), token))
+        self._expected[peer].put((_begin(self._group.recv, rows, peer, tag), token))
 
     def next_arrival(self, wait: bool = True) -> Any:
         """The token of something that has come; None where nothing has and `wait` is False."""
@@ -108,8 +108,8 @@ class Peers:
 
     def _swap(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int) -> None:
         others = [peer for peer in range(self.world_size) if peer != self.rank]
-        works = [(p, self._group.recv([into[p]], p, tag)) for p in others if into[p].numel()]
-        works += [(p, self._group.send([out[p]], p, tag)) for p in others if out[p].numel()]
+        works = [(p, _begin(self._group.recv, into[p], p, tag)) for p in others if into[p].numel()]
+        works += [(p, _begin(self._group.send, out[p], p, tag)) for p in others if out[p].numel()]
         for peer, work in works:
             _finish(work, peer, self._limit)
 
@@ -120,7 +120,7 @@ class Peers:
         options = dist.AllreduceOptions()
         options.reduceOp = op
         options.timeout = self._limit
-        return _Sum(self, self._group.allreduce([values], options))
+        return _Sum(self, lambda: self._group.allreduce([values], options))
 
     def lost(self) -> int | None:
         """The rank to which the connection is gone: the first where sending a byte fails, which it does at once."""
@@ -161,20 +161,22 @@ class Peers:
 class _Sum:
     """A sum over all ranks under way. gloo does not say who a failed one lacks, so the connections are looked at."""
 
-    def __init__(self, peers: Peers, work: Any) -> None:
-        self._peers, self._work, self._began = peers, work, time.monotonic()
+    def __init__(self, peers: Peers, begin: Callable[[], Any]) -> None:
+        self._peers, self._began = peers, time.monotonic()
+        try:
+            self._work = begin()
+        except RuntimeError as error:  # a connection that is gone already
+            raise self._lost(error) from error
 
     def wait(self) -> bool:
         try:
             return bool(self._work.wait())
         except Exception as error:
-            peer, silent_for = self._peers.lost(), time.monotonic() - self._began
-            name = "a rank" if peer is None else f"rank {peer}"
-            raise TrainerLost(
-                f"{name} was lost, or was not heard of for {silent_for:.1f} s, in a sum over all ranks: look at its "
-                f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
-                rank=-1 if peer is None else peer, silent_for=silent_for,
-            ) from error  # fmt: skip
+            raise self._lost(error) from error
+
+    def _lost(self, error: Exception) -> TrainerLost:
+        peer = self._peers.lost()
+        return _lost(-1 if peer is None else peer, time.monotonic() - self._began, "a sum over all ranks", error)
 
 
 def _check_host(group: Any, world_size: int) -> None:
@@ -200,18 +202,30 @@ class _Done:
         return True
 
 
+def _begin(transfer: Callable[..., Any], rows: Tensor, peer: int, tag: int) -> Any:
+    """Begins one transfer; where the connection is gone already, gloo says so here."""
+    try:
+        return transfer([rows], peer, tag)
+    except RuntimeError as error:
+        raise _lost(peer, 0.0, "an exchange of rows", error) from error
+
+
 def _finish(work: Any, peer: int, limit: timedelta) -> None:
     """Waits for one transfer; what gloo says of a failed one in our words."""
     began = time.monotonic()
     try:
         work.wait(limit)
     except Exception as error:
-        silent_for = time.monotonic() - began
-        raise TrainerLost(
-            f"rank {peer} was lost, or was not heard of for {silent_for:.1f} s, in an exchange of rows: look at its "
-            f"output, raise timeout if it may be that late, or start again from the last checkpoint ({error})",
-            rank=peer, silent_for=silent_for,
-        ) from error  # fmt: skip
+        raise _lost(peer, time.monotonic() - began, "an exchange of rows", error) from error
+
+
+def _lost(peer: int, silent_for: float, what: str, error: Exception) -> TrainerLost:
+    name = "a rank" if peer < 0 else f"rank {peer}"
+    message = (
+        f"{name} was lost, or was not heard of for {silent_for:.1f} s, in {what}: look at its output, raise timeout if "
+        f"it may be that late, or start again from the last checkpoint ({error})"
+    )
+    return TrainerLost(message, rank=peer, silent_for=silent_for)
 
 
 def _thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:

@@ -11,7 +11,7 @@ from tests.processes import run_ranks
 DEADLINE = 60.0
 
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ peers.all_reduce(rows).wait()
 assert rows.tolist() == [world_size] * 3
 if rank == 1:
     os.kill(os.getpid(), getattr(signal, how))
+time.sleep(float(os.environ.get("LATE", 0)))
 waits = {
     "sum": lambda: peers.all_reduce(rows).wait(),
     "rows": lambda: (peers.expect(1, 7, rows, "rows"), peers.next_arrival()),
@@ -52,6 +53,15 @@ def test_the_rank_that_died_is_named_to_all_who_wait(what):
     """At once: what they would wait for is ten minutes."""
     ended = run_ranks(PROGRAM, 3, "SIGKILL", what, 600, timeout=DEADLINE, check=False)
     assert ended[1].returncode == -9
+    for rank in (0, 2):
+        assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
+
+
+@pytest.mark.parametrize("what", ["sum", "rows", "swap"])
+def test_a_rank_that_died_before_anything_was_asked_of_it_is_named_too(what, monkeypatch):
+    """gloo then knows that the connection is gone, and refuses at once to use it."""
+    monkeypatch.setenv("LATE", "0.5")
+    ended = run_ranks(PROGRAM, 3, "SIGKILL", what, 600, timeout=DEADLINE, check=False)
     for rank in (0, 2):
         assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
 
