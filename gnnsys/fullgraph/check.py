@@ -116,7 +116,8 @@ def _shake(module: nn.Module, draws: torch.Generator) -> None:
 
 def _close(got: Tensor, want: Tensor) -> bool:
     scale = want.nan_to_num().abs().max().clamp(min=1e-30)
-    is_coarse = torch.is_autocast_enabled(want.device.type) or (want.is_cuda and torch.backends.cuda.matmul.allow_tf32)
+    is_tf32 = want.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    is_coarse = is_tf32 or torch.is_autocast_enabled(want.device.type)
     limit = _COARSE if is_coarse else _TOLERANCE.get(want.dtype, _COARSE)
     return torch.allclose(got / scale, want / scale, rtol=0, atol=limit, equal_nan=True)
 

@@ -136,7 +136,8 @@ def _measured(
             out = stage.run_sums(rows, own, marked, Rows(ids, 0))
             sources += [own] if stage.takes_own else []
         else:
-            out = stage.run(rows, csc, marked, Rows(ids, 0))
+            read = rows.clone() if stage.conv is None and stage.writes else rows  # as a pass does
+            out = stage.run(read, csc, marked, Rows(ids, 0))
         torch.autograd.grad(out, sources, torch.ones_like(out), allow_unused=True)
 
     cuda = [device] if device.type == "cuda" else []

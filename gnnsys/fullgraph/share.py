@@ -91,7 +91,7 @@ def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks
 
 
 def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> Share:
-    num_nodes = graph.num_nodes()
+    num_nodes, ranks = graph.num_nodes(), ranks.cpu()
     if ranks.shape != (num_nodes,) or ranks.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ranks must be int [{num_nodes}], a rank per node, got {ranks.dtype} {list(ranks.shape)}")
     if num_nodes and not 0 <= int(ranks.min()) <= int(ranks.max()) < world_size:

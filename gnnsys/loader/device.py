@@ -29,7 +29,7 @@ _TAKEN_AT_ONCE = 1 << 16  # bytes of pageable memory that CUDA takes before a co
 class Copied(NamedTuple):
     """Something whose tensors are on the device once `event` has happened."""
 
-    item: Any  # Sampled or Batch: has `apply` and `tensors`
+    item: Any  # Sampled, Batch, or what a transform has made of it: has `apply`
     event: Any  # torch.Event, or torch.cuda's
 
 
@@ -68,13 +68,13 @@ class Side:
             self._after = torch.cuda.current_stream(self.device).record_event()
 
     def adopt(self, setup: Callable[[int], None] | None) -> Callable[[int], None]:
-        """What a loading thread begins with, `setup` after that: our stream is its current one from then on."""
+        """What a loading thread begins with, after `setup`: our stream is its current one from then on."""
 
         def begin(worker: int) -> None:
-            torch.cuda.set_stream(self._stream)
-            self._own.followed = None
             if setup is not None:
                 setup(worker)
+            torch.cuda.set_stream(self._stream)
+            self._own.followed = None
 
         return begin
 
@@ -127,7 +127,7 @@ class Copy:
 
         with self._side.use():
             moved = item.apply(move)
-        record = item.trace if isinstance(item, Sampled) else item._record
+        record = item.trace if isinstance(item, Sampled) else getattr(item, "_record", None)
         if record is not None:
             record.bytes["device"] = num_bytes
         return Copied(moved, self._side.record())
@@ -136,8 +136,12 @@ class Copy:
         """The batch, safe to use on the consumer's stream and to drop at any time: its memory is given to later batches
         only when that stream is done with it."""
         stream = self._side.hand_over(copied.event)
-        for tensor in copied.item.tensors():
-            tensor.record_stream(stream)
+        tensors = getattr(copied.item, "tensors", None)
+        if tensors is not None:
+            for tensor in tensors():
+                tensor.record_stream(stream)
+        else:  # whatever a transform has made of the batch
+            copied.item.apply(lambda tensor: tensor.record_stream(stream) or tensor)
         return copied.item
 
     def follow(self) -> None:

@@ -17,10 +17,10 @@ from tests.fullgraph.test_moves import LateLanes
 
 
 def everywhere() -> list[nn.Module]:
-    """First and last, twice in a row, with and without parameters."""
+    """First and last, twice in a row, with and without parameters, and before a module that writes what it is given."""
     return [
         nn.BatchNorm1d(WIDTH), SAGEConv(WIDTH, 6), nn.BatchNorm1d(6, affine=False), nn.BatchNorm1d(6, momentum=None),
-        nn.ReLU(), SAGEConv(6, 4), nn.BatchNorm1d(4),
+        nn.ReLU(inplace=True), SAGEConv(6, 4), nn.BatchNorm1d(4),
     ]  # fmt: skip
 
 
