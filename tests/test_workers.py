@@ -16,8 +16,13 @@ from tests.workers import Turns, choose_workers, machine
 WHOLE = {"keyword": "", "markexpr": "", "usepdb": False, "collectonly": False, "capture": "fd", "device": "cpu"}
 
 
+RESTARTS: dict[str, object] = {"maxworkerrestart": None}
+
+
 def chosen(args: list[str], **options: object) -> SimpleNamespace:
-    option = SimpleNamespace(**{**WHOLE, "numprocesses": None, "dist": "no", "loadscopereorder": True, **options})
+    option = SimpleNamespace(
+        **{**WHOLE, "numprocesses": None, "dist": "no", "loadscopereorder": True, **RESTARTS, **options}
+    )
     config = SimpleNamespace(args=args, option=option, getini=lambda name: {"testpaths": ["tests"]}[name])
     choose_workers(config)
     return option
@@ -33,6 +38,7 @@ def two_processors(monkeypatch):
 def test_all_tests_run_in_one_process_more_than_there_are_processors_file_by_file():
     option = chosen(["tests"])
     assert (option.numprocesses, option.dist, option.loadscopereorder) == (3, "loadfile", False)
+    assert option.maxworkerrestart == "0"  # who crashes ends the run
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 

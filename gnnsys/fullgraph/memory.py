@@ -8,6 +8,7 @@ num_edges + fixed is fitted to their peaks and raised until it covers each of th
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from gnnsys.ops import CSC, WholeDegrees
 
 _SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this
 _MARGIN = 1.02
+_MEASURING = threading.Lock()  # torch's dispatch modes are not for several threads at once
 _NODE_BYTES = 32  # of a node whose sources come in pieces, of which three may be there
 
 
@@ -70,7 +72,7 @@ class Peak(TorchDispatchMode):
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     """The most memory that `work` has at once on a device beyond what is there already."""
     if device.type != "cuda":
-        with Peak(device) as peak:
+        with _MEASURING, Peak(device) as peak:
             work()
         return peak.num_bytes
     before = torch.cuda.memory_allocated(device)
