@@ -36,10 +36,8 @@ def choose_workers(config: pytest.Config) -> None:
         options.numprocesses = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
         options.dist = "loadfile"
         options.loadscopereorder = False  # files in their order: those of most tests are not the longest
-        if options.maxworkerrestart is None:
-            options.maxworkerrestart = (
-                "0"  # a worker that crashed has failed the run; its files would be waited for in vain
-            )
+        if options.maxworkerrestart is None:  # one that crashed has failed the run, and its files would not come back
+            options.maxworkerrestart = "0"
     if getattr(options, "numprocesses", 0):
         # Threads of OpenMP that spin while they wait take the processor from those of another worker.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
