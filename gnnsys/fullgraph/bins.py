@@ -105,7 +105,12 @@ def _equal_work(csc: CSC, first: int, end: int, count: int) -> list[int]:
 def _within(csc: CSC, first: int, end: int, limit: int, costs: Costs, has_edges: bool) -> list[int]:
     """Ends of bins that cost no more than a limit."""
     if not has_edges:
-        each = max(1, int((limit - costs.fixed) // max(1.0, costs.source + costs.node)))
+        each = int((limit - costs.fixed) // max(1.0, costs.source + costs.node))
+        if each < 1:
+            raise ValueError(
+                f"one node takes {costs.fixed + costs.source + costs.node:,.0f} bytes in this layer, and memory_budget "
+                f"or bin_bytes leaves {limit:,} for a bin: raise it"
+            )
         return [*range(first + each, end, each), end]
     bounds, at = [], first
     while at < end:

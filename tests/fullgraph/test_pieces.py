@@ -205,8 +205,12 @@ def test_all_rows_in_one_piece_are_taken_as_they_are():
     assert make_pieces(no_edges, 5, 40, PieceCosts(source=48, edge=4, limit=100)) == []
 
 
-def test_a_budget_in_which_no_row_fits_is_told(monkeypatch):
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
-    model = HybridParallel([SAGEConv(ROWS, 4)], hub_graph(50, 10), memory_budget=1000, schedule=Schedule())
-    with pytest.raises(ValueError, match=r"one row of a neighbour takes 1\d\d bytes, and memory_budget leaves 83"):
-        model(torch.zeros(50, ROWS))
+def test_a_budget_in_which_no_row_fits_is_told():
+    with pytest.raises(ValueError, match="one row of a neighbour takes 105 bytes, and memory_budget leaves 83"):
+        PieceCosts(source=100, edge=5, limit=83).cuts(torch.arange(3))
+
+
+def test_a_budget_in_which_no_node_fits_is_told():
+    graph, x = random_graph(N, 300, 1), torch.randn(N, WIDTH)
+    with pytest.raises(ValueError, match=r"one node takes .* memory_budget"):
+        HybridParallel([SAGEConv(WIDTH, 4)], graph, memory_budget=10)(x)
