@@ -7,7 +7,7 @@ SOURCES := $(shell find csrc -name "*.cpp" -o -name "*.h" -o -name "*.cu" -o -na
 SECONDS ?= 600
 export DGLBACKEND := pytorch
 
-.PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-selftest clean
+.PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-cuda sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
@@ -44,6 +44,14 @@ sanitize: $(VENV)/.built $(VENV)/.tools ## native code under AddressSanitizer, U
 
 sanitize-quick: $(VENV)/.built $(VENV)/.tools ## a part of it, in minutes
 	$(BIN)/python csrc/sanitize/run.py address --quick
+
+# Kernels that end the process on purpose, and traced ones, are no work for it; initcheck must see every allocation.
+CUDA_TESTS ?= tests/cuda
+CUDA_PYTEST = $(BIN)/python -m pytest -p no:xdist -k "not torch_library and not ends_the and not captur" $(CUDA_TESTS)
+sanitize-cuda: $(VENV)/.built $(VENV)/.tools ## the kernels' tests under compute-sanitizer; needs a GPU
+	for tool in memcheck racecheck; do \
+		compute-sanitizer --error-exitcode 1 --kernel-regex kns=gnnsys --tool $$tool $(CUDA_PYTEST) || exit 1; done
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1 --tool initcheck $(CUDA_PYTEST)
 
 sanitize-selftest: $(VENV)/.built $(VENV)/.tools ## mistakes made on purpose, each of which must be found
 	$(BIN)/python csrc/sanitize/run.py address --selftest

@@ -25,7 +25,7 @@ from gnnsys.loader.batch import apply_to_block
 from gnnsys.loader.link import LinkNeighborLoader
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.neighbor import NeighborLoader
-from gnnsys.ops import IdTable
+from gnnsys.ops import CSC, IdTable
 from gnnsys.sampling import NeighborSampler, Sample
 
 # What these tests are about does not survive being moved: tracing, arguments that share memory, batches on a device.
@@ -55,15 +55,14 @@ class NativeOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
         tensors: list[Tensor] = []
         tree_map(lambda v: tensors.append(v) if isinstance(v, Tensor) else None, (args, kwargs))
         is_traced = any(isinstance(t, (FakeTensor, FunctionalTensor)) for t in tensors)
-        if func.namespace != "gnnsys" or not has_kernel or is_traced:
+        if func.namespace != "gnnsys" or is_traced or not _has_kernel(func):
             return func(*args, **kwargs)
         if all(t.is_cpu for t in tensors):
             func(*tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, args), **kwargs)
-        there = self._there(args)
+        there = _with_transpose(func, self._there(args))
         out = func(*there, **self._there(kwargs))
         for argument, value, moved in zip(func._schema.arguments, args, there):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
@@ -71,6 +70,19 @@ class NativeOps(TorchDispatchMode):
                 value.copy_(moved)
         self.num_calls += 1
         return to("cpu")(out)
+
+
+def _has_kernel(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"))
+
+
+def _with_transpose(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The gradient of max and min reads the transpose on a device; rows that are on the host are not given it."""
+    if func.name() != "gnnsys::spmm_extreme_grad_x" or any(a is not None for a in args[6:]):
+        return args
+    indptr, indices, *_, num_src = args[:6]
+    turned = CSC(indptr, indices, num_src).transpose()
+    return (*args[:6], turned.indptr, turned.indices, turned.edge_ids)
 
 
 @contextmanager

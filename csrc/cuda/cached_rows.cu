@@ -1,5 +1,9 @@
 // gather_cached: rows of which some have a copy in device memory, the others in a slower place, in one kernel.
 //
+// Where the others come over the bus and are many, they are asked for by a few blocks in the order of their ids, as
+// gather_rows does, while all other blocks copy what is cached and leave: so a miss takes nothing of the device from
+// whatever else runs there.
+//
 // Work and bytes: one read and one write of every row, of which the misses come over the bus where `src` is in host
 // memory, plus an id and a slot per row.
 #include "cuda/row_order.cuh"
@@ -17,20 +21,18 @@ struct GatherCached {
   const typename Unit::From* cache;
   const typename Unit::From* src;
   Ids index;
-  const uint32_t* positions;  // of the ids among the rows of out; null: their own
   const int* slots;
   int64_t num_cached;
   int64_t num_src;
   unsigned long long* hits;
-  unsigned found;  // by this thread; a thread sees far fewer than 2^32 rows
+  bool leaves_misses;  // to somebody else
+  unsigned found;      // by this thread; a thread sees far fewer than 2^32 rows
 
   __device__ void locate(const int64_t (&row)[kRows], int64_t num_rows, int64_t num_units, bool counts,
                          const typename Unit::From* (&from)[kRows], typename Unit::To* (&to)[kRows]) {
     int64_t id[kRows];
-    int64_t at[kRows];
     int slot[kRows];
     index.load(row, num_rows, id);
-    load_positions(positions, row, num_rows, at);
     check_ids(id, num_src, "index");
     int largest = -1;
 #pragma unroll
@@ -49,8 +51,8 @@ struct GatherCached {
       const bool hit = slot[r] >= 0;
       found += hit && counts && row[r] < num_rows;
       from[r] = hit ? cache + slot[r] * num_units : src + id[r] * num_units;
-      from[r] = row[r] < num_rows ? from[r] : nullptr;
-      to[r] = out + at[r] * num_units;
+      from[r] = row[r] < num_rows && (hit || !leaves_misses) ? from[r] : nullptr;
+      to[r] = out + row[r] * num_units;
     }
   }
 
@@ -102,22 +104,29 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
   const bool from_host = !src.is_cuda();
   // A table that has no rows has no address to speak of.
   const uintptr_t from_bits = address(src) | (cache.numel() > 0 ? address(cache) : 0);
-  const RowOrder order(device, index, src);
+  const RowOrder misses(device, index, src, &slots);
   dispatch_units(out, "out", src, "src", from_bits, [&](auto unit, int64_t row_values) {
     using Unit = decltype(unit);
     using From = typename Unit::From;
-    const GatherCached<Unit> route{mutable_data<typename Unit::To>(out),
-                                   const_data<From>(cache),
-                                   const_data<From>(src),
-                                   order.ids(),
-                                   order.positions(),
-                                   const_data<int>(slots),
-                                   cache.size(0),
-                                   src.size(0),
-                                   hits ? mutable_data<unsigned long long>(*hits) : nullptr,
-                                   0};
-    launch_rows<Unit>(device, route, index.numel(), row_values, from_host,
-                      from_host ? kMixedBlocks * device.num_processors() : 0);
+    const GatherCached<Unit> all{mutable_data<typename Unit::To>(out),
+                                 const_data<From>(cache),
+                                 const_data<From>(src),
+                                 Ids(index),
+                                 const_data<int>(slots),
+                                 cache.size(0),
+                                 src.size(0),
+                                 hits ? mutable_data<unsigned long long>(*hits) : nullptr,
+                                 misses.num_left() != nullptr,
+                                 0};
+    if (misses.num_left() == nullptr) {
+      return launch_rows<Unit>(device, all, index.numel(), row_values, from_host, 0);
+    }
+    const Gather<Unit> left{all.out, all.src, misses.ids(), misses.positions(), all.num_src};
+    const RowShape here = row_shape<Unit>(row_values, false);
+    const unsigned blocks = kHostBlocks + num_blocks(index.numel(), here.rows_per_block());
+    move_both<Unit><<<blocks, kRowThreads, 0, device.stream()>>>(
+        left, misses.num_left(), kHostBlocks, row_shape<Unit>(row_values, from_host), all, index.numel(), here);
+    CUDA_CHECK_LAUNCH();
   });
 }
 

@@ -15,46 +15,64 @@ namespace gnnsys::cuda {
 constexpr int64_t kOrderBytes = int64_t{8} << 20;
 constexpr int64_t kSector = 32;
 
+// Keys are ids; that of a row which has a slot (a copy in device memory) is `bound`, behind all of them. The others are
+// counted, if `num_left` is there: one addition to global memory per block, in any order.
 static __global__ void __launch_bounds__(kRowThreads)
-    note_positions(Ids index, int64_t size, int64_t bound, uint32_t* ids, uint32_t* positions) {
+    note_positions(Ids index, int64_t size, int64_t bound, const int* slots, uint32_t* keys, uint32_t* positions,
+                   unsigned* num_left) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
+  bool is_left = i < size;
   if (i < size) {
     const int64_t id = index[i];
     check_id(id, bound, "index");
-    ids[i] = static_cast<uint32_t>(id);
+    is_left = slots == nullptr || __ldg(slots + id) < 0;
+    keys[i] = static_cast<uint32_t>(is_left ? id : bound);
     positions[i] = static_cast<uint32_t>(i);
+  }
+  if (num_left != nullptr) {  // every thread of the grid agrees
+    const int in_block = __syncthreads_count(is_left);
+    if (threadIdx.x == 0 && in_block > 0) {
+      atomicAdd(num_left, static_cast<unsigned>(in_block));
+    }
   }
 }
 
-// Ids by size with the positions they came from; or, where that is not worth it, the ids as they are.
+// Ids by size with the positions they came from; or, where that is not worth it, the ids as they are. With `slots`, ids
+// that have one come last, and num_left() says on the device how many have none.
 class RowOrder {
  public:
-  RowOrder(const Device& device, const Tensor& index, const Tensor& src) : ids_(index) {
+  RowOrder(const Device& device, const Tensor& index, const Tensor& src, const Tensor* slots = nullptr) : ids_(index) {
     const int64_t size = index.numel();
     const int64_t num_src = src.size(0);
     const int64_t bytes = size * std::max(row_size(src) * static_cast<int64_t>(src.element_size()), kSector);
-    if (src.is_cuda() || bytes < kOrderBytes || num_src > int64_t{1} << 31 || size > int64_t{1} << 30) {
+    if (src.is_cuda() || bytes < kOrderBytes || num_src >= int64_t{1} << 31 || size > int64_t{1} << 30) {
       return;
     }
     const Tensor unsorted = device.workspace<uint32_t>(2 * size);
-    sorted_ = device.workspace<uint32_t>(2 * size);
+    sorted_ = device.workspace<uint32_t>(2 * size + 1);
     auto* const from = reinterpret_cast<uint32_t*>(mutable_data<uint8_t>(unsorted));
     auto* const to = reinterpret_cast<uint32_t*>(mutable_data<uint8_t>(sorted_));
-    note_positions<<<num_blocks(size, kRowThreads), kRowThreads, 0, device.stream()>>>(Ids(index), size, num_src, from,
-                                                                                       from + size);
+    if (slots != nullptr) {
+      num_left_ = to + 2 * size;
+      CUDA_CHECK(cudaMemsetAsync(num_left_, 0, sizeof(*num_left_), device.stream()));
+    }
+    note_positions<<<num_blocks(size, kRowThreads), kRowThreads, 0, device.stream()>>>(
+        Ids(index), size, num_src, slots == nullptr ? nullptr : const_data<int>(*slots), from, from + size, num_left_);
     CUDA_CHECK_LAUNCH();
-    sort_pairs(device, from, to, from + size, to + size, size, num_key_bits<uint32_t>(num_src));
+    sort_pairs(device, from, to, from + size, to + size, size, num_key_bits<uint32_t>(num_src + 1));
     ids_ = Ids(reinterpret_cast<const int32_t*>(to));
     positions_ = to + size;
   }
 
   Ids ids() const { return ids_; }
   const uint32_t* positions() const { return positions_; }  // null: each id's own
+  const unsigned* num_left() const { return num_left_; }    // null: ids are as they are, or have no slots
 
  private:
   Tensor sorted_;
   Ids ids_;
   const uint32_t* positions_ = nullptr;
+  unsigned* num_left_ = nullptr;
 };
 
 // Where the rows that a group has on their way go to: all asked for together, as the ids are.
@@ -65,5 +83,30 @@ __device__ inline void load_positions(const uint32_t* positions, const int64_t (
     at[r] = positions == nullptr ? row[r] : __ldg(positions + min(row[r], num_rows - 1));
   }
 }
+
+// out[positions[i]] = src[index[i]].
+template <typename Unit>
+struct Gather {
+  typename Unit::To* out;
+  const typename Unit::From* src;
+  Ids index;
+  const uint32_t* positions;  // of the ids among the rows of out; null: their own
+  int64_t num_src;
+
+  __device__ void locate(const int64_t (&row)[kRows], int64_t num_rows, int64_t num_units, bool,
+                         const typename Unit::From* (&from)[kRows], typename Unit::To* (&to)[kRows]) const {
+    int64_t id[kRows];
+    int64_t at[kRows];
+    index.load(row, num_rows, id);
+    load_positions(positions, row, num_rows, at);
+    check_ids(id, num_src, "index");
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      from[r] = row[r] < num_rows ? src + id[r] * num_units : nullptr;
+      to[r] = out + at[r] * num_units;
+    }
+  }
+  __device__ void finish() const {}
+};
 
 }  // namespace gnnsys::cuda

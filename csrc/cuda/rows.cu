@@ -10,30 +10,6 @@
 namespace gnnsys::cuda {
 namespace {
 
-template <typename Unit>
-struct Gather {
-  typename Unit::To* out;
-  const typename Unit::From* src;
-  Ids index;
-  const uint32_t* positions;  // of the ids among the rows of out; null: their own
-  int64_t num_src;
-
-  __device__ void locate(const int64_t (&row)[kRows], int64_t num_rows, int64_t num_units, bool,
-                         const typename Unit::From* (&from)[kRows], typename Unit::To* (&to)[kRows]) const {
-    int64_t id[kRows];
-    int64_t at[kRows];
-    index.load(row, num_rows, id);
-    load_positions(positions, row, num_rows, at);
-    check_ids(id, num_src, "index");
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      from[r] = row[r] < num_rows ? src + id[r] * num_units : nullptr;
-      to[r] = out + at[r] * num_units;
-    }
-  }
-  __device__ void finish() const {}
-};
-
 void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
   const Device device = device_of_index(index);
   check_ids(index, device, "index");

@@ -24,10 +24,8 @@ constexpr int kRows = 4;
 constexpr int kBusLine = 128;
 
 // A bus is kept busy by a few hundred KB of requests, which so many blocks make on the whole device: the rest of it is
-// left to whatever else runs, and what others ask the bus for does not wait behind megabytes. Where most rows are in
-// device memory it takes all blocks that fit a processor.
+// left to whatever else runs, and what others ask the bus for does not wait behind megabytes.
 constexpr int kHostBlocks = 32;
-constexpr int kMixedBlocks = 8;  // on each processor
 
 template <int kBytes>
 struct Word;
@@ -130,32 +128,42 @@ __device__ inline void check_ids(const int64_t (&id)[kRows], int64_t bound, cons
   }
 }
 
-// Work and bytes: one read and one write of every row, plus what the route reads. `line_up` starts passes over a row at
-// the lines of the bus.
+// What is the same for every row of a launch. `line_up` starts passes over a row at the lines of the bus.
+struct RowShape {
+  int num_units;
+  int log2_group;
+  bool line_up;
+
+  int64_t rows_per_block() const { return static_cast<int64_t>(kRowThreads >> log2_group) * kRows; }
+};
+
+// The share of one of `num_blocks` blocks that move rows 0 to num_rows together.
+//
+// Work and bytes: one read and one write of every row, plus what the route reads.
 template <typename Unit, typename Route>
-__global__ void __launch_bounds__(kRowThreads)
-    move_rows(Route route, int64_t num_rows, int num_units, int log2_group, bool line_up) {
+__device__ void move_share(Route& route, int64_t block, int64_t num_blocks, int64_t num_rows, const RowShape& shape) {
   using From = typename Unit::From;
   using To = typename Unit::To;
-  const int group = 1 << log2_group;
+  const int num_units = shape.num_units;
+  const int group = 1 << shape.log2_group;
   const int lane = static_cast<int>(threadIdx.x) & (group - 1);
-  const int num_groups = kRowThreads >> log2_group;
+  const int num_groups = kRowThreads >> shape.log2_group;
   const int64_t per_block = static_cast<int64_t>(num_groups) * kRows;
-  const int end = num_units + (line_up ? kBusLine / static_cast<int>(sizeof(From)) - 1 : 0);
+  const int end = num_units + (shape.line_up ? kBusLine / static_cast<int>(sizeof(From)) - 1 : 0);
 
-  for (int64_t first = blockIdx.x * per_block; first < num_rows; first += gridDim.x * per_block) {
+  for (int64_t first = block * per_block; first < num_rows; first += num_blocks * per_block) {
     int64_t row[kRows];
     const From* from[kRows];
     To* to[kRows];
     int shift[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      row[r] = first + r * num_groups + (threadIdx.x >> log2_group);  // neighbouring groups, neighbouring rows
+      row[r] = first + r * num_groups + (threadIdx.x >> shape.log2_group);  // neighbouring groups, neighbouring rows
     }
     route.locate(row, num_rows, num_units, lane == 0, from, to);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      shift[r] = line_up ? static_cast<int>(reinterpret_cast<uintptr_t>(from[r]) % kBusLine / sizeof(From)) : 0;
+      shift[r] = shape.line_up ? static_cast<int>(reinterpret_cast<uintptr_t>(from[r]) % kBusLine / sizeof(From)) : 0;
     }
     for (int u = lane; u < end; u += group) {
       From word[kRows];
@@ -175,14 +183,32 @@ __global__ void __launch_bounds__(kRowThreads)
       }
     }
   }
+}
+
+template <typename Unit, typename Route>
+__global__ void __launch_bounds__(kRowThreads) move_rows(Route route, int64_t num_rows, RowShape shape) {
+  move_share<Unit>(route, blockIdx.x, gridDim.x, num_rows, shape);
   route.finish();
 }
 
-// Launches move_rows for `num_rows` rows of `row_values` values (bytes where rows are copied as they are), in up to
-// `max_blocks` blocks, 0 for as many as there is work for; `from_host` says that some rows come over the bus.
-template <typename Unit, typename Route>
-void launch_rows(const Device& device, const Route& route, int64_t num_rows, int64_t row_values, bool from_host,
-                 int max_blocks) {
+// The rows of two routes at once: those of `slow`, as many as `num_slow` says on the device, by the first few blocks and
+// those of `fast` by all others.
+template <typename Unit, typename Slow, typename Fast>
+__global__ void __launch_bounds__(kRowThreads) move_both(Slow slow, const unsigned* num_slow, int num_slow_blocks,
+                                                         RowShape slow_shape, Fast fast, int64_t num_fast,
+                                                         RowShape fast_shape) {
+  const int block = static_cast<int>(blockIdx.x);
+  if (block < num_slow_blocks) {
+    move_share<Unit>(slow, block, num_slow_blocks, *num_slow, slow_shape);
+  } else {
+    move_share<Unit>(fast, block - num_slow_blocks, static_cast<int>(gridDim.x) - num_slow_blocks, num_fast, fast_shape);
+  }
+  fast.finish();
+}
+
+// Rows of `row_values` values (bytes where they are copied as they are), some of which come over the bus if `from_host`.
+template <typename Unit>
+RowShape row_shape(int64_t row_values, bool from_host) {
   const int64_t num_units = row_values / Unit::kValues;
   CHECK_ARG(num_units <= std::numeric_limits<int>::max() - 2 * kBusLine, "rows must be shorter, got ", row_values,
             " values");
@@ -190,14 +216,19 @@ void launch_rows(const Device& device, const Route& route, int64_t num_rows, int
   while (log2_group < 5 && (int64_t{1} << log2_group) < num_units) {
     ++log2_group;
   }
-  const int64_t per_block = static_cast<int64_t>(kRowThreads >> log2_group) * kRows;
-  unsigned blocks = num_blocks(num_rows, per_block);
+  return {static_cast<int>(num_units), log2_group, from_host && num_units > kWarp};  // a short row is asked for in one go
+}
+
+// Launches move_rows for `num_rows` rows in up to `max_blocks` blocks, 0 for as many as there is work for.
+template <typename Unit, typename Route>
+void launch_rows(const Device& device, const Route& route, int64_t num_rows, int64_t row_values, bool from_host,
+                 int max_blocks) {
+  const RowShape shape = row_shape<Unit>(row_values, from_host);
+  unsigned blocks = num_blocks(num_rows, shape.rows_per_block());
   if (max_blocks > 0) {
     blocks = std::min(blocks, static_cast<unsigned>(max_blocks));
   }
-  const bool line_up = from_host && num_units > kWarp;  // a shorter row is asked for in one go
-  move_rows<Unit><<<blocks, kRowThreads, 0, device.stream()>>>(route, num_rows, static_cast<int>(num_units), log2_group,
-                                                               line_up);
+  move_rows<Unit><<<blocks, kRowThreads, 0, device.stream()>>>(route, num_rows, shape);
   CUDA_CHECK_LAUNCH();
 }
 

@@ -1,5 +1,6 @@
 // spmm and spmm_add: out[v] = dst_scale[v] * sum over in-edges e = (u, v) of src_scale[u] * weight[e] * x[u]. What the
 // ops mean is in cpu/spmm.cpp, the kernel in spmm_rows.cuh; inverse_degrees makes a sum a mean.
+#include "cuda/padding.cuh"
 #include "cuda/spmm_rows.cuh"
 
 #include <torch/csrc/stable/library.h>
@@ -53,7 +54,22 @@ void spmm_into(const Device& device, const Tensor& indptr, const Tensor& indices
       a.dst_scale = data_or_null<acc_t<T>>(dst_scale);
       a.out = mutable_data<T>(out);
       a.add = add;
+      // What is added to is often a piece of something large, with a budget: there is no room for copies.
+      const int64_t num_nodes = std::max(shape.num_rows, a.num_rows);
+      const int64_t size = add || x.dim() == 3 ? a.size : padded_size(a.size, sizeof(T), num_nodes, a.num_edges);
+      if (size == a.size) {
+        return sum_rows(device, a);
+      }
+      const int64_t from = a.size * static_cast<int64_t>(sizeof(T));
+      const int64_t to = size * static_cast<int64_t>(sizeof(T));
+      const Tensor padded_x = device.workspace<T>(shape.num_rows * size);
+      const Tensor padded_out = device.workspace<T>(a.num_rows * size);
+      copy_columns(device, a.x, from, padded_x.mutable_data_ptr(), to, shape.num_rows);
+      a.x = static_cast<const T*>(padded_x.const_data_ptr());
+      a.out = static_cast<T*>(padded_out.mutable_data_ptr());
+      a.size = a.width = static_cast<uint32_t>(size);
       sum_rows(device, a);
+      copy_columns(device, a.out, to, out.mutable_data_ptr(), from, a.num_rows);
     });
   });
 }

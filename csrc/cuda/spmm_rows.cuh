@@ -4,7 +4,8 @@
 // Lanes: a row of x is read by a group of 4 to 32 lanes, a vector each (two where rows are wide); the groups of a
 // sub-warp share a row of out and take its neighbours in turn, kUnroll rows of x on their way to each at a time. The
 // sub-warp's lanes load the next ids together and pass them on by shuffle. Wider rows than a warp's vectors are cut
-// along blockIdx.y. Heavy rows: spmm_split.cuh. The order of every sum is fixed by the degree and the width alone.
+// along blockIdx.y. Heavy rows: spmm_split.cuh; rows of odd lengths: padding.cuh. The order of every sum is fixed by the
+// degree and the width that is read.
 #pragma once
 
 #include "cuda/spmm_reduce.cuh"

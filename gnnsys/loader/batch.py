@@ -195,27 +195,33 @@ class Batch:
         return "\n".join(["Batch(", *lines, ")"])
 
 
+_PLAIN = frozenset({int, float, bool, str, type(None)})  # most of what is no tensor: told by one look
+
+
 def apply_to(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """`function` of a tensor, and of the tensors in lists, tuples and dicts; anything else as it is."""
     if isinstance(value, Tensor):
         return function(value)
-    if isinstance(value, Mapping):
-        return {k: apply_to(v, function) for k, v in value.items()}
-    if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple, Mapping)) for v in value):
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, (list, tuple)):
+        if not any(isinstance(v, (Tensor, list, tuple, Mapping)) for v in value if type(v) not in _PLAIN):
+            return value
         values = [apply_to(v, function) for v in value]
         return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
-    return value
+    return {k: apply_to(v, function) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     """The tensors that `apply_to` gives its function."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from tensors_of(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
+        return
+    inside = value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, Mapping) else ()
+    for each in inside:
+        if isinstance(each, Tensor):
+            yield each
+        elif type(each) not in _PLAIN:
             yield from tensors_of(each)
 
 

@@ -21,6 +21,13 @@ class Transformed(NamedTuple):
     score_dst: Tensor  # [num_dst, heads]
 
 
+def _drawn_key() -> int:
+    """Of this step's dropout, from torch's generator."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a captured CUDA graph would drop the same attention in every replay: set dropout to 0")
+    return int(torch.randint(1 << 62, ()))
+
+
 class GATConv(nn.Module):
     """x'_v = sum over u -> v of softmax_v(LeakyReLU(a_src . W x_u + a_dst . W x_v)) W x_u, per head.
 
@@ -102,7 +109,7 @@ class GATConv(nn.Module):
             edge_score=edge_score,
             negative_slope=self.negative_slope,
             dropout=self.dropout if drops else 0.0,
-            key=int(torch.randint(1 << 62, ())) if drops else 0,
+            key=_drawn_key() if drops else 0,
         )
 
     def forward(

@@ -10,6 +10,7 @@ from gnnsys.nn.init import reduce_name
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.structure import Edges, Rows, resolve
 from gnnsys.ops import CSC, spmm
+from gnnsys.ops.aggregate import spmm_and_own
 
 
 class SAGEConv(nn.Module):
@@ -55,17 +56,26 @@ class SAGEConv(nn.Module):
         """The sparse half: the reduction over in-edges."""
         return spmm(csc, rows, reduce=self.aggr)
 
+    @property
+    def _aggregates_as_written(self) -> bool:
+        """Whether nobody has put another `aggregate` in the place of ours."""
+        return type(self).aggregate is SAGEConv.aggregate and "aggregate" not in self.__dict__
+
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
         rows = self.lin(given.src).relu() if self.project else given.src
-        is_linear = self.aggr in ("mean", "sum")
+        own, is_linear = given.dst, self.aggr in ("mean", "sum")
         if is_linear and transform_first(given.csc, rows, self.out_channels):
             out = self.aggregate(given.csc, self.transform(rows))
             out = out if self.lin_l.bias is None else out + self.lin_l.bias
         else:
-            out = self.lin_l(self.aggregate(given.csc, rows))  # the product adds the bias as it goes
-        if self.root_weight and given.dst is not None:
-            out = torch.addmm(out, given.dst, self.lin_r.weight.t())  # and here what is there already
+            if self.root_weight and given.dst_is_first and not self.project and self._aggregates_as_written:
+                reduced, own = spmm_and_own(given.csc, rows, self.aggr)
+            else:
+                reduced = self.aggregate(given.csc, rows)
+            out = self.lin_l(reduced)  # the product adds the bias as it goes
+        if self.root_weight and own is not None:
+            out = torch.addmm(out, own, self.lin_r.weight.t())  # and here what is there already
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def extra_repr(self) -> str:

@@ -21,12 +21,14 @@ Rows: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class Inputs:
-    """`src` [num_src, ...]; `dst` [num_dst, ...] or None; `edge_order` maps a position to the row of an edge tensor."""
+    """`src` [num_src, ...]; `dst` [num_dst, ...] or None; `edge_order` maps a position to the row of an edge tensor;
+    `dst_is_first`: destinations are the first sources."""
 
     csc: CSC
     src: Tensor
     dst: Tensor | None
     edge_order: Tensor | None
+    dst_is_first: bool = False
 
     def edge_rows(self, rows: Tensor, name: str) -> Tensor:
         """A user's edge tensor (in the order of the edges given) by position."""
@@ -55,7 +57,7 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Input
         dst = src if csc.num_dst == csc.num_src else src[: csc.num_dst]
     elif dst is not None and dst.shape[0] != csc.num_dst:
         raise ValueError(f"x has {dst.shape[0]} rows of destinations, but edges has {csc.num_dst} destinations")
-    return Inputs(csc, src, dst, edge_order)
+    return Inputs(csc, src, dst, edge_order, not has_pair)
 
 
 def as_csc(edges: Block | CSC) -> CSC:

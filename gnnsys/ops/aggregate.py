@@ -44,10 +44,29 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
         # The gradient scatters on the CPU; on a GPU it gathers over the transpose, to be the same on every run.
         transposed = transposed_if_needed(csc, x if x.is_cuda else None)
         return _spmm_extreme(csc.indptr, csc.indices, x, weight, reduce == "min", *transposed)[0]
-    dst_scale = None
-    if reduce == "mean":  # where x is: a structure may be in pinned memory
-        dst_scale = native.inverse_degrees(csc.indptr, sum_dtype(x.dtype)).to(x.device)
+    dst_scale = _mean_scale(csc, x) if reduce == "mean" else None
     return _spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
+
+
+def spmm_and_own(csc: CSC, x: Tensor, reduce: str = "sum") -> tuple[Tensor, Tensor]:
+    """`spmm(csc, x, reduce=reduce)`, and `x[:num_dst]`: what layers take of a block, whose destinations come first.
+
+    Values and gradients are those of the two. But on the way back their gradients meet where the first is made: the
+    second is added to it in place, instead of to as many rows of zeros as there are sources, and those to the first.
+    The second is not to be written, nor read after `x` was.
+    """
+    wants_gradient = torch.is_grad_enabled() and x.requires_grad
+    if not wants_gradient or reduce not in ("sum", "mean") or x.dim() != 2 or torch.compiler.is_compiling():
+        return spmm(csc, x, reduce=reduce), x[: csc.num_dst]
+    check_rows(x, csc.num_src, "x")
+    if csc.num_dst > csc.num_src:
+        raise ValueError(f"destinations must be the first of the sources, got {csc.num_dst} of {csc.num_src}")
+    dst_scale = _mean_scale(csc, x) if reduce == "mean" else None
+    turned = csc.transpose()
+    out: tuple[Tensor, Tensor] = _AndOwn.apply(  # type: ignore[no-untyped-call]
+        csc.indptr, csc.indices, x.contiguous(), dst_scale, turned.indptr, turned.indices, turned.edge_ids
+    )
+    return out
 
 
 def spmm_add(csc: CSC, x: Tensor, out: Tensor, weight: Tensor | None = None, dst_scale: Tensor | None = None) -> Tensor:
@@ -95,6 +114,11 @@ def sddmm(csc: CSC, dst_rows: Tensor, src_rows: Tensor) -> Tensor:
         None,
         *transposed_if_needed(csc, src_rows),
     )
+
+
+def _mean_scale(csc: CSC, x: Tensor) -> Tensor:
+    """1 / degree, where x is: a structure may be in pinned memory."""
+    return native.inverse_degrees(csc.indptr, sum_dtype(x.dtype)).to(x.device)
 
 
 # The ops take (indptr, indices, positions) of the structure and of its transpose; positions say where in an edge
@@ -190,6 +214,32 @@ def _sddmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 _spmm = differentiable("spmm", _spmm_backward, _save_spmm)
 _sddmm = differentiable("sddmm", _sddmm_backward, _save_sddmm)
+
+
+class _AndOwn(torch.autograd.Function):
+    """The op of `spmm_and_own`; the second result is a view of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, indptr: Tensor, indices: Tensor, x: Tensor, dst_scale: Tensor | None, *transposed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(indptr, indices, dst_scale, *transposed)
+        return _spmm(indptr, indices, None, x, None, None, dst_scale, *transposed), x[: indptr.shape[0] - 1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, own_grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        indptr, indices, dst_scale, *transposed = ctx.saved_tensors
+        if grad is None and own_grad is None:
+            return (None,) * 7
+        if grad is None:
+            assert own_grad is not None
+            grad_x = own_grad.new_zeros((transposed[0].shape[0] - 1, own_grad.shape[1]))
+        else:
+            grad_x = _spmm(*transposed, grad.contiguous(), None, dst_scale, None, indptr, indices, None)
+        if own_grad is not None:
+            grad_x[: own_grad.shape[0]] += own_grad
+        return None, None, grad_x, None, None, None, None
 
 
 @torch.library.register_fake("gnnsys::spmm_extreme")

@@ -88,6 +88,23 @@ def test_a_sum_equals_the_one_in_float64_at_every_width(width, dtype):
     check_forward(csc, randn(50, width, dtype=dtype, seed=width), None, "sum")
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("width", "dtype"),
+    [(5, torch.float32), (47, torch.float32), (47, torch.bfloat16), (100, torch.float16), (349, torch.float32)],
+    ids=str,
+)
+def test_sums_of_so_many_edges_that_rows_are_padded(width, dtype, weighted):
+    num_edges = (80 << 20) // (width * dtype.itemsize)  # more bytes than kPadBytes in csrc/cuda/padding.cuh
+    num_nodes = num_edges // 48
+    degrees = torch.randint(0, 98, (num_nodes,), generator=torch.Generator().manual_seed(width))
+    degrees[:3] = torch.tensor([0, HEAVY + 1, 5000])
+    csc = graph(degrees.tolist(), num_nodes - 7, torch.int32)
+    assert csc.num_edges > 32 * num_nodes
+    x = randn(csc.num_src, width, dtype=dtype, seed=1)
+    check_forward(csc, x, randn(csc.num_edges, dtype=dtype, seed=2) if weighted else None, "mean")
+
+
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -293,6 +310,7 @@ def test_a_step_can_be_captured_into_a_cuda_graph(reduce):
 
 
 def test_nothing_waits_for_the_device():
+    """In torch's debug mode a wait is an error."""
     csc = on_gpu(skewed(60, 50, seed=1))
     x = torch.randn(50, 32, device="cuda", requires_grad=True)
     weight = torch.randn(csc.num_edges, device="cuda", requires_grad=True)

@@ -86,6 +86,26 @@ def test_the_two_halves_compose_to_the_layer(edge_index, rows):
     torch.testing.assert_close(by_hand, conv(x, csc))
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_an_aggregation_of_the_users_own_is_what_is_used(edge_index, rows, monkeypatch, first):
+    class Doubled(SAGEConv):
+        def aggregate(self, csc: CSC, rows: torch.Tensor) -> torch.Tensor:
+            return 2 * super().aggregate(csc, rows)
+
+    monkeypatch.setattr("gnnsys.nn.sage.transform_first", lambda *_: first)
+    conv, x = Doubled(12, 6).double(), rows(40, 12).requires_grad_()
+    by_hand = conv.transform(conv.aggregate(CSC.from_edge_index(edge_index, 40), x)) + conv.lin_l.bias + conv.lin_r(x)
+    torch.testing.assert_close(conv(x, edge_index), by_hand)
+
+
+def test_what_a_hook_has_seen_of_a_product_stays_as_it_was(edge_index, rows):
+    conv, x, seen = SAGEConv(12, 60).double(), rows(40, 12), []
+    conv.lin_l.register_forward_hook(lambda module, given, out: seen.append((out, out.clone())))
+    conv.lin_l.register_full_backward_hook(lambda *_: None)
+    conv(x.requires_grad_(), edge_index).sum().backward()
+    assert torch.equal(*seen[0])
+
+
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(ValueError, match="aggr must be one of sum, mean, max, min, got 'median'"):
         SAGEConv(4, 4, aggr="median")
