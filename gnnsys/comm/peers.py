@@ -7,6 +7,7 @@ computes. A peer that dies closes its connections, which ends every wait on it w
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import time
@@ -25,6 +26,7 @@ from gnnsys.comm.errors import DeadlineExceeded, TrainerLost
 
 _TAG_IDS = 1 << 30  # tags of `swap`, above those of the owner's messages
 _PROBE_SECONDS = 1.0
+_LEAVE_SECONDS = 2.0
 
 
 class Arrival(NamedTuple):
@@ -72,7 +74,8 @@ class Peers:
         """`rows`, contiguous, will be filled by what `peer` sends with that tag; `next_arrival` says when."""
         if peer not in self._expected:
             waiting = self._expected[peer] = SimpleQueue()
-            self._threads.append(_thread(f"gnnsys-peer-{peer}", _wait_all, peer, waiting, self._arrivals, self._limit))
+            args = (peer, waiting, self._arrivals, self._limit)
+            self._threads.append(_thread(f"gnnsys-peer-{peer}", _wait_all, *args, idle=waiting))
         self._expected[peer].put((_begin(self._group.recv, rows, peer, tag), token))
 
     def next_arrival(self, wait: bool = True) -> Any:
@@ -127,7 +130,7 @@ class Peers:
         told: SimpleQueue[int] = SimpleQueue()
         for peer in range(self.world_size):
             if peer != self.rank:
-                threading.Thread(target=_probe, args=(self._group, peer, told), daemon=True).start()
+                _thread(f"gnnsys-probe-{peer}", _probe, self._group, peer, told)
         with contextlib.suppress(Empty):
             return told.get(timeout=_PROBE_SECONDS)
         return None
@@ -228,10 +231,34 @@ def _lost(peer: int, silent_for: float, what: str, error: Exception) -> TrainerL
     return TrainerLost(message, rank=peer, silent_for=silent_for)
 
 
-def _thread(name: str, target: Callable[..., None], *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+class _Waiter(threading.Thread):
+    """Waits for a peer inside gloo, or idles at a queue, which None ends."""
+
+    idle: SimpleQueue[Any] | None = None
+
+
+_WAITERS: weakref.WeakSet[_Waiter] = weakref.WeakSet()
+
+
+def _thread(name: str, target: Callable[..., None], *args: Any, idle: SimpleQueue[Any] | None = None) -> _Waiter:
+    thread = _Waiter(target=target, args=args, name=name, daemon=True)
+    thread.idle = idle
+    _WAITERS.add(thread)
     thread.start()
     return thread
+
+
+@atexit.register
+def _leave_in_peace() -> None:
+    """A wait in gloo that ends while the interpreter is being taken down aborts the process. Where ranks fail together
+    their connections end at about that time, so that is waited for; one that holds longer will hold until the end."""
+    until = time.monotonic() + _LEAVE_SECONDS
+    waiters = list(_WAITERS)
+    for waiter in waiters:
+        if waiter.idle is not None:
+            waiter.idle.put(None)
+    for waiter in waiters:
+        waiter.join(max(0.0, until - time.monotonic()))
 
 
 def _wait_sent(sends: list[tuple[int, Any, Tensor]], limit: timedelta) -> None:

@@ -75,3 +75,41 @@ def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
 def test_a_group_without_a_backend_for_the_host_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="cpu:gloo,cuda:nccl"):
         Peers(dist.ProcessGroup(dist.HashStore(), 0, 2))
+
+
+LEAVING = """
+import os, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from gnnsys.comm.peers import Peers
+
+
+class Lasting:
+    \"\"\"Holds the interpreter while it is being taken down.\"\"\"
+
+    sleep = staticmethod(time.sleep)
+
+    def __del__(self):
+        self.sleep(2.5)
+
+
+rank = int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+if rank == 1:
+    store.get("leaves")
+    time.sleep(0.7)
+    os._exit(0)
+peers = Peers(group)
+peers.expect(1, 5, torch.empty(3), "what never comes")
+sys.lasting = Lasting()
+store.set("leaves", "now")
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_leaves_while_another_ends_is_not_aborted():
+    """A wait that ended while the interpreter was being taken down aborted the process (signal 6)."""
+    left, _ = run_ranks(LEAVING, 2, timeout=DEADLINE, check=False)
+    assert left.returncode == 3, left
