@@ -59,7 +59,7 @@ class Backward:
         x_grad = self._take_grad(0, 0, self._exchange.plan.num_core, 0) if state.needs[0] else None
         began = time.perf_counter()
         found = self._of_parameters.wait()
-        state.times.wait += time.perf_counter() - began
+        state.times.waited(began)
         self._exchange.flush()
         state.times.num_bytes += sum(peers.bytes_sent) - sent_before
         return x_grad, found
@@ -187,7 +187,7 @@ class Backward:
         self._make_room(s)
         began = time.perf_counter()
         self._compute(s, b)
-        state.times.compute += time.perf_counter() - began
+        state.times.computed(began, True, s, b)
         self._waiting[s] -= 1
         if b > 0 and not self._is_free(s):
             self._enter(s, b - 1)
@@ -338,9 +338,10 @@ class Backward:
         if sums is not None:
             view = self._steps[s].view
             assert view is not None
-            grad, is_own = view.pull(sums, first, end), True
-            if found is not None:
-                grad += found[first:end]
+            own = None if found is None else found[first:end]  # of these rows, which nobody asks for again
+            if own is not None and (not own.is_contiguous() or _share_memory(own, sums)):
+                own = own.clone(memory_format=torch.contiguous_format)  # autograd gives one gradient to both, or a view
+            grad, is_own = view.pull(sums, first, end, own), True
         else:
             grad = torch.zeros_like(self._state.rows[s][first:end]) if found is None else found[first:end]
             is_own = found is None
@@ -382,4 +383,9 @@ class Backward:
         """Begins the sum over ranks of the gradients of layers that are done here."""
         while self._unreduced >= self._first and self._left[self._unreduced] == 0:
             self._of_parameters.begin(self._unreduced)
+            self._state.times.reduced(self._unreduced)
             self._unreduced -= 1
+
+
+def _share_memory(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

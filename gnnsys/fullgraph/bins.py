@@ -23,17 +23,19 @@ _STEPS = 256  # in how many steps a part is looked through for where its bins en
 
 @dataclass(frozen=True)
 class Packing:
-    """How large bins are: a number of them per layer, or nodes per bin, or bytes of rows per bin; by default one."""
+    """How large bins are: a number of them per layer, or nodes per bin, or bytes of rows per bin; by default one. Of a
+    number there are fewer where they would have less than `least_nodes`."""
 
     num_bins: int | None = None
     bin_nodes: int | None = None
     bin_bytes: int | None = None
+    least_nodes: int = 1
 
     def __post_init__(self) -> None:
         given = [name for name in ("num_bins", "bin_nodes", "bin_bytes") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"bins are sized by one of num_bins, bin_nodes and bin_bytes, got {', '.join(given)}")
-        for name in given:
+        for name in (*given, "least_nodes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
@@ -86,7 +88,8 @@ def bin_bounds(plan: HaloPlan, packing: Packing, costs: Costs, has_edges: bool) 
         elif packing.num_bins is not None:
             whole = len(ends) == 2
             share = 1.0 if whole else _BOUNDARY_SHARE if first == 0 else 1 - _BOUNDARY_SHARE
-            bounds += _equal_work(plan.csc, first, end, max(1, round(packing.num_bins * share)))
+            count = min(round(packing.num_bins * share), (end - first) // packing.least_nodes)
+            bounds += _equal_work(plan.csc, first, end, max(1, count))
         else:
             assert packing.bin_bytes is not None
             bounds += _within(plan.csc, first, end, packing.bin_bytes, costs, has_edges)

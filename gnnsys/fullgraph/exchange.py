@@ -58,11 +58,13 @@ class Exchange:
     def send_rows(self, s: int, number: int) -> None:
         """Sends what others need of a bin; its rows are among the input of step s."""
         began = time.perf_counter()
-        source, first = self.state.rows[s], self._first_of(s, number)
+        source, first, num_bytes = self.state.rows[s], self._first_of(s, number), 0
         for peer, rows in self._sent(s, number):
             out = gather_rows(source[first:], rows).to("cpu", self._travels_as(source))
             self.peers.send(peer, self._tag(s, number), out)
-        self.state.times.send += time.perf_counter() - began
+            num_bytes += out.nbytes
+        if num_bytes:
+            self.state.times.sent(began, s, number, num_bytes)
 
     def expect_grads(self, s: int) -> list[int]:
         """Asks for the gradients of what was sent as step s's input: per message, the bin that it is for."""
@@ -96,20 +98,21 @@ class Exchange:
         if len(rows):
             rows = rows.to("cpu", self._travels_as(grad)).contiguous()
             self.peers.send(chunk.peer, self._tag(s, chunk.number, back=True), rows)
-        self.state.times.send += time.perf_counter() - began
+            self.state.times.sent(began, s, number, rows.nbytes)
 
     def arrival(self, wait: bool) -> Any:
         """The token of a message that has come, None where none has."""
         began = time.perf_counter()
         token = self.peers.next_arrival(wait)
-        self.state.times.wait += time.perf_counter() - began
+        if wait:
+            self.state.times.waited(began)
         return token
 
     def flush(self) -> None:
         """Returns when all that was sent has left."""
         began = time.perf_counter()
         self.peers.flush()
-        self.state.times.wait += time.perf_counter() - began
+        self.state.times.waited(began)
 
     def _travels_as(self, rows: Tensor) -> torch.dtype:
         return rows.dtype if self.state.ground.wire_dtype is None else self.state.ground.wire_dtype

@@ -75,7 +75,7 @@ class Forward:
         state, mover = self._state, self._state.mover
         began = time.perf_counter()
         state.compute(s, b, lambda: self._done(s, b))
-        state.times.compute += time.perf_counter() - began
+        state.times.computed(began, False, s, b)
         if mover is None:
             self._done(s, b)
             return

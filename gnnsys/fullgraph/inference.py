@@ -25,8 +25,8 @@ def infer(
     """Original ids of this rank's nodes and their rows at the end of `layers`. Every rank calls it.
 
     For models that were trained with mini-batches as well: what `HybridParallel` takes as layers, which also takes
-    `options`. `x` are rows of this rank's nodes, or the name of an array of the graph's. Only two layers' rows are in
-    memory at a time. Dropout and batch normalisation do what they do in evaluation.
+    `options`. `x` are rows of this rank's nodes, or the name of an array of the graph's. On one rank only two
+    layers' rows are in memory at a time. Dropout and batch normalisation do what they do in evaluation.
 
     >>> nodes, scores = infer(model, graph)
     """

@@ -49,13 +49,13 @@ class View:
             src = scale if src is None else src * scale
         return _spmm(self.csc, self._ends, first, end, rows, src, None if dst is None else dst[first:end])
 
-    def pull(self, grads: Tensor, first: int, end: int) -> Tensor:
-        """The gradient of local rows first to end, from those of all nodes' sums."""
+    def pull(self, grads: Tensor, first: int, end: int, into: Tensor | None = None) -> Tensor:
+        """The gradient of local rows first to end, from those of all nodes' sums; added to `into`, if that is given."""
         if self._transposed is None:
             turned = self.csc.transpose()
             self._transposed = (turned, turned.indptr.cpu())
         src, dst = self.scales(grads.dtype)
-        return _spmm(*self._transposed, first, end, grads, dst, None if src is None else src[first:end])
+        return _spmm(*self._transposed, first, end, grads, dst, None if src is None else src[first:end], into)
 
     def scales(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """What rows of `dtype`, and the nodes' sums of them, are multiplied by: [num_local] and [num_core]."""
@@ -72,15 +72,20 @@ class View:
 
 
 def _spmm(
-    csc: CSC, ends: Tensor, first: int, end: int, rows: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None
-) -> Tensor:
-    """The sums of columns first to end; `ends` is indptr on the CPU."""
+    csc: CSC, ends: Tensor, first: int, end: int, rows: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None,
+    into: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The sums of columns first to end, added to `into` or by themselves; `ends` is indptr on the CPU."""
     indptr, indices = csc.indptr, csc.indices
     if (first, end) != (0, csc.num_dst):
         indices = indices[int(ends[first]) : int(ends[end])]
         indptr = indptr[first : end + 1] - int(ends[first])
     with torch.no_grad():
-        return native.spmm(indptr, indices, None, rows.contiguous(), None, src_scale, dst_scale, None, None, None)
+        rows = rows.contiguous()
+        if into is None:
+            return native.spmm(indptr, indices, None, rows, None, src_scale, dst_scale, None, None, None)
+        native.spmm_add(indptr, indices, None, rows, None, src_scale, dst_scale, into)
+        return into
 
 
 def _looped(csc: CSC) -> CSC:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,13 +20,15 @@ from gnnsys.fullgraph.check import check_layers, check_parameters
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
-from gnnsys.fullgraph.layers import make_stages
+from gnnsys.fullgraph.layers import Stage, make_stages
 from gnnsys.fullgraph.linear import with_halves
 from gnnsys.fullgraph.moves import Depot, lanes_between
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.state import Ground, Pass, Times
-from gnnsys.fullgraph.steps import Schedule, Step, make_steps
+from gnnsys.fullgraph.steps import Schedule, Step, bytes_at_once, make_steps
+from gnnsys.observe import PassTrace
 from gnnsys.ops import WholeDegrees, stream_key
+from gnnsys.store.capacity import free_device_memory
 
 if TYPE_CHECKING:
     from gnnsys.fullgraph.approximate import Policy
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
 _BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
+_BIN_NODES = 1500  # of a bin between ranks, on average: many smaller ones cost more than what they overlap
 
 
 class Seen(NamedTuple):
@@ -64,11 +68,12 @@ class HybridParallel(nn.Module):
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
     two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Bins
-    are then as large as it lets them be, and computed again on the way back. `wire_dtype` is what rows and gradients
+    are then as large as it lets them be, and computed again on the way back. Where bins move and would not fit all at
+    once into half of what the device has free, that half is their budget. `wire_dtype` is what rows and gradients
     travel as (their own type, or torch.bfloat16). `seed` decides dropout, together with the number of the step, which
     is part of the model's state. Features that need no gradient travel once, when a tensor is first seen; all ranks
     must give a new one at the same time. `approximate` trades exactness of training passes for less or later
-    communication: see `BoundarySampling` and `Staleness`.
+    communication: see `BoundarySampling` and `Staleness`. `trace` is of how many passes `trace()` keeps records.
     """
 
     step: Tensor
@@ -87,8 +92,11 @@ class HybridParallel(nn.Module):
         approximate: Policy | None = None,
         group: Any = None,
         timeout: float = 1800.0,
+        trace: int = 0,
     ) -> None:
         super().__init__()
+        if trace < 0:
+            raise ValueError(f"trace is a number of passes, got {trace}")
         if wire_dtype is not None and not wire_dtype.is_floating_point:
             raise ValueError(f"wire_dtype must be a floating-point dtype, got {wire_dtype}")
         if memory_budget is not None and memory_budget < 1:
@@ -106,6 +114,7 @@ class HybridParallel(nn.Module):
         self.recompute, self.wire_dtype, self.seed = recompute or memory_budget is not None, wire_dtype, seed
         self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
+        self._passes: deque[PassTrace] = deque(maxlen=trace)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._whole = _whole_degrees(self.plan, self._peers)
         self._grounds: dict[Any, Ground] = {}
@@ -144,6 +153,9 @@ class HybridParallel(nn.Module):
         if self.training:
             self.step += 1
         state = Pass(ground, stream_key(self.seed, int(self.step)), wants_grad)
+        if self._passes.maxlen:
+            self._passes.append(PassTrace(int(self.step)))
+            state.times.spans = self._passes[-1].spans
         out: Tensor = _Whole.apply(self, state, x, *trains)
         return out
 
@@ -187,6 +199,10 @@ class HybridParallel(nn.Module):
         lines.append(f"payload sent: {once:,} bytes once, {each:,} bytes in each training pass")
         return "\n".join(lines)
 
+    def trace(self) -> list[PassTrace]:
+        """Records of the last passes, as many as `trace` said: which bins ran, what was sent and waited for, when."""
+        return list(self._passes)
+
     def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
         """Bytes per exchange of rows of `width`, [world_size, world_size]: line r is what rank r sends."""
         rows = torch.zeros(self.plan.world_size, self.plan.world_size, dtype=torch.int64)
@@ -213,22 +229,36 @@ class HybridParallel(nn.Module):
             lanes = lanes_between(x.device, device)
             in_halves = device == x.device or lanes is not None  # sums are made where rows lie, or come
             stages = with_halves(self._stages, x.requires_grad) if in_halves else self._stages
+            budget = self.memory_budget if lanes is None else self._budget(stages, x, device)
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),
-                self.memory_budget, x.shape[1], x.dtype, x.device, device, lanes is not None,
+                budget, x.shape[1], x.dtype, x.device, device, lanes is not None,
             )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
-                self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype, self.recompute,
-                None if lanes is None else Depot(lanes), self.memory_budget is not None,
+                self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype,
+                self.recompute or budget is not None, None if lanes is None else Depot(lanes), budget is not None,
             )  # fmt: skip
             if is_first:  # lazy parameters are there only now
                 check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
+    def _budget(self, stages: list[Stage], x: Tensor, device: torch.device) -> int | None:
+        """Of bins that move: as given; or, where nobody said how large they are, half of what the device has free,
+        unless all of them fit into that at once."""
+        if self.memory_budget is not None or self.schedule.packing is not None or self.plan.num_core == 0:
+            return self.memory_budget
+        room = free_device_memory(device) // 2
+        needed = bytes_at_once(stages, self.plan, self._whole, _BINS, x.shape[1], x.dtype, device)
+        return None if needed <= room else max(1, room)
+
     def _packing(self, moves: bool) -> Packing:
-        default = Packing(num_bins=_BINS) if moves or self.plan.world_size > 1 else Packing()
-        return default if self.schedule.packing is None else self.schedule.packing
+        if self.schedule.packing is not None:
+            return self.schedule.packing
+        if moves:
+            return Packing(num_bins=_BINS)
+        worth = min(_BINS, max(1, self.plan.num_core // _BIN_NODES))
+        return Packing(num_bins=worth, least_nodes=_BIN_NODES // 3) if self.plan.world_size > 1 else Packing()
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.moves import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.fullgraph.steps import Schedule, Step
+from gnnsys.observe import Span
 from gnnsys.ops import CSC
 
 
@@ -29,6 +31,27 @@ class Times:
     wait: float = 0.0
     send: float = 0.0
     num_bytes: int = 0
+    spans: list[Span] | None = field(default=None, repr=False)  # None where no records are kept
+
+    def computed(self, began: float, is_back: bool, step: int, number: int) -> None:
+        """A bin, from `began` until now."""
+        self.compute += self._note("backward" if is_back else "forward", began, step, number)
+
+    def sent(self, began: float, step: int, number: int, num_bytes: int) -> None:
+        self.send += self._note("send", began, step, number, num_bytes)
+
+    def reduced(self, step: int) -> None:
+        """The sum over ranks of what a step's parameters get begins."""
+        self._note("reduce", time.perf_counter(), step, -1)
+
+    def waited(self, began: float) -> None:
+        self.wait += self._note("wait", began, -1, -1)
+
+    def _note(self, what: str, began: float, step: int, number: int, num_bytes: int = 0) -> float:
+        ended = time.perf_counter()
+        if self.spans is not None:
+            self.spans.append(Span(what, step, number, began, ended, num_bytes))
+        return ended - began
 
 
 @dataclass(frozen=True, eq=False)

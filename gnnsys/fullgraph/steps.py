@@ -36,7 +36,7 @@ class Schedule:
     `intra_layer`: a bin's rows are sent while the next one is computed, instead of all when the layer is done.
     `inter_layer`: a bin begins when its own inputs are there, instead of when the whole layer's are. `order` is that of
     nodes, "boundary" (those that others need first, breadth first) or "ids". Bins: see `Packing`; by default six per
-    layer where there are several ranks or bins move, and else one.
+    layer where bins move, as many between ranks but of 1,500 nodes on average, and else one.
     """
 
     intra_layer: bool = True
@@ -140,6 +140,26 @@ def make_steps(
         needs = waits_for(sources, plan.num_core, before[plan.rank], chunks)
         steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs, view, passes))
     return steps
+
+
+def bytes_at_once(
+    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, num_bins: int, width: int, dtype: torch.dtype,
+    device: torch.device,
+) -> float:  # fmt: skip
+    """The most that bins which move take of the device if all are kept until the way back, and their structure stays:
+    as if each of a layer's bins read all rows, and three of them were on their way beside those."""
+    shapes, num_edges = [(width, dtype)], plan.csc.num_edges
+    total = on_the_way = 0.0
+    for stage in stages:
+        (w_in, t_in), joined = shapes[-1], shapes_of_joins(stages, stage, shapes)
+        shapes.append(probe(stage, w_in, t_in, joined, device))
+        costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves=True)
+        num_sources = min(num_bins * plan.num_local, num_edges + plan.num_core)
+        total += costs.fixed * num_bins + costs.node * plan.num_core + costs.edge * num_edges
+        total += costs.source * (plan.num_core if stage.conv is None else num_sources)
+        on_the_way = max(on_the_way, 3.0 * plan.num_local * (w_in * t_in.itemsize + _SOURCE_BYTES))
+    structure = 2 * (num_edges * plan.csc.indices.itemsize + num_bins * plan.num_local * plan.csc.indptr.itemsize)
+    return total + on_the_way + structure
 
 
 def _passes(

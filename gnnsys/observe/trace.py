@@ -1,4 +1,5 @@
-"""One record per batch: nodes and edges per hop, bytes per flow, start and end of each stage, device.
+"""One record per batch: nodes and edges per hop, bytes per flow, start and end of each stage, device; and one per pass
+over a whole graph: what was computed, sent and waited for, when.
 
 Stages write into the record of the batch they work on, from any thread; the last `size` records are kept.
 """
@@ -23,6 +24,30 @@ class BatchTrace:
     edges: dict[str, list[int]] = field(default_factory=dict)  # per edge type, "src|relation|dst", per hop
     bytes: dict[str, int] = field(default_factory=dict)  # per flow: local, remote, shared, device
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and end
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class Span:
+    """Something that a rank did in a pass over the whole graph; times as in `BatchTrace`."""
+
+    what: str  # "forward" and "backward" of a bin, "send", "wait"; "reduce": a sum of gradients over ranks begins
+    step: int  # as `HybridParallel.describe` counts them; -1: of no single one
+    number: int  # the bin, or the piece of the halo whose gradient was sent; -1: of none
+    began: float
+    ended: float
+    num_bytes: int = 0  # that were sent
+
+
+@dataclass(slots=True)
+class PassTrace:
+    """One pass over the whole graph, there and, where it was differentiated, back."""
+
+    step: int  # of the model: training passes so far
+    spans: list[Span] = field(default_factory=list)  # in the order in which they ended
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -53,7 +53,7 @@ class Gathered(TorchDispatchMode):
         self.num_values = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() == "gnnsys::spmm":
+        if func.name() in ("gnnsys::spmm", "gnnsys::spmm_add"):
             _, indices, _, rows = args[:4]
             self.widths.append(rows.shape[1])
             self.num_values += indices.numel() * rows.shape[1]

@@ -190,3 +190,27 @@ def test_lanes_of_the_cpu_copy_at_once():
     mover.send_back([load.tensors[0] + 1], lambda got: came.append(got[0].clone()), [load])
     mover.finish()
     assert torch.equal(came[0], torch.full((3, 2), 2.0)) and lanes_between(CPU, CPU) is None
+
+
+@pytest.mark.parametrize("make", [unequal_sage, gat, normed], ids=["sage", "gat", "batch norm"])
+def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
+    """All are kept where there is room for all; where there is not, they are as with that budget."""
+    monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+    graph, x = random_graph(N, 400, 1), torch.randn(N, WIDTH, dtype=torch.float64)
+    torch.manual_seed(0)
+    layers = [layer.double() for layer in make()]
+
+    def trained(free: int, **options) -> tuple[HybridParallel, Tensor, list[Tensor]]:
+        monkeypatch.setattr(parallel, "free_device_memory", lambda device: free)
+        model = HybridParallel(copy.deepcopy(layers), graph, **options)
+        out = model(x)
+        out.square().sum().backward()
+        return model, out.detach(), [p.grad for p in model.parameters()]
+
+    roomy, out, grads = trained(1 << 30)
+    tight, out_tight, grads_tight = trained(40_000)
+    told, *_ = trained(1 << 30, memory_budget=20_000)
+    torch.testing.assert_close((out_tight, grads_tight), (out, grads), rtol=1e-10, atol=1e-12)
+    (of_roomy,), (of_tight,), (of_told,) = (model._grounds.values() for model in (roomy, tight, told))
+    assert not of_roomy.recompute and of_tight.recompute
+    assert [step.bounds for step in of_tight.steps] == [step.bounds for step in of_told.steps]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 
+import pytest
 import torch
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph import Packing, Schedule, make_plan, share_of
+from gnnsys.fullgraph.bins import Costs, bin_bounds
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.graph import Graph
 from gnnsys.nn import SAGEConv
@@ -86,3 +89,34 @@ def test_boundary_bins_of_a_sparse_cut_wait_for_few_of_the_peers_bins():
         assert num_boundary == n and len(of_rows) == 8
         assert max(of_features) == 1  # they come in one message
         assert max(of_rows) == 1
+
+
+@pytest.mark.parametrize(("least", "most_bins"), [(1, 6), (12, 4), (50, 2), (10_000, 2)])
+def test_bins_have_a_least_size_but_what_others_need_is_apart(least, most_bins):
+    graph, ranks = random_graph(N, 200, 3), random_ranks(2, N)
+    for _, plan in plans(graph, ranks, 2):
+        bounds = bin_bounds(plan, Packing(num_bins=6, least_nodes=least), Costs(1, 1), True)
+        assert bounds[0] == 0 and bounds[-1] == plan.num_core and plan.num_boundary in bounds
+        assert len(bounds) - 1 <= most_bins
+        for first, end in pairwise([0, plan.num_boundary, plan.num_core]):
+            inside = [bound for bound in bounds if first <= bound <= end]
+            assert len(inside) - 1 <= max(1, (end - first) // least)
+
+
+@pytest.mark.parametrize(("each", "expected"), [(3, 6), (20, 3), (100, 2)])
+def test_ranks_make_fewer_bins_of_few_nodes(monkeypatch, each, expected):
+    """60 nodes on each; what others need is apart, so there are two at least."""
+    monkeypatch.setattr("gnnsys.fullgraph.parallel._BIN_NODES", each)
+    graph, ranks, conv = random_graph(N, 200, 3), torch.arange(N) % 2, SAGEConv(3, 3)
+
+    def work(rank, group):
+        model = HybridParallel([copy.deepcopy(conv)], graph, ranks=ranks, group=group, timeout=60)
+        (step,) = model._ground(torch.zeros(N // 2, 3)).steps
+        return len(step.bins)
+
+    assert run_ranks(2, work) == [expected, expected]
+
+
+def test_a_least_size_is_a_number_of_nodes():
+    with pytest.raises(ValueError, match="least_nodes must be at least 1, got 0"):
+        Packing(num_bins=2, least_nodes=0)

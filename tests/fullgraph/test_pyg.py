@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import Dropout, HybridParallel, Packing, Residual, Schedule, infer
+from gnnsys.fullgraph.moves import CpuLanes
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 
@@ -123,15 +124,17 @@ def loss_of(out: Tensor, target: Tensor) -> Tensor:
     return (out - target[:, : out.shape[1]]).square().sum()
 
 
-def on_ranks(layers: Sequence[nn.Module], world_size: int, num_bins: int) -> list[tuple[float, Tensor, Tensor, list]]:
+def on_ranks(
+    layers: Sequence[nn.Module], world_size: int, num_bins: int | None, **options
+) -> list[tuple[float, Tensor, Tensor, list]]:
     """Per rank the whole loss, its nodes, the gradient of their rows, and those of the parameters."""
     x, target = draws(N, WIDTH, seed=1), draws(N, 2 * WIDTH, seed=2)
     ranks = torch.randint(world_size, (N,), generator=torch.Generator().manual_seed(7))
 
     def work(rank, group):
-        schedule = Schedule(packing=Packing(num_bins=num_bins))
+        schedule = Schedule(packing=None if num_bins is None else Packing(num_bins=num_bins))
         mine = copy.deepcopy(list(layers))
-        model = HybridParallel(mine, GRAPH, ranks=ranks, schedule=schedule, group=group, timeout=60)
+        model = HybridParallel(mine, GRAPH, ranks=ranks, schedule=schedule, group=group, timeout=60, **options)
         own = x[model.nodes].requires_grad_()
         loss = loss_of(model(own), target[model.nodes])
         loss.backward()
@@ -140,7 +143,7 @@ def on_ranks(layers: Sequence[nn.Module], world_size: int, num_bins: int) -> lis
     return run_ranks(world_size, work)
 
 
-def check(layers: Sequence[nn.Module], world_size: int, num_bins: int) -> None:
+def check(layers: Sequence[nn.Module], world_size: int, num_bins: int | None, **options) -> None:
     """Losses and gradients are those of PyG on the whole graph."""
     alone = copy.deepcopy(list(layers))
     out = x = draws(N, WIDTH, seed=1).requires_grad_()
@@ -150,7 +153,7 @@ def check(layers: Sequence[nn.Module], world_size: int, num_bins: int) -> None:
     loss.backward()
     grads = [p.grad for layer in alone for p in layer.parameters()]
     largest = max([float(grad.abs().max()) for grad in grads if grad is not None], default=0.0)
-    for total, nodes, x_grad, found in on_ranks(layers, world_size, num_bins):
+    for total, nodes, x_grad, found in on_ranks(layers, world_size, num_bins, **options):
         assert abs(total - loss.item()) <= TOLERANCE * loss.item()
         assert float((x_grad - x.grad[nodes]).abs().max()) <= TOLERANCE * float(x.grad.abs().max())
         assert len(found) == len(grads)
@@ -171,6 +174,18 @@ def test_a_layer_gives_what_it_gives_on_the_whole_graph(name):
 def test_two_layers_give_the_same_in_any_number_of_bins(name, world_size, num_bins):
     width = FIT[name]()(draws(N, WIDTH, seed=1).float(), GRAPH.edge_index()).shape[1]
     check(made(FIT[name], nn.ELU, lambda: pyg.SAGEConv(width, 3)), world_size, num_bins)
+
+
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [("SAGEConv", 8_000), ("GATv2Conv", 30_000), ("PNAConv", 30_000), ("a layer of one's own", 8_000)],
+)
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_layer_gives_the_same_within_a_budget(name, budget, moves, monkeypatch):
+    """Each in several bins, which a node's in-edges still fit into."""
+    if moves:
+        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    check(made(FIT[name]), 2, None, memory_budget=budget)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, reason) in BY_ROWS.items() if reason is None])

@@ -105,16 +105,17 @@ class Jobs(LabJobs[Settings]):
         return self._run("partitioners", [group], PARTITIONERS)
 
     def _run_replication(self) -> Found:
-        shapes = {f"{depth} layers": replace(self.full, num_layers=depth) for depth in self.settings.depths}
-        shapes |= {f"width {width}": replace(self.full, num_features=width) for width in self.settings.widths}
+        full = replace(self.full, num_bins=0)
+        shapes = {f"{depth} layers": replace(full, num_layers=depth) for depth in self.settings.depths}
+        shapes |= {f"width {width}": replace(full, num_features=width) for width in self.settings.widths}
         groups = [
             Group(
                 name=name,
-                variants=(full, replace(full, name=REPLICATED, replicate=True)),
+                variants=(shape, replace(shape, name=REPLICATED, replicate=True)),
                 rates=(UNLIMITED, self.rate),
                 epochs=self.settings.epochs,
             )
-            for name, full in shapes.items()
+            for name, shape in shapes.items()
         ]
         return self._run("replication", groups, [OURS], self.settings.replication_hosts)
 

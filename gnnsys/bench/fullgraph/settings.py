@@ -16,7 +16,7 @@ class Settings(CommunitySettings):
     Without a `rate` links get the one at which communication is half of a sequential epoch. `bins` are those of every
     variant that says nothing else; `sweep`, `depths` and `widths` are what bins, layers and features are varied over.
     Replication is compared on `replication_hosts`, whose quotas add up to the same: the more hosts, the more of a graph
-    each repeats.
+    each repeats. Beside it there are as many bins as `HybridParallel` makes by itself.
     """
 
     suite = "fullgraph"

@@ -45,6 +45,7 @@ WITHIN = 1.15  # an epoch may take this much longer than compute alone
 PRE_MADE = "batches pre-made"
 CACHED = 0.2  # of the rows, on the device
 UNCACHED = "no rows cached"
+BUS = "its rows copied"  # to the device, in one piece per batch
 PYG, PYG_TRIMMED = "PyG, CPU batches", "PyG trimmed, CPU batches"
 Step = Callable[[Batch], None]
 
@@ -70,6 +71,8 @@ def epoch(work: Workload) -> Iterator[Case]:
                 OURS: lambda: _seconds(_first_epoch(loader), ours.step, steps, steps.timed),
                 PRE_MADE: _pre_made(loader, ours.step, steps),
             }
+            if where.startswith("pinned"):
+                found[BUS] = _copied(work, _row_bytes(loader), steps)
             if "pyg" not in peers.missing("pyg"):
                 on_host = _loader(work, large_graph(work), steps, num_threads=num_cores())
                 found |= _pyg(work, widths, on_host, steps)
@@ -81,6 +84,7 @@ def epoch(work: Workload) -> Iterator[Case]:
             value("s"),
             sides,
             (Versus((PRE_MADE,), 1 / WITHIN), Versus((PYG,), 5.0), Versus((PYG_TRIMMED,))),
+            limit=BUS if where.startswith("pinned") else None,
             repeats=3,
             missing={side: reason for side in (PYG, PYG_TRIMMED) for reason in reasons},
         )
@@ -92,18 +96,19 @@ def epoch_with_cache(work: Workload) -> Iterator[Case]:
 
     def sides() -> dict[str, Side]:
         ours = _Trained(work, GraphSAGE(*widths))
-        plain, cached = (
-            _loader(work, g, steps, **_on_device(work)) for g in (pinned_graph(work), _cached(work, steps))
-        )
+        graph = _cached(work, steps)
+        plain, cached = (_loader(work, g, steps, **_on_device(work)) for g in (pinned_graph(work), graph))
         calls: dict[str, Callable[[], float]] = {
             OURS: lambda: _seconds(_first_epoch(cached), ours.step, steps, steps.timed),
             UNCACHED: lambda: _seconds(_first_epoch(plain), ours.step, steps, steps.timed),
             PRE_MADE: _pre_made(cached, ours.step, steps),
         }
+        missed = 1 - graph.node_data[NODE]["x"].counters().hit_rate  # type: ignore[attr-defined]
+        calls[BUS] = _copied(work, missed * _row_bytes(cached), steps)
         return {name: Side(call) for name, call in calls.items()}
 
     versus = (Versus((PRE_MADE,)), Versus((UNCACHED,)))
-    yield Case("epoch/pinned host memory, 20% cached", value("s"), sides, versus, repeats=3)
+    yield Case("epoch/pinned host memory, 20% cached", value("s"), sides, versus, limit=BUS, repeats=3)
 
 
 def _cached(work: Workload, steps: Steps) -> Graph:
@@ -186,6 +191,28 @@ def _pre_made(loader: NeighborLoader, step: Step, steps: Steps) -> Callable[[], 
             yield fresh
 
     return lambda: _seconds(again(), step, steps, steps.timed)
+
+
+def _row_bytes(loader: NeighborLoader) -> float:
+    """Of the features of a batch, on average over a few."""
+    with closing(_first_epoch(loader)) as batches:
+        sizes = [batch.x.nbytes for batch in islice(batches, 8)]
+    return sum(sizes) / len(sizes)
+
+
+def _copied(work: Workload, num_bytes: float, steps: Steps) -> Callable[[], float]:
+    """So many bytes of host memory for each batch of an epoch, at the speed of a copy."""
+    on_host = torch.empty(max(round(num_bytes), 1), dtype=torch.uint8, pin_memory=is_gpu(work))
+    there = torch.empty_like(on_host, device=device(work))
+
+    def batches() -> Generator[Tensor, None, None]:
+        for _ in range(steps.first + steps.timed):
+            yield on_host
+
+    def copy(rows: Any) -> None:
+        there.copy_(rows, non_blocking=True)
+
+    return lambda: _seconds(batches(), copy, steps, steps.timed)  # type: ignore[arg-type]
 
 
 def _first_epoch(loader: NeighborLoader) -> Generator[Batch, None, None]:

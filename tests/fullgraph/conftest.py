@@ -1,0 +1,10 @@
+"""Graphs of tests are small; between ranks they are cut into as many bins as large ones are, or as a test says."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def small_bins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnsys.fullgraph.parallel._BIN_NODES", 3)
