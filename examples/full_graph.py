@@ -31,6 +31,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graph", nargs="?", default="sbm-20k", help='a directory of parts, or a name like "cora"')
     parser.add_argument("--model", choices=MODELS, default="sage")
+    parser.add_argument("--edge-weight", metavar="NAME", help="of an array of the graph's edge data, for gcn")
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden", type=int, default=64)
@@ -57,6 +58,7 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     model = HybridParallel(
         layers.to(session.device),
         share,
+        edges={"edge_weight": args.edge_weight} if args.edge_weight else None,
         schedule=Schedule(
             intra_layer=not args.no_intra,
             inter_layer=not args.no_inter,

@@ -100,11 +100,11 @@ class Peers:
         return Peers(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding)
 
     def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d int64, any length."""
+        """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d, one dtype, any length."""
         sizes = [torch.tensor([len(each)]) for each in rows]
         told = [torch.zeros(1, dtype=torch.int64) for _ in rows]
         self._swap(sizes, told, _TAG_IDS)
-        got = [torch.empty(int(size), dtype=torch.int64) for size in told]
+        got = [torch.empty(int(size), dtype=rows[0].dtype) for size in told]
         self._swap([each.contiguous() for each in rows], got, _TAG_IDS + 1)
         got[self.rank] = rows[self.rank]
         return got

@@ -161,8 +161,9 @@ def make_bins(csc: CSC | None, bounds: Sequence[int], whole: WholeDegrees | None
         own = torch.arange(first, end, dtype=csc.indices.dtype, device=csc.indices.device)
         (src,), (local,) = compact([own], [csc.indices[positions]], [0])
         piece = WholeDegrees(*(each[src.long()] for each in whole)) if whole is not None else None
-        indptr = csc.indptr[first : end + 1] - csc.indptr[first]
-        bins.append(Bin(first, end, src, CSC(indptr, local.to(csc.indices.dtype), src.numel(), whole=piece)))
+        data = csc.edge_data.piece(positions, src.long()) if csc.edge_data is not None else None
+        indptr, indices = csc.indptr[first : end + 1] - csc.indptr[first], local.to(csc.indices.dtype)
+        bins.append(Bin(first, end, src, CSC(indptr, indices, src.numel(), whole=piece, edge_data=data)))
     return bins
 
 

@@ -19,8 +19,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, make_bins
+from gnnsys.fullgraph.edges import drawn
 from gnnsys.fullgraph.layers import Dropout, Join, Rows, Stage, call, working_on
-from gnnsys.ops import CSC, WholeDegrees
+from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
 _NODES, _EDGES = 60, 500
 _BOUNDS = (0, 3, 4, 60)  # of the pieces
@@ -28,18 +29,21 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest value
 _COARSE = 0.05  # in other types, and where autocast computes in them
 
 
-def check_layers(stages: Sequence[Stage], width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises ValueError at the first module of `stages` that gives other rows on pieces; the input has `width` columns.
+def check_layers(
+    stages: Sequence[Stage], width: int, dtype: torch.dtype, device: torch.device, data: EdgeData | None = None
+) -> None:
+    """Raises ValueError at the first module of `stages` that gives other rows on pieces; the input has `width` columns,
+    and edges have what `data` has.
 
     Nothing is drawn from torch's own generator: other threads may.
     """
     draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        _check_layers(stages, torch.randn(_NODES, width, generator=draws).to(device, dtype), draws)
+        _check_layers(stages, torch.randn(_NODES, width, generator=draws).to(device, dtype), draws, data)
 
 
-def _check_layers(stages: Sequence[Stage], rows: Tensor, draws: torch.Generator) -> None:
-    csc, bins = _sample(rows.device, draws)
+def _check_layers(stages: Sequence[Stage], rows: Tensor, draws: torch.Generator, data: EdgeData | None) -> None:
+    csc, bins = _sample(rows.device, draws, data)
     alone = make_bins(None, _BOUNDS, None)
     kept: dict[str, Tensor] = {}
     for stage in stages:
@@ -66,8 +70,10 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
     try:
         whole, again = _apply(tried, rows, csc), _apply(tried, rows, csc)
     except Exception as error:
-        takes = "rows" if csc is None else "rows and a structure"
-        raise ValueError(f"{name} cannot be applied to {takes}, {list(rows.shape)} {rows.dtype}: {error}") from error
+        takes, hint = ("rows", "") if csc is None else ("rows and a structure", " (edges= gives it more arguments)")
+        raise ValueError(
+            f"{name} cannot be applied to {takes}{hint}, {list(rows.shape)} {rows.dtype}: {error}"
+        ) from error
     if not isinstance(whole, Tensor) or whole.dim() != 2 or len(whole) != len(rows):
         got = list(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
         raise ValueError(f"{name} must give one row per node, [{len(rows)}, width], it gave {got}")
@@ -97,13 +103,14 @@ def _apply(module: nn.Module, rows: Tensor, csc: CSC | None, first: int = 0, end
         return out
 
 
-def _sample(device: torch.device, draws: torch.Generator) -> tuple[CSC, list[Bin]]:
+def _sample(device: torch.device, draws: torch.Generator, data: EdgeData | None) -> tuple[CSC, list[Bin]]:
     """A directed graph with loops, repeated edges and isolated nodes, and its pieces."""
     edges = torch.randint(_NODES - 4, (2, _EDGES), generator=draws)
     edges[1, :6] = edges[0, :6]
     csc = CSC.from_edge_index(edges, _NODES)
     csc = CSC(csc.indptr, csc.indices.to(torch.int32), _NODES)
     num_loops = torch.bincount(csc.dst()[csc.indices == csc.dst()], minlength=_NODES)
+    csc.edge_data = None if data is None else drawn(data, csc, draws)
     csc, whole = csc.to(device), WholeDegrees(csc.in_degrees().to(device), num_loops.to(device))
     return csc, make_bins(csc, _BOUNDS, whole)
 

@@ -2,6 +2,7 @@
 
 A graph layer takes rows of a bin's sources and their structure, and gives rows of the bin's nodes, which are the first
 of the sources. Ours do; PyG's do, called with a pair of rows; so does any module whose forward takes (rows, structure).
+What there is of edges besides, weights or features, it is given by the names of its arguments.
 What takes one tensor works row by row. Batch normalisation, whose statistics are the whole graph's, is a stage of its
 own and a barrier.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.nn import GATConv
+from gnnsys.nn.gcn import whole_scales
 from gnnsys.nn.models import Stack
-from gnnsys.nn.structure import with_self_loops
+from gnnsys.nn.structure import resolve
 from gnnsys.ops import CSC, dropout_rows, edge_softmax, spmm, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
@@ -176,8 +178,11 @@ class Stage:
         return working_on(Rows(now.ids, stream_key(now.key, self.number)))
 
 
-def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
-    """The stages of a model, which is a list of modules or one of our reference models."""
+def make_stages(layers: Sequence[nn.Module] | nn.Module, edges: Collection[str] = ()) -> list[Stage]:
+    """The stages of a model, which is a list of modules or one of our reference models.
+
+    `edges` are names of arguments that graph layers are given besides rows and structure.
+    """
     stages, at = [Stage()], Stage()
     kept: set[str] = set()
     for module in _flat(layers):
@@ -192,7 +197,7 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
             raise ValueError(f"Join({module.name!r}) looks back to a Keep({module.name!r}), and none comes before it")
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
             stages += [Stage(norm=module), Stage()]
-        elif takes_structure(module):
+        elif takes_structure(module, edges):
             if stages[-1].modules:
                 stages.append(Stage())
             stages[-1].conv = module
@@ -210,23 +215,35 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module) -> list[Stage]:
         raise ValueError(f"{len(out)} stages are too many to number their messages: at most {MAX_STAGES}")
     if not any(stage.conv is not None for stage in out):
         raise ValueError("layers must hold at least one graph layer: a module whose forward takes rows and a structure")
+    for name in edges:
+        if not any(stage.conv is not None and takes_edges(stage.conv, [name]) for stage in out):
+            raise ValueError(f"no graph layer takes an argument {name!r}, which edges says they are given")
     return out
 
 
-def takes_structure(module: nn.Module) -> bool:
-    """Whether a module is a graph layer: its forward asks for more than rows."""
+def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
+    """Whether a module is a graph layer: its forward asks for more than rows, and what it is told of edges."""
     if isinstance(module, (Join, Keep)):
         return False
     asked = [
-        p for p in inspect.signature(getattr(module, "_orig_mod", module).forward).parameters.values()  # if compiled
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        p for p in _arguments(module).values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in edges
     ]  # fmt: skip
     if len(asked) not in (1, 2):
         raise ValueError(
-            f"{type(module).__name__}.forward must take rows, or rows and a structure, by name: it asks for "
-            f"{[p.name for p in asked]}"
+            f"{type(module).__name__}.forward must take rows, or rows and a structure, and what edges= gives it, by "
+            f"name: it asks for {[p.name for p in asked]}"
         )
     return len(asked) == 2
+
+
+def takes_edges(conv: nn.Module, edges: Collection[str]) -> bool:
+    """Whether a graph layer, or one inside it, has an argument of one of these names."""
+    return any(name in edges for module in conv.modules() for name in _arguments(module))
+
+
+def _arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # also if it is compiled
 
 
 def keyed(module: nn.Module) -> nn.Module:
@@ -238,25 +255,27 @@ def keyed(module: nn.Module) -> nn.Module:
 
 def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     """A graph layer, ours, PyG's or a user's own, on a bin: the nodes' rows are the first of the sources'."""
+    told = {}
+    if csc.edge_data is not None:
+        told = {name: given for name, given in csc.edge_data.rows.items() if name in _arguments(conv)}
     if not _is_pyg(conv):
         now = _NOW.get()
         if type(conv) is GATConv and conv.training and conv.dropout > 0 and now is not None:
-            return _keyed_attention(conv, rows, csc, now)
-        return conv(rows, csc)
+            return _keyed_attention(conv, rows, csc, now, **told)
+        return conv(rows, csc, **told)
     edge_index = STRUCTURES.get(lambda: torch.stack([csc.indices.long(), csc.dst()]), csc, key="edge_index")
     if csc.whole is None and csc.num_src == csc.num_dst:  # no piece
-        return conv(rows, edge_index)
+        return conv(rows, edge_index, **told)
     if _is_gcn(conv) and csc.whole is not None:
-        return _pyg_gcn(conv, rows, csc, edge_index)
+        return _pyg_gcn(conv, rows, csc, edge_index, **told)
     if not _takes_pair(type(conv).forward):  # a square graph, in which the other sources have no in-edges
-        out = conv(rows, edge_index)
+        out = conv(rows, edge_index, **told)
         return out[: csc.num_dst] if isinstance(out, Tensor) else out
-    takes_size = "size" in inspect.signature(conv.forward).parameters
-    size = {"size": (csc.num_src, csc.num_dst)} if takes_size else {}
-    return conv((rows, rows[: csc.num_dst]), edge_index, **size)
+    size = {"size": (csc.num_src, csc.num_dst)} if "size" in _arguments(conv) else {}
+    return conv((rows, rows[: csc.num_dst]), edge_index, **told, **size)
 
 
-def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: _Turn) -> Tensor:
+def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: _Turn, edge_attr: Tensor | None = None) -> Tensor:
     """Our GATConv with a dropout of attention whose mask depends on seed, step, layer, node, in-edge and head alone.
 
     An in-edge goes by its place among the node's, which keep their order on any number of ranks; the self loop is the
@@ -264,9 +283,10 @@ def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: _Turn) -> Tenso
     """
     now.num_drops += 1
     node = conv.transform(rows, rows[: csc.num_dst], csc.num_dst)
-    edges = with_self_loops(csc).csc if conv.add_self_loops else csc
+    edges, edge_score = conv.scored_edges(resolve(rows, csc), edge_attr)
     dst = edges.dst()
     score = node.score_src.index_select(0, edges.indices) + node.score_dst.index_select(0, dst)
+    score = score if edge_score is None else score + edge_score.to(score.dtype)
     alpha = edge_softmax(edges, nn.functional.leaky_relu(score, conv.negative_slope))
     place = torch.arange(edges.num_edges, device=dst.device) - edges.indptr.index_select(0, dst)
     ids = now.rows.ids.index_select(0, dst).long() * _MAX_PLACES + place
@@ -277,24 +297,27 @@ def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: _Turn) -> Tenso
     return out if conv.bias is None else out + conv.bias
 
 
-def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor) -> Tensor:
+def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
     """PyG's GCNConv takes no pair of rows and counts degrees in what it is given: its halves, with the whole's.
 
-    Every loop weighs 1: without edge weights PyG takes no notice of `improved`.
+    Without edge weights every loop weighs 1: PyG takes no notice of `improved` then.
     """
-    from gnnsys.nn.gcn import whole_scales
-
-    weight = None
+    weight = edge_weight
     if conv.normalize:
 
         def normalised() -> tuple[Tensor, Tensor]:
-            kept = edge_index[:, edge_index[0] != edge_index[1]] if conv.add_self_loops else edge_index
-            loops = torch.arange(csc.num_dst if conv.add_self_loops else 0, device=kept.device)
-            edges = torch.cat([kept, torch.stack([loops, loops])], dim=1)
-            src, dst, _ = whole_scales(csc, conv.add_self_loops, 1.0, rows.dtype)
-            return edges, src[edges[0]] * dst[edges[1]]
+            is_weighted, has_loops = edge_weight is not None, conv.add_self_loops
+            fill = 2.0 if conv.improved and is_weighted else 1.0
+            src, dst, loop_weight = whole_scales(csc, has_loops, fill, rows.dtype, is_weighted)
+            kept = edge_index[0] != edge_index[1] if has_loops else slice(None)
+            edges = edge_index[:, kept]
+            weight = src.new_ones(edges.shape[1]) if edge_weight is None else edge_weight.to(src.dtype)[kept]
+            if has_loops:
+                loops = torch.arange(csc.num_dst, device=edges.device)
+                edges, weight = torch.cat([edges, loops.expand(2, -1)], dim=1), torch.cat([weight, loop_weight])
+            return edges, src[edges[0]] * weight * dst[edges[1]]
 
-        key = ("gcn", conv.add_self_loops, rows.dtype)
+        key = ("gcn", conv.add_self_loops, conv.improved, rows.dtype)
         edge_index, weight = STRUCTURES.get(normalised, csc, key=key)
     out = conv.propagate(edge_index, x=conv.lin(rows), edge_weight=weight, size=(csc.num_src, csc.num_src))
     out = out[: csc.num_dst]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from gnnsys.fullgraph.edges import WEIGHT
 from gnnsys.fullgraph.layers import Join, Rows, Stage
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from gnnsys.nn.gcn import whole_scales
@@ -27,16 +28,21 @@ Dense = Callable[[Tensor, Tensor], Tensor]
 class View:
     """A structure over all local rows, [core, halo], and how its sums are weighted.
 
-    `kind` is "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides).
+    `kind` is "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides). With `weighted` edges
+    count as much as their weights say, in degrees too.
     """
 
-    def __init__(self, kind: str, csc: CSC, whole: WholeDegrees) -> None:
-        self.kind = kind
-        self.csc = _looped(csc) if kind == "gcn" else csc
+    def __init__(self, kind: str, csc: CSC, whole: WholeDegrees, weighted: bool = False) -> None:
+        self.kind, self.weighted = kind, weighted
+        self._data, self._whole = csc.edge_data, whole
+        weight = csc.edge_data.rows[WEIGHT] if weighted and csc.edge_data is not None else None
+        if kind == "gcn":
+            csc, weight = self._looped(csc, weight)
+        self.csc, self._weight = csc, weight
         self._ends = self.csc.indptr.cpu()  # to cut by without asking a device
         self._transposed: tuple[CSC, Tensor] | None = None
-        self._whole = whole
         self._scales: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
+        self._weights: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
 
     def sums(self, rows: Tensor, first: int, end: int, scale: Tensor | None = None) -> Tensor:
         """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones.
@@ -47,7 +53,8 @@ class View:
         if scale is not None:
             scale = scale.to(sum_dtype(rows.dtype))
             src = scale if src is None else src * scale
-        return _spmm(self.csc, self._ends, first, end, rows, src, None if dst is None else dst[first:end])
+        weight, dst = self._weights_of(rows.dtype)[0], None if dst is None else dst[first:end]
+        return _spmm(self.csc, self._ends, first, end, rows, weight, src, dst)
 
     def pull(self, grads: Tensor, first: int, end: int, into: Tensor | None = None) -> Tensor:
         """The gradient of local rows first to end, from those of all nodes' sums; added to `into`, if that is given."""
@@ -55,47 +62,62 @@ class View:
             turned = self.csc.transpose()
             self._transposed = (turned, turned.indptr.cpu())
         src, dst = self.scales(grads.dtype)
-        return _spmm(*self._transposed, first, end, grads, dst, None if src is None else src[first:end], into)
+        weight, src = self._weights_of(grads.dtype)[1], None if src is None else src[first:end]
+        return _spmm(*self._transposed, first, end, grads, weight, dst, src, into)
 
     def scales(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """What rows of `dtype`, and the nodes' sums of them, are multiplied by: [num_local] and [num_core]."""
         dtype = sum_dtype(dtype)
         if dtype not in self._scales:
             if self.kind == "gcn":
-                piece = replace(self.csc, whole=self._whole)
-                self._scales[dtype] = whole_scales(piece, loops=True, fill=1.0, dtype=dtype)[:2]
+                piece = replace(self.csc, whole=self._whole, edge_data=self._data)
+                self._scales[dtype] = whole_scales(piece, True, 1.0, dtype, self.weighted)[:2]
             elif self.kind == "mean":
                 self._scales[dtype] = (None, native.inverse_degrees(self.csc.indptr, dtype))
             else:
                 self._scales[dtype] = (None, None)
         return self._scales[dtype]
 
+    def _weights_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """What edges weigh, by position there and by position of the transposed structure."""
+        dtype = sum_dtype(dtype)
+        if self._weight is not None and dtype not in self._weights:
+            weight, turned = self._weight.to(dtype), self.csc.transpose().edge_ids
+            assert turned is not None
+            self._weights[dtype] = (weight, weight.index_select(0, turned))
+        return self._weights.get(dtype, (None, None))
+
+    def _looped(self, csc: CSC, weight: Tensor | None) -> tuple[CSC, Tensor | None]:
+        """Every node with one self loop, whatever it had; one that it had keeps its weight."""
+        dst = csc.dst()
+        kept = csc.indices != dst
+        loops = torch.arange(csc.num_dst, device=dst.device)
+        edges = torch.stack([torch.cat([csc.indices[kept].long(), loops]), torch.cat([dst[kept], loops])])
+        looped = CSC.from_edge_index(edges, csc.num_src, csc.num_dst, narrow=True)
+        if weight is not None:
+            assert self._data is not None and self._data.whole is not None
+            has_loop, own = self._whole.num_loops[: csc.num_dst] > 0, self._data.whole.loop[: csc.num_dst]
+            weight = torch.cat([weight[kept], torch.where(has_loop, own, 1.0).to(weight.dtype)])
+            weight = weight if looped.edge_ids is None else weight[looped.edge_ids.long()]
+        return CSC(looped.indptr, looped.indices, csc.num_src), weight
+
 
 def _spmm(
-    csc: CSC, ends: Tensor, first: int, end: int, rows: Tensor, src_scale: Tensor | None, dst_scale: Tensor | None,
-    into: Tensor | None = None,
+    csc: CSC, ends: Tensor, first: int, end: int, rows: Tensor, weight: Tensor | None, src_scale: Tensor | None,
+    dst_scale: Tensor | None, into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The sums of columns first to end, added to `into` or by themselves; `ends` is indptr on the CPU."""
     indptr, indices = csc.indptr, csc.indices
     if (first, end) != (0, csc.num_dst):
-        indices = indices[int(ends[first]) : int(ends[end])]
+        positions = slice(int(ends[first]), int(ends[end]))
+        indices, weight = indices[positions], None if weight is None else weight[positions]
         indptr = indptr[first : end + 1] - int(ends[first])
     with torch.no_grad():
         rows = rows.contiguous()
         if into is None:
-            return native.spmm(indptr, indices, None, rows, None, src_scale, dst_scale, None, None, None)
-        native.spmm_add(indptr, indices, None, rows, None, src_scale, dst_scale, into)
+            return native.spmm(indptr, indices, None, rows, weight, src_scale, dst_scale, None, None, None)
+        native.spmm_add(indptr, indices, None, rows, weight, src_scale, dst_scale, into)
         return into
-
-
-def _looped(csc: CSC) -> CSC:
-    """Every node with one self loop, whatever it had."""
-    dst = csc.dst()
-    kept = csc.indices != dst
-    loops = torch.arange(csc.num_dst, device=dst.device)
-    edges = torch.stack([torch.cat([csc.indices[kept].long(), loops]), torch.cat([dst[kept], loops])])
-    looped = CSC.from_edge_index(edges, csc.num_src, csc.num_dst, narrow=True)
-    return CSC(looped.indptr, looped.indices, csc.num_src)
 
 
 @dataclass
@@ -105,6 +127,7 @@ class LinearStage(Stage):
     kind: str = "sum"
     dense: Dense = field(default_factory=lambda: _sums_alone)
     takes_own: bool = False
+    weighted: bool = False
     uses: list[nn.Parameter] | None = None  # of the layer's parameters, where some are used elsewhere
 
     def parameters(self) -> list[nn.Parameter]:
@@ -124,10 +147,11 @@ def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
     return sums
 
 
-def with_halves(stages: Sequence[Stage], x_trains: bool) -> list[Stage]:
+def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False, moves: bool = False) -> list[Stage]:
     """The stages, with graph layers that aggregate linearly as sums, after their dense half where that is narrower.
 
     A layer that reads features which never change (not `x_trains`) is left as it is: they travel and are summed once.
+    Where bins move, layers that take weights of edges (`weighted`: there are some) are left whole.
     """
     out: list[Stage] = []
     for index, stage in enumerate(stages):
@@ -135,7 +159,7 @@ def with_halves(stages: Sequence[Stage], x_trains: bool) -> list[Stage]:
         if type(conv) is SAGEConv and conv.aggr in ("mean", "sum") and not conv.project:
             out += _sage(stage, conv, may_narrow)
         elif type(conv) is GCNConv and not conv.improved and (conv.add_self_loops or not conv.normalize):
-            out += _gcn(stage, conv, may_narrow)
+            out += [stage] if weighted and moves else _gcn(stage, conv, may_narrow, weighted)
         elif type(conv) is GINConv:
             out.append(_linear(stage, "sum", _gin(conv), True))
         else:
@@ -175,17 +199,19 @@ def _sage(stage: Stage, conv: SAGEConv, may_narrow: bool) -> list[Stage]:
     return [first, last_half]
 
 
-def _gcn(stage: Stage, conv: GCNConv, may_narrow: bool) -> list[Stage]:
+def _gcn(stage: Stage, conv: GCNConv, may_narrow: bool, weighted: bool) -> list[Stage]:
     kind = "gcn" if conv.normalize else "sum"
 
     def biased(rows: Tensor) -> Tensor:
         return rows if conv.bias is None else rows + conv.bias
 
     if not (may_narrow and _narrows(conv.lin)):
-        return [_linear(stage, kind, lambda sums, own: biased(conv.lin(sums)), False)]
+        whole = _linear(stage, kind, lambda sums, own: biased(conv.lin(sums)), False)
+        whole.weighted = weighted
+        return [whole]
     first = Stage(then=[conv.lin], keep_as=stage.keep_as, number=stage.number)
     last_half = _linear(replace(stage, keep_as=[]), kind, lambda sums, own: biased(sums), False)
-    last_half.uses = [] if conv.bias is None else [conv.bias]
+    last_half.uses, last_half.weighted = [] if conv.bias is None else [conv.bias], weighted
     return [first, last_half]
 
 

@@ -172,12 +172,16 @@ def picked(here: Bin, rows: Tensor) -> Pick:
 
 def csc_picks(csc: CSC) -> list[Pick]:
     """What a structure is made of; `csc_of` makes one of the same on the device."""
-    return [Pick(t) for t in (csc.indptr, csc.indices, *(csc.whole or ()))]
+    data = [] if csc.edge_data is None else csc.edge_data.tensors()
+    return [Pick(t) for t in (csc.indptr, csc.indices, *(csc.whole or ()), *data)]
 
 
 def csc_of(csc: CSC, tensors: Sequence[Tensor]) -> CSC:
-    indptr, indices, *whole = tensors
-    return CSC(indptr, indices, csc.num_src, whole=WholeDegrees(*whole) if whole else None)
+    indptr, indices, *rest = tensors
+    count = 0 if csc.whole is None else len(csc.whole)
+    whole = WholeDegrees(*rest[:count]) if count else None
+    data = None if csc.edge_data is None else csc.edge_data.with_tensors(rest[count:])
+    return CSC(indptr, indices, csc.num_src, whole=whole, edge_data=data)
 
 
 @dataclass(eq=False)

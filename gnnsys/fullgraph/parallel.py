@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import Packing
 from gnnsys.fullgraph.check import check_layers, check_parameters
+from gnnsys.fullgraph.edges import WEIGHT, edge_data_of
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
@@ -65,6 +67,8 @@ class HybridParallel(nn.Module):
     >>> loss = F.cross_entropy(model(x)[train], y[train], reduction="sum") / count
     >>> loss.backward()
 
+    `edges` is what layers are told of edges: by the name of an argument of theirs the name of an array of edge data, or
+    for a graph in memory a tensor, {"edge_weight": "w"}. Every graph layer that has such an argument is given it.
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
     two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Bins
@@ -84,6 +88,7 @@ class HybridParallel(nn.Module):
         graph: Graph | DistGraph | Share,
         *,
         ranks: Tensor | None = None,
+        edges: Mapping[str, str | Tensor] | None = None,
         schedule: Schedule | None = None,
         recompute: bool = False,
         memory_budget: int | None = None,
@@ -106,11 +111,14 @@ class HybridParallel(nn.Module):
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
-        self._stages = make_stages(layers)
+        self._stages = make_stages(layers, edges or ())
         self._peers = Peers(group, timeout=timeout)
         self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
         self.schedule = schedule or Schedule()
         self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
+        if edges:
+            data = edge_data_of(self.share, self.plan, edges, self._peers)
+            self.plan = replace(self.plan, csc=replace(self.plan.csc, edge_data=data))
         self.recompute, self.wire_dtype, self.seed = recompute or memory_budget is not None, wire_dtype, seed
         self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
@@ -215,7 +223,7 @@ class HybridParallel(nn.Module):
         device = next((p.device for p in self.parameters()), x.device)
         key = (x.shape[1], x.dtype, device, self.training)
         if key not in self._checked:
-            check_layers(self._stages, x.shape[1], x.dtype, device)
+            check_layers(self._stages, x.shape[1], x.dtype, device, self.plan.csc.edge_data)
             self._checked.add(key)
 
     @torch.inference_mode(False)
@@ -228,7 +236,11 @@ class HybridParallel(nn.Module):
             is_first = not self._grounds
             lanes = lanes_between(x.device, device)
             in_halves = device == x.device or lanes is not None  # sums are made where rows lie, or come
-            stages = with_halves(self._stages, x.requires_grad) if in_halves else self._stages
+            stages = self._stages
+            if in_halves:
+                data = self.plan.csc.edge_data
+                weighted = data is not None and WEIGHT in data.rows
+                stages = with_halves(stages, x.requires_grad, weighted, lanes is not None)
             budget = self.memory_budget if lanes is None else self._budget(stages, x, device)
             steps = make_steps(
                 stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),

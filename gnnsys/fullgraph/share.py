@@ -6,6 +6,7 @@ graph in memory and, where there are several ranks, the rank of every node.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What rank `rank` has. `source` is where rows of nodes are read from, by `nodes`."""
+    """What rank `rank` has. `source` is where rows of nodes and of edges are read from."""
 
     rank: int
     offsets: Tensor  # int64 [world_size + 1]: rank r has the global ids [offsets[r], offsets[r + 1])
     csc: CSC  # a column per own node; its sources are global ids
     original_ids: Tensor  # int64 [num_core]
     source: Any
+    edge_ids: Callable[[], Tensor]  # int64 [num_edges]: by position of `csc`, which row of the source's edge data
 
     @property
     def world_size(self) -> int:
@@ -57,6 +59,13 @@ class Share:
         if name not in known:
             raise ValueError(f"the nodes have no {name!r}, they have {list(known)}")
         return torch.as_tensor(known[name][index])
+
+    def edge_rows(self, name: str) -> Tensor:
+        """The rows of one array of edge data that belong to this rank's in-edges, by position of `csc`."""
+        known = self.source.edge_data[self.source.edge_types[0]]
+        if name not in known:
+            raise ValueError(f"the edges have no {name!r}, they have {list(known)}")
+        return torch.as_tensor(known[name][self.edge_ids()])
 
 
 def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks: Tensor | None = None) -> Share:
@@ -99,15 +108,24 @@ def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> 
     counts = torch.bincount(ranks.long(), minlength=world_size)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     if world_size == 1:
-        return Share(rank, offsets, _on_host(graph), torch.arange(num_nodes), graph)
+        whole = _on_host(graph)
+        return Share(rank, offsets, whole, torch.arange(num_nodes), graph, lambda: _edges_at(whole, None))
     original_ids = torch.sort(ranks, stable=True).indices  # by global id
     global_ids = torch.empty_like(original_ids)
     global_ids[original_ids] = torch.arange(num_nodes)
     own = original_ids[int(offsets[rank]) : int(offsets[rank + 1])]
     whole = _on_host(graph)
-    mine = in_subgraph(whole, own.to(whole.indices.dtype))
+    own_narrow = own.to(whole.indices.dtype)
+    mine = in_subgraph(whole, own_narrow)
     sources = global_ids.to(mine.indices.dtype)[mine.indices.long()]
-    return Share(rank, offsets, CSC(mine.indptr, sources, num_nodes), own, graph)
+    csc = CSC(mine.indptr, sources, num_nodes)
+    return Share(rank, offsets, csc, own, graph, lambda: _edges_at(whole, in_subgraph(whole, own_narrow).edge_ids))
+
+
+def _edges_at(csc: CSC, positions: Tensor | None) -> Tensor:
+    """The user's ids of edges at positions, by default all."""
+    positions = torch.arange(csc.num_edges) if positions is None else positions.long()
+    return positions if csc.edge_ids is None else csc.edge_ids[positions].long()
 
 
 def _on_host(graph: Graph) -> CSC:
@@ -133,17 +151,24 @@ def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:
             f"rank {rank} trains on parts {needed}, and this machine has {graph.parts_here}: put the folders of parts "
             f"{away} here, or start the ranks in the order of the parts"
         )
-    pieces = []
+    pieces, edges = [], []
     for part in needed:
-        first = max(int(offsets[rank]), book.part_range(part).start)
-        end = min(int(offsets[rank + 1]), book.part_range(part).stop)
+        own_ids = book.part_range(part)
+        first, end = max(int(offsets[rank]), own_ids.start), min(int(offsets[rank + 1]), own_ids.stop)
         pieces.append(_columns(parts.part(part), first, end))
-    indptr = [torch.zeros(1, dtype=torch.int64)]
+        indptr = parts.part(part).csc().indptr
+        start = book.part_range(part, graph.edge_types[0]).start
+        edges.append((start + int(indptr[first - own_ids.start]), start + int(indptr[end - own_ids.start])))
+    starts = [torch.zeros(1, dtype=torch.int64)]
     for piece, _ in pieces:
-        indptr.append(piece.indptr[1:] + indptr[-1][-1])
+        starts.append(piece.indptr[1:] + starts[-1][-1])
     indices = torch.cat([piece.indices for piece, _ in pieces])
-    csc = CSC(torch.cat(indptr), indices, book.num_ids())
-    return Share(rank, offsets, csc, torch.cat([ids for _, ids in pieces]).long(), graph)
+    csc = CSC(torch.cat(starts), indices, book.num_ids())
+    original_ids = torch.cat([ids for _, ids in pieces]).long()
+    return Share(
+        rank, offsets, csc, original_ids, graph,
+        lambda: torch.cat([torch.arange(a, b) for a, b in edges]),
+    )  # fmt: skip
 
 
 def _columns(part: Part, first: int, end: int) -> tuple[CSC, Tensor]:

@@ -6,7 +6,7 @@ Made once per width of the rows, by all ranks together: they tell each other whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,13 +15,14 @@ from torch import Tensor
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
+from gnnsys.fullgraph.edges import ones
 from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.fullgraph.layers import Rows, Stage, takes_edges
 from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.fullgraph.moves import BINS_ON_DEVICE
 from gnnsys.fullgraph.passes import Passes, Piece, PieceCosts, make_pieces
-from gnnsys.ops import CSC, WholeDegrees
+from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
 _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
 _SOURCE_BYTES = 24  # of a source in a piece besides its row: two weights, and where its edges begin
@@ -94,7 +95,7 @@ def make_steps(
     """
     shapes = [(width, dtype)]
     for stage in stages:
-        shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device))
+        shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device, plan.csc.edge_data))
     bounds, limits = [], None if budget is None else Limits.of(budget, moves)
     for index, stage in enumerate(stages):
         if plan.num_core == 0:
@@ -104,7 +105,7 @@ def make_steps(
         costs, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
         if limits is not None:
             joined = shapes_of_joins(stages, stage, shapes)
-            costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves)
+            costs = measure_stage(stage, _read_by(stage, plan.csc), whole, w_in, t_in, joined, device, moves)
             is_linear = isinstance(stage, LinearStage)
             packing = Packing(bin_bytes=limits.nodes if is_linear else limits.bin)
             gathers = gathers and not is_linear
@@ -116,18 +117,22 @@ def make_steps(
     told = _tell(bounds, peers)
     resides = device if budget is None else rows_device
     steps: list[Step] = []
-    made: dict[tuple[int, ...], list[Bin]] = {}
+    made: dict[Any, list[Bin]] = {}
     made_pieces: dict[Any, list[list[Piece]]] = {}
-    views: dict[str, View] = {}
+    views: dict[tuple[str, bool], View] = {}
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
         view, passes = None, None
         if isinstance(stage, LinearStage):
-            if stage.kind not in views:
+            kind = (stage.kind, stage.weighted)
+            if kind not in views:
                 at = rows_device if moves else device
-                views[stage.kind] = View(stage.kind, plan.csc.to(at), WholeDegrees(*(each.to(at) for each in whole)))
-            view, bins = views[stage.kind], make_bins(None, bounds[index], None)
+                csc = plan.csc if stage.weighted else replace(plan.csc, edge_data=None)
+                views[kind] = View(
+                    stage.kind, csc.to(at), WholeDegrees(*(each.to(at) for each in whole)), stage.weighted
+                )
+            view, bins = views[kind], make_bins(None, bounds[index], None)
             if moves:
                 passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
                 view = None
@@ -152,8 +157,8 @@ def bytes_at_once(
     total = on_the_way = 0.0
     for stage in stages:
         (w_in, t_in), joined = shapes[-1], shapes_of_joins(stages, stage, shapes)
-        shapes.append(probe(stage, w_in, t_in, joined, device))
-        costs = measure_stage(stage, plan.csc, whole, w_in, t_in, joined, device, moves=True)
+        shapes.append(probe(stage, w_in, t_in, joined, device, plan.csc.edge_data))
+        costs = measure_stage(stage, _read_by(stage, plan.csc), whole, w_in, t_in, joined, device, moves=True)
         num_sources = min(num_bins * plan.num_local, num_edges + plan.num_core)
         total += costs.fixed * num_bins + costs.node * plan.num_core + costs.edge * num_edges
         total += costs.source * (plan.num_core if stage.conv is None else num_sources)
@@ -189,25 +194,36 @@ def _sources(here: Bin, csc: CSC | None) -> Tensor:
     return torch.arange(here.csc.num_src) if here.src is None else here.src.long().cpu()
 
 
+def _read_by(stage: Stage, csc: CSC) -> CSC:
+    """The structure, without data of the edges if a stage takes none."""
+    data = csc.edge_data
+    needs = data is not None and stage.conv is not None and takes_edges(stage.conv, data.rows)
+    return csc if needs or data is None else replace(csc, edge_data=None)
+
+
 def _bins_of(
-    stage: Stage, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[tuple[int, ...], list[Bin]],
+    stage: Stage, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[Any, list[Bin]],
     rows_device: torch.device, device: torch.device,
 ) -> list[Bin]:  # fmt: skip
     if stage.conv is None:
         return make_bins(None, bounds, None)
-    if tuple(bounds) not in made:  # layers of one size share the structure
-        made[tuple(bounds)] = [each.to(rows_device, device) for each in make_bins(csc, bounds, whole)]
-    return made[tuple(bounds)]
+    csc = _read_by(stage, csc)
+    key = (csc.edge_data is None, *bounds)
+    if key not in made:  # layers of one size share the structure
+        made[key] = [each.to(rows_device, device) for each in make_bins(csc, bounds, whole)]
+    return made[key]
 
 
 def probe(
-    stage: Stage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device
-) -> tuple[int, torch.dtype]:
+    stage: Stage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device,
+    data: EdgeData | None = None,
+) -> tuple[int, torch.dtype]:  # fmt: skip
     """The width and dtype of what a stage makes of rows of `width`, found by giving it one node with a self loop."""
     if stage.norm is not None:
         return width, dtype
     one = torch.ones(1, dtype=torch.int64, device=device)
     csc = CSC(torch.tensor([0, 1], device=device), one.to(torch.int32) - 1, 1, whole=WholeDegrees(one, one))
+    csc.edge_data = None if data is None else ones(data, 1, 1, device)
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(cuda):
         rows = torch.zeros(1, width, dtype=dtype, device=device)

@@ -123,7 +123,7 @@ class GATConv(nn.Module):
         """With `return_attention_weights` also (edge_index, alpha) of the edges used, self loops among them."""
         given = resolve(x, edges, size)
         node = self.transform(given.src, given.dst, given.csc.num_dst)
-        csc, edge_score = self._scored_edges(given, edge_attr)
+        csc, edge_score = self.scored_edges(given, edge_attr)
         edge_score = None if edge_score is None else edge_score.to(node.rows.dtype)
         if return_attention_weights:
             alpha = self._attention(csc, node, edge_score)
@@ -131,11 +131,11 @@ class GATConv(nn.Module):
             return out, (torch.stack([csc.indices.long(), csc.dst()]), alpha)
         return self._finish(self.aggregate(csc, node, edge_score), given.dst)
 
-    def _scored_edges(self, given: Inputs, edge_attr: Tensor | None) -> tuple[CSC, Tensor | None]:
+    def scored_edges(self, given: Inputs, edge_attr: Tensor | None) -> tuple[CSC, Tensor | None]:
         """The edges attention runs over, and their own share of the scores: a_edge . (W_edge e), linear in e."""
         score: Tensor | None = None
         if edge_attr is not None and self.lin_edge is not None and self.att_edge is not None:
-            rows = given.edge_rows(edge_attr, "edge_attr").view(given.csc.num_edges, -1)
+            rows = given.edge_rows(edge_attr, "edge_attr").view(given.csc.num_edges, self.lin_edge.in_features)
             weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
             to_score = torch.einsum("hce,hc->eh", weight, self.att_edge[0])  # [edge_dim, heads]
             score = rows @ to_score

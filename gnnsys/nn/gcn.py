@@ -71,15 +71,19 @@ class GCNConv(nn.Module):
 
     def _aggregate_piece(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
         """`aggregate` where degrees are those of a whole graph of which this is a piece."""
-        if edge_weight is not None:
-            raise ValueError("a piece of a graph knows degrees without weights alone: drop edge_weight")
+        data, weighted = csc.edge_data, edge_weight is not None
+        if weighted and (data is None or data.whole is None or edge_weight is not data.rows.get("edge_weight")):
+            raise ValueError("a piece of a graph knows degrees by its own weights alone, and these are others")
         fill = 2.0 if self.improved else 1.0
-        scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, rows.dtype)
+        scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, rows.dtype, weighted)
         scaled = _scaled(rows, scale_src)
         if not self.add_self_loops:
-            return _scaled(spmm(csc, scaled), scale_dst)
+            return _scaled(spmm(csc, scaled, weight=edge_weight), scale_dst)
         own = _scaled(scaled[: csc.num_dst], loop_weight)
-        return _scaled(spmm(without_self_loops(csc)[0], scaled) + own, scale_dst)
+        csc, kept = without_self_loops(csc)
+        if edge_weight is not None and kept is not None:
+            edge_weight = edge_weight.index_select(0, kept)
+        return _scaled(spmm(csc, scaled, weight=edge_weight) + own, scale_dst)
 
     def forward(self, x: Tensor, edges: Edges, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, tuple):
@@ -108,19 +112,25 @@ class GCNConv(nn.Module):
         return f"{self.in_channels}, {self.out_channels}"
 
 
-def whole_scales(csc: CSC, loops: bool, fill: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def whole_scales(
+    csc: CSC, loops: bool, fill: float, dtype: torch.dtype, weighted: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """D^-1/2 of sources and destinations by the whole graph's degrees, and what the destinations' loops weigh.
 
-    With `loops` every node has one, of weight 1 where it had one already and `fill` where it had none; without, those
-    that are there count as in-edges.
+    With `loops` every node has one, of its own weight (1, unless edges are `weighted`) where it had one already and
+    `fill` where it had none; without, those that are there count as in-edges.
     """
     assert csc.whole is not None
     degrees, num_loops = csc.whole
+    others, loop = degrees - num_loops, torch.ones_like(num_loops)
+    if weighted:
+        assert csc.edge_data is not None and csc.edge_data.whole is not None
+        degrees, others, loop = csc.edge_data.whole
     if not loops:
         scale = _inverse_sqrt(degrees.to(dtype), None)
         return scale, scale[: csc.num_dst], scale.new_zeros(csc.num_dst)
-    loop_weight = torch.where(num_loops > 0, 1.0, fill).to(dtype)
-    scale = _inverse_sqrt((degrees - num_loops).to(dtype), loop_weight)
+    loop_weight = torch.where(num_loops > 0, loop.to(dtype), fill)
+    scale = _inverse_sqrt(others.to(dtype), loop_weight)
     return scale, scale[: csc.num_dst], loop_weight[: csc.num_dst]
 
 

@@ -5,7 +5,7 @@ from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached import gather_cached
-from gnnsys.ops.csc import CSC, WholeDegrees
+from gnnsys.ops.csc import CSC, EdgeData, WholeDegrees, WholeWeights
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
@@ -30,6 +30,7 @@ __all__ = [
     "CSC",
     "Buckets",
     "BufferPool",
+    "EdgeData",
     "IdTable",
     "Neighbors",
     "NodeRun",
@@ -37,6 +38,7 @@ __all__ = [
     "PartedCSC",
     "Piece",
     "WholeDegrees",
+    "WholeWeights",
     "bfs_order",
     "bucket_ids",
     "class_features",

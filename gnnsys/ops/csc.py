@@ -22,6 +22,40 @@ class WholeDegrees(NamedTuple):
     num_loops: Tensor  # int64 [num_src]
 
 
+class WholeWeights(NamedTuple):
+    """What the in-edges of each source of a piece weigh in the whole graph, floating point [num_src] each."""
+
+    all: Tensor  # summed
+    others: Tensor  # summed, without self loops
+    loop: Tensor  # of its self loop, the last of several; 0 where it has none
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeData:
+    """What layers are told of a structure's edges: `rows[name]`, a row per position, is their argument of that name.
+
+    Where there are weights (`edge_weight`) and the structure is a piece of a graph, `whole` has those of the whole.
+    """
+
+    rows: Mapping[str, Tensor]
+    whole: WholeWeights | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """All there are, as `with_tensors` takes them."""
+        return [*self.rows.values(), *(self.whole or ())]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> EdgeData:
+        """The same of other tensors: moved ones, or those of some of the edges."""
+        count = len(self.rows)
+        whole = None if self.whole is None else WholeWeights(*tensors[count:])
+        return EdgeData(dict(zip(self.rows, tensors)), whole)
+
+    def piece(self, positions: slice, src: Tensor) -> EdgeData:
+        """Of the edges at `positions`, whose sources are `src`."""
+        whole = None if self.whole is None else WholeWeights(*(each[src] for each in self.whole))
+        return EdgeData({name: rows[positions] for name, rows in self.rows.items()}, whole)
+
+
 @dataclass(eq=False)
 class CSC:
     """In-edges by destination.
@@ -38,6 +72,7 @@ class CSC:
     _transposed: CSC | None = field(default=None, repr=False)
     _ends: Mapping[int, int] | None = field(default=None, repr=False)  # entries of indptr that the host knows
     whole: WholeDegrees | None = field(default=None, repr=False)  # of a piece whose layers must know the whole
+    edge_data: EdgeData | None = field(default=None, repr=False)  # where layers are told of edges through it
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -115,7 +150,8 @@ class CSC:
             edge_ids = move(edge_ids)
         turned = None if self._transposed is None else self._transposed._moved(move)
         whole = None if self.whole is None else WholeDegrees(*map(move, self.whole))
-        return CSC(move(self.indptr), move(self.indices), self.num_src, edge_ids, turned, whole=whole)
+        data = None if self.edge_data is None else self.edge_data.with_tensors([*map(move, self.edge_data.tensors())])
+        return CSC(move(self.indptr), move(self.indices), self.num_src, edge_ids, turned, whole=whole, edge_data=data)
 
     def in_degrees(self) -> Tensor:
         """int64 [num_dst]."""

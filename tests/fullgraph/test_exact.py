@@ -155,7 +155,7 @@ def test_bins_within_a_budget_give_the_same(make):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_layers_taken_as_they_are_give_the_same_as_in_their_halves(make, monkeypatch):
-    monkeypatch.setattr(parallel, "with_halves", lambda stages, x_trains: list(stages))
+    monkeypatch.setattr(parallel, "with_halves", lambda stages, *_: list(stages))
     check(make, random_graph(N, 300, 2), random_ranks(2), 2, memory_budget=60_000)
 
 

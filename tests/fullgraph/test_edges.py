@@ -1,0 +1,306 @@
+"""Layers that are told of edges, weights, features or types, give what they give on the whole graph."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Residual, Schedule, infer
+from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.graph import Graph
+from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
+from gnnsys.opening import open_alone
+from gnnsys.partition import partition_graph
+from tests.fullgraph.dense import random_graph
+from tests.fullgraph.ranks import run_ranks
+
+TOLERANCE = 1e-10
+N, WIDTH, OUT, FEATURES, TYPES = 50, 6, 4, 3, 3
+
+
+def draws(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def make_graph() -> Graph:
+    """Directed, with repeated edges, loops, several at some nodes, and isolated nodes; edges in no order."""
+    edges = random_graph(N, 250, 1).edge_index()
+    loops = torch.tensor([3, 3, 5, 9, 9, 9])
+    edges = torch.cat([edges, torch.stack([loops, loops])], dim=1)
+    edges = edges[:, torch.randperm(edges.shape[1], generator=torch.Generator().manual_seed(4))]
+    count = edges.shape[1]
+    data = {
+        "w": draws(count, seed=5).abs() + 0.1,
+        "e": draws(count, FEATURES, seed=6),
+        "t": torch.randint(TYPES, (count,), generator=torch.Generator().manual_seed(7)),
+    }
+    rows = {"x": draws(N, WIDTH, seed=1), "y": draws(N, 2 * WIDTH, seed=2)}
+    return Graph.from_edge_index(edges, N, rows, data)
+
+
+GRAPH = make_graph()
+DATA = GRAPH.edge_data[GRAPH.edge_types[0]]
+
+
+class Weighted(nn.Module):
+    """A graph layer of a user's own, with an argument that has no default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(WIDTH, OUT)
+
+    def forward(self, rows, csc, strength):
+        out = torch.zeros(csc.num_dst, OUT, dtype=rows.dtype)
+        return out.index_add(0, csc.dst(), strength[:, None] * self.lin(rows)[csc.indices.long()])
+
+
+def whole(layer: nn.Module, x: Tensor, edges: dict[str, str]) -> Tensor:
+    """A layer on the whole graph, by itself."""
+    told = {name: DATA[array] for name, array in edges.items()}
+    if isinstance(layer, Weighted):
+        src, dst = GRAPH.edge_index()
+        return torch.zeros(N, OUT, dtype=x.dtype).index_add(0, dst, DATA["w"][:, None] * layer.lin(x)[src])
+    if isinstance(layer, Residual):
+        return layer.conv(x, GRAPH.edge_index(), **told) + layer.project(x)
+    names = layer.forward.__code__.co_varnames[: layer.forward.__code__.co_argcount]
+    if "edges" in names or "edge_index" in names:
+        return layer(x, GRAPH.edge_index(), **{name: rows for name, rows in told.items() if name in names})
+    return layer(x)
+
+
+def made(*makers) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [make().double() for make in makers]
+
+
+def loss_of(out: Tensor, y: Tensor) -> Tensor:
+    return (out - y[:, : out.shape[1]]).square().sum()
+
+
+def step(model: HybridParallel) -> tuple[float, Tensor, Tensor, list[Tensor | None]]:
+    """The whole loss, this rank's nodes, the gradient of their rows, and those of the parameters."""
+    x = model.share.rows("x").clone().requires_grad_()
+    loss = loss_of(model(x), model.share.rows("y"))
+    loss.backward()
+    return model.total(loss.detach()), model.nodes, x.grad, [p.grad for p in model.parameters()]
+
+
+def check(layers: Sequence[nn.Module], world_size: int, edges, graph=GRAPH, **options) -> None:
+    """Losses and gradients on ranks are those of the layers on the whole graph."""
+    alone = copy.deepcopy(list(layers))
+    rows = GRAPH.node_data["node"]
+    out = x = rows["x"].clone().requires_grad_()
+    named = {
+        name: next(key for key, rows in DATA.items() if given is key or given is rows) for name, given in edges.items()
+    }
+    for layer in alone:
+        out = whole(layer, out, named)
+    loss = loss_of(out, rows["y"])
+    loss.backward()
+    grads = [p.grad for layer in alone for p in layer.parameters()]
+    largest = max(float(grad.abs().max()) for grad in grads if grad is not None)
+    ranks = torch.randint(world_size, (N,), generator=torch.Generator().manual_seed(7))
+    shared = {"ranks": ranks} if isinstance(graph, Graph) else {}
+
+    def work(rank, group):
+        mine = copy.deepcopy(list(layers))
+        return step(HybridParallel(mine, graph, edges=edges, group=group, timeout=60, **shared, **options))
+
+    for total, nodes, x_grad, found in run_ranks(world_size, work):
+        assert abs(total - loss.item()) <= TOLERANCE * loss.item()
+        assert float((x_grad - x.grad[nodes]).abs().max()) <= TOLERANCE * float(x.grad.abs().max())
+        for got, want in zip(found, grads, strict=True):
+            assert want is not None or got is None or not got.any()
+            assert want is None or float((got - want).abs().max()) <= TOLERANCE * largest
+
+
+WEIGHT, ATTR, TYPE = {"edge_weight": "w"}, {"edge_attr": "e"}, {"edge_type": "t"}
+OURS = {
+    "GCNConv": (lambda: GCNConv(WIDTH, OUT), WEIGHT),
+    "GCNConv that widens": (lambda: GCNConv(WIDTH, 2 * WIDTH), WEIGHT),
+    "GCNConv improved": (lambda: GCNConv(WIDTH, OUT, improved=True), WEIGHT),
+    "GCNConv without self loops": (lambda: GCNConv(WIDTH, OUT, add_self_loops=False, bias=False), WEIGHT),
+    "GCNConv not normalized": (lambda: GCNConv(WIDTH, OUT, normalize=False), WEIGHT),
+    "GATConv": (lambda: GATConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "GATConv with loops of zeros": (lambda: GATConv(WIDTH, OUT, edge_dim=FEATURES, fill_value=0.0), ATTR),
+    "RGCNConv": (lambda: RGCNConv(WIDTH, OUT, TYPES), TYPE),
+    "a layer of one's own": (Weighted, {"strength": "w"}),
+    "a residual": (lambda: Residual(GCNConv(WIDTH, OUT), project=nn.Linear(WIDTH, OUT)), WEIGHT),
+}
+SCHEDULES = {
+    "one bin": Schedule(packing=Packing(num_bins=1)),
+    "four bins": Schedule(packing=Packing(num_bins=4)),
+    "bins of one node": Schedule(packing=Packing(bin_nodes=1)),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("name", OURS)
+def test_our_layers_give_what_they_give_on_the_whole_graph(name, world_size, schedule):
+    make, edges = OURS[name]
+    check(made(make), world_size, edges, schedule=schedule)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_layers_that_take_weights_and_others_follow_one_another(world_size):
+    layers = made(
+        lambda: GCNConv(WIDTH, 9), nn.ELU, lambda: SAGEConv(9, 5), nn.ELU, lambda: GATConv(5, 7, edge_dim=FEATURES),
+        lambda: GCNConv(7, OUT),
+    )  # fmt: skip
+    check(layers, world_size, WEIGHT | ATTR)
+
+
+@pytest.mark.parametrize("options", [{"memory_budget": 60_000}, {"schedule": SCHEDULES["four bins"]}], ids=str)
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("name", ["GCNConv", "GCNConv that widens", "GATConv", "RGCNConv"])
+def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatch):
+    if moves:
+        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    make, edges = OURS[name]
+    check(made(make), 2, edges, **options)
+
+
+def test_tensors_go_by_the_order_of_the_edges():
+    check(made(OURS["GCNConv"][0]), 1, {"edge_weight": DATA["w"]})
+    check(made(OURS["GCNConv"][0]), 3, {"edge_weight": DATA["w"]})
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "trainers", "world_size"), [(1, 1, 1), (3, 1, 1), (2, 2, 2), (3, 1, 3), (1, 4, 4)]
+)
+def test_parts_bring_the_data_of_their_edges(num_parts, trainers, world_size, tmp_path):
+    partition_graph(GRAPH, num_parts, tmp_path / "p", trainers_per_part=trainers, objective="communication")
+    graph = open_alone(tmp_path / "p", verify=True)
+    check(
+        made(OURS["GCNConv"][0], nn.ELU, lambda: GATConv(OUT, 3, edge_dim=FEATURES)), world_size, WEIGHT | ATTR, graph
+    )
+
+
+def test_dropout_of_attention_is_the_same_on_any_number_of_ranks():
+    layers = made(lambda: GATConv(WIDTH, OUT, heads=2, dropout=0.4, edge_dim=FEATURES))
+    ranks = torch.arange(N) % 3
+
+    def work(rank, group):
+        mine, by = copy.deepcopy(layers), ranks if group is not None else None
+        return step(HybridParallel(mine, GRAPH, ranks=by, edges=ATTR, group=group, timeout=60, seed=3))
+
+    total, _, x_grad, grads = work(0, None)
+    plain = step(HybridParallel(copy.deepcopy(layers), GRAPH, seed=3))
+    assert abs(plain[0] - total) > 1e-3, "features of edges count"
+    for found, nodes, own, of_parameters in run_ranks(3, work):
+        assert abs(found - total) <= TOLERANCE * total
+        assert float((own - x_grad[nodes]).abs().max()) <= TOLERANCE * float(x_grad.abs().max())
+        for got, want in zip(of_parameters, grads, strict=True):
+            assert float((got - want).abs().max()) <= TOLERANCE * max(1.0, float(want.abs().max()))
+
+
+def test_a_halo_that_is_drawn_whole_changes_nothing():
+    check(made(OURS["GCNConv"][0]), 3, WEIGHT, approximate=BoundarySampling(1.0))
+
+
+def test_inference_is_told_of_edges_too():
+    (layer,) = made(OURS["GCNConv"][0])
+    nodes, found = infer([layer], GRAPH, edges=WEIGHT)
+    want = layer(GRAPH.node_data["node"]["x"], GRAPH.edge_index(), DATA["w"])
+    assert float((found - want[nodes]).detach().abs().max()) <= TOLERANCE
+
+
+def test_what_does_not_fit_is_told(tmp_path):
+    gcn = made(OURS["GCNConv"][0])
+    with pytest.raises(ValueError, match="no graph layer takes an argument 'edge_wieght'"):
+        HybridParallel(gcn, GRAPH, edges={"edge_wieght": "w"})
+    with pytest.raises(ValueError, match=r"the edges have no 'v', they have \['w', 'e', 't'\]"):
+        HybridParallel(gcn, GRAPH, edges={"edge_weight": "v"})
+    with pytest.raises(ValueError, match=r"edge_weight must be one floating-point number per edge, got .* \[256, 3\]"):
+        HybridParallel(gcn, GRAPH, edges={"edge_weight": "e"})
+    with pytest.raises(ValueError, match=r"has shape \[3\], expected 256 rows"):
+        HybridParallel(gcn, GRAPH, edges={"edge_weight": torch.ones(3)})
+    with pytest.raises(ValueError, match="needs a gradient, and none goes to rows of edges"):
+        HybridParallel(gcn, GRAPH, edges={"edge_weight": DATA["w"].clone().requires_grad_()})
+    with pytest.raises(ValueError, match="must be the name of an array or a tensor, got int"):
+        HybridParallel(gcn, GRAPH, edges={"edge_weight": 3})
+    partition_graph(GRAPH, 2, tmp_path / "p")
+    with pytest.raises(ValueError, match="parts have edge data of their own"):
+        HybridParallel(gcn, open_alone(tmp_path / "p", verify=True), edges={"edge_weight": DATA["w"]})
+    with pytest.raises(ValueError, match=r"Weighted.forward must take rows.*'strength'"):
+        HybridParallel(made(Weighted), GRAPH)
+
+
+def test_other_weights_than_those_of_the_graph_are_refused_where_degrees_would_be_wrong():
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(WIDTH, OUT)
+
+        def forward(self, rows, csc, edge_weight):
+            return self.conv(rows, csc, 2 * edge_weight)
+
+    with pytest.raises(ValueError, match="by its own weights alone"):
+        HybridParallel(made(Other), GRAPH, edges=WEIGHT)(GRAPH.node_data["node"]["x"])
+
+
+# -- PyG's layers ------------------------------------------------------------------------------------------------------
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+
+def mlp(width: int, out: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 5), nn.ReLU(), nn.Linear(5, out))
+
+
+PYG = {
+    "GCNConv": (lambda: pyg.GCNConv(WIDTH, OUT), WEIGHT),
+    "GCNConv improved": (lambda: pyg.GCNConv(WIDTH, OUT, improved=True), WEIGHT),
+    "GCNConv without self loops": (lambda: pyg.GCNConv(WIDTH, OUT, add_self_loops=False), WEIGHT),
+    "GCNConv not normalized": (lambda: pyg.GCNConv(WIDTH, OUT, normalize=False), WEIGHT),
+    "GraphConv": (lambda: pyg.GraphConv(WIDTH, OUT), WEIGHT),
+    "LEConv": (lambda: pyg.LEConv(WIDTH, OUT), WEIGHT),
+    "GATConv": (lambda: pyg.GATConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "GATv2Conv": (lambda: pyg.GATv2Conv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "TransformerConv": (lambda: pyg.TransformerConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "GINEConv": (lambda: pyg.GINEConv(mlp(WIDTH, OUT), edge_dim=FEATURES), ATTR),
+    "NNConv": (lambda: pyg.NNConv(WIDTH, OUT, mlp(FEATURES, WIDTH * OUT)), ATTR),
+    "CGConv": (lambda: pyg.CGConv(WIDTH, FEATURES), ATTR),
+    "GENConv": (lambda: pyg.GENConv(WIDTH, OUT, norm="layer", edge_dim=FEATURES), ATTR),
+    "GeneralConv": (lambda: pyg.GeneralConv(WIDTH, OUT, in_edge_channels=FEATURES), ATTR),
+    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(WIDTH, OUT, edge_dim=FEATURES), ATTR),
+    "PNAConv": (
+        lambda: pyg.PNAConv(WIDTH, OUT, ["mean", "max"], ["identity"], torch.tensor([1, 9, 5]), edge_dim=FEATURES),
+        ATTR,
+    ),
+    "RGCNConv": (lambda: pyg.RGCNConv(WIDTH, OUT, TYPES), TYPE),
+    "FastRGCNConv": (lambda: pyg.FastRGCNConv(WIDTH, OUT, TYPES), TYPE),
+    "FiLMConv": (lambda: pyg.FiLMConv(WIDTH, OUT, num_relations=TYPES), TYPE),
+}
+
+
+@pytest.mark.parametrize("name", PYG)
+def test_pygs_layers_give_what_they_give_on_the_whole_graph(name):
+    make, edges = PYG[name]
+    layers = made(make)
+    check(layers, 1, edges, schedule=SCHEDULES["one bin"])
+    check(layers, 3, edges, schedule=SCHEDULES["four bins"])
+
+
+def test_ours_are_pygs():
+    for ours, theirs, edges in [
+        (GCNConv(WIDTH, OUT), pyg.GCNConv(WIDTH, OUT), WEIGHT),
+        (GATConv(WIDTH, OUT, edge_dim=FEATURES), pyg.GATConv(WIDTH, OUT, edge_dim=FEATURES), ATTR),
+    ]:
+        ours.load_state_dict(theirs.state_dict())
+        x = GRAPH.node_data["node"]["x"]
+        found = [
+            HybridParallel([layer.double()], GRAPH, edges=edges, schedule=SCHEDULES["four bins"])(x)
+            for layer in (ours, theirs)
+        ]
+        assert float((found[0] - found[1]).detach().abs().max()) <= TOLERANCE
+
+
+def test_a_layer_that_divides_by_weights_of_what_it_sees_is_refused():
+    with pytest.raises(ValueError, match="SGConv gives other rows on a piece"):
+        HybridParallel(made(lambda: pyg.SGConv(WIDTH, OUT)), GRAPH, edges=WEIGHT)(GRAPH.node_data["node"]["x"])
