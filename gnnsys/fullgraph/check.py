@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, make_bins
 from gnnsys.fullgraph.edges import drawn
-from gnnsys.fullgraph.layers import Dropout, Join, Rows, Stage, call, working_on
+from gnnsys.fullgraph.layers import Dropout, Join, Rows, Stage, arguments, call, working_on
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
 _NODES, _EDGES = 60, 500
@@ -70,10 +70,12 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
     try:
         whole, again = _apply(tried, rows, csc), _apply(tried, rows, csc)
     except Exception as error:
-        takes, hint = ("rows", "") if csc is None else ("rows and a structure", " (edges= gives it more arguments)")
-        raise ValueError(
-            f"{name} cannot be applied to {takes}{hint}, {list(rows.shape)} {rows.dtype}: {error}"
-        ) from error
+        takes = "rows" if csc is None else "rows and a structure"
+        told = csc.edge_data.rows if csc is not None and csc.edge_data is not None else {}
+        untold = [each for each in arguments(module) if each.startswith("edge_") and each not in (*told, "edge_index")]
+        hint = f" (of its {' and '.join(untold)} nothing is said: edges= does)" if untold else ""
+        reason = f"{error or type(error).__name__}{hint}"
+        raise ValueError(f"{name} cannot be applied to {takes}, {list(rows.shape)} {rows.dtype}: {reason}") from error
     if not isinstance(whole, Tensor) or whole.dim() != 2 or len(whole) != len(rows):
         got = list(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
         raise ValueError(f"{name} must give one row per node, [{len(rows)}, width], it gave {got}")

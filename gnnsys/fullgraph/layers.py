@@ -226,7 +226,7 @@ def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
     if isinstance(module, (Join, Keep)):
         return False
     asked = [
-        p for p in _arguments(module).values()
+        p for p in arguments(module).values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in edges
     ]  # fmt: skip
     if len(asked) not in (1, 2):
@@ -239,10 +239,11 @@ def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
 
 def takes_edges(conv: nn.Module, edges: Collection[str]) -> bool:
     """Whether a graph layer, or one inside it, has an argument of one of these names."""
-    return any(name in edges for module in conv.modules() for name in _arguments(module))
+    return any(name in edges for module in conv.modules() for name in arguments(module))
 
 
-def _arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+def arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """What a module's forward takes, by name."""
     return inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # also if it is compiled
 
 
@@ -257,7 +258,7 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     """A graph layer, ours, PyG's or a user's own, on a bin: the nodes' rows are the first of the sources'."""
     told = {}
     if csc.edge_data is not None:
-        told = {name: given for name, given in csc.edge_data.rows.items() if name in _arguments(conv)}
+        told = {name: given for name, given in csc.edge_data.rows.items() if name in arguments(conv)}
     if not _is_pyg(conv):
         now = _NOW.get()
         if type(conv) is GATConv and conv.training and conv.dropout > 0 and now is not None:
@@ -271,7 +272,7 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     if not _takes_pair(type(conv).forward):  # a square graph, in which the other sources have no in-edges
         out = conv(rows, edge_index, **told)
         return out[: csc.num_dst] if isinstance(out, Tensor) else out
-    size = {"size": (csc.num_src, csc.num_dst)} if "size" in _arguments(conv) else {}
+    size = {"size": (csc.num_src, csc.num_dst)} if "size" in arguments(conv) else {}
     return conv((rows, rows[: csc.num_dst]), edge_index, **told, **size)
 
 

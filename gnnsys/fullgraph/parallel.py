@@ -71,9 +71,9 @@ class HybridParallel(nn.Module):
     for a graph in memory a tensor, {"edge_weight": "w"}. Every graph layer that has such an argument is given it.
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
-    two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Bins
-    are then as large as it lets them be, and computed again on the way back. Where bins move and would not fit all at
-    once into half of what the device has free, that half is their budget. `wire_dtype` is what rows and gradients
+    two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Unless
+    all fit into it at once, bins are as large as it lets them be, and computed again on the way back. Where they move
+    and there is none, it is half of what the device has free. `wire_dtype` is what rows and gradients
     travel as (their own type, or torch.bfloat16). `seed` decides dropout, together with the number of the step, which
     is part of the model's state. Features that need no gradient travel once, when a tensor is first seen; all ranks
     must give a new one at the same time. `approximate` trades exactness of training passes for less or later
@@ -119,7 +119,7 @@ class HybridParallel(nn.Module):
         if edges:
             data = edge_data_of(self.share, self.plan, edges, self._peers)
             self.plan = replace(self.plan, csc=replace(self.plan.csc, edge_data=data))
-        self.recompute, self.wire_dtype, self.seed = recompute or memory_budget is not None, wire_dtype, seed
+        self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
         self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
         self._passes: deque[PassTrace] = deque(maxlen=trace)
@@ -241,11 +241,12 @@ class HybridParallel(nn.Module):
                 data = self.plan.csc.edge_data
                 weighted = data is not None and WEIGHT in data.rows
                 stages = with_halves(stages, x.requires_grad, weighted, lanes is not None)
-            budget = self.memory_budget if lanes is None else self._budget(stages, x, device)
-            steps = make_steps(
-                stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),
-                budget, x.shape[1], x.dtype, x.device, device, lanes is not None,
-            )  # fmt: skip
+            budget = self._budget(stages, x, device, lanes is not None)
+            with self._explained(budget):
+                steps = make_steps(
+                    stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),
+                    budget, x.shape[1], x.dtype, x.device, device, lanes is not None,
+                )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
                 self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype,
@@ -255,14 +256,29 @@ class HybridParallel(nn.Module):
                 check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
-    def _budget(self, stages: list[Stage], x: Tensor, device: torch.device) -> int | None:
-        """Of bins that move: as given; or, where nobody said how large they are, half of what the device has free,
-        unless all of them fit into that at once."""
-        if self.memory_budget is not None or self.schedule.packing is not None or self.plan.num_core == 0:
-            return self.memory_budget
-        room = free_device_memory(device) // 2
+    def _budget(self, stages: list[Stage], x: Tensor, device: torch.device, moves: bool) -> int | None:
+        """What bins must be packed into: as given, or, where they move and nobody said how large they are, half of what
+        the device has free; None if all of them fit into that at once, and can be kept."""
+        room = self.memory_budget
+        if room is None and (self.schedule.packing is not None or not moves):
+            return None
+        if self.plan.num_core == 0:
+            return room
+        room = max(1, free_device_memory(device) // 2) if room is None else room
         needed = bytes_at_once(stages, self.plan, self._whole, _BINS, x.shape[1], x.dtype, device)
-        return None if needed <= room else max(1, room)
+        return None if needed <= room else room
+
+    @contextlib.contextmanager
+    def _explained(self, budget: int | None) -> Iterator[None]:
+        """Adds to what a budget is refused for that nobody gave it."""
+        try:
+            yield
+        except ValueError as error:
+            if budget is None or self.memory_budget is not None:
+                raise
+            raise ValueError(
+                f"{error}. No memory_budget was given, so it is half of what the device has free, {budget:,} bytes"
+            ) from error
 
     def _packing(self, moves: bool) -> Packing:
         if self.schedule.packing is not None:

@@ -155,14 +155,15 @@ def test_layers_that_take_weights_and_others_follow_one_another(world_size):
     check(layers, world_size, WEIGHT | ATTR)
 
 
-@pytest.mark.parametrize("options", [{"memory_budget": 60_000}, {"schedule": SCHEDULES["four bins"]}], ids=str)
+@pytest.mark.parametrize("options", ["budget", "four bins"])
 @pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize("name", ["GCNConv", "GCNConv that widens", "GATConv", "RGCNConv"])
 def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatch):
     if moves:
         monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
     make, edges = OURS[name]
-    check(made(make), 2, edges, **options)
+    budget = {"memory_budget": 20_000 if "GCN" in name and "RGCN" not in name else 60_000}  # in which not all fits
+    check(made(make), 2, edges, **(budget if options == "budget" else {"schedule": SCHEDULES[options]}))
 
 
 def test_tensors_go_by_the_order_of_the_edges():

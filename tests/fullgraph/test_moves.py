@@ -214,3 +214,7 @@ def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
     (of_roomy,), (of_tight,), (of_told,) = (model._grounds.values() for model in (roomy, tight, told))
     assert not of_roomy.recompute and of_tight.recompute
     assert [step.bounds for step in of_tight.steps] == [step.bounds for step in of_told.steps]
+    with pytest.raises(
+        ValueError, match=r"bytes.*No memory_budget was given, so it is half of what the device has free"
+    ):
+        trained(20)

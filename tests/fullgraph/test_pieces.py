@@ -14,6 +14,7 @@ from gnnsys.fullgraph.memory import Peak
 from gnnsys.fullgraph.moves import CpuLanes, Mover
 from gnnsys.fullgraph.passes import PieceCosts, make_pieces
 from gnnsys.fullgraph.state import Pass
+from gnnsys.fullgraph.steps import bytes_at_once
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
@@ -109,6 +110,31 @@ def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everyth
         passes = [step.passes for ground in model._grounds.values() for step in ground.steps if step.passes]
         assert bool(passes) == moves
         assert share < 8 or not moves or max(len(pieces) for each in passes for pieces in each.pieces) > 4
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["rows move", "rows lie"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "normed"])
+def test_what_fits_into_a_budget_at_once_is_kept(name, moves, monkeypatch):
+    if moves:
+        monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+    needed: list[int] = []
+
+    def asked(*args) -> float:
+        needed.append(int(bytes_at_once(*args)))
+        return needed[-1]
+
+    monkeypatch.setattr(parallel, "bytes_at_once", asked)
+    graph, layers = hub_graph(NODES, 5000), models()[name]
+    x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    measured = OnDevice(monkeypatch, True)  # what bins leave counts too
+    losses, _ = train(HybridParallel(copy.deepcopy(layers), graph), x, measured)
+    HybridParallel(copy.deepcopy(layers), graph, memory_budget=1 << 40)(x)
+    for budget, keeps in ((needed[-1], True), (needed[-1] - 1, False)):
+        model = HybridParallel(copy.deepcopy(layers), graph, memory_budget=budget)
+        found, peak = train(model, x, measured)
+        assert found == pytest.approx(losses, rel=1e-4)
+        assert [ground.recompute for ground in model._grounds.values()] == [not keeps]
+        assert 0 < peak <= budget or not (keeps or moves)
 
 
 MAKES = [unequal_sage, gcn, gin]

@@ -90,8 +90,14 @@ REFUSED = {
     "dropout of attention": (lambda: pyg.GATConv(WIDTH, OUT, dropout=0.1), "GATConv gives other rows every time"),
     "batch norm inside": (lambda: pyg.GINConv(mlp(WIDTH, nn.BatchNorm1d(5))), "GINConv.nn.1 normalises over rows"),
     "dropout inside": (lambda: pyg.GINConv(mlp(WIDTH, nn.Dropout(0.5))), "use gnnsys.fullgraph.Dropout in its place"),
-    "edges with types": (lambda: pyg.RGCNConv(WIDTH, OUT, 2), "RGCNConv cannot be applied to rows and a structure"),
-    "edges with features": (lambda: pyg.GINEConv(mlp()), "GINEConv cannot be applied to rows and a structure"),
+    "edges with types": (
+        lambda: pyg.RGCNConv(WIDTH, OUT, 2),
+        "RGCNConv cannot be applied to rows and a structure.*of its edge_type nothing is said",
+    ),
+    "edges with features": (
+        lambda: pyg.GINEConv(mlp()),
+        "GINEConv cannot be applied to rows and a structure.*of its edge_attr nothing is said",
+    ),
     "first rows besides": (
         lambda: pyg.GCN2Conv(WIDTH, 0.1),
         "GCN2Conv.forward must take rows, or rows and a structure",
