@@ -74,7 +74,7 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
         told = csc.edge_data.rows if csc is not None and csc.edge_data is not None else {}
         untold = [each for each in arguments(module) if each.startswith("edge_") and each not in (*told, "edge_index")]
         hint = f" (of its {' and '.join(untold)} nothing is said: edges= does)" if untold else ""
-        reason = f"{error or type(error).__name__}{hint}"
+        reason = f"{str(error) or type(error).__name__}{hint}"
         raise ValueError(f"{name} cannot be applied to {takes}, {list(rows.shape)} {rows.dtype}: {reason}") from error
     if not isinstance(whole, Tensor) or whole.dim() != 2 or len(whole) != len(rows):
         got = list(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__

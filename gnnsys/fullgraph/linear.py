@@ -28,14 +28,14 @@ Dense = Callable[[Tensor, Tensor], Tensor]
 class View:
     """A structure over all local rows, [core, halo], and how its sums are weighted.
 
-    `kind` is "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides). With `weighted` edges
-    count as much as their weights say, in degrees too.
+    `kind` is "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides). Where the structure has
+    weights of edges, those count as much in sums and, of "gcn", in degrees.
     """
 
-    def __init__(self, kind: str, csc: CSC, whole: WholeDegrees, weighted: bool = False) -> None:
-        self.kind, self.weighted = kind, weighted
-        self._data, self._whole = csc.edge_data, whole
-        weight = csc.edge_data.rows[WEIGHT] if weighted and csc.edge_data is not None else None
+    def __init__(self, kind: str, csc: CSC, whole: WholeDegrees) -> None:
+        self.kind, self._whole = kind, whole
+        weight = None if csc.edge_data is None else csc.edge_data.rows[WEIGHT]
+        self._of_weights = None if csc.edge_data is None else replace(csc.edge_data, rows={})
         if kind == "gcn":
             csc, weight = self._looped(csc, weight)
         self.csc, self._weight = csc, weight
@@ -70,8 +70,8 @@ class View:
         dtype = sum_dtype(dtype)
         if dtype not in self._scales:
             if self.kind == "gcn":
-                piece = replace(self.csc, whole=self._whole, edge_data=self._data)
-                self._scales[dtype] = whole_scales(piece, True, 1.0, dtype, self.weighted)[:2]
+                piece = replace(self.csc, whole=self._whole, edge_data=self._of_weights)
+                self._scales[dtype] = whole_scales(piece, True, 1.0, dtype, self._of_weights is not None)[:2]
             elif self.kind == "mean":
                 self._scales[dtype] = (None, native.inverse_degrees(self.csc.indptr, dtype))
             else:
@@ -95,8 +95,8 @@ class View:
         edges = torch.stack([torch.cat([csc.indices[kept].long(), loops]), torch.cat([dst[kept], loops])])
         looped = CSC.from_edge_index(edges, csc.num_src, csc.num_dst, narrow=True)
         if weight is not None:
-            assert self._data is not None and self._data.whole is not None
-            has_loop, own = self._whole.num_loops[: csc.num_dst] > 0, self._data.whole.loop[: csc.num_dst]
+            assert self._of_weights is not None and self._of_weights.whole is not None
+            has_loop, own = self._whole.num_loops[: csc.num_dst] > 0, self._of_weights.whole.loop[: csc.num_dst]
             weight = torch.cat([weight[kept], torch.where(has_loop, own, 1.0).to(weight.dtype)])
             weight = weight if looped.edge_ids is None else weight[looped.edge_ids.long()]
         return CSC(looped.indptr, looped.indices, csc.num_src), weight

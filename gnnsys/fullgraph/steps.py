@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
-from gnnsys.fullgraph.edges import ones
+from gnnsys.fullgraph.edges import WEIGHT, ones
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.layers import Rows, Stage, takes_edges
 from gnnsys.fullgraph.linear import LinearStage, View
@@ -128,10 +128,9 @@ def make_steps(
             kind = (stage.kind, stage.weighted)
             if kind not in views:
                 at = rows_device if moves else device
-                csc = plan.csc if stage.weighted else replace(plan.csc, edge_data=None)
-                views[kind] = View(
-                    stage.kind, csc.to(at), WholeDegrees(*(each.to(at) for each in whole)), stage.weighted
-                )
+                data = plan.csc.edge_data.only([WEIGHT]) if stage.weighted and plan.csc.edge_data is not None else None
+                csc = replace(plan.csc, edge_data=data).to(at)
+                views[kind] = View(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
             view, bins = views[kind], make_bins(None, bounds[index], None)
             if moves:
                 passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
@@ -195,10 +194,11 @@ def _sources(here: Bin, csc: CSC | None) -> Tensor:
 
 
 def _read_by(stage: Stage, csc: CSC) -> CSC:
-    """The structure, without data of the edges if a stage takes none."""
-    data = csc.edge_data
-    needs = data is not None and stage.conv is not None and takes_edges(stage.conv, data.rows)
-    return csc if needs or data is None else replace(csc, edge_data=None)
+    """The structure, with no other data of the edges than a stage takes."""
+    data, conv = csc.edge_data, stage.conv
+    if data is None or conv is None:
+        return csc
+    return replace(csc, edge_data=data.only([name for name in data.rows if takes_edges(conv, [name])]))
 
 
 def _bins_of(
@@ -208,7 +208,7 @@ def _bins_of(
     if stage.conv is None:
         return make_bins(None, bounds, None)
     csc = _read_by(stage, csc)
-    key = (csc.edge_data is None, *bounds)
+    key = (*(() if csc.edge_data is None else csc.edge_data.rows), *bounds)
     if key not in made:  # layers of one size share the structure
         made[key] = [each.to(rows_device, device) for each in make_bins(csc, bounds, whole)]
     return made[key]

@@ -5,7 +5,7 @@ Column v lists the in-neighbours of v, `indices[indptr[v]:indptr[v+1]]`, in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,6 +49,11 @@ class EdgeData:
         count = len(self.rows)
         whole = None if self.whole is None else WholeWeights(*tensors[count:])
         return EdgeData(dict(zip(self.rows, tensors)), whole)
+
+    def only(self, names: Collection[str]) -> EdgeData | None:
+        """Without what is not among `names`; None if nothing is left."""
+        rows = {name: rows for name, rows in self.rows.items() if name in names}
+        return EdgeData(rows, self.whole if "edge_weight" in rows else None) if rows else None
 
     def piece(self, positions: slice, src: Tensor) -> EdgeData:
         """Of the edges at `positions`, whose sources are `src`."""
