@@ -58,7 +58,7 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     model = HybridParallel(
         layers.to(session.device),
         share,
-        edges={"edge_weight": args.edge_weight} if args.edge_weight else None,
+        edge_data={"edge_weight": args.edge_weight} if args.edge_weight else None,
         schedule=Schedule(
             intra_layer=not args.no_intra,
             inter_layer=not args.no_inter,

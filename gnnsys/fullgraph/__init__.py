@@ -4,7 +4,7 @@ from gnnsys.fullgraph.approximate import BoundarySampling, Staleness
 from gnnsys.fullgraph.bins import Packing
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.inference import infer
-from gnnsys.fullgraph.layers import Dropout, Join, Keep, Residual, call
+from gnnsys.fullgraph.layers import Dropout, Join, Keep, Residual, Told, call
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.steps import Schedule
@@ -21,6 +21,7 @@ __all__ = [
     "Schedule",
     "Share",
     "Staleness",
+    "Told",
     "call",
     "infer",
     "make_plan",

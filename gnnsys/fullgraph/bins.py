@@ -21,6 +21,10 @@ _BOUNDARY_SHARE = 0.6  # of a number of bins: small ones of what others wait for
 _STEPS = 256  # in how many steps a part is looked through for where its bins end
 
 
+class BudgetError(ValueError):
+    """Not even the smallest bin fits into a budget."""
+
+
 @dataclass(frozen=True)
 class Packing:
     """How large bins are: a number of them per layer, or nodes per bin, or bytes of rows per bin; by default one. Of a
@@ -110,7 +114,7 @@ def _within(csc: CSC, first: int, end: int, limit: int, costs: Costs, has_edges:
     if not has_edges:
         each = int((limit - costs.fixed) // max(1.0, costs.source + costs.node))
         if each < 1:
-            raise ValueError(
+            raise BudgetError(
                 f"one node takes {costs.fixed + costs.source + costs.node:,.0f} bytes in this layer, and memory_budget "
                 f"or bin_bytes leaves {limit:,} for a bin: raise it"
             )
@@ -134,7 +138,7 @@ def _end_of_bin(csc: CSC, first: int, end: int, step: int, limit: int, costs: Co
         num_edges = int(csc.indptr[until] - csc.indptr[first])
         cost = costs.fixed + (num_src + more) * costs.source + (until - first) * costs.node + num_edges * costs.edge
         if cost > limit and until == first + 1:
-            raise ValueError(
+            raise BudgetError(
                 f"a node with {num_edges:,} in-edges takes {cost:,.0f} bytes by itself, and memory_budget or bin_bytes "
                 f"leaves {limit:,} for a bin: raise it, or use layers that aggregate by sums (our SAGEConv with mean "
                 "or sum, GCNConv, GINConv), whose inputs need not be there at once as those of others do"

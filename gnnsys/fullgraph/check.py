@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, make_bins
 from gnnsys.fullgraph.edges import drawn
-from gnnsys.fullgraph.layers import Dropout, Join, Rows, Stage, arguments, call, working_on
+from gnnsys.fullgraph.layers import Dropout, Join, Rows, Stage, arguments, call, taken, working_on
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
 _NODES, _EDGES = 60, 500
@@ -70,11 +71,8 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
     try:
         whole, again = _apply(tried, rows, csc), _apply(tried, rows, csc)
     except Exception as error:
-        takes = "rows" if csc is None else "rows and a structure"
-        told = csc.edge_data.rows if csc is not None and csc.edge_data is not None else {}
-        untold = [each for each in arguments(module) if each.startswith("edge_") and each not in (*told, "edge_index")]
-        hint = f" (of its {' and '.join(untold)} nothing is said: edges= does)" if untold else ""
-        reason = f"{str(error) or type(error).__name__}{hint}"
+        takes, reason = "rows" if csc is None else "rows and a structure", str(error) or type(error).__name__
+        reason += "" if csc is None else _about_edges(module, csc, str(error))
         raise ValueError(f"{name} cannot be applied to {takes}, {list(rows.shape)} {rows.dtype}: {reason}") from error
     if not isinstance(whole, Tensor) or whole.dim() != 2 or len(whole) != len(rows):
         got = list(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
@@ -93,9 +91,44 @@ def _tried(module: nn.Module, rows: Tensor, csc: CSC | None, bins: Sequence[Bin]
         pieces = torch.cat([_apply(tried, each.inputs(rows), each.csc, each.first, each.end) for each in bins])
     except Exception as error:
         raise ValueError(f"{_differs(name, csc)} ({type(error).__name__}: {error})") from error
+    if pieces.dtype != whole.dtype:
+        raise ValueError(
+            f"{name} gives {whole.dtype} on the whole graph and {pieces.dtype} on a piece: give edge data the dtype of "
+            f"the rows, {rows.dtype}"
+        )
     if pieces.shape != whole.shape or not _close(pieces, whole):
         raise ValueError(_differs(name, csc))
+    if csc is not None:
+        _warn_if_deaf(tried, rows, csc, whole, draws)
     return whole.contiguous()
+
+
+def _about_edges(module: nn.Module, csc: CSC, reason: str) -> str:
+    """What a graph layer was given of edges when it failed, or might have missed."""
+    rows = csc.edge_data.rows if csc.edge_data is not None else {}
+    given = [f"{name} {list(rows[name].shape)}" for name in taken(module, rows)]
+    if given:
+        return f" (it was given {', '.join(given)}: gnnsys.fullgraph.Told says otherwise for one layer)"
+    untold = [name for name in arguments(module) if name.startswith("edge_") and name != "edge_index"]
+    misses = not reason or "None" in reason or any(name in reason for name in untold)
+    return f" (edge_data= gives layers their {' and '.join(untold)})" if untold and misses else ""
+
+
+def _warn_if_deaf(module: nn.Module, rows: Tensor, csc: CSC, whole: Tensor, draws: torch.Generator) -> None:
+    """Warns of a layer whose rows are the same whatever it is given of edges."""
+    data = csc.edge_data
+    names = [] if data is None else taken(module, data.rows)
+    if data is None or not names:
+        return
+    other = drawn(data, csc.to("cpu"), draws)
+    other = other.with_tensors([each.to(csc.device) for each in other.tensors()])
+    differ = any(not torch.equal(data.rows[name], other.rows[name]) for name in names)
+    if differ and torch.equal(_apply(module, rows, replace(csc, edge_data=other)), whole):
+        warnings.warn(
+            f"{type(module).__name__} gives the same rows whatever {' and '.join(names)} is: it may need edge_dim, or "
+            "does not pass on what it is given (gnnsys.fullgraph.call does); Told(layer) gives it nothing",
+            stacklevel=2,
+        )
 
 
 def _apply(module: nn.Module, rows: Tensor, csc: CSC | None, first: int = 0, end: int = _NODES) -> Tensor:

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from gnnsys.nn import GATConv
 from gnnsys.nn.gcn import whole_scales
 from gnnsys.nn.models import Stack
 from gnnsys.nn.structure import resolve
-from gnnsys.ops import CSC, dropout_rows, edge_softmax, spmm, stream_key
+from gnnsys.ops import CSC, WEIGHT, EdgeData, dropout_rows, edge_softmax, spmm, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
 
@@ -131,6 +131,28 @@ class Residual(nn.Module):
         return out + (own if self.project is None else self.project(own))
 
 
+class Told(nn.Module):
+    """A graph layer that is given this of edges and nothing else: an argument, and its name in the model's `edge_data`.
+
+    >>> layers = [Told(GATConv(16, 32, edge_dim=4), edge_attr="bond"), nn.ReLU(), Told(GATConv(32, 8))]
+    >>> model = HybridParallel(layers, graph, edge_data={"bond": "e"})
+    """
+
+    def __init__(self, conv: nn.Module, **names: str) -> None:
+        super().__init__()
+        self.conv, self.names = conv, names
+
+    def forward(self, rows: Tensor, csc: CSC) -> Tensor:
+        return call(self.conv, rows, STRUCTURES.get(lambda: self._told(csc), csc, key=("told", *self.names.items())))
+
+    def _told(self, csc: CSC) -> CSC:
+        if csc.edge_data is None:
+            return csc
+        given = {argument: csc.edge_data.rows[name] for argument, name in self.names.items()}
+        whole = csc.edge_data.whole if self.names.get(WEIGHT) == WEIGHT else None
+        return replace(csc, edge_data=EdgeData(given, whole) if given else None)
+
+
 @dataclass
 class Stage:
     """One step of the schedule. `keep_as` names its input rows; `joins` are names its modules look back to."""
@@ -215,9 +237,10 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module, edges: Collection[str] 
         raise ValueError(f"{len(out)} stages are too many to number their messages: at most {MAX_STAGES}")
     if not any(stage.conv is not None for stage in out):
         raise ValueError("layers must hold at least one graph layer: a module whose forward takes rows and a structure")
+    asked = {name for stage in out if stage.conv is not None for name in taken(stage.conv, edges)}
     for name in edges:
-        if not any(stage.conv is not None and takes_edges(stage.conv, [name]) for stage in out):
-            raise ValueError(f"no graph layer takes an argument {name!r}, which edges says they are given")
+        if name not in asked:
+            raise ValueError(f"no graph layer takes an argument {name!r}, which edge_data says they are given")
     return out
 
 
@@ -231,15 +254,21 @@ def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
     ]  # fmt: skip
     if len(asked) not in (1, 2):
         raise ValueError(
-            f"{type(module).__name__}.forward must take rows, or rows and a structure, and what edges= gives it, by "
-            f"name: it asks for {[p.name for p in asked]}"
+            f"{type(module).__name__}.forward must take rows, or rows and a structure, and what edge_data= gives it, "
+            f"by name: it asks for {[p.name for p in asked]}"
         )
     return len(asked) == 2
 
 
-def takes_edges(conv: nn.Module, edges: Collection[str]) -> bool:
-    """Whether a graph layer, or one inside it, has an argument of one of these names."""
-    return any(name in edges for module in conv.modules() for name in arguments(module))
+def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
+    """What of `edges` a graph layer, or one inside it, is given: arguments of its forward, or what `Told` says."""
+    if isinstance(conv, Told):
+        for name in conv.names.values():
+            if name not in edges:
+                raise ValueError(f"Told names {name!r}, and edge_data has {list(edges)}")
+        return list(conv.names.values())
+    found = {name for child in conv.children() for name in taken(child, edges)} | set(arguments(conv))
+    return [name for name in edges if name in found]
 
 
 def arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.edges import WEIGHT
 from gnnsys.fullgraph.layers import Join, Rows, Stage
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from gnnsys.nn.gcn import whole_scales
-from gnnsys.ops import CSC, WholeDegrees
+from gnnsys.ops import CSC, WEIGHT, WholeDegrees
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import native
 
@@ -38,11 +37,11 @@ class View:
         self._of_weights = None if csc.edge_data is None else replace(csc.edge_data, rows={})
         if kind == "gcn":
             csc, weight = self._looped(csc, weight)
-        self.csc, self._weight = csc, weight
+        self.csc, self.weight = csc, weight
         self._ends = self.csc.indptr.cpu()  # to cut by without asking a device
         self._transposed: tuple[CSC, Tensor] | None = None
         self._scales: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
-        self._weights: dict[torch.dtype, tuple[Tensor | None, Tensor | None]] = {}
+        self._weights: dict[tuple[torch.dtype, bool], Tensor] = {}
 
     def sums(self, rows: Tensor, first: int, end: int, scale: Tensor | None = None) -> Tensor:
         """What the nodes at places first to end have as in-neighbours, summed; `rows` are all local ones.
@@ -53,7 +52,7 @@ class View:
         if scale is not None:
             scale = scale.to(sum_dtype(rows.dtype))
             src = scale if src is None else src * scale
-        weight, dst = self._weights_of(rows.dtype)[0], None if dst is None else dst[first:end]
+        weight, dst = self._weight_of(rows.dtype, False), None if dst is None else dst[first:end]
         return _spmm(self.csc, self._ends, first, end, rows, weight, src, dst)
 
     def pull(self, grads: Tensor, first: int, end: int, into: Tensor | None = None) -> Tensor:
@@ -62,7 +61,7 @@ class View:
             turned = self.csc.transpose()
             self._transposed = (turned, turned.indptr.cpu())
         src, dst = self.scales(grads.dtype)
-        weight, src = self._weights_of(grads.dtype)[1], None if src is None else src[first:end]
+        weight, src = self._weight_of(grads.dtype, True), None if src is None else src[first:end]
         return _spmm(*self._transposed, first, end, grads, weight, dst, src, into)
 
     def scales(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
@@ -78,14 +77,14 @@ class View:
                 self._scales[dtype] = (None, None)
         return self._scales[dtype]
 
-    def _weights_of(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """What edges weigh, by position there and by position of the transposed structure."""
-        dtype = sum_dtype(dtype)
-        if self._weight is not None and dtype not in self._weights:
-            weight, turned = self._weight.to(dtype), self.csc.transpose().edge_ids
-            assert turned is not None
-            self._weights[dtype] = (weight, weight.index_select(0, turned))
-        return self._weights.get(dtype, (None, None))
+    def _weight_of(self, dtype: torch.dtype, turned: bool) -> Tensor | None:
+        """What edges weigh, by position of the structure, or of the transposed one."""
+        if self.weight is None:
+            return None
+        if (dtype, turned) not in self._weights:
+            weight = turned_weight(self.csc, self.weight) if turned else self.weight
+            self._weights[dtype, turned] = weight.to(dtype)
+        return self._weights[dtype, turned]
 
     def _looped(self, csc: CSC, weight: Tensor | None) -> tuple[CSC, Tensor | None]:
         """Every node with one self loop, whatever it had; one that it had keeps its weight."""
@@ -100,6 +99,13 @@ class View:
             weight = torch.cat([weight[kept], torch.where(has_loop, own, 1.0).to(weight.dtype)])
             weight = weight if looped.edge_ids is None else weight[looped.edge_ids.long()]
         return CSC(looped.indptr, looped.indices, csc.num_src), weight
+
+
+def turned_weight(csc: CSC, weight: Tensor) -> Tensor:
+    """What edges weigh by position of the transposed structure."""
+    positions = csc.transpose().edge_ids
+    assert positions is not None
+    return weight.index_select(0, positions)
 
 
 def _spmm(
@@ -147,11 +153,11 @@ def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
     return sums
 
 
-def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False, moves: bool = False) -> list[Stage]:
+def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False) -> list[Stage]:
     """The stages, with graph layers that aggregate linearly as sums, after their dense half where that is narrower.
 
     A layer that reads features which never change (not `x_trains`) is left as it is: they travel and are summed once.
-    Where bins move, layers that take weights of edges (`weighted`: there are some) are left whole.
+    `weighted` says that layers which take weights of edges are given some.
     """
     out: list[Stage] = []
     for index, stage in enumerate(stages):
@@ -159,7 +165,7 @@ def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False,
         if type(conv) is SAGEConv and conv.aggr in ("mean", "sum") and not conv.project:
             out += _sage(stage, conv, may_narrow)
         elif type(conv) is GCNConv and not conv.improved and (conv.add_self_loops or not conv.normalize):
-            out += [stage] if weighted and moves else _gcn(stage, conv, may_narrow, weighted)
+            out += _gcn(stage, conv, may_narrow, weighted)
         elif type(conv) is GINConv:
             out.append(_linear(stage, "sum", _gin(conv), True))
         else:

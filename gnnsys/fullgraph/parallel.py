@@ -16,9 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.bins import BudgetError, Packing
 from gnnsys.fullgraph.check import check_layers, check_parameters
-from gnnsys.fullgraph.edges import WEIGHT, edge_data_of
+from gnnsys.fullgraph.edges import edge_data_of
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.forward import Forward
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
@@ -29,7 +29,7 @@ from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.state import Ground, Pass, Times
 from gnnsys.fullgraph.steps import Schedule, Step, bytes_at_once, make_steps
 from gnnsys.observe import PassTrace
-from gnnsys.ops import WholeDegrees, stream_key
+from gnnsys.ops import WEIGHT, WholeDegrees, stream_key
 from gnnsys.store.capacity import free_device_memory
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class HybridParallel(nn.Module):
     >>> loss = F.cross_entropy(model(x)[train], y[train], reduction="sum") / count
     >>> loss.backward()
 
-    `edges` is what layers are told of edges: by the name of an argument of theirs the name of an array of edge data, or
-    for a graph in memory a tensor, {"edge_weight": "w"}. Every graph layer that has such an argument is given it.
+    `edge_data` is what layers are told of edges: by the name of an argument of theirs the name of an array of edge
+    data, or for a graph in memory a tensor, {"edge_weight": "w"}. Every graph layer of the list that has such an
+    argument is given it, as it is now; `Told` says otherwise for one of them.
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
     two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Unless
@@ -88,7 +89,7 @@ class HybridParallel(nn.Module):
         graph: Graph | DistGraph | Share,
         *,
         ranks: Tensor | None = None,
-        edges: Mapping[str, str | Tensor] | None = None,
+        edge_data: Mapping[str, str | Tensor] | None = None,
         schedule: Schedule | None = None,
         recompute: bool = False,
         memory_budget: int | None = None,
@@ -100,6 +101,8 @@ class HybridParallel(nn.Module):
         trace: int = 0,
     ) -> None:
         super().__init__()
+        if edge_data is not None and not isinstance(edge_data, Mapping):
+            raise ValueError(f"edge_data must say what arguments are, like {{'edge_weight': 'w'}}, got {edge_data!r}")
         if trace < 0:
             raise ValueError(f"trace is a number of passes, got {trace}")
         if wire_dtype is not None and not wire_dtype.is_floating_point:
@@ -111,14 +114,13 @@ class HybridParallel(nn.Module):
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
         self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
-        self._stages = make_stages(layers, edges or ())
+        self._stages = make_stages(layers, edge_data or ())
         self._peers = Peers(group, timeout=timeout)
         self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
         self.schedule = schedule or Schedule()
         self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
-        if edges:
-            data = edge_data_of(self.share, self.plan, edges, self._peers)
-            self.plan = replace(self.plan, csc=replace(self.plan.csc, edge_data=data))
+        data = edge_data_of(self.share, self.plan, edge_data or {}, self._peers)
+        self.plan = replace(self.plan, csc=replace(self.plan.csc, edge_data=data))
         self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
         self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
@@ -240,7 +242,7 @@ class HybridParallel(nn.Module):
             if in_halves:
                 data = self.plan.csc.edge_data
                 weighted = data is not None and WEIGHT in data.rows
-                stages = with_halves(stages, x.requires_grad, weighted, lanes is not None)
+                stages = with_halves(stages, x.requires_grad, weighted)
             budget = self._budget(stages, x, device, lanes is not None)
             with self._explained(budget):
                 steps = make_steps(
@@ -273,10 +275,10 @@ class HybridParallel(nn.Module):
         """Adds to what a budget is refused for that nobody gave it."""
         try:
             yield
-        except ValueError as error:
+        except BudgetError as error:
             if budget is None or self.memory_budget is not None:
                 raise
-            raise ValueError(
+            raise BudgetError(
                 f"{error}. No memory_budget was given, so it is half of what the device has free, {budget:,} bytes"
             ) from error
 

@@ -14,7 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.linear import View
+from gnnsys.fullgraph.bins import BudgetError
+from gnnsys.fullgraph.linear import View, turned_weight
 from gnnsys.fullgraph.moves import Load, Mover, Pick
 from gnnsys.ops import CSC, compact
 from gnnsys.ops._features import sum_dtype
@@ -26,14 +27,23 @@ Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their g
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some of a bin's sources, as rows of [core, halo], and the in-edges that its nodes have from them."""
+    """Some of a bin's sources, as rows of [core, halo], and the in-edges that its nodes have from them.
+
+    `weights` are what those weigh, by position of the structure and of the transposed one; none where all count alike.
+    """
 
     src: Tensor | None  # None: all rows as they are
     csc: CSC
+    weights: tuple[Tensor, ...] = ()
 
     def to(self, device: torch.device) -> Piece:
         """The structure there; sources are picked on the host."""
-        return Piece(self.src, self.csc.to(device))
+        return Piece(self.src, self.csc.to(device), tuple(each.to(device) for each in self.weights))
+
+    def structure(self, turned: bool) -> list[Tensor]:
+        """What it is made of, as `Passes` takes it."""
+        csc = self.csc.transpose() if turned else self.csc
+        return [csc.indptr, csc.indices, *self.weights[turned : turned + 1]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class PieceCosts:
         num_edges = sources.numel()
         assert self.limit is not None
         if self.source + self.edge > self.limit:
-            raise ValueError(
+            raise BudgetError(
                 f"one row of a neighbour takes {self.source + self.edge:,} bytes, and memory_budget leaves "
                 f"{self.limit:,} for a piece of a bin's inputs: raise it"
             )
@@ -67,16 +77,16 @@ class PieceCosts:
         return cuts
 
 
-def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts) -> list[Piece]:
+def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts, weight: Tensor | None = None) -> list[Piece]:
     """The in-edges of nodes first to end, cut by source; a node's edges keep their order inside a piece."""
     if (first, end) == (0, csc.num_dst) and costs.limit is None:
-        csc.transpose()
-        return [Piece(None, csc)]
+        return [_piece(None, csc, weight)]
     dtype, indptr = csc.indices.dtype, csc.indptr[first : end + 1] - csc.indptr[first]
-    ids = csc.indices[int(csc.indptr[first]) : int(csc.indptr[end])]
+    positions = slice(int(csc.indptr[first]), int(csc.indptr[end]))
+    ids, weight = csc.indices[positions], None if weight is None else weight[positions]
     (src,), (local,) = compact([ids[:0]], [ids], [0])
     if costs.fits(src.numel(), ids.numel()):
-        return [_piece(src, indptr, local.to(dtype))] if ids.numel() else []
+        return [_piece(src, CSC(indptr, local.to(dtype), src.numel()), weight)] if ids.numel() else []
     dst = torch.repeat_interleave(torch.arange(end - first), indptr.diff())
     by_source = torch.sort(local, stable=True).indices
     pieces = []
@@ -85,14 +95,14 @@ def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts) -> list[Piece
         low, high = int(local[by_source[a]]), int(local[by_source[b - 1]]) + 1
         counts = torch.bincount(dst[edges], minlength=end - first)
         indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        pieces.append(_piece(src[low:high], indptr, (local[edges] - low).to(dtype)))
+        piece = CSC(indptr, (local[edges] - low).to(dtype), high - low)
+        pieces.append(_piece(src[low:high], piece, None if weight is None else weight[edges]))
     return pieces
 
 
-def _piece(src: Tensor, indptr: Tensor, indices: Tensor) -> Piece:
-    csc = CSC(indptr, indices, src.numel())
+def _piece(src: Tensor | None, csc: CSC, weight: Tensor | None) -> Piece:
     csc.transpose()
-    return Piece(src, csc)
+    return Piece(src, csc, () if weight is None else (weight, turned_weight(csc, weight)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +124,7 @@ class Passes:
         piece, weights = self.pieces[key[1]][number], (self.view.scales(rows.dtype)[0], scale)
         picks = [Pick(rows, piece.src), *(Pick(weight, piece.src) for weight in weights if weight is not None)]
         if self.brings_structure:
-            picks += [Pick(piece.csc.indptr), Pick(piece.csc.indices)]
+            picks += map(Pick, piece.structure(False))
         mover.load((*key, number), picks)
 
     def sums(
@@ -129,13 +139,10 @@ class Passes:
         for number, piece in enumerate(pieces):
             load = mover.take((*key, number))
             given, *rest = load.tensors
-            csc = piece.csc
-            if self.brings_structure:
-                *rest, indptr, indices = rest
-                csc = CSC(indptr, indices, csc.num_src)
-            weight = _product(rest, sum_dtype(out.dtype))
+            indptr, indices, weight = self._structure(piece, rest, False, out.dtype)
+            src_scale = _product(rest, sum_dtype(out.dtype))
             with torch.no_grad():
-                native.spmm_add(csc.indptr, csc.indices, None, given, None, weight, dst_scale, out)
+                native.spmm_add(indptr, indices, None, given, weight, src_scale, dst_scale, out)
             if number + 1 < len(pieces):
                 mover.send_back([], _nothing, [load])
                 mover.finish(keep=1)
@@ -151,13 +158,10 @@ class Passes:
             self._load_back(mover, key, 0, weight)
         for number, piece in enumerate(pieces):
             load = mover.take((*key, number))
-            rest = load.tensors
-            turned = piece.csc.transpose()
-            if self.brings_structure:
-                *rest, indptr, indices = rest
-                turned = CSC(indptr, indices, turned.num_src)
+            rest = list(load.tensors)
+            indptr, indices, edge_weight = self._structure(piece, rest, True, grad.dtype)
             scale = _product(rest, sum_dtype(grad.dtype))
-            found = native.spmm(turned.indptr, turned.indices, None, grad, None, dst_scale, scale, None, None, None)
+            found = native.spmm(indptr, indices, None, grad, edge_weight, dst_scale, scale, None, None, None)
             mover.send_back([found], _of_piece(then, piece.src), [load])
             del found
             mover.finish(keep=1)
@@ -168,9 +172,19 @@ class Passes:
         piece = self.pieces[key[1]][number]
         picks = [] if weight is None else [Pick(weight, piece.src)]
         if self.brings_structure:
-            turned = piece.csc.transpose()
-            picks += [Pick(turned.indptr), Pick(turned.indices)]
+            picks += map(Pick, piece.structure(True))
         mover.load((*key, number), picks)
+
+    def _structure(
+        self, piece: Piece, came: list[Tensor], turned: bool, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """A piece's indptr, indices and weights of edges, which are taken off the end of what came, if they came."""
+        parts = piece.structure(turned)
+        if self.brings_structure:
+            parts = came[-len(parts) :]
+            del came[-len(parts) :]
+        indptr, indices, *weights = parts
+        return indptr, indices, weights[0].to(dtype) if weights else None
 
 
 def _product(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:

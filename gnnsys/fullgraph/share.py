@@ -30,7 +30,7 @@ class Share:
     csc: CSC  # a column per own node; its sources are global ids
     original_ids: Tensor  # int64 [num_core]
     source: Any
-    edge_ids: Callable[[], Tensor]  # int64 [num_edges]: by position of `csc`, which row of the source's edge data
+    find_edge_ids: Callable[[], Tensor]  # int64 [num_edges]: by position of `csc`, which row of the source's edge data
 
     @property
     def world_size(self) -> int:
@@ -62,10 +62,14 @@ class Share:
 
     def edge_rows(self, name: str) -> Tensor:
         """The rows of one array of edge data that belong to this rank's in-edges, by position of `csc`."""
+        return torch.as_tensor(self.edge_array(name)[self.find_edge_ids()])
+
+    def edge_array(self, name: str) -> Any:
+        """One array of edge data, of all edges: a tensor or a table, whose rows go by edge ids."""
         known = self.source.edge_data[self.source.edge_types[0]]
         if name not in known:
             raise ValueError(f"the edges have no {name!r}, they have {list(known)}")
-        return torch.as_tensor(known[name][self.edge_ids()])
+        return known[name]
 
 
 def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks: Tensor | None = None) -> Share:
@@ -108,23 +112,26 @@ def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> 
     counts = torch.bincount(ranks.long(), minlength=world_size)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     if world_size == 1:
-        whole = _on_host(graph)
-        return Share(rank, offsets, whole, torch.arange(num_nodes), graph, lambda: _edges_at(whole, None))
+        return Share(rank, offsets, _on_host(graph), torch.arange(num_nodes), graph, lambda: _edges_into(graph, None))
     original_ids = torch.sort(ranks, stable=True).indices  # by global id
     global_ids = torch.empty_like(original_ids)
     global_ids[original_ids] = torch.arange(num_nodes)
     own = original_ids[int(offsets[rank]) : int(offsets[rank + 1])]
     whole = _on_host(graph)
-    own_narrow = own.to(whole.indices.dtype)
-    mine = in_subgraph(whole, own_narrow)
+    mine = in_subgraph(whole, own.to(whole.indices.dtype))
     sources = global_ids.to(mine.indices.dtype)[mine.indices.long()]
     csc = CSC(mine.indptr, sources, num_nodes)
-    return Share(rank, offsets, csc, own, graph, lambda: _edges_at(whole, in_subgraph(whole, own_narrow).edge_ids))
+    return Share(rank, offsets, csc, own, graph, lambda: _edges_into(graph, own))
 
 
-def _edges_at(csc: CSC, positions: Tensor | None) -> Tensor:
-    """The user's ids of edges at positions, by default all."""
-    positions = torch.arange(csc.num_edges) if positions is None else positions.long()
+def _edges_into(graph: Graph, nodes: Tensor | None) -> Tensor:
+    """The user's ids of the edges into nodes, by default all, in the order of the structure."""
+    csc = _on_host(graph)
+    positions = torch.arange(csc.num_edges)
+    if nodes is not None:
+        found = in_subgraph(csc, nodes.to(csc.indices.dtype)).edge_ids
+        assert found is not None
+        positions = found.long()
     return positions if csc.edge_ids is None else csc.edge_ids[positions].long()
 
 

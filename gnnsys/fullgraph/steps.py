@@ -15,14 +15,14 @@ from torch import Tensor
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
-from gnnsys.fullgraph.edges import WEIGHT, ones
+from gnnsys.fullgraph.edges import alike
 from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.layers import Rows, Stage, takes_edges
+from gnnsys.fullgraph.layers import Rows, Stage, taken
 from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.fullgraph.moves import BINS_ON_DEVICE
 from gnnsys.fullgraph.passes import Passes, Piece, PieceCosts, make_pieces
-from gnnsys.ops import CSC, EdgeData, WholeDegrees
+from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
 _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
 _SOURCE_BYTES = 24  # of a source in a piece besides its row: two weights, and where its edges begin
@@ -162,7 +162,14 @@ def bytes_at_once(
         total += costs.fixed * num_bins + costs.node * plan.num_core + costs.edge * num_edges
         total += costs.source * (plan.num_core if stage.conv is None else num_sources)
         on_the_way = max(on_the_way, 3.0 * plan.num_local * (w_in * t_in.itemsize + _SOURCE_BYTES))
-    structure = 2 * (num_edges * plan.csc.indices.itemsize + num_bins * plan.num_local * plan.csc.indptr.itemsize)
+    weights = (
+        0
+        if plan.csc.edge_data is None
+        else 2 * num_edges * sum(rows.itemsize for name, rows in plan.csc.edge_data.rows.items() if name == WEIGHT)
+    )
+    structure = weights + 2 * (
+        num_edges * plan.csc.indices.itemsize + num_bins * plan.num_local * plan.csc.indptr.itemsize
+    )
     return total + on_the_way + structure
 
 
@@ -172,13 +179,17 @@ def _passes(
 ) -> Passes:  # fmt: skip
     """The pieces of a step's bins; their structures stay on `device` where there is no limit."""
     limit = None if limits is None else limits.piece
-    key = (view.kind == "gcn", tuple(bounds), width * dtype.itemsize if limit is not None else None)
+    weighted = view.weight is not None
+    key = (view.kind == "gcn", weighted, tuple(bounds), width * dtype.itemsize if limit is not None else None)
     if key not in made:
         row = width * dtype.itemsize
         edge = view.csc.indices.dtype.itemsize + -(-2 * row // _EDGES_OF_PART) + 1
+        if view.weight is not None:  # as it comes, and as rows are
+            edge += view.weight.dtype.itemsize + dtype.itemsize
         costs = PieceCosts(row + _SOURCE_BYTES, edge, limit)
         made[key] = [
-            [piece.to(device) for piece in make_pieces(view.csc, first, end, costs)] for first, end in pairwise(bounds)
+            [piece.to(device) for piece in make_pieces(view.csc, first, end, costs, view.weight)]
+            for first, end in pairwise(bounds)
         ]
     return Passes(view, made[key], limits is not None)
 
@@ -198,7 +209,7 @@ def _read_by(stage: Stage, csc: CSC) -> CSC:
     data, conv = csc.edge_data, stage.conv
     if data is None or conv is None:
         return csc
-    return replace(csc, edge_data=data.only([name for name in data.rows if takes_edges(conv, [name])]))
+    return replace(csc, edge_data=data.only(taken(conv, data.rows)))
 
 
 def _bins_of(
@@ -223,7 +234,7 @@ def probe(
         return width, dtype
     one = torch.ones(1, dtype=torch.int64, device=device)
     csc = CSC(torch.tensor([0, 1], device=device), one.to(torch.int32) - 1, 1, whole=WholeDegrees(one, one))
-    csc.edge_data = None if data is None else ones(data, 1, 1, device)
+    csc.edge_data = None if data is None else alike(data, 1, 1, device)
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(cuda):
         rows = torch.zeros(1, width, dtype=dtype, device=device)

@@ -135,7 +135,10 @@ class GATConv(nn.Module):
         """The edges attention runs over, and their own share of the scores: a_edge . (W_edge e), linear in e."""
         score: Tensor | None = None
         if edge_attr is not None and self.lin_edge is not None and self.att_edge is not None:
-            rows = given.edge_rows(edge_attr, "edge_attr").view(given.csc.num_edges, self.lin_edge.in_features)
+            rows, width = given.edge_rows(edge_attr, "edge_attr"), self.lin_edge.in_features
+            if rows.shape[1:].numel() != width:
+                raise ValueError(f"edge_attr has shape {list(edge_attr.shape)}, expected {width} columns, edge_dim")
+            rows = rows.reshape(given.csc.num_edges, width)
             weight = self.lin_edge.weight.view(self.heads, self.out_channels, -1)
             to_score = torch.einsum("hce,hc->eh", weight, self.att_edge[0])  # [edge_dim, heads]
             score = rows @ to_score

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gnnsys.nn.init import glorot_, zeros_
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.structure import Edges, Inputs, resolve, self_loops, without_self_loops
-from gnnsys.ops import CSC, spmm
+from gnnsys.ops import CSC, WEIGHT, spmm
 
 
 class GCNConv(nn.Module):
@@ -53,10 +53,11 @@ class GCNConv(nn.Module):
 
     def aggregate(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """The sparse half: D^-1/2 (A + I) D^-1/2 rows; edge_weight by position."""
+        if self.normalize and csc.whole is not None:
+            return self._aggregate_piece(csc, rows, edge_weight)
+        edge_weight = None if edge_weight is None else edge_weight.to(rows.dtype)  # which autocast may have changed
         if not self.normalize:
             return spmm(csc, rows, weight=edge_weight)
-        if csc.whole is not None:
-            return self._aggregate_piece(csc, rows, edge_weight)
         if not self.add_self_loops:
             scale_src, scale_dst = _scales(csc, edge_weight, None, rows.dtype)
             return _scaled(spmm(csc, _scaled(rows, scale_src), weight=edge_weight), scale_dst)
@@ -72,8 +73,9 @@ class GCNConv(nn.Module):
     def _aggregate_piece(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
         """`aggregate` where degrees are those of a whole graph of which this is a piece."""
         data, weighted = csc.edge_data, edge_weight is not None
-        if weighted and (data is None or data.whole is None or edge_weight is not data.rows.get("edge_weight")):
+        if weighted and (data is None or data.whole is None or edge_weight is not data.rows.get(WEIGHT)):
             raise ValueError("a piece of a graph knows degrees by its own weights alone, and these are others")
+        edge_weight = None if edge_weight is None else edge_weight.to(rows.dtype)
         fill = 2.0 if self.improved else 1.0
         scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, rows.dtype, weighted)
         scaled = _scaled(rows, scale_src)

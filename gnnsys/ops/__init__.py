@@ -5,7 +5,7 @@ from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached import gather_cached
-from gnnsys.ops.csc import CSC, EdgeData, WholeDegrees, WholeWeights
+from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
@@ -28,6 +28,7 @@ from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph,
 
 __all__ = [
     "CSC",
+    "WEIGHT",
     "Buckets",
     "BufferPool",
     "EdgeData",

@@ -22,11 +22,14 @@ class WholeDegrees(NamedTuple):
     num_loops: Tensor  # int64 [num_src]
 
 
+WEIGHT = "edge_weight"  # the argument of layers by which they weigh edges
+
+
 class WholeWeights(NamedTuple):
     """What the in-edges of each source of a piece weigh in the whole graph, floating point [num_src] each."""
 
-    all: Tensor  # summed
-    others: Tensor  # summed, without self loops
+    total: Tensor
+    others: Tensor  # the same without self loops
     loop: Tensor  # of its self loop, the last of several; 0 where it has none
 
 
@@ -34,7 +37,7 @@ class WholeWeights(NamedTuple):
 class EdgeData:
     """What layers are told of a structure's edges: `rows[name]`, a row per position, is their argument of that name.
 
-    Where there are weights (`edge_weight`) and the structure is a piece of a graph, `whole` has those of the whole.
+    Where there are weights (`WEIGHT`) and the structure is a piece of a graph, `whole` has those of the whole.
     """
 
     rows: Mapping[str, Tensor]
@@ -53,7 +56,7 @@ class EdgeData:
     def only(self, names: Collection[str]) -> EdgeData | None:
         """Without what is not among `names`; None if nothing is left."""
         rows = {name: rows for name, rows in self.rows.items() if name in names}
-        return EdgeData(rows, self.whole if "edge_weight" in rows else None) if rows else None
+        return EdgeData(rows, self.whole if WEIGHT in rows else None) if rows else None
 
     def piece(self, positions: slice, src: Tensor) -> EdgeData:
         """Of the edges at `positions`, whose sources are `src`."""

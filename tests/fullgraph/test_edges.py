@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Residual, Schedule, infer
+from gnnsys.fullgraph import (
+    BoundarySampling,
+    HybridParallel,
+    Packing,
+    Residual,
+    Schedule,
+    Staleness,
+    Told,
+    infer,
+    parallel,
+)
 from gnnsys.fullgraph.moves import CpuLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
@@ -108,7 +118,7 @@ def check(layers: Sequence[nn.Module], world_size: int, edges, graph=GRAPH, **op
 
     def work(rank, group):
         mine = copy.deepcopy(list(layers))
-        return step(HybridParallel(mine, graph, edges=edges, group=group, timeout=60, **shared, **options))
+        return step(HybridParallel(mine, graph, edge_data=edges, group=group, timeout=60, **shared, **options))
 
     for total, nodes, x_grad, found in run_ranks(world_size, work):
         assert abs(total - loss.item()) <= TOLERANCE * loss.item()
@@ -163,7 +173,16 @@ def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatc
         monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
     make, edges = OURS[name]
     budget = {"memory_budget": 20_000 if "GCN" in name and "RGCN" not in name else 60_000}  # in which not all fits
+    packed = []
+    make_steps = parallel.make_steps
+
+    def noted(*args):
+        packed.append(args[5])
+        return make_steps(*args)
+
+    monkeypatch.setattr(parallel, "make_steps", noted)
     check(made(make), 2, edges, **(budget if options == "budget" else {"schedule": SCHEDULES[options]}))
+    assert packed == [budget["memory_budget"] if options == "budget" else None] * 2
 
 
 def test_tensors_go_by_the_order_of_the_edges():
@@ -171,11 +190,14 @@ def test_tensors_go_by_the_order_of_the_edges():
     check(made(OURS["GCNConv"][0]), 3, {"edge_weight": DATA["w"]})
 
 
+@pytest.mark.parametrize("hops", [1, 2])
 @pytest.mark.parametrize(
     ("num_parts", "trainers", "world_size"), [(1, 1, 1), (3, 1, 1), (2, 2, 2), (3, 1, 3), (1, 4, 4)]
 )
-def test_parts_bring_the_data_of_their_edges(num_parts, trainers, world_size, tmp_path):
-    partition_graph(GRAPH, num_parts, tmp_path / "p", trainers_per_part=trainers, objective="communication")
+def test_parts_bring_the_data_of_their_edges(num_parts, trainers, world_size, hops, tmp_path):
+    partition_graph(
+        GRAPH, num_parts, tmp_path / "p", trainers_per_part=trainers, objective="communication", halo_hops=hops
+    )
     graph = open_alone(tmp_path / "p", verify=True)
     check(
         made(OURS["GCNConv"][0], nn.ELU, lambda: GATConv(OUT, 3, edge_dim=FEATURES)), world_size, WEIGHT | ATTR, graph
@@ -188,7 +210,7 @@ def test_dropout_of_attention_is_the_same_on_any_number_of_ranks():
 
     def work(rank, group):
         mine, by = copy.deepcopy(layers), ranks if group is not None else None
-        return step(HybridParallel(mine, GRAPH, ranks=by, edges=ATTR, group=group, timeout=60, seed=3))
+        return step(HybridParallel(mine, GRAPH, ranks=by, edge_data=ATTR, group=group, timeout=60, seed=3))
 
     total, _, x_grad, grads = work(0, None)
     plain = step(HybridParallel(copy.deepcopy(layers), GRAPH, seed=3))
@@ -200,13 +222,153 @@ def test_dropout_of_attention_is_the_same_on_any_number_of_ranks():
             assert float((got - want).abs().max()) <= TOLERANCE * max(1.0, float(want.abs().max()))
 
 
-def test_a_halo_that_is_drawn_whole_changes_nothing():
-    check(made(OURS["GCNConv"][0]), 3, WEIGHT, approximate=BoundarySampling(1.0))
+OPTIONS = {
+    "recompute": {"recompute": True},
+    "no pipelines": {"schedule": Schedule(intra_layer=False, inter_layer=False, order="ids")},
+    "the first stale pass is exact": {"approximate": Staleness()},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options_change_nothing(options):
+    layers = made(lambda: GCNConv(WIDTH, 9), nn.ELU, lambda: GATConv(9, 5, edge_dim=FEATURES), lambda: GCNConv(5, OUT))
+    check(layers, 3, WEIGHT | ATTR, **options)
+
+
+@pytest.mark.parametrize("make", [lambda: GCNConv(WIDTH, 9), lambda: GCNConv(WIDTH, OUT)], ids=["widens", "narrows"])
+def test_a_halo_of_which_some_is_drawn_counts_by_its_weights(make):
+    """Rows of the halo count 0 or 1 / rate times; that alone is told apart from the whole graph's."""
+    (layer,), rate, ranks = made(make), 0.5, torch.arange(N) % 2
+    x, (src, dst) = GRAPH.node_data["node"]["x"], GRAPH.edge_index()
+
+    def work(rank, group):
+        options = {"ranks": ranks, "group": group, "timeout": 60, "seed": 3}
+        model = HybridParallel(
+            [copy.deepcopy(layer)], GRAPH, edge_data=WEIGHT, approximate=BoundarySampling(rate), **options
+        )
+        exact = HybridParallel([copy.deepcopy(layer)], GRAPH, edge_data=WEIGHT, **options)
+        return model.nodes, model(x[model.nodes]).detach(), exact(x[model.nodes]).detach()
+
+    has_halo = torch.zeros(N, dtype=torch.bool).index_fill(0, dst[ranks[src] != ranks[dst]], True)
+    for nodes, drawn, exact in run_ranks(2, work):
+        same = (drawn - exact).abs().amax(1) <= TOLERANCE
+        assert same[~has_halo[nodes]].all() and not same[has_halo[nodes]].all()
+        away = (drawn - exact)[has_halo[nodes]].abs().max()
+        assert float(away) <= 2 * float(exact.abs().max()), "a row counts twice or not at all"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"memory_budget": 20_000}, {"recompute": True}], ids=["", "budget", "recompute"]
+)
+@pytest.mark.parametrize("moves", [False, True])
+def test_ranks_without_nodes_or_edges(options, moves, monkeypatch):
+    if moves:
+        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    (layer,) = made(OURS["GCNConv"][0])
+    ranks = torch.zeros(N, dtype=torch.int64)
+    ranks[-3:] = 2  # nodes without any edge; rank 1 has none at all
+    x = GRAPH.node_data["node"]["x"]
+    want = layer(x, GRAPH.edge_index(), DATA["w"]).detach()
+
+    def work(rank, group):
+        model = HybridParallel(
+            [copy.deepcopy(layer)], GRAPH, ranks=ranks, edge_data=WEIGHT, group=group, timeout=60, **options
+        )
+        out = model(x[model.nodes])
+        out.sum().backward()
+        return model.nodes, out.detach()
+
+    for nodes, found in run_ranks(3, work):
+        assert torch.allclose(found, want[nodes], atol=1e-12)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("width", [OUT, 2 * WIDTH], ids=["narrows", "widens"])
+@pytest.mark.parametrize("improved", [False, True])
+def test_half_precision_and_autocast_take_weights(improved, width, moves, monkeypatch):
+    if moves:
+        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    torch.manual_seed(0)
+    layer, x = GCNConv(WIDTH, width, improved=improved), GRAPH.node_data["node"]["x"].float()
+    weight = DATA["w"].float()
+    want = layer(x, GRAPH.edge_index(), weight)
+    want.square().sum().backward()
+    grads = [p.grad.clone() for p in layer.parameters()]
+
+    def near(got: Tensor, right: Tensor) -> bool:
+        return bool(((got.float() - right).abs().max() <= 0.05 * right.abs().max()).item())
+
+    half = copy.deepcopy(layer).bfloat16()
+    model = HybridParallel([half], GRAPH, edge_data={"edge_weight": weight.bfloat16()}, schedule=SCHEDULES["four bins"])
+    out = model(x.bfloat16())
+    half.zero_grad()
+    out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16 and near(out, want)
+    assert all(near(p.grad, grad) for p, grad in zip(half.parameters(), grads))
+    for given in (weight, weight.double()):
+        mixed = HybridParallel([layer], GRAPH, edge_data={"edge_weight": given}, schedule=SCHEDULES["four bins"])
+        with torch.autocast("cpu", torch.bfloat16):
+            out = mixed(x)
+        layer.zero_grad()
+        out.float().square().sum().backward()
+        assert near(out, want) and all(near(p.grad, grad) for p, grad in zip(layer.parameters(), grads))
+
+
+def test_a_layer_can_be_told_something_else_or_nothing():
+    layers = made(
+        lambda: Told(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"), nn.ELU,
+        lambda: Told(GATConv(5, OUT, edge_dim=1), edge_attr="edge_weight"), lambda: Told(GCNConv(OUT, OUT)),
+        lambda: Told(GCNConv(OUT, OUT), edge_weight="edge_weight"),
+    )  # fmt: skip
+    x, edges = GRAPH.node_data["node"]["x"], GRAPH.edge_index()
+    want = nn.functional.elu(layers[0].conv(x, edges, DATA["e"]))
+    want = layers[3].conv(layers[2].conv(want, edges, DATA["w"]), edges)
+    want = layers[4].conv(want, edges, DATA["w"]).detach()
+    told = {"bond": "e", "edge_weight": "w"}
+
+    def work(rank, group):
+        mine = copy.deepcopy(layers)
+        model = HybridParallel(mine, GRAPH, ranks=torch.arange(N) % 2, edge_data=told, group=group, timeout=60)
+        return model.nodes, model(x[model.nodes]).detach()
+
+    for nodes, found in run_ranks(2, work):
+        assert float((found - want[nodes]).abs().max()) <= TOLERANCE
+    with pytest.raises(ValueError, match=r"Told names 'bond', and edge_data has \['edge_weight'\]"):
+        HybridParallel(copy.deepcopy(layers), GRAPH, edge_data=WEIGHT)
+
+
+def test_a_layer_that_makes_nothing_of_what_it_is_given_is_named():
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(WIDTH, OUT)
+
+        def forward(self, rows, csc):
+            return self.conv(rows, csc)
+
+    x = GRAPH.node_data["node"]["x"]
+    with pytest.warns(UserWarning, match="Wrapped gives the same rows whatever edge_weight is"):
+        HybridParallel(made(Wrapped), GRAPH, edge_data=WEIGHT)(x)
+    with pytest.warns(UserWarning, match="GATConv gives the same rows whatever edge_attr is: it may need edge_dim"):
+        HybridParallel(made(lambda: GATConv(WIDTH, OUT)), GRAPH, edge_data=ATTR)(x)
+
+
+def test_ranks_that_do_not_say_the_same_of_edges_are_refused_on_all():
+    both = made(lambda: GCNConv(WIDTH, OUT))
+
+    def work(rank, group):
+        with pytest.raises(ValueError, match="edge_data is not the same on all ranks"):
+            HybridParallel(
+                copy.deepcopy(both), GRAPH, ranks=torch.arange(N) % 3, edge_data=WEIGHT if rank else None, group=group,
+                timeout=60,
+            )  # fmt: skip
+
+    run_ranks(3, work)
 
 
 def test_inference_is_told_of_edges_too():
     (layer,) = made(OURS["GCNConv"][0])
-    nodes, found = infer([layer], GRAPH, edges=WEIGHT)
+    nodes, found = infer([layer], GRAPH, edge_data=WEIGHT)
     want = layer(GRAPH.node_data["node"]["x"], GRAPH.edge_index(), DATA["w"])
     assert float((found - want[nodes]).detach().abs().max()) <= TOLERANCE
 
@@ -214,20 +376,31 @@ def test_inference_is_told_of_edges_too():
 def test_what_does_not_fit_is_told(tmp_path):
     gcn = made(OURS["GCNConv"][0])
     with pytest.raises(ValueError, match="no graph layer takes an argument 'edge_wieght'"):
-        HybridParallel(gcn, GRAPH, edges={"edge_wieght": "w"})
+        HybridParallel(gcn, GRAPH, edge_data={"edge_wieght": "w"})
     with pytest.raises(ValueError, match=r"the edges have no 'v', they have \['w', 'e', 't'\]"):
-        HybridParallel(gcn, GRAPH, edges={"edge_weight": "v"})
+        HybridParallel(gcn, GRAPH, edge_data={"edge_weight": "v"})
     with pytest.raises(ValueError, match=r"edge_weight must be one floating-point number per edge, got .* \[256, 3\]"):
-        HybridParallel(gcn, GRAPH, edges={"edge_weight": "e"})
+        HybridParallel(gcn, GRAPH, edge_data={"edge_weight": "e"})
     with pytest.raises(ValueError, match=r"has shape \[3\], expected 256 rows"):
-        HybridParallel(gcn, GRAPH, edges={"edge_weight": torch.ones(3)})
+        HybridParallel(gcn, GRAPH, edge_data={"edge_weight": torch.ones(3)})
     with pytest.raises(ValueError, match="needs a gradient, and none goes to rows of edges"):
-        HybridParallel(gcn, GRAPH, edges={"edge_weight": DATA["w"].clone().requires_grad_()})
+        HybridParallel(gcn, GRAPH, edge_data={"edge_weight": DATA["w"].clone().requires_grad_()})
+    learnt = Graph.from_edge_index(GRAPH.edge_index(), N, edge_data={"w": DATA["w"].clone().requires_grad_()})
+    with pytest.raises(ValueError, match="needs a gradient, and none goes to rows of edges"):
+        HybridParallel(gcn, learnt, edge_data=WEIGHT)
+    with pytest.raises(ValueError, match="edge_data must say what arguments are"):
+        HybridParallel(gcn, GRAPH, edge_data=["w"])
+    with pytest.raises(
+        ValueError, match=r"GATConv cannot be .*expected 2 columns, edge_dim.*it was given edge_attr \[500, 3"
+    ):
+        HybridParallel(made(lambda: GATConv(WIDTH, OUT, edge_dim=2)), GRAPH, edge_data=ATTR)(
+            GRAPH.node_data["node"]["x"]
+        )
     with pytest.raises(ValueError, match="must be the name of an array or a tensor, got int"):
-        HybridParallel(gcn, GRAPH, edges={"edge_weight": 3})
+        HybridParallel(gcn, GRAPH, edge_data={"edge_weight": 3})
     partition_graph(GRAPH, 2, tmp_path / "p")
     with pytest.raises(ValueError, match="parts have edge data of their own"):
-        HybridParallel(gcn, open_alone(tmp_path / "p", verify=True), edges={"edge_weight": DATA["w"]})
+        HybridParallel(gcn, open_alone(tmp_path / "p", verify=True), edge_data={"edge_weight": DATA["w"]})
     with pytest.raises(ValueError, match=r"Weighted.forward must take rows.*'strength'"):
         HybridParallel(made(Weighted), GRAPH)
 
@@ -242,7 +415,7 @@ def test_other_weights_than_those_of_the_graph_are_refused_where_degrees_would_b
             return self.conv(rows, csc, 2 * edge_weight)
 
     with pytest.raises(ValueError, match="by its own weights alone"):
-        HybridParallel(made(Other), GRAPH, edges=WEIGHT)(GRAPH.node_data["node"]["x"])
+        HybridParallel(made(Other), GRAPH, edge_data=WEIGHT)(GRAPH.node_data["node"]["x"])
 
 
 # -- PyG's layers ------------------------------------------------------------------------------------------------------
@@ -296,7 +469,7 @@ def test_ours_are_pygs():
         ours.load_state_dict(theirs.state_dict())
         x = GRAPH.node_data["node"]["x"]
         found = [
-            HybridParallel([layer.double()], GRAPH, edges=edges, schedule=SCHEDULES["four bins"])(x)
+            HybridParallel([layer.double()], GRAPH, edge_data=edges, schedule=SCHEDULES["four bins"])(x)
             for layer in (ours, theirs)
         ]
         assert float((found[0] - found[1]).detach().abs().max()) <= TOLERANCE
@@ -304,4 +477,4 @@ def test_ours_are_pygs():
 
 def test_a_layer_that_divides_by_weights_of_what_it_sees_is_refused():
     with pytest.raises(ValueError, match="SGConv gives other rows on a piece"):
-        HybridParallel(made(lambda: pyg.SGConv(WIDTH, OUT)), GRAPH, edges=WEIGHT)(GRAPH.node_data["node"]["x"])
+        HybridParallel(made(lambda: pyg.SGConv(WIDTH, OUT)), GRAPH, edge_data=WEIGHT)(GRAPH.node_data["node"]["x"])

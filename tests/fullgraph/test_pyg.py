@@ -92,11 +92,11 @@ REFUSED = {
     "dropout inside": (lambda: pyg.GINConv(mlp(WIDTH, nn.Dropout(0.5))), "use gnnsys.fullgraph.Dropout in its place"),
     "edges with types": (
         lambda: pyg.RGCNConv(WIDTH, OUT, 2),
-        "RGCNConv cannot be applied to rows and a structure.*of its edge_type nothing is said",
+        "RGCNConv cannot be applied to rows and a structure.*edge_data= gives layers their edge_type",
     ),
     "edges with features": (
         lambda: pyg.GINEConv(mlp()),
-        "GINEConv cannot be applied to rows and a structure.*of its edge_attr nothing is said",
+        "GINEConv cannot be applied to rows and a structure.*edge_data= gives layers their edge_attr",
     ),
     "first rows besides": (
         lambda: pyg.GCN2Conv(WIDTH, 0.1),
