@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -83,9 +84,12 @@ def test_damage_is_one_bit_or_a_cut_and_the_same_for_the_same_seed(tmp_path):
     assert done == {"bit", "cut"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_disk_is_full_until_it_is_not():
-    with small_disk(1 << 20) as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(small_disk(1 << 20))
+        except subprocess.CalledProcessError:
+            pytest.skip("a small file system cannot be mounted here")
         with filled(folder), pytest.raises(OSError) as told:
             (folder / "more").write_bytes(bytes(1 << 16))
         assert is_full(told.value) and not is_full(ValueError("no"))

@@ -1,6 +1,8 @@
 """The progress bar, on a terminal and in a log."""
 
 import io
+import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +47,14 @@ def test_a_total_of_zero_is_refused():
         Progress(0, "epoch 1")
 
 
-def test_what_reports_itself_shows_nothing_before_a_second_has_passed():
+@pytest.fixture
+def quick(monkeypatch):
+    """All that a test does passes within a second, however long it takes."""
+    clock = itertools.count(100.0, 0.0001)
+    monkeypatch.setattr("gnnsys.cli.progress.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+
+
+def test_what_reports_itself_shows_nothing_before_a_second_has_passed(quick):
     for stream in (io.StringIO(), Terminal()):
         with Progress.reported("verify", stream) as progress:
             for done in range(1, 11):
@@ -63,7 +72,7 @@ def test_what_reports_itself_shows_where_it_is_and_ends_where_it_ended():
     assert "100% " in frames[-1] and frames[-1].endswith("part 1\n")
 
 
-def test_in_a_log_what_reports_itself_writes_a_line_per_stage_and_no_more_than_one_a_second():
+def test_in_a_log_what_reports_itself_writes_a_line_per_stage_and_no_more_than_one_a_second(quick):
     log = io.StringIO()
     with Progress.reported("partition", log, patience=0.0) as progress:
         for done in range(1000):

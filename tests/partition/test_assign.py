@@ -312,7 +312,10 @@ def _bad_file(folder, case):
         ("txt empty", "assigns 0 nodes, the graph has 5"),
     ],
 )
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings(
+    *(f"error::{category}" for category in ("UserWarning", "RuntimeWarning", "DeprecationWarning", "FutureWarning")),
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # of what tests before this one left
+)
 def test_a_damaged_assignment_file_is_named_in_one_line(tmp_path, case, message):
     path = _bad_file(tmp_path, case)
     graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})

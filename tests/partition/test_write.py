@@ -290,9 +290,12 @@ target, seed = sys.argv[1], int(sys.argv[2])
 def write(num_parts, overwrite):
     chunk = (torch.arange(4000) * num_parts // 4000).to(torch.int32)
     write_parts(graph, Assignment(num_parts, 1, {"node": chunk}), target, overwrite=overwrite)
-start = time.perf_counter()
-write(2, False)
-whole = time.perf_counter() - start
+took = []
+for again in (False, True, True):
+    start = time.perf_counter()
+    write(2, again)
+    took.append(time.perf_counter() - start)
+whole = min(took)  # the others may have been held up: most writers would end before they are killed
 random.seed(seed)
 for trial in range(12):
     pid = os.fork()

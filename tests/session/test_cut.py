@@ -23,14 +23,22 @@ PROGRAM = """
 import hashlib, json, sys, time, torch, gnnsys
 told = {}
 
+def pull(graph):  # of the other host too, whatever is kept
+    began = time.monotonic()
+    graph.node_data["node"]["x"][torch.arange(graph.num_nodes())]
+    return time.monotonic() - began
+
 def digests(graph, say):
     found = []
     options = {"input_nodes": torch.arange(graph.num_nodes())[session.rank :: 2], "shuffle": True, "seed": 1}
     for number, batch in enumerate(gnnsys.NeighborLoader(graph, [5, 3], batch_size=1, **options)):
         if number == 3 and say:
             print(say, flush=True)
+            deadline = time.monotonic() + 30
+            while pull(graph) < 1:  # until one has met the cut
+                assert time.monotonic() < deadline
         if say:
-            graph.node_data["node"]["x"][torch.arange(graph.num_nodes())]  # of the other host too, whatever is kept
+            pull(graph)
         found.append(hashlib.sha256(batch.n_id.numpy().tobytes() + batch.x.numpy().tobytes()).hexdigest())
     return found
 
@@ -46,7 +54,7 @@ print("CUT FOR GOOD", flush=True)
 began = time.monotonic()
 try:
     while time.monotonic() < began + 50:
-        graph.node_data["node"]["x"][torch.arange(graph.num_nodes())]
+        pull(graph)
 except gnnsys.ShardLost as error:
     told["lost"] = [error.machine, error.rank, error.silent_for, str(error)]
 session.close(wait=False)

@@ -100,7 +100,7 @@ print(json.dumps(told))
 """
 
 SILENCE = """
-session = gnnsys.init(timeout=60, lost_after=2, process_group=False)
+session = gnnsys.init(timeout=60, lost_after=4, process_group=False)
 graph = gnnsys.open(sys.argv[1])
 embedding = gnnsys.DistEmbedding(graph.store, graph.num_nodes(), 4, "users")
 optimizer = gnnsys.SparseAdagrad([embedding], lr=0.1)
@@ -165,7 +165,7 @@ def told(seen):
 
 @pytest.fixture(scope="module")
 def silence(seen):
-    """What two ranks saw of each other's silence, and of a server's, where two seconds of it count as death."""
+    """What two ranks saw of each other's silence, and of a server's, where four seconds of it count as death."""
     return seen[1]
 
 
@@ -201,7 +201,7 @@ def test_what_is_in_files_is_still_there_after_its_server_was_restarted(told, gr
 def test_a_step_that_waits_for_a_silent_rank_ends_when_that_counts_as_dead(silence):
     lost = silence[0]["step"]
     assert (lost["type"], lost["rank"]) == ("TrainerLost", 1)
-    assert 2 <= lost["silent_for"] < 10 and lost["took"] < 15  # the step itself had 60 s
+    assert 4 <= lost["silent_for"] < 20 and lost["took"] < 25  # the step itself had 60 s
     for part in ("rank 1 was not heard of", "table 'users'", "from the last checkpoint", "lost_after"):
         assert part in lost["text"]
     assert silence[0]["again"]["text"] == lost["text"]
@@ -210,21 +210,21 @@ def test_a_step_that_waits_for_a_silent_rank_ends_when_that_counts_as_dead(silen
 
 def test_a_meeting_that_waits_for_a_silent_rank_ends_too_and_says_the_same_to_all(silence):
     lost = silence[0]["barrier"]
-    assert (lost["type"], lost["rank"]) == ("TrainerLost", 1) and lost["took"] < 15
+    assert (lost["type"], lost["rank"]) == ("TrainerLost", 1) and lost["took"] < 25
     assert silence[1]["barrier"]["text"] == lost["text"]
 
 
 def test_a_server_stopped_for_longer_than_it_may_be_silent_is_lost_and_found_again(silence):
     lost = silence[0]["stopped"]
     assert (lost["type"], lost["machine"], lost["rank"]) == ("ShardLost", 1, 0)
-    assert lost["silent_for"] >= 2 and lost["took"] < 10 and "start again from the last checkpoint" in lost["text"]
+    assert lost["silent_for"] >= 4 and lost["took"] < 25 and "start again from the last checkpoint" in lost["text"]
     assert silence[0]["back"]
 
 
 def test_a_killed_leader_takes_its_server_along_and_both_are_named_to_the_others(silence):
     server, rank = silence[0]["killed"], silence[0]["gone"]
-    assert (server["type"], server["machine"]) == ("ShardLost", 1) and server["took"] < 10
-    assert (rank["type"], rank["rank"]) == ("TrainerLost", 1) and rank["took"] < 10
+    assert (server["type"], server["machine"]) == ("ShardLost", 1) and server["took"] < 25
+    assert (rank["type"], rank["rank"]) == ("TrainerLost", 1) and rank["took"] < 25
 
 
 def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch):

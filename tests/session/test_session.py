@@ -172,8 +172,7 @@ def test_a_server_ends_with_the_trainer_that_started_it_even_when_that_is_killed
 
 
 def test_alone_there_is_no_server_and_no_thread_left(parts, graph):
-    threads = threading.active_count()
-    children = descendants(os.getpid())
+    threads, children = set(threading.enumerate()), set(descendants(os.getpid()))
     with gnnsys.init() as session:
         assert (session.rank, session.world_size, session.num_machines, session.client) == (0, 1, 1, None)
         assert dist.is_initialized() and dist.get_world_size() == 1
@@ -182,8 +181,8 @@ def test_alone_there_is_no_server_and_no_thread_left(parts, graph):
         ids = torch.arange(300)
         assert torch.equal(opened.node_data[NODE]["x"][ids], graph.node_data[NODE]["x"][opened.original_ids(ids)])
         session.barrier()
-        assert descendants(os.getpid()) == children and session.status() == []
-    assert not dist.is_initialized() and threading.active_count() == threads
+        assert set(descendants(os.getpid())) <= children and session.status() == []
+    assert not dist.is_initialized() and set(threading.enumerate()) <= threads
     session.close()
     with pytest.raises(ValueError, match="this session is closed"):
         session.open(parts)

@@ -78,7 +78,7 @@ def test_pushes_whose_beginning_went_with_an_earlier_life_are_not_waited_for():
         began = time.monotonic()
         with pytest.raises(ShardLost, match="machine 1's shard"):
             store.push("f", IDS, ONES).result()
-        assert time.monotonic() - began < 10  # the push itself had 20 s
+        assert time.monotonic() - began < 15  # the push itself had 20 s
 
 
 def test_a_lost_table_can_be_loaded_into_the_new_life_and_trained_on(tmp_path):

@@ -48,7 +48,7 @@ def test_a_step_that_could_not_be_sent_leaves_no_gap_that_later_pushes_wait_for(
         began = time.monotonic()
         store.push("e", IDS, torch.ones(3, 2)).result()
         store.step("e", IDS, torch.zeros(3, 2), ADAGRAD).result()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15  # each had 20 s
 
 
 def test_a_push_that_reached_one_shard_and_not_another_counts_as_lost():

@@ -1,5 +1,6 @@
 """Shared memory leaves nothing behind, and tells its readers when it is gone. Other processes: test_processes."""
 
+import gc
 import os
 
 import pytest
@@ -34,13 +35,14 @@ def test_memory_that_is_not_ours_is_not_opened():
 
 
 def test_dropping_gives_the_descriptor_back_and_names_nothing():
+    gc.collect()  # what tests before this one left to it would go in between
     before, names = set(os.listdir("/proc/self/fd")), shared_memory()
     shared = SharedRows.create((1000, 3), torch.float64)
     await_shared_memory_freed(names)  # of others, which have some for a moment
     shared.drop()
     shared.drop()
     del shared
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0,), (1,), (65, 2)])

@@ -3,6 +3,7 @@
 import itertools
 import random
 import threading
+import time
 
 import pytest
 import torch
@@ -182,11 +183,12 @@ def test_two_stores_of_one_process_do_not_mix_up_their_pushes():
 
 
 def test_after_a_push_that_was_lost_no_other_is_tried():
-    with cluster([0]) as c, Client(c.clients[0].peers, sender=9, incarnation=1, timeout=0.5) as client:
+    with cluster([0]) as c, Client(c.clients[0].peers, sender=9, incarnation=1, timeout=20) as client:
         store = Store(machine_of_part=[0], machine=-1, client=client, rank=9)
         store.create("t", 10)
         one, row = torch.tensor([1]), torch.ones(1)
         store.push("t", one, row).result()
+        client._timeout = 0.5  # for what will not be answered
         c.servers[0].close()
         with pytest.raises(CommError):
             store.push("t", one, row).result()
@@ -316,9 +318,9 @@ def test_a_local_reader_never_sees_half_a_row_of_a_push():
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            ids, seen = torch.arange(300), set()
-            for _ in range(60):
-                rows = table[ids]
+            ids, seen, num_reads, deadline = torch.arange(300), set(), 0, time.monotonic() + 20
+            while num_reads < 60 or (len(seen) < 2 and time.monotonic() < deadline):
+                rows, num_reads = table[ids], num_reads + 1
                 assert not (rows != rows[:, :1]).any()
                 seen.update(rows[:, 0].tolist())
         finally:
