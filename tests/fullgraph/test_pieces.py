@@ -32,7 +32,8 @@ def hub_graph(num_nodes: int, num_edges: int) -> Graph:
     hub = torch.full((num_nodes,), 3)
     edges = torch.randint(num_nodes, (2, num_edges), generator=generator)
     there = torch.stack([torch.arange(num_nodes), hub])
-    return Graph.from_edge_index(torch.cat([edges, there, there.flip(0)], dim=1), num_nodes)
+    edges = torch.cat([edges, there, there.flip(0)], dim=1)
+    return Graph.from_edge_index(edges, num_nodes, edge_data={"w": torch.rand(edges.shape[1], generator=generator)})
 
 
 def models() -> dict[str, list[nn.Module]]:
@@ -40,6 +41,7 @@ def models() -> dict[str, list[nn.Module]]:
     return {
         "sage": [SAGEConv(ROWS, 40), nn.ReLU(), SAGEConv(40, 40), nn.LayerNorm(40), nn.ReLU(), SAGEConv(40, 7)],
         "gcn": [GCNConv(ROWS, 48), nn.ReLU(), GCNConv(48, 48), nn.ReLU(), GCNConv(48, 7)],
+        "weighted": [GCNConv(ROWS, 48), nn.ReLU(), GCNConv(48, 48), nn.ReLU(), GCNConv(48, 7)],
         "normed": [SAGEConv(ROWS, 40), nn.BatchNorm1d(40), nn.ReLU(), SAGEConv(40, 40), nn.BatchNorm1d(40), nn.Tanh()],
         "gin": [GINConv(nn.Linear(ROWS, 40)), nn.ReLU(), GINConv(nn.Linear(40, 40)), nn.ReLU(), SAGEConv(40, 7)],
     }
@@ -92,18 +94,19 @@ def train(model: HybridParallel, x: Tensor, measured: OnDevice) -> tuple[list[fl
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["rows move", "rows lie"])
-@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "normed"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "weighted", "gin", "normed"])
 def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everything(name, moves, monkeypatch):
     if moves:
         monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
     graph, layers = hub_graph(NODES, 5000), models()[name]
+    told = {"edge_data": {"edge_weight": "w"} if name == "weighted" else None}
     x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
     measured = OnDevice(monkeypatch, moves)
     one_bin = Schedule(packing=Packing(num_bins=1))
-    model = HybridParallel(copy.deepcopy(layers), graph, recompute=True, schedule=one_bin)
+    model = HybridParallel(copy.deepcopy(layers), graph, **told, recompute=True, schedule=one_bin)
     losses, largest = train(model, x, measured)
     for share in (1, 3, 8):
-        model = HybridParallel(copy.deepcopy(layers), graph, memory_budget=largest // share)
+        model = HybridParallel(copy.deepcopy(layers), graph, **told, memory_budget=largest // share)
         found, peak = train(model, x, measured)
         assert found == pytest.approx(losses, rel=1e-4)
         assert 0 < peak <= 1.05 * (largest // share)
@@ -113,7 +116,7 @@ def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everyth
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["rows move", "rows lie"])
-@pytest.mark.parametrize("name", ["sage", "gcn", "gin", "normed"])
+@pytest.mark.parametrize("name", ["sage", "gcn", "weighted", "gin", "normed"])
 def test_what_fits_into_a_budget_at_once_is_kept(name, moves, monkeypatch):
     if moves:
         monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
@@ -125,12 +128,13 @@ def test_what_fits_into_a_budget_at_once_is_kept(name, moves, monkeypatch):
 
     monkeypatch.setattr(parallel, "bytes_at_once", asked)
     graph, layers = hub_graph(NODES, 5000), models()[name]
+    told = {"edge_data": {"edge_weight": "w"} if name == "weighted" else None}
     x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
     measured = OnDevice(monkeypatch, True)  # what bins leave counts too
-    losses, _ = train(HybridParallel(copy.deepcopy(layers), graph), x, measured)
-    HybridParallel(copy.deepcopy(layers), graph, memory_budget=1 << 40)(x)
+    losses, _ = train(HybridParallel(copy.deepcopy(layers), graph, **told), x, measured)
+    HybridParallel(copy.deepcopy(layers), graph, **told, memory_budget=1 << 40)(x)
     for budget, keeps in ((needed[-1], True), (needed[-1] - 1, False)):
-        model = HybridParallel(copy.deepcopy(layers), graph, memory_budget=budget)
+        model = HybridParallel(copy.deepcopy(layers), graph, **told, memory_budget=budget)
         found, peak = train(model, x, measured)
         assert found == pytest.approx(losses, rel=1e-4)
         assert [ground.recompute for ground in model._grounds.values()] == [not keeps]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -153,8 +154,10 @@ def test_ctrl_c_ends_everything(parts):
         started = descendants(running.pid(0))
         servers = [int(pid) for pid in outputs[0].read_text().split()[1:]]
         assert len(servers) == 1 and servers[0] in started
-        for pid in [running.pid(0), *started]:
-            if os.getpgid(pid) != servers[0]:  # what a terminal does: everyone in the foreground, which a server is not
+        # What a terminal does: everyone in the foreground, which a server is not.
+        foreground = [pid for pid in (running.pid(0), *started) if os.getpgid(pid) != servers[0]]
+        for pid in foreground:
+            with contextlib.suppress(ProcessLookupError):  # the first may have ended others
                 os.kill(pid, signal.SIGINT)
         running.wait(60)
         await_true(lambda: not any(map(alive, started)), "the end of all processes")
