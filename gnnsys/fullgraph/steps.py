@@ -162,14 +162,9 @@ def bytes_at_once(
         total += costs.fixed * num_bins + costs.node * plan.num_core + costs.edge * num_edges
         total += costs.source * (plan.num_core if stage.conv is None else num_sources)
         on_the_way = max(on_the_way, 3.0 * plan.num_local * (w_in * t_in.itemsize + _SOURCE_BYTES))
-    weights = (
-        0
-        if plan.csc.edge_data is None
-        else 2 * num_edges * sum(rows.itemsize for name, rows in plan.csc.edge_data.rows.items() if name == WEIGHT)
-    )
-    structure = weights + 2 * (
-        num_edges * plan.csc.indices.itemsize + num_bins * plan.num_local * plan.csc.indptr.itemsize
-    )
+    data = plan.csc.edge_data
+    edge = plan.csc.indices.itemsize + (data.rows[WEIGHT].itemsize if data is not None and WEIGHT in data.rows else 0)
+    structure = 2 * (num_edges * edge + num_bins * plan.num_local * plan.csc.indptr.itemsize)
     return total + on_the_way + structure
 
 
