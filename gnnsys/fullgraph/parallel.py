@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.bins import BudgetError, Packing
+from gnnsys.fullgraph.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.check import check_layers, check_parameters
 from gnnsys.fullgraph.edges import edge_data_of
 from gnnsys.fullgraph.exchange import Exchange
@@ -27,7 +27,7 @@ from gnnsys.fullgraph.linear import with_halves
 from gnnsys.fullgraph.moves import Depot, lanes_between
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.state import Ground, Pass, Times
-from gnnsys.fullgraph.steps import Schedule, Step, bytes_at_once, make_steps
+from gnnsys.fullgraph.steps import Schedule, Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
 from gnnsys.observe import PassTrace
 from gnnsys.ops import WEIGHT, WholeDegrees, stream_key
 from gnnsys.store.capacity import free_device_memory
@@ -243,11 +243,12 @@ class HybridParallel(nn.Module):
                 data = self.plan.csc.edge_data
                 weighted = data is not None and WEIGHT in data.rows
                 stages = with_halves(stages, x.requires_grad, weighted)
-            budget = self._budget(stages, x, device, lanes is not None)
+            shapes = shapes_of(stages, self.plan, x, device)
+            budget, costs = self._budget(stages, shapes, device, lanes is not None)
             with self._explained(budget):
                 steps = make_steps(
                     stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),
-                    budget, x.shape[1], x.dtype, x.device, device, lanes is not None,
+                    budget, shapes, costs, x.device, device, lanes is not None,
                 )  # fmt: skip
             ids = self.share.original_ids[self.plan.order].to(device)
             self._grounds[key] = Ground(
@@ -258,17 +259,18 @@ class HybridParallel(nn.Module):
                 check_parameters(self.named_parameters(), self._peers)
         return self._grounds[key]
 
-    def _budget(self, stages: list[Stage], x: Tensor, device: torch.device, moves: bool) -> int | None:
+    def _budget(
+        self, stages: list[Stage], shapes: Shapes, device: torch.device, moves: bool
+    ) -> tuple[int | None, list[Costs]]:
         """What bins must be packed into: as given, or, where they move and nobody said how large they are, half of what
-        the device has free; None if all of them fit into that at once, and can be kept."""
+        the device has free; None if all of them fit into that at once, and can be kept. And what they cost."""
         room = self.memory_budget
-        if room is None and (self.schedule.packing is not None or not moves):
-            return None
-        if self.plan.num_core == 0:
-            return room
+        if self.plan.num_core == 0 or (room is None and (self.schedule.packing is not None or not moves)):
+            return room, []
         room = max(1, free_device_memory(device) // 2) if room is None else room
-        needed = bytes_at_once(stages, self.plan, self._whole, _BINS, x.shape[1], x.dtype, device)
-        return None if needed <= room else room
+        costs = costs_of(stages, self.plan, self._whole, shapes, device, moves)
+        needed = bytes_at_once(stages, self.plan, _BINS, shapes, costs)
+        return None if needed <= room else room, costs
 
     @contextlib.contextmanager
     def _explained(self, budget: int | None) -> Iterator[None]:

@@ -28,6 +28,7 @@ _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, whic
 _SOURCE_BYTES = 24  # of a source in a piece besides its row: two weights, and where its edges begin
 MAX_BINS = 1 << 20  # of a layer: messages are numbered by them
 Sends = list[list[tuple[int, Tensor]]]
+Shapes = list[tuple[int, torch.dtype]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +86,14 @@ class Step:
 
 def make_steps(
     stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing, budget: int | None,
-    width: int, dtype: torch.dtype, rows_device: torch.device, device: torch.device, moves: bool,
+    shapes: Shapes, measured: Sequence[Costs], rows_device: torch.device, device: torch.device, moves: bool,
 ) -> list[Step]:  # fmt: skip
-    """Every rank calls it with the same stages, for inputs of `width` columns.
+    """Every rank calls it with the same stages.
 
-    With a `budget` bins take no more bytes on the device; with `moves` there are two of them at a time. Structures are
-    put where bins are computed (`device`), unless there is a budget, and what picks rows where those are
-    (`rows_device`).
+    With a `budget` bins take no more bytes on the device, by what was `measured`; with `moves` there are two of them at
+    a time. Structures are put where bins are computed (`device`), unless there is a budget, and what picks rows where
+    those are (`rows_device`).
     """
-    shapes = [(width, dtype)]
-    for stage in stages:
-        shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device, plan.csc.edge_data))
     bounds, limits = [], None if budget is None else Limits.of(budget, moves)
     for index, stage in enumerate(stages):
         if plan.num_core == 0:
@@ -104,9 +102,7 @@ def make_steps(
         (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
         costs, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
         if limits is not None:
-            joined = shapes_of_joins(stages, stage, shapes)
-            costs = measure_stage(stage, _read_by(stage, plan.csc), whole, w_in, t_in, joined, device, moves)
-            is_linear = isinstance(stage, LinearStage)
+            costs, is_linear = measured[index], isinstance(stage, LinearStage)
             packing = Packing(bin_bytes=limits.nodes if is_linear else limits.bin)
             gathers = gathers and not is_linear
         bounds.append(bin_bounds(plan, packing, costs, gathers))
@@ -146,18 +142,33 @@ def make_steps(
     return steps
 
 
-def bytes_at_once(
-    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, num_bins: int, width: int, dtype: torch.dtype,
-    device: torch.device,
-) -> float:  # fmt: skip
-    """The most that bins which move take of the device if all are kept until the way back, and their structure stays:
-    as if each of a layer's bins read all rows, and three of them were on their way beside those."""
-    shapes, num_edges = [(width, dtype)], plan.csc.num_edges
-    total = on_the_way = 0.0
+def shapes_of(stages: Sequence[Stage], plan: HaloPlan, x: Tensor, device: torch.device) -> Shapes:
+    """The width and dtype of every stage's input, and of the last one's result."""
+    shapes = [(x.shape[1], x.dtype)]
     for stage in stages:
-        (w_in, t_in), joined = shapes[-1], shapes_of_joins(stages, stage, shapes)
-        shapes.append(probe(stage, w_in, t_in, joined, device, plan.csc.edge_data))
-        costs = measure_stage(stage, _read_by(stage, plan.csc), whole, w_in, t_in, joined, device, moves=True)
+        shapes.append(probe(stage, *shapes[-1], shapes_of_joins(stages, stage, shapes), device, plan.csc.edge_data))
+    return shapes
+
+
+def costs_of(
+    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, shapes: Shapes, device: torch.device, moves: bool
+) -> list[Costs]:
+    """What bins of every stage take of the device, by measurement."""
+    found = []
+    for index, stage in enumerate(stages):
+        joined = shapes_of_joins(stages, stage, shapes[: index + 1])
+        csc = _read_by(stage, plan.csc)
+        found.append(measure_stage(stage, csc, whole, *shapes[index], joined, device, moves))
+    return found
+
+
+def bytes_at_once(
+    stages: Sequence[Stage], plan: HaloPlan, num_bins: int, shapes: Shapes, measured: Sequence[Costs]
+) -> float:
+    """The most that bins take of the device if all are kept until the way back, and their structure stays: as if each
+    of a layer's bins read all rows, and three of them were on their way beside those."""
+    num_edges, total, on_the_way = plan.csc.num_edges, 0.0, 0.0
+    for stage, (w_in, t_in), costs in zip(stages, shapes, measured):
         num_sources = min(num_bins * plan.num_local, num_edges + plan.num_core)
         total += costs.fixed * num_bins + costs.node * plan.num_core + costs.edge * num_edges
         total += costs.source * (plan.num_core if stage.conv is None else num_sources)
