@@ -1,13 +1,18 @@
-"""What the others are told when a rank dies or falls silent: who it is, whatever they were waiting for."""
+"""Between ranks: who is named when one dies or falls silent, whatever was waited for; how much may be under way."""
 
 from __future__ import annotations
 
 import re
+import threading
+import time
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from gnnsys.comm.peers import Peers
+from tests.comm.endpoints import until
+from tests.fullgraph.ranks import run_ranks as run_threads
 from tests.processes import run_ranks
 
 DEADLINE = 60.0
@@ -122,3 +127,38 @@ def test_a_rank_that_leaves_while_another_ends_is_not_aborted():
     """A wait that ended while the interpreter was being taken down aborted the process (signal 6)."""
     left, _ = run_ranks(LEAVING, 2, timeout=DEADLINE, check=False)
     assert left.returncode == 3, left
+
+
+def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
+    """A rank that does not ask for what it is sent keeps the sender waiting, not memory."""
+    size, number, begin = 1 << 18, 12, threading.Event()
+    sent: list[int] = []
+
+    def work(rank, group):
+        peers = Peers(group, timeout=60, max_outstanding=3 * size)
+        if rank == 0:
+            for each in range(number):
+                peers.send(1, 100 + each, torch.full((size,), each, dtype=torch.uint8))
+                sent.append(each)
+            peers.flush()
+            return []
+        begin.wait(60)
+        rows = [torch.empty(size, dtype=torch.uint8) for _ in range(number)]
+        for each in range(number):
+            peers.expect(0, 100 + each, rows[each], each)
+        assert sorted(peers.next_arrival() for _ in range(number)) == list(range(number))
+        return rows
+
+    def watch() -> None:
+        until(lambda: len(sent) >= 3)
+        time.sleep(0.3)  # in which it would send the rest
+        held.append(len(sent))
+        begin.set()
+
+    held: list[int] = []
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    _, rows = run_threads(2, work)
+    watcher.join(60)
+    assert held == [3] and len(sent) == number
+    assert all(bool((each == value).all()) for value, each in enumerate(rows))
