@@ -298,6 +298,10 @@ def test_bad_arguments_are_refused():
     ({"part": torch.zeros(3)}, "part must be Int"),
     ({"weights": torch.ones(1, 3, dtype=torch.int64)}, "a column per node"),
     ({"limit": torch.ones(1, 3, dtype=torch.int64)}, "a column per part"),
+    ({"limit": torch.tensor([[5, -(2**63)]])}, "limit must not be negative"),
+    ({"load": torch.tensor([[5, -1]])}, "load must not be negative"),
+    ({"weights": torch.tensor([[2**61, 2**61 + 1]])}, r"add up to at most 2\^62"),
+    ({"load": torch.tensor([[2**62, 0]])}, r"add up to at most 2\^62"),
 ])  # fmt: skip
 def test_a_malformed_run_is_refused(change, message):
     given = {

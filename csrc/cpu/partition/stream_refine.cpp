@@ -3,6 +3,7 @@
 // passes are its restreaming (Nishimura and Ugander, KDD 2013), with all neighbours known.
 //
 // Work: one visit per neighbour, and per node the parts it sees. Bytes: a part per node.
+#include "cpu/partition/adjacency.h"
 #include "cpu/partition/stream.h"
 
 #include <torch/csrc/stable/library.h>
@@ -63,9 +64,9 @@ struct Loads {
   double excess(int32_t p, const int64_t* weight, int64_t stride, int64_t sign) const {
     double sum = 0;
     for (int64_t c = 0; c < num_constraints; ++c) {
-      const int64_t over = load[at(c, p)] + sign * weight[c * stride] - limit[at(c, p)];
-      if (over > 0) {
-        sum += ratio(over, limit[at(c, p)]);
+      const int64_t carried = load[at(c, p)] + sign * weight[c * stride];
+      if (carried > limit[at(c, p)]) {
+        sum += ratio(carried - limit[at(c, p)], limit[at(c, p)]);
       }
     }
     return sum;
@@ -147,6 +148,25 @@ class Choice {
 };
 
 // -> nodes moved, and by how much the number of cut edges changed, exactly.
+// Nothing negative, and of each constraint so little together that no sum of it overflows.
+void check_amounts(const Tensor& weights, const Tensor& load, const Tensor& limit) {
+  for (int64_t c = 0; c < load.size(0); ++c) {
+    int64_t left = partition::kMostWeight;
+    for (const auto& [t, name] : {std::pair{&weights, "weights"}, {&load, "load"}}) {
+      const int64_t* const row = const_data<int64_t>(*t) + c * t->size(1);
+      for (int64_t i = 0; i < t->size(1); ++i) {
+        CHECK_ARG(row[i] >= 0 && row[i] <= left, name,
+                  " must not be negative, and weights and load of a constraint add up to at most 2^62, got ", row[i]);
+        left -= row[i];
+      }
+    }
+  }
+  const auto* const limits = const_data<int64_t>(limit);
+  for (int64_t i = 0; i < limit.numel(); ++i) {
+    CHECK_ARG(limits[i] >= 0, "limit must not be negative, got ", limits[i]);
+  }
+}
+
 std::tuple<int64_t, int64_t> stream_refine(const Tensor& indptr, const Tensor& indices, int64_t first,
                                            const Tensor& weights, const Tensor& part, const Tensor& load,
                                            const Tensor& limit, double price) {
@@ -162,6 +182,7 @@ std::tuple<int64_t, int64_t> stream_refine(const Tensor& indptr, const Tensor& i
   CHECK_ARG(weights.size(1) == size, "weights must have a column per node of the run, ", size, ", got ",
             weights.size(1));
   CHECK_ARG(num_parts >= 1 && limit.size(1) == num_parts, "load and limit must have a column per part");
+  check_amounts(weights, load, limit);
   auto* const parts = mutable_data<int32_t>(part);
   Loads loads{load.size(0), num_parts, mutable_data<int64_t>(load), const_data<int64_t>(limit)};
   const auto exists = [&](int32_t p) { return p >= 0 && p < num_parts; };  // anything else is a node without a part
