@@ -318,6 +318,39 @@ def test_a_malformed_run_is_refused(change, message):
         stream_refine(run, **given)
 
 
+@pytest.mark.parametrize("change,message", [
+    ({"weight": torch.tensor([1, -1])}, "weight must not be negative, node 1 has -1"),
+    ({"limit": -1}, "limit must not be negative"),
+    ({"limit": 2**63 - 1, "size": torch.tensor([2**63 - 1, 1, -(2**63)])}, None),
+])  # fmt: skip
+def test_sizes_of_clusters_do_not_overflow(change, message):
+    run = NodeRun(0, torch.tensor([0, 1, 2]), torch.tensor([1, 0], dtype=torch.int32))
+    given = {
+        "weight": torch.ones(2, dtype=torch.int64),
+        "label": torch.arange(3, dtype=torch.int32),
+        "size": torch.ones(3, dtype=torch.int64),
+        "counts": torch.zeros(3, dtype=torch.int32),
+        "limit": 5,
+    } | change
+    if message is None:
+        assert stream_cluster(run, **given) == 1, "one follows the other, who has no room for it"
+        return
+    with pytest.raises(ValueError, match=message):
+        stream_cluster(run, **given)
+
+
+@pytest.mark.parametrize("damage,message", [
+    (lambda table: table._keys.fill_(7), "keys has no room left, and state says that it has"),
+    (lambda table: table._state.fill_(60), "state says that keys has 60 pairs, and it has none"),
+])  # fmt: skip
+def test_a_damaged_table_of_pairs_is_refused_instead_of_searched_for_ever(damage, message):
+    table = PairTable(64)
+    damage(table)
+    run = NodeRun(0, torch.tensor([0, 1, 2]), torch.tensor([1, 0], dtype=torch.int32))
+    with pytest.raises(ValueError, match=message):
+        table.add(run, torch.arange(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))
+
+
 def test_nothing_is_left_behind(tmp_path):
     stages: dict[str, list[float]] = {}
     found = stream_assignment(

@@ -29,17 +29,22 @@ uint32_t mix(int64_t node, int32_t label) {
   return static_cast<uint32_t>((h * 0xBF58476D1CE4E5B9u) >> 32);
 }
 
+// Sums in arrays of the caller's: whatever those held before must not make an overflow.
+void add_to(int64_t& sum, int64_t amount) {
+  sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(amount));
+}
+
 struct Clusters {
   int32_t* label;
   int64_t* size;
   int64_t limit;
   int32_t* orphans;  // nullptr, or per cluster: where nodes gather that it has no room for (-1: nowhere yet)
 
-  bool fits(int32_t cluster, int64_t weight) const { return size[cluster] + weight <= limit; }
+  bool fits(int32_t cluster, int64_t weight) const { return size[cluster] <= limit - weight; }
 
   void move(int64_t v, int64_t weight, int32_t to) {
-    size[label[v]] -= weight;
-    size[to] += weight;
+    add_to(size[label[v]], -weight);
+    add_to(size[to], weight);
     label[v] = to;
   }
 
@@ -80,6 +85,7 @@ int64_t stream_cluster(const Tensor& indptr, const Tensor& indices, int64_t firs
   check_vector(size, "size");
   check_dtype(size, ScalarType::Long, "size");
   CHECK_ARG(weight.numel() == indptr.numel() - 1, "weight must have an entry per node of the run");
+  CHECK_ARG(limit >= 0, "limit must not be negative, got ", limit);
   CHECK_ARG(size.numel() == num_nodes, "size must have an entry per node, ", num_nodes, ", got ", size.numel());
   if (orphans) {
     check_vector(*orphans, "orphans");
@@ -89,6 +95,9 @@ int64_t stream_cluster(const Tensor& indptr, const Tensor& indices, int64_t firs
   Clusters clusters{mutable_data<int32_t>(label), mutable_data<int64_t>(size), limit,
                     orphans ? mutable_data<int32_t>(*orphans) : nullptr};
   const auto* weights = const_data<int64_t>(weight);
+  for (int64_t i = 0; i < weight.numel(); ++i) {
+    CHECK_ARG(weights[i] >= 0, "weight must not be negative, node ", first + i, " has ", weights[i]);
+  }
   const int64_t outside = first_outside(clusters.label + first, weight.numel(), num_nodes);
   CHECK_ARG(outside < 0, "label must be in [0, ", num_nodes, "), node ", first + outside, " is not");
   LabelCounts near(mutable_data<int32_t>(counts));
@@ -131,23 +140,24 @@ class PairTable {
  private:
   void insert(int64_t key, int64_t count) {
     uint64_t at = (static_cast<uint64_t>(key) * 0x9E3779B97F4A7C15u) >> 20 & static_cast<uint64_t>(slots_ - 1);
-    while (keys_[at] != kEmpty && keys_[at] != key) {
+    for (int64_t tried = 1; keys_[at] != kEmpty && keys_[at] != key; ++tried) {
+      CHECK_ARG(tried < slots_, "keys has no room left, and state says that it has");
       at = (at + 1) & static_cast<uint64_t>(slots_ - 1);
     }
-    state_[0] += keys_[at] == kEmpty;
+    add_to(state_[0], keys_[at] == kEmpty);
     keys_[at] = key;
-    counts_[at] += count;
+    add_to(counts_[at], count);
   }
 
   // Keeps the heavier half; of pairs as heavy as the median none.
   void forget_lightest() {
     std::vector<int64_t> weights;
-    weights.reserve(state_[0]);
     for (int64_t i = 0; i < slots_; ++i) {
       if (keys_[i] != kEmpty) {
         weights.push_back(counts_[i]);
       }
     }
+    CHECK_ARG(!weights.empty(), "state says that keys has ", state_[0], " pairs, and it has none");
     const auto middle = weights.begin() + static_cast<int64_t>(weights.size()) / 2;
     std::nth_element(weights.begin(), middle, weights.end());
     const int64_t threshold = *middle;
@@ -157,7 +167,7 @@ class PairTable {
       if (keys_[i] != kEmpty && counts_[i] > threshold) {
         kept.emplace_back(keys_[i], counts_[i]);
       } else if (keys_[i] != kEmpty) {
-        state_[1] += counts_[i];
+        add_to(state_[1], counts_[i]);
       }
     }
     std::fill_n(keys_, slots_, kEmpty);
