@@ -48,8 +48,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where ranks will be started, what they are forked from imports torch while the first tests run."""
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks")]
     if not session.config.option.collectonly and any(
-        hasattr(module, "run_ranks") or hasattr(module, "start_ranks") for module in modules
+        getattr(function, "__module__", "") == "tests.processes" for function in used
     ):
         from tests.nursery import forks_ranks, nurseries
 
