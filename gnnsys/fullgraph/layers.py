@@ -143,13 +143,14 @@ class Told(nn.Module):
         self.conv, self.names = conv, names
 
     def forward(self, rows: Tensor, csc: CSC) -> Tensor:
-        return call(self.conv, rows, STRUCTURES.get(lambda: self._told(csc), csc, key=("told", *self.names.items())))
+        data = csc.edge_data
+        if data is not None:
+            csc = STRUCTURES.get(lambda: self._told(csc, data), csc, key=("told", *self.names.items()))
+        return call(self.conv, rows, csc)
 
-    def _told(self, csc: CSC) -> CSC:
-        if csc.edge_data is None:
-            return csc
-        given = {argument: csc.edge_data.rows[name] for argument, name in self.names.items()}
-        whole = csc.edge_data.whole if self.names.get(WEIGHT) == WEIGHT else None
+    def _told(self, csc: CSC, data: EdgeData) -> CSC:
+        given = {argument: data.rows[name] for argument, name in self.names.items()}
+        whole = data.whole if self.names.get(WEIGHT) == WEIGHT else None
         return replace(csc, edge_data=EdgeData(given, whole) if given else None)
 
 

@@ -13,6 +13,8 @@ from gnnsys.nn.order import transform_first
 from gnnsys.nn.structure import Edges, Inputs, resolve, self_loops, without_self_loops
 from gnnsys.ops import CSC, WEIGHT, spmm
 
+_OTHER_WEIGHTS = f"a piece of a graph knows degrees by its own {WEIGHT} alone, and these are others"
+
 
 class GCNConv(nn.Module):
     """x' = D^-1/2 (A + I) D^-1/2 x W + b, with D the (weighted) in-degrees, self loops counted.
@@ -73,8 +75,8 @@ class GCNConv(nn.Module):
     def _aggregate_piece(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
         """`aggregate` where degrees are those of a whole graph of which this is a piece."""
         data, weighted = csc.edge_data, edge_weight is not None
-        if weighted and (data is None or data.whole is None or edge_weight is not data.rows.get(WEIGHT)):
-            raise ValueError("a piece of a graph knows degrees by its own weights alone, and these are others")
+        if weighted and (data is None or edge_weight is not data.rows.get(WEIGHT)):
+            raise ValueError(_OTHER_WEIGHTS)
         edge_weight = None if edge_weight is None else edge_weight.to(rows.dtype)
         fill = 2.0 if self.improved else 1.0
         scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, rows.dtype, weighted)
@@ -126,7 +128,8 @@ def whole_scales(
     degrees, num_loops = csc.whole
     others, loop = degrees - num_loops, torch.ones_like(num_loops)
     if weighted:
-        assert csc.edge_data is not None and csc.edge_data.whole is not None
+        if csc.edge_data is None or csc.edge_data.whole is None:
+            raise ValueError(_OTHER_WEIGHTS)
         degrees, others, loop = csc.edge_data.whole
     if not loops:
         scale = _inverse_sqrt(degrees.to(dtype), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -24,6 +25,7 @@ from gnnsys.fullgraph.moves import CpuLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
 from gnnsys.opening import open_alone
+from gnnsys.ops.memo import STRUCTURES
 from gnnsys.partition import partition_graph
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -337,6 +339,20 @@ def test_a_layer_can_be_told_something_else_or_nothing():
         HybridParallel(copy.deepcopy(layers), GRAPH, edge_data=WEIGHT)
 
 
+def test_layers_that_are_told_otherwise_hold_no_bin_that_has_moved(monkeypatch):
+    """What is remembered of a structure goes with it, and a bin's is brought anew for every pass."""
+    monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    layers = made(lambda: Told(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"), lambda: Told(GATConv(5, OUT)))
+    model = HybridParallel(layers, GRAPH, edge_data={"bond": "e"}, memory_budget=60_000)
+    sizes = []
+    for _ in range(4):
+        model(GRAPH.node_data["node"]["x"]).sum().backward()
+        gc.collect()
+        sizes.append(len(STRUCTURES))
+    assert sizes[-1] <= sizes[1]
+    assert all(ground.recompute for ground in model._grounds.values())
+
+
 def test_a_layer_that_makes_nothing_of_what_it_is_given_is_named():
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -414,67 +430,5 @@ def test_other_weights_than_those_of_the_graph_are_refused_where_degrees_would_b
         def forward(self, rows, csc, edge_weight):
             return self.conv(rows, csc, 2 * edge_weight)
 
-    with pytest.raises(ValueError, match="by its own weights alone"):
+    with pytest.raises(ValueError, match="by its own edge_weight alone"):
         HybridParallel(made(Other), GRAPH, edge_data=WEIGHT)(GRAPH.node_data["node"]["x"])
-
-
-# -- PyG's layers ------------------------------------------------------------------------------------------------------
-
-pyg = pytest.importorskip("torch_geometric.nn")
-
-
-def mlp(width: int, out: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(width, 5), nn.ReLU(), nn.Linear(5, out))
-
-
-PYG = {
-    "GCNConv": (lambda: pyg.GCNConv(WIDTH, OUT), WEIGHT),
-    "GCNConv improved": (lambda: pyg.GCNConv(WIDTH, OUT, improved=True), WEIGHT),
-    "GCNConv without self loops": (lambda: pyg.GCNConv(WIDTH, OUT, add_self_loops=False), WEIGHT),
-    "GCNConv not normalized": (lambda: pyg.GCNConv(WIDTH, OUT, normalize=False), WEIGHT),
-    "GraphConv": (lambda: pyg.GraphConv(WIDTH, OUT), WEIGHT),
-    "LEConv": (lambda: pyg.LEConv(WIDTH, OUT), WEIGHT),
-    "GATConv": (lambda: pyg.GATConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
-    "GATv2Conv": (lambda: pyg.GATv2Conv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
-    "TransformerConv": (lambda: pyg.TransformerConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
-    "GINEConv": (lambda: pyg.GINEConv(mlp(WIDTH, OUT), edge_dim=FEATURES), ATTR),
-    "NNConv": (lambda: pyg.NNConv(WIDTH, OUT, mlp(FEATURES, WIDTH * OUT)), ATTR),
-    "CGConv": (lambda: pyg.CGConv(WIDTH, FEATURES), ATTR),
-    "GENConv": (lambda: pyg.GENConv(WIDTH, OUT, norm="layer", edge_dim=FEATURES), ATTR),
-    "GeneralConv": (lambda: pyg.GeneralConv(WIDTH, OUT, in_edge_channels=FEATURES), ATTR),
-    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(WIDTH, OUT, edge_dim=FEATURES), ATTR),
-    "PNAConv": (
-        lambda: pyg.PNAConv(WIDTH, OUT, ["mean", "max"], ["identity"], torch.tensor([1, 9, 5]), edge_dim=FEATURES),
-        ATTR,
-    ),
-    "RGCNConv": (lambda: pyg.RGCNConv(WIDTH, OUT, TYPES), TYPE),
-    "FastRGCNConv": (lambda: pyg.FastRGCNConv(WIDTH, OUT, TYPES), TYPE),
-    "FiLMConv": (lambda: pyg.FiLMConv(WIDTH, OUT, num_relations=TYPES), TYPE),
-}
-
-
-@pytest.mark.parametrize("name", PYG)
-def test_pygs_layers_give_what_they_give_on_the_whole_graph(name):
-    make, edges = PYG[name]
-    layers = made(make)
-    check(layers, 1, edges, schedule=SCHEDULES["one bin"])
-    check(layers, 3, edges, schedule=SCHEDULES["four bins"])
-
-
-def test_ours_are_pygs():
-    for ours, theirs, edges in [
-        (GCNConv(WIDTH, OUT), pyg.GCNConv(WIDTH, OUT), WEIGHT),
-        (GATConv(WIDTH, OUT, edge_dim=FEATURES), pyg.GATConv(WIDTH, OUT, edge_dim=FEATURES), ATTR),
-    ]:
-        ours.load_state_dict(theirs.state_dict())
-        x = GRAPH.node_data["node"]["x"]
-        found = [
-            HybridParallel([layer.double()], GRAPH, edge_data=edges, schedule=SCHEDULES["four bins"])(x)
-            for layer in (ours, theirs)
-        ]
-        assert float((found[0] - found[1]).detach().abs().max()) <= TOLERANCE
-
-
-def test_a_layer_that_divides_by_weights_of_what_it_sees_is_refused():
-    with pytest.raises(ValueError, match="SGConv gives other rows on a piece"):
-        HybridParallel(made(lambda: pyg.SGConv(WIDTH, OUT)), GRAPH, edge_data=WEIGHT)(GRAPH.node_data["node"]["x"])

@@ -1,0 +1,90 @@
+"""PyG's layers that are told of edges give what they give on the whole graph, and what ours give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gnnsys.fullgraph import HybridParallel, Told
+from gnnsys.nn import GATConv, GCNConv
+from tests.fullgraph.test_edges import (
+    ATTR,
+    FEATURES,
+    GRAPH,
+    OUT,
+    SCHEDULES,
+    TOLERANCE,
+    TYPE,
+    TYPES,
+    WEIGHT,
+    WIDTH,
+    check,
+    made,
+)  # fmt: skip
+
+pyg = pytest.importorskip("torch_geometric.nn")
+
+
+def mlp(width: int, out: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, 5), nn.ReLU(), nn.Linear(5, out))
+
+
+PYG = {
+    "GCNConv": (lambda: pyg.GCNConv(WIDTH, OUT), WEIGHT),
+    "GCNConv improved": (lambda: pyg.GCNConv(WIDTH, OUT, improved=True), WEIGHT),
+    "GCNConv without self loops": (lambda: pyg.GCNConv(WIDTH, OUT, add_self_loops=False), WEIGHT),
+    "GCNConv not normalized": (lambda: pyg.GCNConv(WIDTH, OUT, normalize=False), WEIGHT),
+    "GraphConv": (lambda: pyg.GraphConv(WIDTH, OUT), WEIGHT),
+    "LEConv": (lambda: pyg.LEConv(WIDTH, OUT), WEIGHT),
+    "GATConv": (lambda: pyg.GATConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "GATv2Conv": (lambda: pyg.GATv2Conv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "TransformerConv": (lambda: pyg.TransformerConv(WIDTH, OUT, heads=2, edge_dim=FEATURES), ATTR),
+    "GINEConv": (lambda: pyg.GINEConv(mlp(WIDTH, OUT), edge_dim=FEATURES), ATTR),
+    "NNConv": (lambda: pyg.NNConv(WIDTH, OUT, mlp(FEATURES, WIDTH * OUT)), ATTR),
+    "CGConv": (lambda: pyg.CGConv(WIDTH, FEATURES), ATTR),
+    "GENConv": (lambda: pyg.GENConv(WIDTH, OUT, norm="layer", edge_dim=FEATURES), ATTR),
+    "GeneralConv": (lambda: pyg.GeneralConv(WIDTH, OUT, in_edge_channels=FEATURES), ATTR),
+    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(WIDTH, OUT, edge_dim=FEATURES), ATTR),
+    "PNAConv": (
+        lambda: pyg.PNAConv(WIDTH, OUT, ["mean", "max"], ["identity"], torch.tensor([1, 9, 5]), edge_dim=FEATURES),
+        ATTR,
+    ),
+    "RGCNConv": (lambda: pyg.RGCNConv(WIDTH, OUT, TYPES), TYPE),
+    "FastRGCNConv": (lambda: pyg.FastRGCNConv(WIDTH, OUT, TYPES), TYPE),
+    "FiLMConv": (lambda: pyg.FiLMConv(WIDTH, OUT, num_relations=TYPES), TYPE),
+}
+
+
+@pytest.mark.parametrize("name", PYG)
+def test_pygs_layers_give_what_they_give_on_the_whole_graph(name):
+    make, edges = PYG[name]
+    layers = made(make)
+    check(layers, 1, edges, schedule=SCHEDULES["one bin"])
+    check(layers, 3, edges, schedule=SCHEDULES["four bins"])
+
+
+def test_ours_are_pygs():
+    for ours, theirs, edges in [
+        (GCNConv(WIDTH, OUT), pyg.GCNConv(WIDTH, OUT), WEIGHT),
+        (GATConv(WIDTH, OUT, edge_dim=FEATURES), pyg.GATConv(WIDTH, OUT, edge_dim=FEATURES), ATTR),
+    ]:
+        ours.load_state_dict(theirs.state_dict())
+        x = GRAPH.node_data["node"]["x"]
+        found = [
+            HybridParallel([layer.double()], GRAPH, edge_data=edges, schedule=SCHEDULES["four bins"])(x)
+            for layer in (ours, theirs)
+        ]
+        assert float((found[0] - found[1]).detach().abs().max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("make", [lambda: GCNConv(WIDTH, OUT), lambda: pyg.GCNConv(WIDTH, OUT)], ids=["ours", "pyg"])
+def test_degrees_by_weights_of_another_name_are_refused_with_the_reason(make):
+    layers = made(lambda: Told(make(), edge_weight="strength"))
+    with pytest.raises(ValueError, match="knows degrees by its own edge_weight alone"):
+        HybridParallel(layers, GRAPH, edge_data={"strength": "w"})(GRAPH.node_data["node"]["x"])
+
+
+def test_a_layer_that_divides_by_weights_of_what_it_sees_is_refused():
+    with pytest.raises(ValueError, match="SGConv gives other rows on a piece"):
+        HybridParallel(made(lambda: pyg.SGConv(WIDTH, OUT)), GRAPH, edge_data=WEIGHT)(GRAPH.node_data["node"]["x"])
