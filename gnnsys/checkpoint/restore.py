@@ -200,9 +200,10 @@ def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
 
 def _tables_of(session: Session | None, states: States, found: Found) -> list[SavedTable]:
     """The tables of a checkpoint; ValueError, with a reason, where one has no meaning for what is here now."""
-    tables = []
-    for name, table in sorted(states.tables.items()):
-        tables.append(SavedTable(name, found.manifest["tables"][name], table, graph_of(table, session)))
+    tables, entries = [], found.manifest["tables"]
+    for name, saved in sorted(states.saved_tables(entries).items()):
+        table = states.tables[name]
+        tables.append(SavedTable(saved, entries[saved], table, graph_of(table, session)))
         tables[-1].check()
     return tables
 
@@ -210,9 +211,11 @@ def _tables_of(session: Session | None, states: States, found: Found) -> list[Sa
 def _fitting(group: Group, session: Session | None, states: States, found: Found) -> list[SavedTable]:
     def check() -> list[SavedTable]:
         manifest = found.manifest
+        known = states.saved_tables(manifest["tables"])
         for kind, names in states.names().items():
-            saved = sorted(manifest["tables"]) if kind == "tables" else manifest[kind]
-            missing, more = sorted(set(names) - set(saved)), sorted(set(saved) - set(names))
+            is_table = kind == "tables"
+            missing = sorted(set(names) - set(known if is_table else manifest[kind]))
+            more = sorted(set(manifest[kind]) - set(known.values() if is_table else names))
             if missing or more:
                 told = f"it has no {missing[0]!r}" if missing else f"it has {more[0]!r}, which resume() was not given"
                 raise ValueError(

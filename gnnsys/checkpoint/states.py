@@ -28,15 +28,37 @@ _SHARED = (
 
 @dataclass
 class States:
-    """What `resume` was given. `tables` are by the name they have in a checkpoint."""
+    """What `resume` was given. `tables` are by the name they get in a checkpoint.
+
+    `reached` has for each of them all names by which it is reached (that name among them), and `places` those names
+    that are places in an optimizer's list: `sparse.0`.
+    """
 
     shared: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
     tables: dict[str, DistTensor] = field(default_factory=dict)
+    reached: dict[str, list[str]] = field(default_factory=dict)
+    places: set[str] = field(default_factory=set)
 
     def names(self) -> dict[str, list[str]]:
         """What every rank must have alike, and a checkpoint too."""
         return {"shared": sorted(self.shared), "own": sorted(self.own), "tables": sorted(self.tables)}
+
+    def saved_tables(self, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """The name that each table has in a checkpoint whose tables are `saved`; those that it lacks are left out.
+
+        It may be another one than here: earlier versions took the first in the order of `resume`'s arguments. A place
+        in an optimizer's list says less than the table's own name: the list may be in another order now.
+        """
+        found = {}
+        for name, table in self.tables.items():
+            known = [other for other in self.reached[name] if other in saved]
+            if known and known[0] in self.places:
+                moved = [p for p in sorted(self.places & saved.keys()) if saved[p]["spec"]["name"] == table.name]
+                known = moved or known
+            if known and known[0] not in found.values():
+                found[name] = known[0]
+        return found
 
     def stores(self) -> list[Store]:
         return list({id(table.store): table.store for table in self.tables.values()}.values())
@@ -57,10 +79,14 @@ def sort_states(given: Mapping[str, Any]) -> States:
             states.shared[name] = value
         else:
             states.own[name] = value
-    for name, value in given.items():
-        for inner, embedding in _embeddings_in(name, value):
-            if not any(_same(embedding.table, known) for known in states.tables.values()):
-                states.tables[inner] = embedding.table
+    found = [each for name, value in sorted(given.items()) for each in _embeddings_in(name, value)]
+    states.places = {name for name, _, is_place in found if is_place}
+    for name, embedding, _ in sorted(found, key=lambda each: each[2]):  # modules first; never the arguments' order
+        known = next((known for known, table in states.tables.items() if _same(embedding.table, table)), name)
+        states.tables.setdefault(known, embedding.table)
+        states.reached.setdefault(known, [known])
+        if name != known:
+            states.reached[known].append(name)
     return states
 
 
@@ -72,19 +98,21 @@ def _add_table(states: States, name: str, value: DistEmbedding | DistTensor) -> 
     if twin is not None:
         raise ValueError(f"{name} and {twin} are one table, {table.name!r}: name it once")
     states.tables[name] = table
+    states.reached[name] = [name]
 
 
-def _embeddings_in(name: str, value: Any) -> Iterator[tuple[str, DistEmbedding]]:
+def _embeddings_in(name: str, value: Any) -> Iterator[tuple[str, DistEmbedding, bool]]:
+    """The embeddings inside a module or an optimizer: each one's name, itself, and whether the name is a place."""
     if isinstance(value, DistEmbedding):
         return
     if isinstance(value, nn.Module):
         module = value.module if isinstance(value, nn.parallel.DistributedDataParallel) else value
         for inner, found in module.named_modules():
             if isinstance(found, DistEmbedding):
-                yield f"{name}.{inner}", found
+                yield f"{name}.{inner}", found, False
     elif isinstance(value, SparseOptimizer):
         for number, found in enumerate(value.embeddings):
-            yield f"{name}.{number}", found
+            yield f"{name}.{number}", found, True
 
 
 def _same(table: DistTensor, other: DistTensor) -> bool:
