@@ -10,12 +10,39 @@ import copy
 import io
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnsys.checkpoint import folder as folders
+from gnnsys.store import DistTensor
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+@dataclass
+class Copy:
+    """What one rank writes of one checkpoint."""
+
+    steps: int
+    token: str
+    dense: dict[str, Any] | None = None  # rank 0's
+    differing: dict[str, Any] = field(default_factory=dict)  # what this rank has otherwise than rank 0
+    keys: dict[str, list[str]] = field(default_factory=dict)  # of those
+    own: dict[str, Any] = field(default_factory=dict)
+    tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
+    entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
+    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
+    too_large: str | None = None  # what would not fit into memory a second time, of any rank
+
+    @property
+    def staging(self) -> str:
+        return folders.staging_name(self.steps, self.token)
+
+    def token_of(self, name: str) -> str:
+        return f"{self.token}/{name}"
 
 
 def copied(value: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gnnsys.checkpoint import folder as folders
+from gnnsys.checkpoint.comparing import differing_file, merged
 from gnnsys.checkpoint.copying import same
 from gnnsys.checkpoint.exchange import brought
 from gnnsys.checkpoint.files import read_state
@@ -62,7 +63,7 @@ def restore(folder: Path, group: Group, session: Session | None, states: States,
         return None
     path = found.path(folder, group.machine)
     tables = _fitting(group, session, states, found)
-    wanted, entries = _wanted(found, tables), found.manifest["files"]
+    wanted, entries = _wanted(group, found, tables), found.manifest["files"]
     with brought(group, session, path, wanted, found.holders, entries) as files:
         saved = _Loaded(group, states, found, files)
         _restore_tables(group, path, found, tables, files)
@@ -129,7 +130,7 @@ def _reads(group: Group, session: Session | None, states: States, found: Found) 
     """The files that this machine is going to read where it has them itself."""
     try:
         tables = _tables_of(session, states, found)
-        wanted = _wanted(found, tables)
+        wanted = _wanted(group, found, tables)
         folders_read = {folder for table in tables for folder in table.reads(group.machine, found.holders)}
     except Exception:  # it does not fit what is here: said when that is looked at, on all ranks
         return set()
@@ -227,9 +228,11 @@ def _fitting(group: Group, session: Session | None, states: States, found: Found
     return _attempt(group, "checkpoint fits", check)
 
 
-def _wanted(found: Found, tables: Sequence[SavedTable]) -> list[str]:
+def _wanted(group: Group, found: Found, tables: Sequence[SavedTable]) -> list[str]:
     """The files that every machine reads."""
     wanted = ["dense.pt", *(f"rank-{rank}.pt" for rank in range(found.manifest["world_size"]))]
+    if group.world_size == found.manifest["world_size"]:
+        wanted += sorted(found.manifest.get("differing", ()))
     if any(table.is_moved for table in tables):
         wanted += [file for files in found.manifest["originals"].values() for file in files]
     return wanted
@@ -262,19 +265,24 @@ class _Loaded:
         self._group, self._states = group, states
         self._world_size = int(found.manifest["world_size"])
 
-        def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        def read() -> list[Any]:
             ranks = [read_state(files[f"rank-{rank}.pt"]) for rank in range(self._world_size)]
             self._check_own(ranks)
-            return read_state(files["dense.pt"]), ranks
+            own = files.get(differing_file(group.rank))
+            return [read_state(files["dense.pt"]), {} if own is None else read_state(own), ranks]
 
-        self._dense, self._ranks = _attempt(group, "states are read", read)
+        self._dense, self._differing, self._ranks = _attempt(group, "states are read", read)
+        if group.rank == 0 and not self._is_same_size and found.manifest.get("differing"):
+            text = "%d ranks saved different values of %s, and %d are here: all take those that rank 0 saved"
+            _log.warning(text, self._world_size, _described(found.manifest["differing"]), group.world_size)
 
     def load(self) -> None:
         """Loads everything into its place, generators last: loading may draw from them."""
 
         def load() -> None:
             for name, value in self._states.shared.items():
-                _load(name, unwrapped(value).load_state_dict, self._dense[name])
+                state = merged(self._dense[name], self._differing.get(name))
+                _load(name, unwrapped(value).load_state_dict, state)
             for name, value in self._states.own.items():
                 saved = [states["own"][name] for states in self._ranks]
                 if hasattr(value, "load_state_dicts"):
@@ -309,6 +317,16 @@ def _load(name: str, load: Callable[[Any], Any], state: Any) -> None:
         load(state)
     except Exception as error:
         raise ValueError(f"{name} does not take the state it was saved with: {error}") from error
+
+
+def _described(differing: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """States that were saved by each rank, in words: `model (norm.running_mean and 2 more), scaler`."""
+    keys: dict[str, set[str]] = {}
+    for own in differing.values():
+        for name, entries in own.items():
+            keys.setdefault(name, set()).update(entries)
+    more = {name: f" and {len(each) - 1} more" if len(each) > 1 else "" for name, each in keys.items()}
+    return ", ".join(f"{name} ({min(each)}{more[name]})" if each else name for name, each in sorted(keys.items()))
 
 
 def unwrapped(value: Any) -> Any:

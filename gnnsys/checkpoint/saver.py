@@ -15,22 +15,22 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
+from gnnsys.checkpoint import comparing
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.copying import as_it_is, check_state, copied, snapshot
+from gnnsys.checkpoint.copying import Copy, as_it_is, check_state, copied, snapshot
 from gnnsys.checkpoint.errors import of_step, raise_first, words
-from gnnsys.checkpoint.files import write_array, write_state
+from gnnsys.checkpoint.files import write_state
 from gnnsys.checkpoint.generators import read_generators
 from gnnsys.checkpoint.owner import Owner
 from gnnsys.checkpoint.restore import Found, unwrapped
 from gnnsys.checkpoint.states import States
-from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder
+from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder, write_originals
 from gnnsys.comm import CommError
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.store import DistTensor
@@ -40,7 +40,7 @@ from gnnsys.store.snapshots import sync_folders
 if TYPE_CHECKING:
     from gnnsys.session import Session
 
-_States: TypeAlias = "dict[str, Any]"  # by name
+_States: TypeAlias = dict[str, Any]  # by name
 _log = logging.getLogger(__name__)
 _WRITE_SECONDS = 7200.0  # for a machine to write what it has: a terabyte, to a slow disk
 _SPARE = 0.1  # of the free memory, which copies leave free
@@ -49,27 +49,6 @@ STAGES = (
     "begun", "copied", "dense written", "rank written", "tables written", "all written", "described", "published",
     "old removed",
 )  # fmt: skip
-
-
-@dataclass
-class _Copy:
-    """What one rank writes of one checkpoint."""
-
-    steps: int
-    token: str
-    dense: dict[str, Any] | None = None
-    own: dict[str, Any] = field(default_factory=dict)
-    tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
-    entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
-    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
-    too_large: str | None = None  # what would not fit into memory a second time, of any rank
-
-    @property
-    def staging(self) -> str:
-        return folders.staging_name(self.steps, self.token)
-
-    def token_of(self, name: str) -> str:
-        return f"{self.token}/{name}"
 
 
 class Saver:
@@ -189,25 +168,37 @@ class Saver:
 
     # -- the first half: a copy ---------------------------------------------------------------------------------------
 
-    def _copy(self) -> _Copy:
+    def _begin(self) -> tuple[Copy, _States, _States]:
+        """All ranks meet, with nothing under way: the save, this rank's shared states, what of them rank 0 has not."""
         group, problem, cause = self._group, None, None
+        shared, digests = _States(), comparing.Digests()
         try:
             for store in self._states.stores():
                 store.flush()
+            shared = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items()}
+            digests = comparing.digest_states(shared) if group.world_size > 1 else {}
         except Exception as error:
             problem, cause = f"rank {group.rank}: {error}", error
-        told = group.gather("checkpoint begins", [problem, self.steps, secrets.token_hex(8)])
-        raise_first([problem for problem, _, _ in told], cause)
-        differ = [rank for rank, (_, steps, _) in enumerate(told) if steps != told[0][1]]
+        told = group.gather(
+            "checkpoint begins", [problem, self.steps, secrets.token_hex(8), comparing.summary(digests)]
+        )
+        raise_first([entry[0] for entry in told], cause)
+        differ = [rank for rank, entry in enumerate(told) if entry[1] != told[0][1]]
         if differ:
             raise ValueError(
                 f"rank 0 saves after step {told[0][1]} and rank {differ[0]} after step {told[differ[0]][1]}: call "
                 "saver.step() equally often on every rank"
             )
-        copy = _Copy(self.steps, told[0][2])
+        apart = sorted({name for entry in told for name, digest in entry[3].items() if digest != told[0][3][name]})
+        first = group.share("checkpoint's digests", {name: digests[name] for name in apart}) if apart else {}
+        return Copy(self.steps, told[0][2]), shared, comparing.differing(shared, digests, first)
+
+    def _copy(self) -> Copy:
+        copy, shared, apart = self._begin()
+        group, problem, cause = self._group, None, None
         self.on_stage("begun")
         try:
-            self._fill(copy)
+            self._fill(copy, shared, apart)
         except Exception as error:  # whatever it is, the other ranks must hear of it
             problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {words(error)}", error
         told = group.gather("checkpoint copied", [problem, copy.too_large], timeout=_WRITE_SECONDS)
@@ -223,9 +214,11 @@ class Saver:
         self.on_stage("copied")
         return copy
 
-    def _fill(self, copy: _Copy) -> None:
+    def _fill(self, copy: Copy, shared: _States, apart: _States) -> None:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
         group = self._group
+        for name, own in apart.items():
+            comparing.check_parameters(name, self._states.shared[name], own, group.rank)
         if group.is_leader:
             self._owner.take()
             folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
@@ -233,27 +226,26 @@ class Saver:
             for name, table in self._states.tables.items():
                 self._copy_table(copy, name, table)
         own = {name: value.state_dict() for name, value in self._states.own.items()}
-        dense = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items() if group.rank == 0}
-        own, dense = self._copy_states(copy, own, dense)
+        own, copy.differing, dense = self._copy_states(copy, [own, apart, shared if group.rank == 0 else {}])
+        copy.keys = comparing.keys_of(apart)
         copy.own = {"own": own, "generators": read_generators()}
         copy.dense = dense if group.rank == 0 else None
 
-    def _copy_states(self, copy: _Copy, own: _States, dense: _States) -> tuple[_States, _States]:
-        """Both, copied where they are to be and there is memory for it; else as they are."""
+    def _copy_states(self, copy: Copy, each: list[_States]) -> list[_States]:
+        """All of them, copied where they are to be and there is memory for it; else as they are."""
 
-        def taken(of: Callable[[Tensor], Tensor]) -> tuple[_States, _States]:
-            each = [{name: snapshot(state, name, of) for name, state in states.items()} for states in (own, dense)]
-            return each[0], each[1]
+        def taken(of: Callable[[Tensor], Tensor]) -> list[_States]:
+            return [{name: snapshot(state, name, of) for name, state in states.items()} for states in each]
 
         if self.asynchronous and copy.too_large is None:
-            size = sum(check_state(state, name) for name, state in [*own.items(), *dense.items()])
+            size = sum(check_state(state, name) for states in each for name, state in states.items())
             if size <= (1 - _SPARE) * free_memory():
                 with contextlib.suppress(RuntimeError, MemoryError):  # other limits, an address space's say
                     return taken(copied)
             copy.too_large = f"the states of rank {self._group.rank}, {size} bytes"
         return taken(as_it_is)
 
-    def _copy_table(self, copy: _Copy, name: str, table: DistTensor) -> None:
+    def _copy_table(self, copy: Copy, name: str, table: DistTensor) -> None:
         store, graph = table.store, graph_of(table, self._session)
         if store.machine < 0:
             raise ValueError(
@@ -278,7 +270,7 @@ class Saver:
 
     # -- the second half: on disk -------------------------------------------------------------------------------------
 
-    def _write(self, copy: _Copy) -> None:
+    def _write(self, copy: Copy) -> None:
         try:
             self._write_all(copy)
         except Exception as error:  # the training thread raises it when it comes to its next save
@@ -286,14 +278,14 @@ class Saver:
                 _log.error("the checkpoint of step %d was not saved: %s", copy.steps, error)
             self._error = copy.steps, error
 
-    def _write_all(self, copy: _Copy) -> None:
+    def _write_all(self, copy: Copy) -> None:
         group, problem, files = self._group, None, dict[str, list[int]]()
         try:
             files = self._write_files(copy)
         except Exception as error:
             problem = f"rank {group.rank} on machine {group.machine}: {words(error)}"
-        told = group.gather("checkpoint written", [problem, files, copy.entries], timeout=_WRITE_SECONDS)
-        problems = [problem for problem, _, _ in told]
+        told = group.gather("checkpoint written", [problem, files, copy.entries, copy.keys], timeout=_WRITE_SECONDS)
+        problems = [entry[0] for entry in told]
         if not any(problems):
             self.on_stage("all written")
             problems = group.gather("checkpoint described", self._describe(copy, told), timeout=_WRITE_SECONDS)
@@ -317,7 +309,7 @@ class Saver:
                 _log.warning("old checkpoints stay in %s: %s", self.folder, words(error))
         self.on_stage("old removed")
 
-    def _write_files(self, copy: _Copy) -> dict[str, list[int]]:
+    def _write_files(self, copy: Copy) -> dict[str, list[int]]:
         """Writes what is this rank's; every file with its bytes and CRC-32."""
         staging, files = self.folder / copy.staging, {}
         staging.mkdir(parents=True, exist_ok=True)
@@ -325,11 +317,14 @@ class Saver:
             files["dense.pt"] = write_state(staging / "dense.pt", copy.dense)
             copy.dense = None
         self.on_stage("dense written")
-        own = f"rank-{self._group.rank}.pt"
+        own, differing = f"rank-{self._group.rank}.pt", comparing.differing_file(self._group.rank)
+        if copy.differing:
+            files[differing] = write_state(staging / differing, copy.differing)
+            copy.differing = {}
         files[own] = write_state(staging / own, copy.own)
         self.on_stage("rank written")
         if self._group.is_leader:
-            files |= self._write_originals(copy, staging)
+            files |= write_originals(copy.originals, staging)
         for name, table, machine in copy.tables:
             prefix = table_folder(name)
             written = table.store.written(machine, copy.token_of(name), _WRITE_SECONDS)
@@ -337,24 +332,13 @@ class Saver:
         self.on_stage("tables written")
         return files
 
-    def _write_originals(self, copy: _Copy, staging: Path) -> dict[str, list[int]]:
-        """Original ids of the nodes that rows of tables belong to, for parts that number them otherwise."""
-        files = {}
-        for number, (_, (graph, node_type)) in enumerate(sorted(copy.originals.items())):
-            (staging / "originals").mkdir(exist_ok=True)
-            for part in graph.parts_here:
-                size = len(graph.book.part_range(part, node_type))
-                file = f"originals/{number}-{part:05d}.npy"
-                files[file] = write_array(staging / file, graph.parts.part(part).original_ids(node_type)[:size])
-        return files
-
-    def _describe(self, copy: _Copy, told: list[Any]) -> str | None:
+    def _describe(self, copy: Copy, told: list[Any]) -> str | None:
         """Every machine's manifest, the same on each: all files of all. What went wrong, or None."""
         if not self._group.is_leader:
             return None
-        files = {file: entry for _, written, _ in told for file, entry in sorted(written.items())}
+        files = {file: entry for rank in told for file, entry in sorted(rank[1].items())}
         group, names, staging = self._group, self._states.names(), self.folder / copy.staging
-        for rank, (_, written, _) in enumerate(told):
+        for rank, (_, written, _, _) in enumerate(told):
             problem = folders.check_sizes(staging, written) if group.machine_of_rank[rank] == group.machine else None
             if problem is not None:
                 return f"machine {group.machine}: rank {rank} wrote elsewhere: {problem}"
@@ -363,7 +347,7 @@ class Saver:
             for number, key in enumerate(sorted(copy.originals))
         }
         try:
-            tables = merged_entries([entries for _, _, entries in told])
+            tables = merged_entries([rank[2] for rank in told])
         except ValueError as error:
             return str(error)
         manifest = {
@@ -375,6 +359,7 @@ class Saver:
             "machines": group.num_machines,
             "shared": names["shared"],
             "own": names["own"],
+            "differing": {comparing.differing_file(rank): keys for rank, (*_, keys) in enumerate(told) if keys},
             "tables": tables,
             "originals": originals,
             "files": files,
@@ -386,7 +371,7 @@ class Saver:
             return f"machine {group.machine}: {words(error)}"
         return None
 
-    def _give_up(self, copy: _Copy) -> None:
+    def _give_up(self, copy: Copy) -> None:
         """Removes what was written so far, once the shards have stopped writing to it."""
         for name, table, machine in copy.tables:
             with contextlib.suppress(ValueError, CommError, RuntimeError):

@@ -1,6 +1,7 @@
 """What is saved, sorted by how: once for all ranks, once for each, or by the shards that have the rows.
 
-A module, an optimizer or a scheduler is taken to be the same on every rank, as DDP keeps it, and rank 0's is saved.
+A module, an optimizer or a scheduler is mostly the same on every rank, as DDP keeps it: rank 0's is saved, and what
+another rank has otherwise beside it (`comparing`).
 Whatever else has a state_dict (a loader, above all) belongs to its rank. Embeddings inside modules and optimizers are
 found by themselves.
 """
@@ -50,9 +51,9 @@ class States:
         It may be another one than here: earlier versions took the first in the order of `resume`'s arguments. A place
         in an optimizer's list says less than the table's own name: the list may be in another order now.
         """
-        found = {}
+        found: dict[str, str] = {}
         for name, table in self.tables.items():
-            known = [other for other in self.reached[name] if other in saved]
+            known = [other for other in self.reached.get(name, [name]) if other in saved]
             if known and known[0] in self.places:
                 moved = [p for p in sorted(self.places & saved.keys()) if saved[p]["spec"]["name"] == table.name]
                 known = moved or known

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
-from gnnsys.checkpoint.files import read_array
+from gnnsys.checkpoint.files import read_array, write_array
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.store import DistTensor, TableSpec
 from gnnsys.store.push import PendingPush
@@ -72,6 +72,18 @@ def rows_of(table: DistTensor, graph: DistGraph | None) -> dict[str, Any] | None
 def originals_key(rows: Mapping[str, Any]) -> str:
     """What a manifest lists the original ids of a table's nodes under: types of two graphs may have one name."""
     return f"{rows['graph']}/{rows['type']}"
+
+
+def write_originals(originals: Mapping[str, tuple[DistGraph, str]], staging: Path) -> dict[str, list[int]]:
+    """Original ids of the nodes that rows of tables belong to, for parts that number them otherwise: files' entries."""
+    files = {}
+    for number, (_, (graph, node_type)) in enumerate(sorted(originals.items())):
+        (staging / "originals").mkdir(exist_ok=True)
+        for part in graph.parts_here:
+            size = len(graph.book.part_range(part, node_type))
+            file = f"originals/{number}-{part:05d}.npy"
+            files[file] = write_array(staging / file, graph.parts.part(part).original_ids(node_type)[:size])
+    return files
 
 
 def _belongs(graph: DistGraph, of: Any) -> dict[str, Any]:
