@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-INLINE_BELOW = 1 << 16  # bytes; part of the format: smaller arrays travel in a message's first frame
+# Part of the format, in bytes: smaller arrays travel in a message's first frame, while there is room; larger ones are
+# cut into frames. libzmq takes memory for a frame once it is announced, whoever announces it: so frames are small.
+INLINE_BELOW = 1 << 16
+FRONT_BYTES = 2 << 20
+FRAME_BYTES = 4 << 20
 
 Buffer = bytes | np.ndarray  # what is sent as one frame
 
@@ -53,6 +58,31 @@ def export_array(array: Tensor) -> tuple[int, Buffer]:
     if plain is not None:
         array = array.view(plain)
     return code, array.numpy()  # a new object: the memory is in use for as long as it lives
+
+
+def is_inline(at: int, size: int) -> bool:
+    """Whether an array of `size` bytes lies in the first frame, of which `at` bytes (a multiple of eight) are taken."""
+    return size < INLINE_BELOW and (not size or at + size <= FRONT_BYTES)
+
+
+def cut(buffer: Buffer) -> list[Buffer]:
+    """The frames of an array that is not in the first one; nothing is copied."""
+    if isinstance(buffer, bytes) or buffer.nbytes <= FRAME_BYTES:
+        return [buffer]
+    flat = buffer.reshape(-1).view(np.uint8)
+    return [flat[begin : begin + FRAME_BYTES] for begin in range(0, flat.size, FRAME_BYTES)]
+
+
+def join(memories: Sequence[Any], size: int) -> memoryview:
+    """The array again that came in several frames, which have `size` bytes together: copied, unless it is one."""
+    if len(memories) == 1:
+        return memories[0]  # type: ignore[no-any-return]
+    whole = np.empty(size, np.uint8)
+    begin = 0
+    for memory in memories:
+        whole[begin : begin + len(memory)] = memory
+        begin += len(memory)
+    return whole.data
 
 
 def import_array(memory: Any, offset: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> Tensor:

@@ -193,7 +193,7 @@ class Client:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
             if channel.socket is None:
-                socket = link.open(channel.traffic_class, self._context, self._keys, self._limits, self._wake_up)
+                socket = link.open(channel.traffic_class, self._context, self._keys, self._wake_up)
                 self._channels.append((link, channel, socket))
                 self._wake_up.wake()  # to poll this one too
             return channel.socket
@@ -242,7 +242,7 @@ class Client:
                     link.waiting_since = now
             for link, channel, socket in self._channels[:num_polled]:
                 if socket.hot or socket.fd in ready:
-                    for frames in socket.receive(_DRAIN, 1 + self._limits.max_arrays):
+                    for frames in socket.receive(_DRAIN, self._limits.max_frames):
                         link.hear(now, self._ping_interval)
                         self._accept(link, channel, frames, now)
             if self._turned_away and now >= self._turned_away[0][0]:

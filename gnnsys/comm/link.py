@@ -22,7 +22,6 @@ from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import BULK, CONTROL, kind_name
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.sockets import SharedSocket, WakeUp, connect, make_socket
-from gnnsys.comm.wire import Limits
 
 CLASSES = (CONTROL, BULK)
 
@@ -57,11 +56,9 @@ class Link:
         self.channels = {each: Channel(each) for each in CLASSES}
         self._name = name
 
-    def open(
-        self, traffic_class: str, context: zmq.Context, keys: Keys | None, limits: Limits, wake_up: WakeUp
-    ) -> SharedSocket:
+    def open(self, traffic_class: str, context: zmq.Context, keys: Keys | None, wake_up: WakeUp) -> SharedSocket:
         """Makes the socket of a channel, on first use."""
-        socket = make_socket(context, zmq.DEALER, limits.max_frame_bytes)
+        socket = make_socket(context, zmq.DEALER)
         socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
         try:
             connect(socket, self.endpoint, keys)

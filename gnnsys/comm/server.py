@@ -102,7 +102,7 @@ class Server:
             raise ValueError("the server was started before")
         if self._keys is not None:
             self._gate = Gate(self._context, self._keys)
-        router = make_socket(self._context, zmq.ROUTER, self._limits.max_frame_bytes)
+        router = make_socket(self._context, zmq.ROUTER)
         router.sndhwm = self._limits.max_unread
         self._router = SharedSocket(router, self._wake_up, waits=False)
         router.router_handover = True  # a client that reconnects takes its name along
@@ -236,7 +236,7 @@ class Server:
                 wake_up.clear()
             if gate is not None:
                 gate.answer_all()
-            for frames in router.receive(_DRAIN, 2 + self._limits.max_arrays):
+            for frames in router.receive(_DRAIN, 1 + self._limits.max_frames):
                 try:
                     self._accept(frames[0].bytes, frames[1:])
                 except Exception:  # whatever somebody sent, the others are served

@@ -21,11 +21,13 @@ from typing import Any
 import zmq
 from zmq.backend import Socket as Raw  # without the Python layer's options, which cost as much as the call
 
+from gnnsys.comm.arrays import FRAME_BYTES
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
 _HANDSHAKE_MS = 10_000  # who connects and does not say who he is holds a descriptor for so long
+_SEAL_BYTES = 256  # more than CURVE adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
 
@@ -45,12 +47,15 @@ def is_loopback(endpoint: str) -> bool:
         return False
 
 
-def make_socket(context: zmq.Context, kind: int, max_frame_bytes: int) -> Any:
-    """A DEALER or ROUTER with our options, neither bound nor connected."""
+def make_socket(context: zmq.Context, kind: int) -> Any:
+    """A DEALER or ROUTER with our options, neither bound nor connected. Who announces a larger frame is disconnected.
+
+    That limit is for all who connect, also before they have shown a key: libzmq has no other for those.
+    """
     socket: Any = context.socket(kind)
     socket.linger = 0
     socket.sndhwm = 0
-    socket.maxmsgsize = max_frame_bytes
+    socket.maxmsgsize = FRAME_BYTES + _SEAL_BYTES
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 10

@@ -1,8 +1,9 @@
 """What a message is, as bytes.
 
 Frame 0 is a fixed little-endian header, array descriptors, options (JSON, may be empty) and the bytes of small arrays,
-each at a multiple of eight; every array from INLINE_BELOW bytes on is a frame of its own, sent without a copy: nobody
-may write into it until the reply is there. A frame costs more than its bytes (the GIL changes hands for each).
+each at a multiple of eight; every array from INLINE_BELOW bytes on is a frame of its own, or several where it has more
+than FRAME_BYTES, sent without a copy: nobody may write into it until the reply is there. A frame costs more than its
+bytes (the GIL changes hands for each), and one that arrives in several is copied once: replies are cut to one.
 Every field is checked against `Limits` before anything is allocated; received arrays are views of the received frames.
 """
 
@@ -21,11 +22,11 @@ import torch
 import zmq
 from torch import Tensor
 
-from gnnsys.comm.arrays import DTYPE_OF, INLINE_BELOW, Buffer, aligned, export_array, import_array
+from gnnsys.comm.arrays import DTYPE_OF, FRAME_BYTES, Buffer, aligned, cut, export_array, import_array, is_inline, join
 from gnnsys.comm.errors import WireError
 
 MAGIC = b"GNNS"
-VERSION = 1
+VERSION = 2
 
 REPLY = 1  # flag: an answer
 END = 2  # flag: no data, tells only that the reply is complete
@@ -45,11 +46,12 @@ _PADDING = tuple(bytes(-position % 8) for position in range(8))
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest message that is accepted or sent; a peer that exceeds a frame's limit is disconnected by libzmq."""
+    """The largest message that is accepted or sent, and what of them is kept."""
 
     max_arrays: int = 1024
     max_dims: int = 8
-    max_frame_bytes: int = 1 << 32
+    max_array_bytes: int = 1 << 32
+    max_frames: int = 1 << 12  # of a message
     max_options_bytes: int = 1 << 16
     max_queue: int = 1 << 16  # requests that a server has and has not answered
     max_client_requests: int = 1 << 14  # of them, those of one client
@@ -196,30 +198,31 @@ def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | N
         raise ValueError(f"{len(arrays)} arrays in a message, at most {limits.max_arrays} are allowed")
     kinds = bytearray()
     dims: list[int] = []
-    small: list[bytes] = []
+    inside: list[bytes] = []  # of the first frame, behind descriptors and options
     frames: list[Buffer] = []
+    at = len(front) + 2 * len(arrays) + 8 * sum(array.dim() for array in arrays) + len(text)
     for array in arrays:
         shape = array.shape
+        if len(shape) > limits.max_dims:
+            raise ValueError(f"an array of {len(shape)} dimensions, at most {limits.max_dims} can be sent")
+        if array.nbytes > limits.max_array_bytes:
+            what = f"an array of {array.nbytes} bytes, at most {limits.max_array_bytes} fit a message"
+            raise ValueError(f"{what}: send it in pieces")
         code, buffer = export_array(array)
         kinds += bytes((code, len(shape)))
         dims += shape
-        if len(shape) > limits.max_dims:
-            raise ValueError(f"an array of {len(shape)} dimensions, at most {limits.max_dims} can be sent")
-        if isinstance(buffer, bytes):
-            small.append(buffer)
-        elif buffer.nbytes <= limits.max_frame_bytes:
-            frames.append(buffer)
-        else:
-            raise ValueError(
-                f"an array of {buffer.nbytes} bytes, at most {limits.max_frame_bytes} fit a frame: send it in pieces"
-            )
-    parts: list[bytes | bytearray] = [front, kinds, _dims_struct(len(dims)).pack(*dims), text]
-    at = sum(map(len, parts))
-    for buffer in small:
         padding = _PADDING[at % 8]
-        parts += (padding, buffer)
-        at += len(padding) + len(buffer)
-    return [b"".join(parts), *frames]
+        if isinstance(buffer, bytes) and is_inline(at + len(padding), len(buffer)):
+            inside += (padding, buffer)
+            at += len(padding) + len(buffer)
+        else:
+            frames += cut(buffer)
+    if len(frames) >= limits.max_frames:
+        raise ValueError(
+            f"a message of {num_bytes(frames)} bytes, at most {limits.max_frames} frames of {FRAME_BYTES} bytes can be "
+            "sent: send it in pieces"
+        )
+    return [b"".join((front, kinds, _dims_struct(len(dims)).pack(*dims), text, *inside)), *frames]
 
 
 def reply_header(
@@ -296,7 +299,7 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
         return Message(header, [], options)
     front = aligned(front)
     arrays = [
-        import_array(front if memory is None else memory, offset, dtype, shape, count)
+        import_array(join(memory, count * dtype.itemsize) if memory else front, offset, dtype, shape, count)
         for memory, offset, dtype, shape, count in plan
     ]
     return Message(header, arrays, options)
@@ -305,7 +308,7 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
 def locate_arrays(
     kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits
 ) -> list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]:
-    """Where each array lies: its memory (None: the first frame), offset, dtype, shape and count.
+    """Where each array lies: its frames' memory (none: the first frame's), offset, dtype, shape and count.
 
     WireError where descriptors, dimensions and frames disagree; nothing is allocated for what they say.
     """
@@ -320,18 +323,20 @@ def locate_arrays(
         count = math.prod(shape)  # Python's integers do not overflow: an absurd shape cannot look like a small one
         size = count * itemsize
         if (shape and min(shape) < 0) or (
-            size == 0 and math.prod(each or 1 for each in shape) > limits.max_frame_bytes
+            size == 0 and math.prod(each or 1 for each in shape) > limits.max_array_bytes
         ):
             raise WireError("shape", f"an array of shape {list(shape)}")
-        if size < INLINE_BELOW:
+        if is_inline(at + -at % 8, size):
             at += -at % 8
-            plan.append((None, at, dtype, shape, count))
+            plan.append(([], at, dtype, shape, count))
             at += size
-        elif num_used < len(frames) and len(frames[num_used]) == size:
-            plan.append((frames[num_used].buffer, 0, dtype, shape, count))
-            num_used += 1
-        else:
-            raise WireError("shape", f"no frame of {size} bytes for {dtype} of shape {list(shape)}")
+            continue
+        end = num_used - -size // FRAME_BYTES
+        lengths = [len(frame) for frame in frames[num_used:end]] if end <= len(frames) else []
+        if sum(lengths) != size or lengths[:-1] != [FRAME_BYTES] * (len(lengths) - 1):
+            raise WireError("shape", f"no frames of {size} bytes for {dtype} of shape {list(shape)}")
+        plan.append(([frame.buffer for frame in frames[num_used:end]], 0, dtype, shape, count))
+        num_used = end
     if num_used != len(frames):
         raise WireError("frames", f"{len(frames)} frames in a message whose arrays take {num_used}")
     if at != len(frames[0]):

@@ -8,13 +8,15 @@ import random
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 import zmq
 
 from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, wire
+from gnnsys.comm.arrays import FRAME_BYTES
 from tests.comm.endpoints import DEADLINE, joined, until
 
 
@@ -167,18 +169,60 @@ def test_an_absurd_shape_is_answered_with_an_error(stranger):
 
 
 def test_a_frame_above_the_limit_ends_the_connection_before_it_is_read(stranger):
-    limits = Limits(max_frame_bytes=1 << 20)
+    limits = Limits(max_array_bytes=9 << 20, max_frames=3)
     with joined({16: echo}, limits=limits, client={"limits": limits}) as (server, client):
-        with pytest.raises(ValueError, match="send it in pieces"):
-            client.request(0, 16, [torch.zeros(1 << 20)])
+        for arrays in ([torch.zeros(3 << 20)], [torch.zeros(2 << 20)] * 2):
+            with pytest.raises(ValueError, match="send it in pieces"):
+                client.request(0, 16, arrays)
         dealer = stranger(server.endpoints[0])
         dealer.rcvtimeo = 300
         frames = wire.encode(wire.make_header(16, 1, timeout_us=10**7), [torch.zeros(1 << 20)], None, Limits())
-        dealer.send_multipart(frames)
+        dealer.send_multipart([frames[0], bytes(FRAME_BYTES + 1024)])
         with pytest.raises(zmq.Again):
             dealer.recv_multipart()
-        assert client.request(0, 16, [torch.zeros(1 << 17)]).result().arrays[0].numel() == 1 << 17
+        assert client.request(0, 16, [torch.zeros(2 << 20)]).result().arrays[0].numel() == 2 << 20
         assert server.counters()["kinds"]["PULL"]["messages_in"] == 1
+
+
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_who_has_no_key_makes_a_server_take_no_memory(encrypts):
+    """Eight say in the handshake that three gigabytes are coming, and begin to send them."""
+    mechanism = (b"CURVE" if encrypts else b"PLAIN").ljust(20, b"\0")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism + bytes(32)
+    word = b"\x05HELLO" + bytes(64)
+    piece = bytes(1 << 20)
+
+    def speak(where, size: int) -> int:
+        """How many bytes of a frame of `size` were taken."""
+        with contextlib.suppress(OSError), socket.create_connection(where, timeout=DEADLINE) as connection:
+            connection.sendall(greeting + b"\x06" + size.to_bytes(8, "big") + word)
+            for sent in range(0, min(size, 64 << 20), len(piece)):
+                try:
+                    connection.sendall(piece)
+                except OSError:
+                    return sent
+            held.append(connection.dup())
+            return size
+        return 0
+
+    held: list[socket.socket] = []
+    with joined({16: echo}, keys=Keys.generate(encrypts=encrypts)) as (server, client):
+        client.request(0, 16, [torch.zeros(1 << 20)]).result()
+        host, _, port = server.endpoints[0].removeprefix("tcp://").rpartition(":")
+        before = resident_bytes()
+        with ThreadPoolExecutor(8) as pool:
+            taken = list(pool.map(lambda _: speak((host, int(port)), 3 << 30), range(8)))
+        grown = resident_bytes() - before
+        assert client.request(0, 16, [torch.arange(3)]).result().arrays[0].tolist() == [0, 1, 2]
+        for connection in held:
+            connection.close()
+        assert not held and max(taken) <= 16 << 20, f"frames of 3 GiB were taken, up to {max(taken)} bytes of them"
+        assert grown < 64 << 20, f"{grown >> 20} MB were taken for strangers"
+
+
+def resident_bytes() -> int:
+    """Memory of this process, in which the server is."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_reply_that_is_nonsense_is_dropped_and_counted():

@@ -9,7 +9,8 @@ import torch
 import zmq
 
 from gnnsys.comm import Limits, Message, WireError, wire
-from gnnsys.comm.arrays import DTYPES
+from gnnsys.comm.arrays import DTYPES, FRAME_BYTES, FRONT_BYTES
+from gnnsys.store.wire import CHUNK_BYTES
 
 
 def decode(frames, limits=None) -> Message:
@@ -76,6 +77,25 @@ def test_small_arrays_are_copied_at_once_and_may_be_changed():
     assert decode(frames).arrays[0].tolist() == list(range(8))
 
 
+def test_large_arrays_travel_in_frames_of_a_few_megabytes_and_many_small_ones_too():
+    assert CHUNK_BYTES <= FRAME_BYTES, "chunks of rows are views of what arrives"
+    large = torch.arange(3 * FRAME_BYTES // 8 + 5)
+    arrays = [torch.arange(3), large, large[: FRAME_BYTES // 8], large[: FRAME_BYTES // 8 + 1].view(torch.int32)]
+    arrays += [torch.full((8000,), number) for number in range(60)] + [torch.empty(0, 3), large[:9]]
+    frames = encoded(arrays, {"a": 1})
+    sizes = [len(frame) if isinstance(frame, bytes) else frame.nbytes for frame in frames]
+    assert sizes[1:8] == [FRAME_BYTES] * 3 + [40] + [FRAME_BYTES] * 2 + [8]
+    assert len(frames) > 8 and max(sizes) <= FRAME_BYTES and sizes[0] <= FRONT_BYTES
+    for sent, received in zip(arrays, decode(frames).arrays, strict=True):
+        assert sent.dtype == received.dtype and torch.equal(sent, received)
+    for broken in (frames[:-1], [*frames, b"x"], [*frames[:2], *frames[3:]], [frames[0], frames[4], *frames[2:]]):
+        with pytest.raises(WireError):
+            decode(broken)
+    halves = [frames[1][: FRAME_BYTES // 2], frames[1][FRAME_BYTES // 2 :]]
+    with pytest.raises(WireError):  # cut elsewhere: one message has one form
+        decode([frames[0], *halves, *frames[2:]])
+
+
 def message_with(payload=bytes(range(32)), options=b"", frames=(), **changed) -> list[bytes]:
     """A message of one array int64[4], written out by hand, with fields or the descriptor changed."""
     dtype, dims = changed.pop("dtype", 5), changed.pop("dims", (4,))
@@ -89,7 +109,7 @@ def message_with(payload=bytes(range(32)), options=b"", frames=(), **changed) ->
     ("frames", "reason"),
     [
         (message_with(magic=b"HTTP"), "magic"),
-        (message_with(version=2), "version"),
+        (message_with(version=1), "version"),
         (message_with(num_arrays=0xFFFF), "arrays"),
         (message_with(num_arrays=2), "shape"),
         (message_with(num_arrays=60), "descriptors"),
@@ -145,6 +165,7 @@ def test_a_truncated_message_never_decodes():
         ([torch.zeros(2, device="meta")], None, "meta"),
         ([torch.zeros([1] * 9)], None, "9 dimensions"),
         ([torch.zeros(1)] * 1025, None, "1025 arrays"),
+        ([torch.empty(1, dtype=torch.uint8).expand(2**32 + 1)], None, "4294967297 bytes.*send it in pieces"),
         ([], {"text": "x" * 70_000}, "as an array"),
     ],
 )
