@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from gnnsys.agent import Agent
 from gnnsys.comm import Client, CommError, DeadlineExceeded, Keys, Kind
 from gnnsys.comm.address import agree_on_address
 from gnnsys.comm.joining import Place, join
@@ -54,7 +55,8 @@ def init(
 
     `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
     start apart; `lost_after`: that a server or a rank may be silent before it counts as dead (ShardLost, TrainerLost),
-    which is how long a pause, a cut, or the restart of a server is ridden out.
+    which is how long a pause, a cut, or the restart of a server is ridden out. Under torchrun this process ends within
+    `lost_after`, too, when the agent that launched it was killed.
 
     A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is, or
     `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
@@ -68,9 +70,16 @@ def init(
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
-    group = join(join_timeout)
-    group.timeout = timeout
-    session = Session(group, timeout, lost_after)
+    agent = Agent.watch(lost_after)
+    try:
+        group = join(join_timeout)
+        group.timeout = timeout
+        session = Session(group, timeout, lost_after)
+    except BaseException:
+        if agent is not None:
+            agent.close()
+        raise
+    session._agent = agent
     try:
         session._begin_server()
         address = agree_on_address(group)
@@ -127,6 +136,7 @@ class Session:
         self.lost_after = lost_after
         self.client: Client | None = None
         self.is_closed = False
+        self._agent: Agent | None = None  # torchrun's: this process ends with it
         self._server: Lives | None = None
         self._made_process_group = False
         self._graphs: dict[str, DistGraph] = {}
@@ -238,6 +248,8 @@ class Session:
         if self in _open_sessions:
             _open_sessions.remove(self)
         with contextlib.ExitStack() as ends:  # called from the last to the first, each whatever the others do
+            if self._agent is not None:
+                ends.callback(self._agent.close)
             ends.callback(self.group.close)
             ends.callback(self._destroy_process_group)
             if self._server is not None:

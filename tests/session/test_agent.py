@@ -1,0 +1,71 @@
+"""torchrun's agent is killed: its trainers and their server do not train on alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from tests.processes import ROOT, alive, await_true, clean_environment, processes, read_ranks, start_agents
+
+LOST_AFTER = 6.0
+MARGIN = 10.0  # of a busy machine
+
+TRAIN = """
+import json, os, signal, sys, time, torch, torch.distributed as dist, gnnsys
+session = gnnsys.init(timeout=60, lost_after=float(sys.argv[1]))
+if session.rank == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a script that saves first, and never comes to an end
+pids = session.group.gather("pids", [os.getpid(), session.status()[0]["pid"]])
+with open(sys.argv[2], "w" if session.rank == 0 else "a") as file:
+    file.write(json.dumps(sorted({pid for each in pids for pid in each})) if session.rank == 0 else "")
+while True:  # no step fails: the store and the other rank are there
+    dist.all_reduce(torch.ones(1))
+    session.status()
+    time.sleep(0.01)
+"""
+
+
+def test_trainers_and_server_end_when_the_agent_that_launched_them_is_killed(tmp_path):
+    told = tmp_path / "pids"
+    with processes() as running:
+        start_agents(running, TRAIN, [2], LOST_AFTER, told)
+        await_true(lambda: told.exists() and told.read_text().endswith("]"), "the ranks", 90)
+        pids = json.loads(told.read_text())
+        try:
+            assert len(pids) == 3 and all(map(alive, pids))
+            os.kill(running.pid(0), signal.SIGKILL)
+            began = time.monotonic()
+            await_true(lambda: not any(map(alive, pids)), "the end of trainers and server", LOST_AFTER + MARGIN)
+            took = time.monotonic() - began
+        finally:
+            for pid in filter(alive, pids):
+                os.kill(pid, signal.SIGKILL)
+        ranks = read_ranks(running.folder)
+    assert took >= LOST_AFTER / 2, "who does not heed the signal has half of the time"
+    for number, rank in enumerate(ranks):
+        assert f"rank {number} ends: torchrun's agent on this machine (process" in rank.stderr, rank
+        assert "gnnsys.resume() goes on from the last checkpoint" in rank.stderr
+
+
+FIND = "import runpy; print(runpy.run_path('gnnsys/agent.py')['find_agent']())"
+LAUNCHED = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+
+
+def found(environment: dict[str, str], command: list[str]) -> str:
+    env = clean_environment() | environment
+    result = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return result.stdout.strip()
+
+
+def test_only_who_torchrun_has_launched_has_an_agent_and_shells_in_between_are_none(monkeypatch):
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    bare = [sys.executable, "-c", FIND]
+    shell = ["sh", "-c", f'"{sys.executable}" -c "{FIND}"; true']
+    assert found(LAUNCHED, bare) == found(LAUNCHED, shell) == str(os.getpid())
+    assert found({}, bare) == "None"
+    assert found({"TORCHELASTIC_RUN_ID": "none"}, bare) == "None", "set by hand: a parent that ends is nobody's concern"
