@@ -69,7 +69,7 @@ class GraphServer:
         native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
         self.server = Server(
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
-            is_reserved=is_reserved,
+            is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
         )  # fmt: skip
 
     def start(self) -> list[str]:

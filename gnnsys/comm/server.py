@@ -48,7 +48,8 @@ class Server:
     """Serves `handlers` at the endpoints it is bound to.
 
     With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
-    another process of this account holds its ports for it, by SO_REUSEPORT.
+    another process of this account holds its ports for it, by SO_REUSEPORT. Handlers of the kinds in `at_once` run in
+    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -65,6 +66,7 @@ class Server:
         limits: Limits | None = None,
         name: str = "server",
         is_reserved: bool = False,
+        at_once: Sequence[int] = (),
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
@@ -75,6 +77,7 @@ class Server:
             raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
         self.heard = Heard()
         self._handlers = dict(handlers)
+        self._at_once = frozenset(at_once)
         self._bind = tuple(bind)
         self._is_reserved = is_reserved
         self._keys = keys
@@ -283,7 +286,10 @@ class Server:
         if not is_new:
             self.note("repeated")
         elif self._may_enter(job, busy):
-            self._workers.put(header.priority, identity, job)
+            if header.kind in self._at_once:
+                self._run(job)
+            else:
+                self._workers.put(header.priority, identity, job)
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:
         kind = job.header.kind
