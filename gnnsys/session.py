@@ -83,6 +83,7 @@ def init(
     try:
         session._begin_server()
         address = agree_on_address(group)
+        session._uses_process_group = process_group
         session._made_process_group = make_process_group(group, process_group, backend, address, timeout)
         session._order_server(server_threads, address, encrypt)
     except BaseException:
@@ -138,7 +139,7 @@ class Session:
         self.is_closed = False
         self._agent: Agent | None = None  # torchrun's: this process ends with it
         self._server: Lives | None = None
-        self._made_process_group = False
+        self._made_process_group = self._uses_process_group = False
         self._graphs: dict[str, DistGraph] = {}
         self._served: list[DistGraph] = []  # by servers of their own
         self._clients: list[Client] = []
@@ -237,33 +238,12 @@ class Session:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
-        failed: Exception | None = None
-        for callback in reversed(self.before_close):
-            try:
-                callback(wait)
-            except Exception as error:  # raised in the end: the others still need this rank's server
-                _log.error("rank %d: %s", self.rank, error)
-                failed = failed or error
-        atexit.unregister(self._close_at_exit)
-        if self in _open_sessions:
-            _open_sessions.remove(self)
-        with contextlib.ExitStack() as ends:  # called from the last to the first, each whatever the others do
-            if self._agent is not None:
-                ends.callback(self._agent.close)
-            ends.callback(self.group.close)
-            ends.callback(self._destroy_process_group)
-            if self._server is not None:
-                ends.callback(self._server.close)
-            for client in self._clients:
-                ends.callback(client.close)
-            if wait:
-                for path, graph in self._graphs.items():
-                    try:
-                        graph.store.flush()
-                    except Exception as error:  # the others still need this rank's server
-                        _log.error("rank %d: a push to a table of %s was not applied: %s", self.rank, path, error)
-                if self._server is not None:
-                    self._wait_for_others()
+        try:
+            failed = self._say_goodbye(wait)
+        except BaseException:  # Ctrl-C while a checkpoint is waited for, say
+            self._end(wait=False)
+            raise
+        self._end(wait)
         if failed is not None:
             raise failed
 
@@ -280,6 +260,11 @@ class Session:
     def _check_open(self) -> None:
         if self.is_closed:
             raise ValueError("this session is closed: begin another with gnnsys.init()")
+        if self.world_size > 1 and os.getpid() != self._process:
+            raise ValueError(
+                f"this session belongs to process {self._process}, from which this one was forked: what it waits for "
+                "would never come here. Fork before gnnsys.init(), or start processes by spawn"
+            )
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
@@ -329,13 +314,52 @@ class Session:
         )
         return [float(seconds) for seconds in asked.result().options["silent"]]
 
+    def _say_goodbye(self, wait: bool) -> Exception | None:
+        """Calls what is to be called before anything ends; the first error, for later."""
+        failed: Exception | None = None
+        for callback in reversed(self.before_close):
+            try:
+                callback(wait)
+            except Exception as error:  # raised in the end: the others still need this rank's server
+                _log.error("rank %d: %s", self.rank, error)
+                failed = failed or error
+        return failed
+
+    def _end(self, wait: bool) -> None:
+        atexit.unregister(self._close_at_exit)
+        later: list[Session] = []
+        if self in _open_sessions:
+            later = _open_sessions[_open_sessions.index(self) + 1 :]
+            _open_sessions.remove(self)
+        with contextlib.ExitStack() as ends:  # called from the last to the first, each whatever the others do
+            if self._agent is not None:
+                ends.callback(self._agent.close)
+            ends.callback(self.group.close)
+            ends.callback(self._leave_process_group, later)
+            if self._server is not None:
+                ends.callback(self._server.close)
+            for client in self._clients:
+                ends.callback(client.close)
+            if wait:
+                for path, graph in self._graphs.items():
+                    try:
+                        graph.store.flush()
+                    except Exception as error:  # the others still need this rank's server
+                        _log.error("rank %d: a push to a table of %s was not applied: %s", self.rank, path, error)
+                if self._server is not None:
+                    self._wait_for_others()
+
     def _remember(self, path: str | None, parts: Sequence[int]) -> None:
         """What a server that takes the place of this machine's must have open."""
         if self._server is not None:
             self._server.parts = None if path is None else (path, parts)
 
-    def _destroy_process_group(self) -> None:
-        if self._made_process_group and dist.is_initialized():
+    def _leave_process_group(self, later: Sequence[Session]) -> None:
+        """Destroys it, or leaves it to a session that was begun after this one and uses it."""
+        heir = next((session for session in later if session._uses_process_group), None)
+        if self._made_process_group and heir is not None:
+            heir._made_process_group = True
+        elif self._made_process_group and dist.is_initialized():
             dist.destroy_process_group()
 
     def _close_at_exit(self) -> None:

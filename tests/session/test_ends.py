@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch.distributed as dist
 
+import gnnsys
+from gnnsys.session import current
 from tests.processes import run_ranks
 
 PROGRAM = """
-import json, os, signal, time, torch, torch.distributed as dist, gnnsys
+import json, os, signal, threading, time, torch, torch.distributed as dist, gnnsys
 told = {}
 
 try:
@@ -23,13 +26,34 @@ store, nonce = session.group._store, session.group.nonce
 session.barrier()
 told["stored"] = [name for name in ("endpoints/0/all", "key/0") if store.check([f"gnnsys/{nonce}/{name}"])]
 session.barrier()
+reader, writer = os.pipe()
 child = os.fork()
 if not child:
+    said = []
+    for act in (session.barrier, session.status, lambda: session.open("."), session.close):
+        try:
+            act()
+        except ValueError as error:
+            said.append(str(error))
+    os.write(writer, json.dumps(said).encode())
     signal.pause()
+told["forked"] = json.loads(os.read(reader, 65536))
+
+other = gnnsys.init(timeout=30)
+session.barrier()
+closing = [threading.Thread(target=session.close) for _ in range(2)]  # rank by rank, and from wherever
 began = time.monotonic()
-session.close()
+for thread in closing:
+    thread.start()
+for thread in closing:
+    thread.join()
 told["closed"] = [time.monotonic() - began, session._server and session._server.returncode]
 os.kill(child, signal.SIGKILL)
+total = torch.ones(1)
+dist.all_reduce(total)
+told["other"] = [float(total), gnnsys.session.current() is other, len(other.status())]
+other.close()
+told["other"] += [dist.is_initialized()]
 
 print(json.dumps(told))
 """
@@ -37,7 +61,7 @@ print(json.dumps(told))
 
 @pytest.fixture(scope="module")
 def told():
-    """What both ranks saw of two sessions, one after the other."""
+    """What both ranks saw of three sessions, the last of which was begun before the one before it was closed."""
     return [json.loads(rank.stdout) for rank in run_ranks(PROGRAM, 2)]
 
 
@@ -58,3 +82,24 @@ def test_the_key_of_a_job_does_not_stay_in_the_store(told):
 def test_closing_does_not_wait_for_forked_children(told):
     took, code = told[0]["closed"]
     assert took < 9 and code == 0
+
+
+def test_a_forked_child_is_told_that_the_session_is_its_parents(told):
+    for rank in told:
+        assert len(rank["forked"]) == 3  # and may close it, which is nothing
+        assert all("this session belongs to process" in text and "Fork before" in text for text in rank["forked"])
+
+
+def test_a_session_that_is_closed_leaves_the_process_group_to_one_that_was_begun_meanwhile(told):
+    assert [rank["other"] for rank in told] == [[2.0, True, 1, False]] * 2
+
+
+def test_a_close_that_is_interrupted_ends_everything_all_the_same():
+    def interrupt(wait):
+        raise KeyboardInterrupt
+
+    session = gnnsys.init()
+    session.before_close.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    assert current() is None and session.is_closed and not dist.is_initialized()
