@@ -7,6 +7,7 @@ from gnnsys.graph.external import external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.listing import some
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.rows import check_data, check_weight, is_source
 from gnnsys.graph.saved import save
@@ -35,6 +36,7 @@ __all__ = [
     "rmat",
     "save",
     "sbm",
+    "some",
     "to_pyg",
     "typed",
 ]

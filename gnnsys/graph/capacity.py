@@ -30,6 +30,11 @@ def check_rows_fit(num_rows: int, num_columns: int, name: str, *, folder: Path |
     _check(4 * num_rows * num_columns, f"{name} [{num_rows}, {num_columns}] needs", "it must be smaller", folder)
 
 
+def check_bytes_fit(num_bytes: int, what: str) -> None:
+    """ValueError unless memory has room for so many bytes."""
+    _check(num_bytes, f"{what} needs", "give a memory limit (--memory-limit 4G), so that it is read from files", None)
+
+
 def memory_bytes() -> int:
     """What this process could have at most: the machine's memory, or its container's."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

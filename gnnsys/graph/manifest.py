@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gnnsys.graph.disk_room import naming, room_for
+
 MANIFEST = "manifest.json"
 
 
@@ -31,13 +33,14 @@ def staged(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: 
     """
     target = check_target(path, overwrite=overwrite, format=format, what=what)
     staging = _fresh_name(target, "new")
-    staging.mkdir()
-    try:
-        yield staging
-        _replace(staging, target, path, overwrite=overwrite, format=format, what=what)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with room_for(f"{what} to {str(path)!r}", target.parent):
+        staging.mkdir()
+        try:
+            yield staging
+            _replace(staging, target, path, overwrite=overwrite, format=format, what=what)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str) -> Path:
@@ -129,7 +132,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise ValueError(f"info must hold plain JSON values: {error}") from error
     plain["crc32"] = manifest_checksum(plain)
-    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
+    with naming(folder / MANIFEST), open(folder / MANIFEST, "w", encoding="utf-8") as file:
         json.dump(plain, file, indent=1)
         file.flush()
         os.fsync(file.fileno())

@@ -8,8 +8,6 @@ others to nodes. Some names mean more, see `load_npz`.
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.npy import load_npz_arrays
 from gnnsys.graph.npz_checks import (
     Arrays,
     as_float32,
@@ -70,24 +69,11 @@ def load_npz(path: Path) -> Graph:
     numbering, type t holding `node_type_offsets[t]:node_type_offsets[t+1]` (`node_type_names`); rows of a type are
     `x_<type>`, and what has a row per node of `target_type` (default: the first) belongs to it.
     """
-    try:
-        with zipfile.ZipFile(path):  # np.load reads other things as well
-            pass
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    arrays = load_npz_arrays(path)
     try:
         return _build(describe(arrays))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}")
 
 
 def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None, folder: Path | None = None) -> Content:

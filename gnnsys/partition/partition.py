@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.graph import Graph
+from gnnsys.graph.disk_room import check_room
 from gnnsys.graph.manifest import check_target
 from gnnsys.partition.assign import Assigned, Options, assign_parts
 from gnnsys.partition.constraints import Balance
@@ -57,6 +58,7 @@ def partition_graph(
     graph.check_in_memory("partitioning a graph")
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
+    check_room(least_bytes(graph), f"{WHAT} {str(out)!r}", target.parent)
     assigned = assign_parts(
         graph,
         num_parts,
@@ -78,6 +80,13 @@ def partition_graph(
         progress=progress,
     )
     return Partitioned(target, assigned, {"partition": assigned.seconds, "write": time.perf_counter() - start})
+
+
+def least_bytes(graph: Graph) -> int:
+    """What parts take on disk at least: every row once, an int32 per edge, an offset and an original id per node."""
+    rows = [array for data in (*graph.node_data.values(), *graph.edge_data.values()) for array in data.values()]
+    num_nodes, num_edges = sum(map(graph.num_nodes, graph.node_types)), sum(map(graph.num_edges, graph.edge_types))
+    return sum(array.nbytes for array in rows) + 4 * num_edges + 12 * num_nodes
 
 
 def check_halo_hops(halo_hops: int) -> None:
