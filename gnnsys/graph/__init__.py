@@ -1,6 +1,6 @@
 """A graph in memory: schema, CSC, rows, where it comes from and how one is made up."""
 
-from gnnsys.graph.convert import from_dgl, from_pyg, to_pyg
+from gnnsys.graph.convert import as_graph, from_dgl, from_pyg, to_pyg
 from gnnsys.graph.datasets import dataset
 from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.external import external_graph
@@ -20,6 +20,7 @@ __all__ = [
     "ExpectedAccuracy",
     "Graph",
     "NodeType",
+    "as_graph",
     "as_ids",
     "check_data",
     "check_weight",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, as_graph
 from gnnsys.graph.disk_room import check_room
 from gnnsys.graph.manifest import check_target
 from gnnsys.partition.assign import Assigned, Options, assign_parts
@@ -41,12 +41,14 @@ def partition_graph(
     seed: int = 0,
     halo_hops: int = 1,
     edge_ids: bool = True,
+    add_reverse: bool = False,
     memory_limit: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Partitioned:
     """Partitions `graph` into num_parts parts of trainers_per_part subparts each, written to the directory `out`.
 
+    `graph` may be PyG's or DGL's, too. `add_reverse` first adds edges in the other direction (`Graph.add_reverse`).
     `method`, `objective`, `balance`, `imbalance` and `seed` are those of `gnnsys.partition.Options`; `halo_hops` and
     `edge_ids` those of `write_parts`. With a `memory_limit` in bytes that the partitioner would exceed, the graph is
     streamed. The directory is written whole or not at all.
@@ -55,6 +57,8 @@ def partition_graph(
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
     check_halo_hops(halo_hops)
+    graph = as_graph(graph)
+    graph = graph.add_reverse() if add_reverse else graph
     graph.check_in_memory("partitioning a graph")
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)

@@ -82,8 +82,8 @@ def test_what_is_not_a_directory_of_parts_is_a_users_error(verify, tmp_path, cap
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "nowhere", tmp_path, tmp_path / "file"):
         assert main(["inspect", str(path), *verify]) == 2
-        error = f"gnnsys inspect: error: {str(path)!r} is not a directory of parts: it has no manifest.json\n"
-        assert capsys.readouterr().err == error
+        error = f"gnnsys inspect: error: {str(path)!r} is not a directory of parts: it has no manifest.json; make "
+        assert capsys.readouterr().err.startswith(error)
 
 
 def test_a_saved_graph_is_not_parts(parts, tmp_path, capsys):
