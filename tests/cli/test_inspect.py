@@ -74,7 +74,7 @@ def test_a_byte_that_changed_is_found_by_verify(parts, capsys):
     content[-1] ^= 1
     file.write_bytes(content)
     assert main(["inspect", str(parts), "--verify"]) == 1
-    assert capsys.readouterr().err == f"problem: {file} does not match its checksum: it was altered\n"
+    assert capsys.readouterr().err.startswith(f"problem: {file} does not match its checksum: it was altered; copy")
 
 
 @pytest.mark.parametrize("verify", [[], ["--verify"]])
