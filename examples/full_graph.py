@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 import gnnsys
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule, share_of
-from gnnsys.graph.datasets import dataset
 from gnnsys.nn import GAT, GCN, GraphSAGE
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
@@ -29,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> float:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("graph", nargs="?", default="sbm-20k", help='a directory of parts, or a name like "cora"')
+    parser.add_argument("graph", nargs="?", default="sbm-20k", help="a directory of parts, a file, or a name")
     parser.add_argument("--model", choices=MODELS, default="sage")
     parser.add_argument("--edge-weight", metavar="NAME", help="of an array of the graph's edge data, for gcn")
     parser.add_argument("--epochs", type=int, default=50)
@@ -50,7 +49,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     torch.manual_seed(args.seed)  # the same on all ranks: they begin with the same parameters
-    graph = gnnsys.open(args.graph) if Path(args.graph).is_dir() else dataset(args.graph)
+    graph = graph_of(args.graph)
     share = share_of(graph, session.rank, session.world_size)  # this rank's nodes, and all their in-edges
     x, y = share.rows("x").float().to(session.device), share.rows("y").to(session.device)
     masks = {which: share.rows(f"{which}_mask").to(session.device) for which in ("train", "val", "test")}
@@ -99,6 +98,14 @@ def accuracies(model: HybridParallel, x: torch.Tensor, y: torch.Tensor, masks: d
     model.eval()
     right = model(x).argmax(1) == y
     return {which: model.total((right & mask).sum()) / model.total(mask.sum()) for which, mask in masks.items()}
+
+
+def graph_of(name: str) -> gnnsys.Graph | gnnsys.DistGraph:
+    """A directory of parts, a saved graph or a file by its path, or a dataset by its name."""
+    path = Path(name)
+    if (path / "part-0000").is_dir():
+        return gnnsys.open(path)
+    return gnnsys.graph.load(path) if path.exists() else gnnsys.graph.dataset(name)
 
 
 def count_classes(y: torch.Tensor) -> int:

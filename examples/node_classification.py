@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import gnnsys
-from gnnsys.graph.datasets import dataset
 from gnnsys.nn import GAT, GCN, GraphSAGE
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
@@ -23,7 +22,7 @@ MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
 
 def main(argv: Sequence[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("graph", nargs="?", default="sbm-20k", help='a directory of parts, or a name like "cora"')
+    parser.add_argument("graph", nargs="?", default="sbm-20k", help="a directory of parts, a file, or a name")
     parser.add_argument("--model", choices=MODELS, default="sage")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=512, help="seeds per step, of all trainers together")
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> float:
 
 def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     torch.manual_seed(args.seed)
-    graph = gnnsys.open(args.graph) if Path(args.graph).is_dir() else dataset(args.graph)
+    graph = graph_of(args.graph)
     seeds = gnnsys.split(graph, "train")
     loader = gnnsys.NeighborLoader(
         graph,
@@ -87,14 +86,20 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     return test
 
 
+def graph_of(name: str) -> gnnsys.Graph | gnnsys.DistGraph:
+    """A directory of parts, a saved graph or a file by its path, or a dataset by its name."""
+    path = Path(name)
+    if (path / "part-0000").is_dir():
+        return gnnsys.open(path)
+    return gnnsys.graph.load(path) if path.exists() else gnnsys.graph.dataset(name)
+
+
 @torch.no_grad()
 def accuracy(model: torch.nn.Module, graph: gnnsys.Graph, which: str, args: argparse.Namespace) -> float:
     """With all neighbours of every node; each trainer takes its share of the nodes."""
     model.eval()
     model = getattr(model, "module", model)  # no gradients to average: plain forward
-    num_hops = len(args.fanout) + (
-        args.model == "gcn"
-    )  # GCN divides by a neighbour's degree: its in-edges must be there
+    num_hops = len(args.fanout) + (args.model == "gcn")  # GCN divides by a neighbour's degree: its in-edges are needed
     loader = gnnsys.NeighborLoader(
         graph, [-1] * num_hops, input_nodes=gnnsys.split(graph, which), batch_size=args.batch_size
     )

@@ -1,4 +1,13 @@
-"""Distributed graph neural network training in plain PyTorch."""
+"""Distributed graph neural network training in plain PyTorch.
+
+What most scripts need is here by name: `gnnsys.NeighborLoader`, `gnnsys.init`, `gnnsys.open`, `gnnsys.split`. The rest
+is in rooms, each an attribute that is loaded when first used: `gnnsys.graph` (graphs and where they come from),
+`gnnsys.partition`, `gnnsys.loader`, `gnnsys.nn`, `gnnsys.fullgraph`, `gnnsys.store`, `gnnsys.checkpoint`, and the faces
+`gnnsys.pyg` and `gnnsys.dgl`.
+
+>>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
+>>> loader = gnnsys.NeighborLoader(graph, [15, 10], input_nodes="train", batch_size=512)  # doctest: +SKIP
+"""
 
 from __future__ import annotations
 
@@ -6,6 +15,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gnnsys import bench as bench
+    from gnnsys import checkpoint as checkpoint
+    from gnnsys import comm as comm
+    from gnnsys import dgl as dgl
+    from gnnsys import fullgraph as fullgraph
+    from gnnsys import graph as graph
+    from gnnsys import loader as loader
+    from gnnsys import nn as nn
+    from gnnsys import observe as observe
+    from gnnsys import ops as ops
+    from gnnsys import partition as partition
+    from gnnsys import pipeline as pipeline
+    from gnnsys import pyg as pyg
+    from gnnsys import sampling as sampling
+    from gnnsys import seeds as seeds
+    from gnnsys import session as session
+    from gnnsys import store as store
     from gnnsys.checkpoint import Saver as Saver
     from gnnsys.checkpoint import resume as resume
     from gnnsys.comm import ShardLost as ShardLost
@@ -74,8 +100,53 @@ __all__ = [
 ]
 
 
+_ROOMS = (
+    "bench",
+    "checkpoint",
+    "comm",
+    "fullgraph",
+    "graph",
+    "loader",
+    "nn",
+    "observe",
+    "ops",
+    "partition",
+    "pipeline",
+    "sampling",
+    "seeds",
+    "session",
+    "store",
+)
+_FACES = ("dgl", "pyg")  # need the library whose face they are
+
+__version__: str
+
+
 def __getattr__(name: str) -> Any:
     """Rooms are loaded when first used, so that `gnnsys --help` does not wait for torch."""
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module 'gnnsys' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"gnnsys.{_ROOM_OF[name]}"), name)
+    if name in _ROOM_OF:
+        return getattr(importlib.import_module(f"gnnsys.{_ROOM_OF[name]}"), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"gnnsys.{name}")
+    if name in _FACES:
+        try:
+            return importlib.import_module(f"gnnsys.{name}")
+        except ImportError as error:  # `hasattr` and `help` ask as well
+            raise AttributeError(str(error)) from error
+    if name == "__version__":
+        return _version()
+    raise AttributeError(f"module 'gnnsys' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS, *_FACES, "__version__"})
+
+
+def _version() -> str:
+    """As installed; a checkout that was never installed has no version of its own."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("gnnsys")
+    except PackageNotFoundError:
+        return "0+checkout"

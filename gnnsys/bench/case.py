@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -23,11 +24,34 @@ class Side:
 
     `clock` says whose time a call takes: "host", the processor's until the call returns; "device", the GPU's alone,
     between two events; "synced", the processor's until the GPU is done, for calls that wait for it in between.
+
+    `foreign` is somebody else's code (see `of_peer`): what it raises is the reason why its row has no figure. What a
+    side of ours raises is a failure.
     """
 
     call: Callable[[], Any]
     threads: int = 1
     clock: Clock = "host"
+    foreign: bool = False
+
+
+class Refused(Exception):
+    """Raised by a foreign side that knows already that it cannot do the work; the text is the reason."""
+
+
+def of_peer(make: Callable[[], Callable[[], Any]], threads: int = 1, clock: Clock = "host") -> Side:
+    """A foreign side. `make` builds its call at the warm-up, so that a peer that cannot even be built is a reason."""
+    made = cache(make)
+    return Side(lambda: made()(), threads, clock, foreign=True)
+
+
+def refusing(reason: str) -> Side:
+    """A foreign side that is known not to run."""
+
+    def call() -> None:
+        raise Refused(reason)
+
+    return Side(call, foreign=True)
 
 
 @dataclass(frozen=True)
@@ -87,7 +111,8 @@ class Versus:
     """A comparison, which becomes a row: ours beside the best (or, for a bound made of parts, the worst) of `peers`.
 
     `target` is the least ratio we promise; without one the row informs. A required row must have run for `--check`;
-    that of a peer nobody is expected to have is not required.
+    that of a peer nobody is expected to have is not required. A peer that is installed and cannot do the work leaves no
+    verdict: neither a miss nor a win.
     """
 
     peers: tuple[str, ...]

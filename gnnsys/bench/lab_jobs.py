@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeAlias
 
@@ -55,7 +55,8 @@ def job_case(
     *versus: Versus,
     limit: str | None = None,
     missing: Mapping[str, str] | None = None,
+    foreign: Collection[str] = (),
 ) -> Case:
-    """Figures that are asked for once: it is the jobs that measure."""
-    sides = {side: Side(call) for side, call in figures.items()}
+    """Figures that are asked for once: it is the jobs that measure. `foreign` are those of others' jobs."""
+    sides = {side: Side(call, foreign=side in foreign) for side, call in figures.items()}
     return Case(name, unit, lambda: sides, versus, limit=limit, repeats=1, missing=missing)

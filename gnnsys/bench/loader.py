@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, milliseconds
+from gnnsys.bench.case import OURS, Benchmark, Case, Side, Versus, milliseconds, of_peer
 from gnnsys.bench.ops.peer_graphs import dgl_graph
 from gnnsys.bench.workload import Workload
 from gnnsys.graph import EDGE, NODE, Graph
@@ -38,7 +39,7 @@ def sampling(work: Workload) -> Iterator[Case]:
         def sides(threads: int = threads) -> dict[str, Side]:
             sides = {OURS: Side(_our_loading(work, threads))}
             if "dgl" not in peers.missing("dgl"):
-                sides["dgl"] = Side(_dgl_sampling(work), threads)
+                sides["dgl"] = of_peer(lambda: _dgl_sampling(work), threads)
             return sides
 
         name = f"sampling/{NUM_BATCHES} batches/{threads}t"
@@ -95,10 +96,12 @@ def _epoch_case(work: Workload, hidden: int) -> Case:
             DENSE: lambda: _for_each(lambda batch: _dense_products(batch.num_sampled_nodes, widths), held),
             "compute alone": lambda: _for_each(model.step_on_batch, held),
         }
+        found = {name: Side(call) for name, call in calls.items()}
         if "dgl" not in peers.missing("dgl"):
             for workers in (0, 1):
-                calls[f"dgl, {workers} workers"] = _dgl_epoch(work, graph, seeds, hidden, workers)
-        return {name: Side(call) for name, call in calls.items()}
+                make = partial(_dgl_epoch, work, graph, seeds, hidden, workers)
+                found[f"dgl, {workers} workers"] = of_peer(make)
+        return found
 
     dgl_sides = ("dgl, 0 workers", "dgl, 1 workers")
     versus = (
@@ -202,7 +205,7 @@ class _Trained:
 
     def step_on_blocks(self, blocks: list[Any]) -> None:
         x = blocks[0].srcdata["x"]
-        for index, (conv, block) in enumerate(zip(self.model, blocks)):  # type: ignore[call-overload]
+        for index, (conv, block) in enumerate(zip(self.model, blocks, strict=True)):  # type: ignore[call-overload]
             x = conv(block, x)
             x = x.relu() if index < NUM_LAYERS - 1 else x
         self._step(x, blocks[-1].dstdata["y"])

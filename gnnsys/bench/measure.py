@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnsys.bench.case import Case, Clock, Side
+from gnnsys.bench.case import Case, Clock, Refused, Side
 from gnnsys.bench.peers import set_threads
 
+_REASON_CHARS = 200
 _FLUSH_BYTES = 1 << 30  # several times a GPU's cache, and 0.3 ms of writing: longer than an op takes to be queued
 
 
@@ -33,8 +35,16 @@ class Rounds:
     seconds: float = 4.0
 
 
-def measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
-    """Every side's measurements (seconds or bytes), round by round. The device's memory is given back at the end."""
+@dataclass(frozen=True)
+class Measured:
+    """Every side's measurements (seconds or bytes), round by round; and why a foreign side has none."""
+
+    samples: dict[str, list[float]]
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def measure(case: Case, rounds: Rounds) -> Measured:
+    """Runs all sides in turns. The device's memory is given back at the end."""
     try:
         return _measure(case, rounds)
     finally:
@@ -43,49 +53,86 @@ def measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
             torch.cuda.empty_cache()
 
 
-def _measure(case: Case, rounds: Rounds) -> dict[str, list[float]]:
-    sides = case.sides()
+def _measure(case: Case, rounds: Rounds) -> Measured:
+    sides = dict(case.sides())
     if case.ours not in sides:
         raise RuntimeError(f"case {case.name!r} has no side {case.ours!r}, only {sorted(sides)}")
     num_threads = torch.get_num_threads()
     try:
-        warm_up(case, sides)
-        return take_turns(case, sides, rounds)
+        refused = warm_up(case, sides)
+        return take_turns(case, sides, rounds, refused)
     finally:
         set_threads(num_threads)
 
 
-def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds) -> dict[str, list[float]]:
+def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds, refused: dict[str, str]) -> Measured:
     probes = {"memory": peak_extra_bytes, "value": returned_value, "score": returned_value}
     least, most = (case.repeats, case.repeats) if case.repeats else (rounds.least, rounds.most)
-    samples: dict[str, list[float]] = {name: [] for name in sides}
+    samples: dict[str, list[float]] = {name: [] for name in sides if name not in refused}
     start = time.perf_counter()
     for turn in range(most):
         if turn >= least and time.perf_counter() - start > rounds.seconds:
             break
-        for name, side in sides.items():
+        for name in list(samples):
+            side = sides[name]
             set_threads(side.threads)
             probe = probes.get(case.unit.kind) or clock(side.clock)
-            samples[name].append(probe(side.call))
-    return samples
+            measured, reason = _attempt(case, name, side, lambda probe=probe, side=side: probe(side.call))  # type: ignore[misc]
+            if reason:  # in a later round, such as for want of memory: no figure from half of its rounds
+                refused[name] = reason
+                del samples[name]
+            else:
+                samples[name].append(measured)
+    return Measured(samples, refused)
+
+
+def _attempt(case: Case, name: str, side: Side, call: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What `call` returns; or, where a foreign side raises, None and the reason."""
+    try:
+        return call(), None
+    except Exception as error:
+        if not side.foreign or name == case.ours:
+            raise
+        reason = reason_of(error)
+    gc.collect()  # what only the error held
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    return None, reason
+
+
+def reason_of(error: Exception) -> str:
+    """One line: the kind of error and the first line of its text, without what natives put in front of it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, Refused):
+        return lines[0] if lines else "it cannot do this"
+    first = re.sub(r"^\[\d\d:\d\d:\d\d\] ", "", lines[0]) if lines else ""
+    kind = "out of memory" if isinstance(error, (MemoryError, torch.OutOfMemoryError)) else type(error).__name__
+    return f"{kind}: {first[:_REASON_CHARS]}" if first else kind
 
 
 def median(samples: list[float]) -> float:
     return statistics.median(samples)
 
 
-def warm_up(case: Case, sides: Mapping[str, Side]) -> None:
-    """One untimed call of every side; where the case asks for it, all results must equal ours."""
+def warm_up(case: Case, sides: Mapping[str, Side]) -> dict[str, str]:
+    """One untimed call of every side; where the case asks for it, all results must equal ours.
+
+    Returns the foreign sides that cannot do it, with the reasons.
+    """
     expected: Any = None
+    refused: dict[str, str] = {}
     for name in [case.ours, *(n for n in sides if n != case.ours)]:
         set_threads(sides[name].threads)
-        result = sides[name].call()
-        if case.agree is None or not isinstance(result, Tensor):
+        result, reason = _attempt(case, name, sides[name], sides[name].call)
+        if reason:
+            refused[name] = reason
+        if reason or case.agree is None or not isinstance(result, Tensor):
             continue
         if name == case.ours:
             expected = result.clone()
         elif not (apart := _distance(result, expected)) <= case.agree:
             raise RuntimeError(f"case {case.name!r}: {name} and {case.ours} are {apart:g} of the result apart")
+    return refused
 
 
 def _distance(result: Tensor, expected: Tensor) -> float:

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ import torch
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import Case, Versus
-from gnnsys.bench.measure import median
+from gnnsys.bench.measure import Measured, median
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison. `peer` and `ratio` are None when the peer did not run; `met` is None when nothing was judged."""
+    """One comparison. `peer` and `ratio` are None when the peer did not run; `met` is None when nothing was judged.
+
+    `reason` says why a peer of the row has no figure: it is not installed, or it cannot do this here.
+    """
 
     name: str
     unit: str
@@ -35,6 +39,7 @@ class Row:
     limit: float | None
     target: float | None
     met: bool | None
+    reason: str | None = None
 
 
 @dataclass
@@ -46,19 +51,23 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)  # peer -> why it is not in the rows
+    refused: dict[str, dict[str, str]] = field(default_factory=dict)  # case -> peer -> why it cannot do that
     not_run: list[str] = field(default_factory=list)  # required rows without a figure, with the reason
 
-    def add(self, case: Case, samples: dict[str, list[float]]) -> list[Row]:
-        """Turns a case's samples into its rows."""
+    def add(self, case: Case, measured: Measured) -> list[Row]:
+        """Turns what was measured of a case into its rows."""
+        samples = measured.samples
+        if measured.refused:
+            self.refused[case.name] = dict(measured.refused)
         figures = {name: case.unit.figure(median(values)) for name, values in samples.items()}
         self.samples[case.name] = {n: [case.unit.figure(v) for v in values] for n, values in samples.items()}
-        rows = [self._row(case, versus, figures) for versus in case.versus]
+        rows = [self._row(case, versus, figures, measured.refused) for versus in case.versus]
         self.rows += rows
         return rows
 
     def add_failure(self, case: Case, reason: str) -> None:
         """A case that raised: its rows stay in the report without figures."""
-        self.rows += [self._empty_row(case, versus, None) for versus in case.versus]
+        self.rows += [self._empty_row(case, versus, None, reason=reason) for versus in case.versus]
         self.not_run.append(f"{case.name}: {reason}")
 
     def failures(self) -> list[str]:
@@ -70,15 +79,18 @@ class Report:
         ]
         return missed + [f"did not run: {line}" for line in self.not_run]
 
-    def _row(self, case: Case, versus: Versus, figures: dict[str, float]) -> Row:
-        absent = {p: (case.missing or {}).get(p, "no such side") for p in versus.peers if p not in figures}
+    def _row(self, case: Case, versus: Versus, figures: dict[str, float], refused: Mapping[str, str]) -> Row:
+        without = [p for p in versus.peers if p not in figures]
+        absent = {p: (case.missing or {}).get(p, "no such side") for p in without if p not in refused}
+        reason = "; ".join(f"{p}: {absent.get(p) or refused[p]}" for p in without) or None
         self.absent.update(absent)
         if absent and versus.required:
             self.not_run += [f"{case.name} beside {peer}: {reason}" for peer, reason in absent.items()]
         present = {p: figures[p] for p in versus.peers if p in figures}
         ours = figures[case.ours]
-        if not present:
-            return self._empty_row(case, versus, ours, figures.get(case.limit or ""))
+        half_a_bound = versus.pick == "worst" and any(p in refused for p in without)
+        if not present or half_a_bound:
+            return self._empty_row(case, versus, ours, figures.get(case.limit or ""), reason=reason)
         wants_most = case.unit.more_is_better == (versus.pick == "best")
         peer = (max if wants_most else min)(present, key=lambda p: present[p])
         ratio = case.unit.ratio(ours, present[peer])
@@ -93,11 +105,14 @@ class Report:
             limit=figures.get(case.limit or ""),
             target=versus.target,
             met=ratio >= versus.target if judged and versus.target is not None else None,
+            reason=reason,
         )
 
-    def _empty_row(self, case: Case, versus: Versus, ours: float | None, limit: float | None = None) -> Row:
+    def _empty_row(
+        self, case: Case, versus: Versus, ours: float | None, limit: float | None = None, *, reason: str | None
+    ) -> Row:
         name = versus.label or "/".join(versus.peers)
-        return Row(case.name, case.unit.name, ours, None, name, None, limit, versus.target, None)
+        return Row(case.name, case.unit.name, ours, None, name, None, limit, versus.target, None, reason)
 
     # -- faces -------------------------------------------------------------------------------------------------------
 
@@ -110,6 +125,7 @@ class Report:
             "ratio": "how many times better ours is; bigger is better",
             "rows": [asdict(row) for row in self.rows],
             "absent": self.absent,
+            "refused": self.refused,
             "not_run": self.not_run,
             "samples": self.samples,
         }

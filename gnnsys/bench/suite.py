@@ -53,12 +53,12 @@ def run_suite(
         show(table.header())
         for case in selected:
             try:
-                samples = measure(case, rounds)
+                measured = measure(case, rounds)
             except Exception as error:
                 report.add_failure(case, f"{type(error).__name__}: {error}")
                 show(f"{case.name}: failed, {type(error).__name__}: {error}")
                 continue
-            for row in report.add(case, samples):
+            for row in report.add(case, measured):
                 show(table.line(row))
     show(table.footer(report))
     return report

@@ -14,18 +14,23 @@ def header() -> str:
 
 
 def line(row: Row) -> str:
-    """One row; figures to three digits, `-` where there is none."""
+    """One row; figures to three digits, `-` where there is none, and then the reason."""
     verdict = {True: " met", False: " MISSED", None: ""}[row.met]
     target = f">= {row.target:.2f}{verdict}" if row.target is not None else ""
     texts = (row.name, row.unit, _number(row.ours), _number(row.peer), row.peer_name, _ratio(row.ratio))
     cells = [*texts, _number(row.limit)]
-    padded = [f"{c:<{w}}" if i in (0, 1, 4) else f"{c:>{w}}" for i, (c, (_, w)) in enumerate(zip(cells, COLUMNS))]
-    return "  ".join([*padded, target]).rstrip()
+    padded = [
+        f"{c:<{w}}" if i in (0, 1, 4) else f"{c:>{w}}" for i, (c, (_, w)) in enumerate(zip(cells, COLUMNS, strict=True))
+    ]
+    ending = target if row.reason is None else f"{target}  ({row.reason})".lstrip()
+    return "  ".join([*padded, ending]).rstrip()
 
 
 def footer(report: Report) -> str:
     """What was not compared and why, and how many targets were met."""
     lines = [f"not here: {peer} ({reason})" for peer, reason in report.absent.items()]
+    for case, reasons in report.refused.items():
+        lines += [f"cannot do {case}: {peer} ({reason})" for peer, reason in reasons.items()]
     judged = [row for row in report.rows if row.met is not None]
     if report.quick:
         lines.append("quick sizes: targets are shown, not judged")

@@ -12,7 +12,9 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import gnnsys
 from gnnsys.cli import commands
 
 USER_ERRORS = (ValueError, OSError, ImportError)
@@ -22,6 +24,7 @@ EXIT_INTERRUPTED = 130
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gnnsys", description="Graph neural network training in plain PyTorch.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="say which gnnsys this is, and end")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for found in pkgutil.iter_modules(commands.__path__):
         module = importlib.import_module(f"{commands.__name__}.{found.name}")
@@ -30,6 +33,14 @@ def build_parser() -> argparse.ArgumentParser:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looked up when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"gnnsys {gnnsys.__version__}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -28,25 +28,34 @@ def opened_source(
     """The graph, for the length of a block.
 
     `columns` and `num_nodes` say how to read a table of edges, and are refused for anything else. Where a file of edges
-    could take more than `memory_limit` to load, it is first turned into a mapped graph, in a temporary directory inside
-    `folder`.
+    could take more than `memory_limit` to load, sparse features made dense included, it is first turned into a mapped
+    graph, in a temporary directory inside `folder`.
     """
     from gnnsys.graph import dataset, external_graph, load
+    from gnnsys.graph.datasets import find, is_generated
+    from gnnsys.graph.sparse_rows import sparse_rows_in
     from gnnsys.partition.memory import LOAD_BYTES_PER_EDGE
 
     path = Path(source)
+    given = path.exists()
+    if not given and not is_generated(source):
+        path = find(source)
     if not path.is_file() or path.suffix == ".npz":
-        what = "a dataset" if not path.exists() else "a saved graph" if path.is_dir() else "a .npz file"
+        what = "a dataset" if not given else "a saved graph" if path.is_dir() else "a .npz file"
         for option, given in (("columns", columns), ("num-nodes", num_nodes)):
             if given is not None:
                 raise ValueError(f"--{option} is for tables of edges; {source!r} is {what}, which says that itself")
     if not path.exists():
         yield dataset(source)
         return
+    sparse = sparse_rows_in(path) if path.suffix == ".npz" and path.is_file() else []
+    for rows in sparse:
+        print(rows, flush=True)
     if path.is_file() and memory_limit is not None:
         packed = path.suffix in (".npz", ".parquet")
         num_edges = path.stat().st_size / (_PACKED_BYTES_PER_EDGE if packed else _TEXT_BYTES_PER_EDGE)
-        if num_edges * LOAD_BYTES_PER_EDGE > memory_limit:
+        dense = sum(rows.dense_bytes for rows in sparse)
+        if num_edges * LOAD_BYTES_PER_EDGE + dense > memory_limit:
             with tempfile.TemporaryDirectory(prefix=".gnnsys-source-", dir=folder) as work:
                 mapped = Path(work) / "graph"
                 external_graph(

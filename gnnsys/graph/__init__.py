@@ -1,12 +1,13 @@
 """A graph in memory: schema, CSC, rows, where it comes from and how one is made up."""
 
-from gnnsys.graph.convert import from_dgl, from_pyg, to_pyg
+from gnnsys.graph.convert import as_graph, from_dgl, from_pyg, to_pyg
 from gnnsys.graph.datasets import dataset
 from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.external import external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.listing import some
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.rows import check_data, check_weight, is_source
 from gnnsys.graph.saved import save
@@ -19,6 +20,7 @@ __all__ = [
     "ExpectedAccuracy",
     "Graph",
     "NodeType",
+    "as_graph",
     "as_ids",
     "check_data",
     "check_weight",
@@ -35,6 +37,7 @@ __all__ = [
     "rmat",
     "save",
     "sbm",
+    "some",
     "to_pyg",
     "typed",
 ]

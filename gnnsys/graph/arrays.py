@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.disk_room import naming
 from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph.npy import map_npy
 
 CHUNK_BYTES = 1 << 24
+REPLACE = "; copy the directory again from where it is whole, or make it again"
 
 # numpy has none of these: stored as the same bits, and named in the manifest.
 _AS_BITS = {
@@ -94,8 +96,9 @@ class ArrayStream:
         """Raw bytes, of the header or of rows."""
         self._crc = zlib.crc32(data, self._crc)
         left = memoryview(data)
-        while len(left):
-            left = left[self._file.write(left) :]
+        with naming(self._path):
+            while len(left):
+                left = left[self._file.write(left) :]
         self._bytes += len(data)
         return len(data)
 
@@ -104,7 +107,8 @@ class ArrayStream:
             if kind is not None:
                 return
             assert self._rows == self._shape[0], f"{self.name}: {self._rows} rows of {self._shape[0]}"
-            os.fsync(self._file.fileno())
+            with naming(self._path):
+                os.fsync(self._file.fileno())  # a full disk may be noticed only here
         self._files[self.name] = {
             "bytes": self._bytes,
             "crc32": self._crc,
@@ -144,7 +148,8 @@ class ArrayReader:
         rows = _map(file)
         bits = _AS_BITS.get(stored, stored)
         if rows.dtype != bits or list(rows.shape) != entry.get("shape", list(rows.shape)):
-            raise ValueError(f"{file} holds {rows.dtype} {list(rows.shape)}, {MANIFEST} says {entry}: it was altered")
+            found = f"{rows.dtype} {list(rows.shape)}"
+            raise ValueError(f"{file} holds {found}, {MANIFEST} says {entry}: it was altered{REPLACE}")
         rows = rows.view(stored)
         if (dtype or stored) != stored or list(rows.shape if shape is None else shape) != list(rows.shape):
             raise ValueError(f"{file} holds {stored} {list(rows.shape)}, expected {dtype or stored} {shape}")
@@ -152,24 +157,24 @@ class ArrayReader:
 
     def _compare(self, file: Path, entry: dict[str, Any]) -> None:
         if not file.is_file():
-            raise ValueError(f"{file} is missing")
+            raise ValueError(f"{file} is missing{REPLACE}")
         size = file.stat().st_size
         if size != entry["bytes"]:
-            raise ValueError(f"{file} has {size} bytes, {MANIFEST} says {entry['bytes']}: it was cut or altered")
+            raise ValueError(
+                f"{file} has {size} bytes, {MANIFEST} says {entry['bytes']}: it was cut or altered{REPLACE}"
+            )
         if self._verify and file_checksum(file) != entry["crc32"]:
-            raise ValueError(f"{file} does not match its checksum: it was altered")
+            raise ValueError(f"{file} does not match its checksum: it was altered{REPLACE}")
 
 
 def _map(file: Path) -> Tensor:
     try:
-        array = np.load(file, mmap_mode="c", allow_pickle=False)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # empty arrays cannot be mapped and come read-only
-            return torch.from_numpy(np.asarray(array))
-    except OSError:
-        raise
-    except Exception as error:  # a damaged header makes numpy raise this and that, errors of its tokenizer among them
-        raise ValueError(f"{file} is not an array: {error}") from error
+        array = map_npy(file)
+        if array.ndim > 1 and array.size and not array.flags.c_contiguous:
+            raise ValueError("its header says Fortran order, which is never written here: it was altered")
+        return torch.from_numpy(np.asarray(array))
+    except (ValueError, TypeError) as error:  # a lying header; numbers that torch does not have
+        raise ValueError(f"{file} is not an array of ours: {error}{REPLACE}") from error
 
 
 def file_checksum(file: Path) -> int:

@@ -26,8 +26,16 @@ def check_num_nodes(num_nodes: int, *, edge: int | None = None, folder: Path | N
 
 
 def check_rows_fit(num_rows: int, num_columns: int, name: str, *, folder: Path | None = None) -> None:
-    """ValueError unless there is room for float32 rows of that shape."""
-    _check(4 * num_rows * num_columns, f"{name} [{num_rows}, {num_columns}] needs", "it must be smaller", folder)
+    """ValueError unless there is room for float32 rows of that shape, made of features in CSR form."""
+    fix = "keep fewer columns, or the product of x with a matrix of few columns"
+    if folder is None:
+        fix += ", or give a memory limit (--memory-limit 4G), so that its rows are made on disk"
+    _check(4 * num_rows * num_columns, f"{name} [{num_rows}, {num_columns}] becomes dense and needs", fix, folder)
+
+
+def check_bytes_fit(num_bytes: int, what: str) -> None:
+    """ValueError unless memory has room for so many bytes."""
+    _check(num_bytes, f"{what} needs", "give a memory limit (--memory-limit 4G), so that it is read from files", None)
 
 
 def memory_bytes() -> int:

@@ -6,6 +6,7 @@ without a copy; structure is converted once, to CSC.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,24 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 _DGL_NODE, _DGL_EDGE = "_N", ("_N", "_E", "_N")
+
+
+def as_graph(given: Any) -> Graph:
+    """A graph of ours, of PyG's or of DGL's as ours; ValueError that says what to call for anything else."""
+    if isinstance(given, Graph):
+        return given
+    if hasattr(given, "edge_stores") and hasattr(given, "node_stores"):
+        return from_pyg(given)
+    if hasattr(given, "canonical_etypes") and hasattr(given, "ntypes"):
+        return from_dgl(given)
+    if isinstance(given, (str, os.PathLike)):
+        name = os.fspath(given)
+        raise ValueError(f"graph must be a graph, got the path {name!r}: pass gnnsys.graph.load({name!r})")
+    if hasattr(given, "parts") and hasattr(given, "placement"):
+        raise ValueError("graph is open from parts: pass graph.parts.merge(), the whole graph in memory, or its source")
+    kinds = "a gnnsys.graph.Graph, a torch_geometric Data or HeteroData, or a DGLGraph"
+    make = "make one with gnnsys.graph.Graph.from_edge_index(edge_index, num_nodes, {'x': x})"
+    raise ValueError(f"graph must be {kinds}, got {type(given).__name__}: {make}")
 
 
 def from_pyg(data: Data | HeteroData) -> Graph:

@@ -69,6 +69,11 @@ def find(name: str) -> Path:
     )
 
 
+def is_generated(name: str) -> bool:
+    """Whether the name is a specification, such as "sbm-100k"."""
+    return _SPEC.fullmatch(name) is not None
+
+
 def _generated(name: str) -> Graph | None:
     match = _SPEC.fullmatch(name)
     if match is None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph.capacity import check_num_nodes
+from gnnsys.graph.disk_room import naming
 from gnnsys.ops import CSC
 
 _INT32_MAX = 2**31 - 1
@@ -41,8 +42,9 @@ class RawFile:
             self._dtype, self._shape = rows.dtype, tuple(rows.shape[1:])
         assert rows.dtype == self._dtype and tuple(rows.shape[1:]) == self._shape
         data = np.ascontiguousarray(rows.numpy()).data.cast("B") if rows.numel() else memoryview(b"")
-        while len(data):  # a raw write may be cut short
-            data = data[self._file.write(data) :]
+        with naming(self.path):
+            while len(data):  # a raw write may be cut short
+                data = data[self._file.write(data) :]
         self.num_rows += rows.shape[0]
 
     def map(self) -> Tensor:

@@ -7,7 +7,6 @@ the number of edges; only labels and masks that are stored in another type than 
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
@@ -15,16 +14,19 @@ import zipfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gnnsys.graph.capacity import check_rows_fit
+from gnnsys.graph.disk_room import NoRoom, check_room, naming, room_for
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.files import unknown_ending
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.npz import UNREADABLE, Content, as_rows, describe, unreadable
+from gnnsys.graph.npy import UNREADABLE, check_member, map_npy, member_name, unreadable
+from gnnsys.graph.npz import Content, as_rows, describe
 from gnnsys.graph.npz_checks import Arrays, as_float32, check_csr
 from gnnsys.graph.saved import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
@@ -37,7 +39,6 @@ _TEXT_SHARE = 64  # a byte of text becomes up to 12 of numbers, and vectors grow
 _PIECE_SHARE = 512  # edges of an .npz at a time: ids, a type and what chooses by it
 _PLAIN_BYTES = 1 << 16  # smaller members of an .npz are read, not mapped
 _COPY_BYTES = 1 << 20
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Progress = Callable[[int, int, str], None]
 _Report = Callable[[str, float], None]
@@ -80,7 +81,8 @@ def external_graph(
     if source.suffix != ".npz" and not is_table(source):
         raise unknown_ending(source)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-build-", dir=target.parent) as folder:
+    files = tempfile.TemporaryDirectory(prefix=f".{target.name}-build-", dir=target.parent)
+    with room_for(f"the saved graph {str(target)!r}", target.parent), files as folder:
         work = Path(folder)
         if source.suffix == ".npz":
             graph = _from_npz(source, work, memory_limit, report)
@@ -112,9 +114,9 @@ def _from_table(
 def _from_npz(path: Path, work: Path, memory: int, report: _Report) -> Graph:
     try:
         arrays = _unpack(path, work, partial(report, "unpacking"))
+    except NoRoom:
+        raise
     except UNREADABLE as error:
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            raise OSError(error.errno, f"{error.strerror}, while unpacking {path}", str(work.parent)) from error
         raise unreadable(path, error) from error
     try:
         content = describe(arrays, partial(_dense_rows, work, memory), work)
@@ -129,16 +131,23 @@ def _unpack(path: Path, work: Path, report: Callable[[float], None]) -> Arrays:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         total, done = sum(member.file_size for member in members), 0
+        check_room(total, f"what {path} holds, unpacked,", work)
         for i, member in enumerate(members):
-            file = work / f"{i}.npy"
-            with archive.open(member) as packed, open(file, "wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked, _COPY_BYTES)
-            mapped = member.file_size >= _PLAIN_BYTES
-            array = np.load(file, mmap_mode="c" if mapped else None, allow_pickle=False)
-            arrays[member.filename.removesuffix(".npy")] = array
+            name, file = member_name(member, arrays), work / f"{i}.npy"
+            with archive.open(member) as packed:
+                check_member(member, packed)
+            with room_for(f"what {path} holds", work), naming(file), open(file, "wb") as unpacked:
+                _copy_member(archive, member, unpacked)
+            array = map_npy(file)
+            arrays[name] = array if member.file_size >= _PLAIN_BYTES else np.array(array)
             done += member.file_size
             report(done / max(total, 1))
     return arrays
+
+
+def _copy_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: IO[bytes]) -> None:
+    with archive.open(member) as packed:
+        shutil.copyfileobj(packed, unpacked, _COPY_BYTES)
 
 
 def _dense_rows(
@@ -202,7 +211,7 @@ def _sort_edges(content: Content, work: Path, memory: int, report: _Report) -> G
                 drop_pages(torch.from_numpy(row))
         report("reading", min(first + size, num_edges) / max(num_edges, 1))
     csc, edge_data = {}, {}
-    for edge_type, edges_of_type in zip(content.edge_types, types):
+    for edge_type, edges_of_type in zip(content.edge_types, types, strict=True):
         csc[edge_type], edge_data[edge_type] = edges_of_type.finish(partial(report, "sorting"))
     assert sum(of_type.num_edges for of_type in csc.values()) == num_edges, "every edge has exactly one type"
     return Graph(content.num_nodes, csc, content.node_data, edge_data, content.info)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.graph.listing import MANY, some
 from gnnsys.graph.rows import check_data, check_id_dtype, check_rows, check_weight, is_source
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 from gnnsys.ops import CSC
@@ -150,6 +151,21 @@ class Graph:
                 if is_source(rows):
                     raise ValueError(f"{purpose} needs rows in memory, and {name!r} is a {type(rows).__name__}")
 
+    def add_reverse(self) -> Graph:
+        """The graph with its edges in both directions as well; what is there already is not added again.
+
+        A homogeneous graph gets, behind its own edges and in their order, a reverse of every edge u -> v that is no
+        self loop, unless it has an edge v -> u. A typed graph gets, for each type (src, relation, dst), a type
+        (dst, "rev_" + relation, src) with all its edges reversed, also where src is dst; types that are such a reverse,
+        or have one, get none. A reverse has the rows of its edge. Doing it twice changes nothing.
+
+        >>> Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3).add_reverse().edge_index().tolist()
+        [[0, 1, 1, 2], [1, 2, 0, 1]]
+        """
+        from gnnsys.graph.reverse import with_reverse
+
+        return with_reverse(self)
+
     # -- memory ------------------------------------------------------------------------------------------------------
 
     @property
@@ -199,19 +215,21 @@ class Graph:
     def _node_type(self, node_type: NodeType | None) -> NodeType:
         if node_type is None:
             if len(self._num_nodes) != 1:
-                raise ValueError(f"node_type must be named, one of {self.node_types}")
+                raise ValueError(f"node_type must be named, one of {some(self.node_types)}")
             return next(iter(self._num_nodes))
         if node_type not in self._num_nodes:
-            raise ValueError(f"node type {node_type!r} does not exist, the graph has {self.node_types}")
+            there = some(self.node_types, near=node_type)
+            raise ValueError(f"node type {node_type!r} does not exist, the graph has {there}")
         return node_type
 
     def _edge_type(self, edge_type: EdgeType | None) -> EdgeType:
         if edge_type is None:
             if len(self._csc) != 1:
-                raise ValueError(f"edge_type must be named, one of {self.edge_types}")
+                raise ValueError(f"edge_type must be named, one of {some(self.edge_types)}")
             return next(iter(self._csc))
         if edge_type not in self._csc:
-            raise ValueError(f"edge type {edge_type!r} does not exist, the graph has {self.edge_types}")
+            there = some(self.edge_types, near=edge_type)
+            raise ValueError(f"edge type {edge_type!r} does not exist, the graph has {there}")
         return edge_type
 
     def _check_structure(self, edge_type: EdgeType, csc: CSC) -> None:
@@ -232,9 +250,14 @@ class Graph:
             as_ids(csc.edge_ids, csc.num_edges, where)
 
     def __repr__(self) -> str:
-        nodes = ", ".join(f"{t}: {n:,}" for t, n in self._num_nodes.items())
-        edges = ", ".join(f"{'|'.join(t)}: {c.num_edges:,}" for t, c in self._csc.items())
-        return f"Graph(nodes {{{nodes}}}, edges {{{edges}}})"
+        nodes = [f"{t}: {n:,}" for t, n in self._num_nodes.items()]
+        edges = [f"{'|'.join(t)}: {c.num_edges:,}" for t, c in self._csc.items()]
+        return f"Graph(nodes {{{_first_few(nodes)}}}, edges {{{_first_few(edges)}}})"
+
+
+def _first_few(texts: list[str]) -> str:
+    more = [f"and {len(texts) - MANY} more types"] if len(texts) > MANY else []
+    return ", ".join(texts[:MANY] + more)
 
 
 def check_edge_type(edge_type: EdgeType, num_nodes: Mapping[NodeType, int]) -> None:

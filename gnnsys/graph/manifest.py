@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gnnsys.graph.disk_room import naming, room_for
+
 MANIFEST = "manifest.json"
 
 
@@ -31,13 +33,14 @@ def staged(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: 
     """
     target = check_target(path, overwrite=overwrite, format=format, what=what)
     staging = _fresh_name(target, "new")
-    staging.mkdir()
-    try:
-        yield staging
-        _replace(staging, target, path, overwrite=overwrite, format=format, what=what)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+    with room_for(f"{what} to {str(path)!r}", target.parent):
+        staging.mkdir()
+        try:
+            yield staging
+            _replace(staging, target, path, overwrite=overwrite, format=format, what=what)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
 
 
 def check_target(path: str | os.PathLike[str], *, overwrite: bool, format: str, what: str) -> Path:
@@ -129,7 +132,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     except (TypeError, ValueError) as error:
         raise ValueError(f"info must hold plain JSON values: {error}") from error
     plain["crc32"] = manifest_checksum(plain)
-    with open(folder / MANIFEST, "w", encoding="utf-8") as file:
+    with naming(folder / MANIFEST), open(folder / MANIFEST, "w", encoding="utf-8") as file:
         json.dump(plain, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -140,14 +143,15 @@ def read_manifest(folder: Path, *, format: str, version: int, what: str) -> dict
     """The manifest of `folder`; ValueError, naming the file, when it is absent, cut, altered or of another kind."""
     file = folder / MANIFEST
     if not file.is_file():
-        raise ValueError(f"{str(folder)!r} is not {what}: it has no {MANIFEST}")
+        raise ValueError(f"{str(folder)!r} is not {what}: it has no {MANIFEST}{_how_to_make(folder, format)}")
     try:
         text = file.read_text(encoding="utf-8")
         manifest = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is cut or altered: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != format:
-        raise ValueError(f"{file} does not describe a {format}")
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        raise ValueError(f"{file} does not describe a {format}{_how_to_open(folder, str(found), format)}")
     if manifest.get("version") != version:
         raise ValueError(f"{file} has version {manifest.get('version')}, this gnnsys reads version {version}")
     if manifest.pop("crc32", None) != manifest_checksum(manifest):
@@ -155,6 +159,27 @@ def read_manifest(folder: Path, *, format: str, version: int, what: str) -> dict
     if not _is_as_written(text):
         raise ValueError(f"{file} is not as it was written: it was altered, though it says the same")
     return manifest
+
+
+GRAPH_FORMAT, PARTS_FORMAT = "gnnsys-graph", "gnnsys-parts"
+
+
+def _how_to_open(folder: Path, found: str, wanted: str) -> str:
+    """What to call instead, where a directory is of another of our kinds."""
+    name = str(folder)
+    if (found, wanted) == (GRAPH_FORMAT, PARTS_FORMAT):
+        cut = f"gnnsys partition {name} --parts P --out DIR"
+        return f": it is a saved graph, which gnnsys.graph.load({name!r}) reads; for parts, cut it first: {cut}"
+    if (found, wanted) == (PARTS_FORMAT, GRAPH_FORMAT):
+        return f": it is a directory of parts, which gnnsys.open({name!r}) opens"
+    return ""
+
+
+def _how_to_make(folder: Path, wanted: str) -> str:
+    if wanted != PARTS_FORMAT:
+        return ""
+    source = str(folder) if folder.is_file() else "SOURCE"
+    return f"; make one with: gnnsys partition {source} --parts P --out DIR"
 
 
 def _is_as_written(text: str) -> bool:

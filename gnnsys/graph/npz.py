@@ -8,8 +8,6 @@ others to nodes. Some names mean more, see `load_npz`.
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,8 @@ from torch import Tensor
 
 from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.listing import some
+from gnnsys.graph.npy import load_npz_arrays
 from gnnsys.graph.npz_checks import (
     Arrays,
     as_float32,
@@ -34,13 +34,14 @@ from gnnsys.graph.npz_checks import (
     check_types,
     count_in,
     edge_types_in,
+    is_per_edge,
     offsets_in,
+    owner_of,
     take,
 )
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
-_OF_EDGES = ("weight", "time")  # as in a table of edges
 _INDEX = re.compile(r"(train|val|test)_idx(_\w+)?")
 _MASKS = re.compile(r"(train|val|test)_masks")
 
@@ -67,27 +68,16 @@ def load_npz(path: Path) -> Graph:
     `train_mask`, `train_masks` [splits, N] a `train_mask` [N, splits].
 
     With `edge_type` and `edge_type_names` ("src|relation|dst") the graph is typed. Nodes of several types share one
-    numbering, type t holding `node_type_offsets[t]:node_type_offsets[t+1]` (`node_type_names`); rows of a type are
-    `x_<type>`, and what has a row per node of `target_type` (default: the first) belongs to it.
+    numbering, type t holding `node_type_offsets[t]:node_type_offsets[t+1]` (`node_type_names`). Rows of a type end in
+    its name: `x_<type>`, `year_<type>`, `train_idx_<type>` become its `x`, `year` and `train_mask`; what has a row per
+    node and names no type belongs to `target_type` (default: the first). A name that begins with another type's is
+    refused: whose rows they are is not to be guessed.
     """
-    try:
-        with zipfile.ZipFile(path):  # np.load reads other things as well
-            pass
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    arrays = load_npz_arrays(path)
     try:
         return _build(describe(arrays))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-
-
-UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(f"{path} cannot be read as an .npz of plain arrays: {error}")
 
 
 def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None, folder: Path | None = None) -> Content:
@@ -96,7 +86,7 @@ def describe(arrays: Arrays, dense: Callable[..., Tensor] | None = None, folder:
     `dense` makes rows of features in CSR form; `folder` is where the graph will be, if not in memory.
     """
     if "edge_index" not in arrays:
-        raise ValueError(f"has no edge_index, it holds {sorted(arrays)}")
+        raise ValueError(f"has no edge_index, it holds {some(sorted(arrays))}")
     check_kinds(arrays)
     edge_index = arrays.pop("edge_index")
     check_edge_index(edge_index)
@@ -111,7 +101,7 @@ def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Te
     node_data = _take_splits(arrays, num_nodes) | rows
     edge_rows: Arrays = {}
     for name, array in arrays.items():
-        if _is_per_edge(name, array, num_nodes, edge_index.shape[1]):
+        if is_per_edge(name, array, num_nodes, edge_index.shape[1]):
             edge_rows[name] = array
         else:
             node_data[name] = as_rows(name, array)
@@ -133,13 +123,19 @@ def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor],
     for name, features in _take_features(arrays, dense, list(offsets)).items():
         owner = name.removeprefix("x_") if name != "x" else target
         node_data[owner]["x"] = features
-    node_data[target] |= _take_splits(arrays, num_nodes[target])
     edge_rows: Arrays = {}
+    of_type: dict[NodeType, Arrays] = {node_type: {} for node_type in offsets}
     for name, array in arrays.items():
-        if _is_per_edge(name, array, num_nodes[target], edge_type.size):
+        owner, own_name = owner_of(name, array, num_nodes, target, edge_type.size)
+        if owner is None:
             edge_rows[name] = array
+        elif own_name in of_type[owner] or own_name in node_data[owner]:
+            raise ValueError(f"has {own_name!r} of node type {owner!r} twice, as {own_name} and {own_name}_{owner}")
         else:
-            node_data[target][name] = as_rows(name, array)
+            of_type[owner][own_name] = array
+    for node_type, own in of_type.items():
+        node_data[node_type] |= _take_splits(own, num_nodes[node_type])
+        node_data[node_type] |= {name: as_rows(name, array) for name, array in own.items()}
     first_node = {node_type: begin for node_type, (begin, _) in offsets.items()}
     return Content(edge_index, names, edge_type, first_node, num_nodes, node_data, edge_rows, info)
 
@@ -165,13 +161,6 @@ def _build(content: Content) -> Graph:
     return Graph.from_edge_indices(edges, content.num_nodes, content.node_data, edge_data, content.info)
 
 
-def _is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -> bool:
-    """By the number of rows, and by the name where there are as many nodes as edges."""
-    if array.ndim == 0 or array.shape[0] != num_edges:
-        return False
-    return num_nodes != num_edges or name in _OF_EDGES or name.startswith("edge_")
-
-
 def _take_offsets(
     arrays: Arrays, names: list[EdgeType], edge_index: np.ndarray, folder: Path | None
 ) -> dict[NodeType, tuple[int, int]]:
@@ -182,7 +171,7 @@ def _take_offsets(
         return offsets
     types = sorted({end for src, _, dst in names for end in (src, dst)})
     if len(types) != 1:
-        raise ValueError(f"node types {types} need node_type_offsets and node_type_names")
+        raise ValueError(f"node types {some(types)} need node_type_offsets and node_type_names")
     return {types[0]: (0, _take_num_nodes(arrays, {}, edge_index, folder))}
 
 

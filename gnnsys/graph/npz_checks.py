@@ -7,17 +7,20 @@ do not fit. What is let through here is neither lost nor misread later.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.listing import some
 from gnnsys.graph.schema import EdgeType, NodeType
 
 Arrays = dict[str, np.ndarray]
 
+_OF_EDGES = ("weight", "time")  # as in a table of edges
+_SPLIT = re.compile(r"(train|val|test)_(mask|masks|idx)")
 _MASK = re.compile(r"(train|val|test)_mask(_\w+)?")
 
 
@@ -100,9 +103,46 @@ def check_types(edge_types: Sequence[EdgeType], node_types: Sequence[NodeType], 
         for end in (edge_type[0], edge_type[2]):
             if end not in node_types:
                 name = "|".join(edge_type)
-                raise ValueError(f"edge_type_names has {name!r}, but {end!r} is not one of the node types {node_types}")
+                there = some(node_types, near=end)
+                raise ValueError(f"edge_type_names has {name!r}, but {end!r} is not one of the node types {there}")
     if target not in node_types:
-        raise ValueError(f"target_type must be one of the node types {node_types}, got {target!r}")
+        raise ValueError(f"target_type must be one of the node types {some(node_types)}, got {target!r}")
+
+
+def is_per_edge(name: str, array: np.ndarray, num_nodes: int, num_edges: int) -> bool:
+    """By the number of rows, and by the name where there are as many nodes as edges."""
+    if array.ndim == 0 or array.shape[0] != num_edges:
+        return False
+    return num_nodes != num_edges or name in _OF_EDGES or name.startswith("edge_")
+
+
+def owner_of(
+    name: str, array: np.ndarray, num_nodes: Mapping[NodeType, int], target: NodeType, num_edges: int
+) -> tuple[NodeType | None, str]:
+    """The node type that an array of a typed graph belongs to and its name there; None where it has a row per edge.
+
+    `year_book` is `year` of books. What names no type is the target's, unless its number of rows says edges. ValueError
+    for `book_year`, which would be taken for the target's.
+    """
+    whole = bool(_SPLIT.fullmatch(name))  # train_mask, though a type may be called mask
+    ends = [node_type for node_type in num_nodes if name.endswith(f"_{node_type}") and not whole]
+    owner = max(ends, key=len, default=target)
+    if is_per_edge(name, array, num_nodes[owner], num_edges):
+        begins = [t for t in num_nodes if name.startswith(f"{t}_") and array.shape[0] == num_nodes[t]]
+        if not begins:
+            return None, name
+    if ends:
+        return owner, name.removesuffix(f"_{owner}")
+    begins = [node_type for node_type in num_nodes if name.startswith(f"{node_type}_")]
+    other = max(begins, key=len, default=target)
+    if other != target:
+        bare = name.removeprefix(f"{other}_")
+        raise ValueError(
+            f"{name} begins with the node type {other!r}, but a name without a type at its end belongs to "
+            f"{target!r}, the target_type: call it {bare}_{other} if it has a row per {other!r}, or "
+            f"{name}_{target} if it has one per {target!r}"
+        )
+    return target, name
 
 
 def count_in(name: str, array: np.ndarray) -> int:

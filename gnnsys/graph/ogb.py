@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.listing import some
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
@@ -65,7 +66,7 @@ def from_ogb_dict(
         labels = {} if labels is None else {NODE: labels}
         split = {part: {NODE: ids} for part, ids in (split or {}).items()}
     else:
-        raise ValueError(f"graph must have 'edge_index' or 'edge_index_dict', got {sorted(map(str, graph))}")
+        raise ValueError(f"graph must have 'edge_index' or 'edge_index_dict', got {some(sorted(map(str, graph)))}")
 
     node_data: dict[NodeType, dict[str, Tensor]] = {node_type: {} for node_type in num_nodes}
     edge_data: dict[EdgeType, dict[str, Tensor]] = {edge_type: {} for edge_type in edge_index}
@@ -93,7 +94,7 @@ def from_ogb_dict(
 
 def _of_type(data: dict[Any, dict[str, Tensor]], type_: Any, what: str) -> dict[str, Tensor]:
     if type_ not in data:
-        raise ValueError(f"{what} names type {type_!r}, the graph has {list(data)}")
+        raise ValueError(f"{what} names type {type_!r}, the graph has {some(data, near=type_)}")
     return data[type_]
 
 

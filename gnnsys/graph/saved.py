@@ -12,16 +12,18 @@ from pathlib import Path
 from torch import Tensor
 
 from gnnsys.graph.arrays import ArrayReader, ArrayWriter
+from gnnsys.graph.convert import as_graph
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.manifest import MANIFEST, read_manifest, staged, write_manifest
+from gnnsys.graph.manifest import GRAPH_FORMAT, MANIFEST, read_manifest, staged, write_manifest
 from gnnsys.graph.schema import EdgeType, NodeType
 from gnnsys.ops import CSC
 
-FORMAT, VERSION = "gnnsys-graph", 1
+FORMAT, VERSION = GRAPH_FORMAT, 1
 
 
 def save(graph: Graph, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-    """Writes `graph` to the directory `path`, which must not exist unless `overwrite`."""
+    """Writes `graph` (or a PyG or DGL one) to the directory `path`, which must not exist unless `overwrite`."""
+    graph = as_graph(graph)
     graph.check_in_memory("saving a graph")
     with staged(path, overwrite=overwrite, format=FORMAT, what="a saved graph") as folder:
         _write(graph, folder)

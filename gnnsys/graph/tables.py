@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph.listing import some
 from gnnsys.ops import parse_table
 
 Columns = Mapping[str, Tensor]
@@ -55,7 +56,7 @@ def table_pieces(
 def _check_columns(piece: Columns, path: Path) -> Columns:
     for name in ("src", "dst"):
         if name not in piece:
-            raise ValueError(f"{path}: no column is called {name!r}, there are {list(piece)}; name them with columns=")
+            raise ValueError(f"{path}: no column is called {name!r}, there are {some(piece)}; name them with columns=")
         if piece[name].dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{path}: column {name!r} must hold integers, got {piece[name].dtype}")
     return piece

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType
+from gnnsys.graph import Graph, NodeType, some
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Assignment:
                 f"parts and trainers must be at least 1, got {self.num_parts} and {self.trainers_per_part}"
             )
         if set(self.subpart) != set(graph.node_types):
-            raise ValueError(f"the assignment has node types {list(self.subpart)}, the graph {graph.node_types}")
+            raise ValueError(f"the assignment has node types {some(self.subpart)}, the graph {some(graph.node_types)}")
         for node_type, subpart in self.subpart.items():
             if subpart.dtype != torch.int32 or subpart.shape != (graph.num_nodes(node_type),):
                 raise ValueError(

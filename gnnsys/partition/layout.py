@@ -15,8 +15,9 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.graph.arrays import dtype_name, dtype_named
+from gnnsys.graph.manifest import PARTS_FORMAT
 
-FORMAT, VERSION, WHAT = "gnnsys-parts", 1, "a directory of parts"
+FORMAT, VERSION, WHAT = PARTS_FORMAT, 1, "a directory of parts"
 
 
 class Malformed(Exception):

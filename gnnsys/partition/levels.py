@@ -6,11 +6,12 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
+from gnnsys.graph.disk_room import room_for
+from gnnsys.graph.edge_sort import RawFile
 from gnnsys.ops import CSC
 from gnnsys.ops.multilevel import Level, Neighbors32, both_directions
 from gnnsys.partition.adjacency import first_nodes
@@ -87,9 +88,10 @@ class LevelStack:
         def mapped(name: str, array: Tensor | None) -> Tensor | None:
             if array is None:
                 return None
-            file = Path(self._folder.name) / f"level-{number}-{name}.npy"
-            np.save(file, array.numpy())
-            return torch.from_numpy(np.load(file, mmap_mode="c"))
+            file = RawFile(Path(self._folder.name) / f"level-{number}-{name}")
+            with room_for("temporary files of partitioning", self._folder.name):
+                file.append(array)
+            return file.map()
 
         if 8 * level.num_entries < _SPILL_FROM:
             return level

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.graph.arrays import ArrayReader
+from gnnsys.graph.listing import some
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.ops import CSC, gather_rows
 from gnnsys.partition.layout import ArraySpec, Malformed, original_bounds, part_folder
@@ -201,7 +202,7 @@ class Part:
 
     def _rows(self, names: Mapping[str, str], arrays: Mapping[str, ArraySpec], num_rows: int) -> dict[str, Tensor]:
         if list(names) != list(arrays):
-            raise Malformed(f"it has arrays {list(names)}, the schema {list(arrays)}")
+            raise Malformed(f"it has arrays {some(names)}, the schema {some(arrays)}")
         return {
             name: self._array(names[name], [num_rows, *spec.row_shape], spec.dtype) for name, spec in arrays.items()
         }

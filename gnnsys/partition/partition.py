@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, as_graph
+from gnnsys.graph.disk_room import check_room
 from gnnsys.graph.manifest import check_target
 from gnnsys.partition.assign import Assigned, Options, assign_parts
 from gnnsys.partition.constraints import Balance
@@ -40,12 +41,14 @@ def partition_graph(
     seed: int = 0,
     halo_hops: int = 1,
     edge_ids: bool = True,
+    add_reverse: bool = False,
     memory_limit: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Partitioned:
     """Partitions `graph` into num_parts parts of trainers_per_part subparts each, written to the directory `out`.
 
+    `graph` may be PyG's or DGL's, too. `add_reverse` first adds edges in the other direction (`Graph.add_reverse`).
     `method`, `objective`, `balance`, `imbalance` and `seed` are those of `gnnsys.partition.Options`; `halo_hops` and
     `edge_ids` those of `write_parts`. With a `memory_limit` in bytes that the partitioner would exceed, the graph is
     streamed. The directory is written whole or not at all.
@@ -54,9 +57,12 @@ def partition_graph(
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
     check_halo_hops(halo_hops)
+    graph = as_graph(graph)
+    graph = graph.add_reverse() if add_reverse else graph
     graph.check_in_memory("partitioning a graph")
     options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
     target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
+    check_room(least_bytes(graph), f"{WHAT} {str(out)!r}", target.parent)
     assigned = assign_parts(
         graph,
         num_parts,
@@ -78,6 +84,13 @@ def partition_graph(
         progress=progress,
     )
     return Partitioned(target, assigned, {"partition": assigned.seconds, "write": time.perf_counter() - start})
+
+
+def least_bytes(graph: Graph) -> int:
+    """What parts take on disk at least: every row once, an int32 per edge, an offset and an original id per node."""
+    rows = [array for data in (*graph.node_data.values(), *graph.edge_data.values()) for array in data.values()]
+    num_nodes, num_edges = sum(map(graph.num_nodes, graph.node_types)), sum(map(graph.num_edges, graph.edge_types))
+    return sum(array.nbytes for array in rows) + 4 * num_edges + 12 * num_nodes
 
 
 def check_halo_hops(halo_hops: int) -> None:

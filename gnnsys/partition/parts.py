@@ -12,6 +12,7 @@ from typing import Any
 
 from gnnsys.graph import Graph
 from gnnsys.graph.arrays import ArrayReader
+from gnnsys.graph.listing import some
 from gnnsys.graph.manifest import MANIFEST, read_manifest
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import Fingerprints
@@ -55,9 +56,9 @@ class Parts:
         if len(self._entries) != self.book.num_parts:
             raise ValueError(f"the book has {self.book.num_parts} parts, and {len(self._entries)} are described")
         if list(self.book.node_offsets) != self.schema.node_types:
-            raise ValueError(f"book and schema differ: {list(self.book.node_offsets)}, {self.schema.node_types}")
+            raise ValueError(f"book and schema differ: {some(self.book.node_offsets)}, {some(self.schema.node_types)}")
         if list(self.book.edge_offsets) != self.schema.edge_types:
-            raise ValueError(f"book and schema differ: {list(self.book.edge_offsets)}, {self.schema.edge_types}")
+            raise ValueError(f"book and schema differ: {some(self.book.edge_offsets)}, {some(self.schema.edge_types)}")
         nodes = {t: list(of.data) for t, of in self.fingerprints.nodes.items()}
         edges = {t: list(of.data) for t, of in self.fingerprints.edges.items()}
         if nodes != {t: list(data) for t, data in self.schema.node_data.items()}:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType
+from gnnsys.graph import Graph, NodeType, some
+from gnnsys.graph.npy import load_npy, load_npz_arrays
 from gnnsys.ops import random_permutation, stream_key
 
 
@@ -63,29 +63,16 @@ def _checked(name: str, values: np.ndarray, num_nodes: int, num_parts: int) -> T
 
 
 def _read_npy(file: Path) -> np.ndarray:
-    try:
-        with file.open("rb") as stream:
-            values = np.load(stream, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} is not a .npy file of integers: {error}") from error
-    if not isinstance(values, np.ndarray):
+    if zipfile.is_zipfile(file):
         raise ValueError(f"{file} holds several arrays: give it the ending .npz")
-    return values
+    return load_npy(file)
 
 
 def _read_npz(file: Path, node_types: Sequence[NodeType]) -> dict[NodeType, np.ndarray]:
-    try:
-        with file.open("rb") as stream:
-            arrays = np.load(stream, allow_pickle=False)
-            if isinstance(arrays, np.ndarray):
-                raise ValueError("it holds one array without a name")
-            missing = [t for t in node_types if t not in arrays]
-            if not missing:
-                return {t: arrays[t] for t in node_types}
-            found = list(arrays)
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{file} is not a .npz file of integers: {error}") from error
-    raise ValueError(f"{file} has no array for node types {missing}, only {found}")
+    arrays = load_npz_arrays(file)
+    if missing := [t for t in node_types if t not in arrays]:
+        raise ValueError(f"{file} has no array for node types {some(missing)}, only {some(arrays)}")
+    return {t: arrays[t] for t in node_types}
 
 
 def _read_text(file: Path) -> np.ndarray:

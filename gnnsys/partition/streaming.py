@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
+from gnnsys.graph.disk_room import room_for
 from gnnsys.ops import CSC, NodeRun, PairTable, stream_cluster, stream_cut, stream_refine
 from gnnsys.partition.adjacency import Adjacency
 from gnnsys.partition.constraints import constraints_of
@@ -97,7 +98,9 @@ def stream_assignment(
             f"memory_limit must be at least {least_memory(num_nodes)} for {num_nodes} nodes, got {memory_limit}"
         )
     report = _reporter(progress)
-    with tempfile.TemporaryDirectory(prefix=".stream-", dir=folder) as work:
+    place = tempfile.gettempdir() if folder is None else folder
+    files = tempfile.TemporaryDirectory(prefix=".stream-", dir=place)
+    with room_for("temporary files of partitioning", place), files as work:
         memory = (memory_limit - STREAM_FLOOR) // STREAM_SORT_SHARE
         adjacency = Adjacency.build(graph, Path(work), memory, lambda share: report("adjacency", share))
         weights = list(constraints_of(graph, ["edges"]).columns.values()) if weights is None else weights

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,16 +23,19 @@ from gnnsys.bench import (
     run_suite,
     score,
 )
-from gnnsys.bench.measure import Rounds, measure, peak_extra_bytes
+from gnnsys.bench.case import of_peer
+from gnnsys.bench.measure import Measured, Rounds, measure, peak_extra_bytes
 
-ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met"]
+ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met", "reason"]
 
 
-def case_of(samples: dict[str, float], *versus: Versus, unit=None, **options) -> tuple[Case, dict[str, list[float]]]:
+def case_of(
+    samples: dict[str, float], *versus: Versus, unit=None, refused: dict[str, str] | None = None, **options
+) -> tuple[Case, Measured]:
     """A case and one round of samples for it, as if measured."""
     sides = {name: Side(lambda: None) for name in samples}
     case = Case("case", unit or milliseconds(), lambda: sides, versus, **options)
-    return case, {name: [value] for name, value in samples.items()}
+    return case, Measured({name: [value] for name, value in samples.items()}, refused or {})
 
 
 def row_of(samples: dict[str, float], *versus: Versus, **options):
@@ -42,7 +45,7 @@ def row_of(samples: dict[str, float], *versus: Versus, **options):
 def test_sides_take_turns_after_one_warm_up_each():
     order: list[str] = []
     sides = {name: Side(lambda name=name: order.append(name)) for name in (OURS, "peer", "other")}
-    samples = measure(Case("turns", milliseconds(), lambda: sides, (), repeats=2), Rounds())
+    samples = measure(Case("turns", milliseconds(), lambda: sides, (), repeats=2), Rounds()).samples
     assert order == [OURS, "peer", "other"] * 3
     assert {name: len(values) for name, values in samples.items()} == {OURS: 2, "peer": 2, "other": 2}
 
@@ -70,8 +73,8 @@ def test_a_side_that_takes_longer_gets_a_larger_figure():
 
 def test_rounds_stop_when_the_time_is_spent():
     sides = {OURS: Side(lambda: time.sleep(0.01))}
-    samples = measure(Case("budget", milliseconds(), lambda: sides, ()), Rounds(least=2, most=1000, seconds=0.05))
-    assert 2 <= len(samples[OURS]) < 100
+    measured = measure(Case("budget", milliseconds(), lambda: sides, ()), Rounds(least=2, most=1000, seconds=0.05))
+    assert 2 <= len(measured.samples[OURS]) < 100
 
 
 def test_results_that_differ_from_ours_stop_the_case():
@@ -133,6 +136,64 @@ def test_a_required_peer_that_is_not_installed_is_named_as_a_failure():
     assert report.failures() == ["did not run: case beside dgl: dgl is not installed"]
     assert report.absent == missing
     assert [(row.ours, row.peer, row.ratio, row.met) for row in report.rows] == [(1000.0, None, None, None)] * 2
+
+
+def raising(error: Exception, after: int = 0) -> Callable[[], None]:
+    """A call that works so many times, and then raises."""
+    calls = iter(range(after))
+
+    def call() -> None:
+        if next(calls, None) is None:
+            raise error
+
+    return call
+
+
+REFUSALS = {
+    "DGL's own": (
+        ValueError("[10:14:09] /opt/dgl/spmm.h:81: Check  notnull: edges \nStack trace:"),
+        "/opt/dgl/spmm.h:81",
+    ),
+    "no memory": (MemoryError("Unable to allocate 3 TiB"), "out of memory: Unable to allocate 3 TiB"),
+    "no memory on the device": (torch.OutOfMemoryError("Tried to allocate"), "out of memory: Tried to allocate"),
+    "not made": (NotImplementedError(), "NotImplementedError"),
+}
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_peer_that_raises_is_a_row_with_the_reason_and_neither_a_miss_nor_a_win(after: int):
+    for error, reason in REFUSALS.values():
+        sides = {
+            OURS: Side(lambda: None),
+            "dgl": of_peer(lambda error=error: raising(error, after)),
+            "pyg": Side(lambda: None),
+        }
+        versus = (Versus(("dgl",), target=1e9), Versus(("dgl", "pyg")), Versus(("pyg", "dgl"), pick="worst"))
+        case = Case("attention", milliseconds(), lambda sides=sides: sides, versus, repeats=5)
+        shown: list[str] = []
+        report = run_suite("test", [lambda _, case=case: iter([case])], Options(), show=shown.append)
+        alone, best, bound = report.rows
+        assert report.failures() == [] and alone.met is None
+        assert (alone.ours is not None, alone.peer, alone.ratio) == (True, None, None)
+        assert best.peer_name == "pyg" and best.ratio is not None, "the best of those that can"
+        assert bound.ratio is None, "half a bound is none"
+        assert all(row.reason and reason in row.reason for row in report.rows)
+        assert reason in report.to_json()["refused"]["attention"]["dgl"]
+        assert sum(reason in line for line in shown) == 4 and "Stack trace" not in "".join(shown)
+
+
+def test_a_peer_that_cannot_be_built_is_a_reason_too():
+    def make() -> Callable[[], None]:
+        raise RuntimeError("no kernel for this processor")
+
+    case = Case("built", milliseconds(), lambda: {OURS: Side(lambda: None), "peer": of_peer(make)}, (), repeats=1)
+    assert measure(case, Rounds()).refused == {"peer": "RuntimeError: no kernel for this processor"}
+
+
+def test_what_a_side_of_ours_raises_is_a_failure_though_it_stands_as_a_peer():
+    sides = {OURS: Side(lambda: None), "one thread": Side(raising(RuntimeError("broken")))}
+    with pytest.raises(RuntimeError, match="broken"):
+        measure(Case("ours", milliseconds(), lambda: sides, (Versus(("one thread",)),)), Rounds())
 
 
 def test_quick_runs_judge_nothing():

@@ -51,8 +51,9 @@ def ended():
 def test_a_case_runs_and_fills_its_rows(name: str):
     case = CASES[name]
     report = Report("gpu", quick=True)
-    rows = report.add(case, measure(case, Rounds(least=1, most=1)))
-    missing = set(case.missing or {})
+    measured = measure(case, Rounds(least=1, most=1))
+    rows = report.add(case, measured)
+    missing = {*(case.missing or {}), *measured.refused}
     for row, versus in zip(rows, case.versus, strict=True):
         assert row.ours is not None and row.ours > 0
         assert (row.ratio is None) == (set(versus.peers) <= missing)

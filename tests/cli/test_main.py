@@ -1,5 +1,9 @@
 """The command line: what it prints, and the exit codes scripts rely on."""
 
+import importlib.metadata
+import subprocess
+import sys
+
 import pytest
 
 from gnnsys.cli import main
@@ -11,6 +15,27 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
     assert stopped.value.code == 0
     printed = capsys.readouterr().out
     assert all(command in printed for command in ("bench", "info"))
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"gnnsys {importlib.metadata.version('gnnsys')}\n"
+
+
+def test_help_and_version_do_not_wait_for_torch():
+    """In a process of its own: this one has torch."""
+    program = """
+import sys
+from gnnsys.cli import main
+for option in ("--help", "--version"):
+    try: main([option])
+    except SystemExit: pass
+import gnnsys; dir(gnnsys); gnnsys.__version__
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
 
 
 def test_an_unknown_suite_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]):

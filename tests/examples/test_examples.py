@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from gnnsys.graph import dataset
+from gnnsys.graph import dataset, save
 from gnnsys.partition import partition_graph
+from tests.processes import run_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -50,3 +51,22 @@ def test_pyg_drop_in_trains_a_pyg_model():
 def test_link_prediction_ranks_held_out_links_above_random_pairs():
     """Knowing the classes alone gives AUC 1/2 + (0.9 - 1/5) / 2 = 0.85; more than half of that gain must be there."""
     assert example("link_prediction").main(["--nodes", "2000", "--epochs", "2", "--batch-size", "512"]) > 0.7
+
+
+def test_a_typed_graph_is_learnt_alone_and_by_two_ranks_with_ddp(tmp_path):
+    """Some of the model's parameters lead to no loss, at which DDP stops unless it is told."""
+    options = ["--epochs", "3", "--batch-size", "64", "--fanout", "5", "5"]
+    assert example("typed_graph").main(["typed-1k", *options]) > 0.5
+    partition_graph(dataset("typed-1k"), 2, tmp_path / "parts")
+    program = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    first, _ = run_ranks(program, 2, EXAMPLES / "typed_graph.py", tmp_path / "parts", *options)
+    assert float(first.stdout.split()[-1]) > 0.5
+
+
+def test_examples_take_a_file_of_edges_a_saved_graph_and_a_name(tmp_path):
+    graph = dataset("sbm-1k")
+    save(graph, tmp_path / "saved")
+    partition_graph(graph, 2, tmp_path / "parts")
+    for name in ("node_classification", "full_graph", "typed_graph"):
+        found = [example(name).graph_of(str(given)) for given in ("sbm-1k", tmp_path / "saved", tmp_path / "parts")]
+        assert [one.num_nodes("node") for one in found] == [1000] * 3

@@ -111,7 +111,8 @@ def _beside_distdgl(jobs: Jobs, name: str, encrypt: bool) -> Case:
     missing = {side: reason for side in ("DistDGL", threefold) for reason in peers.missing("dgl").values()}
     present = {name: call for name, call in figures.items() if name not in missing}
     versus = (Versus((threefold, allowed), 1.0, pick="worst"), Versus(("DistDGL",)), Versus(("compute alone",)))
-    return job_case(name, SAMPLES, present, *versus, limit="compute alone", missing=missing)
+    theirs = ("DistDGL", threefold)
+    return job_case(name, SAMPLES, present, *versus, limit="compute alone", missing=missing, foreign=theirs)
 
 
 BENCHMARKS = [rates, ablation, scaling, against_distdgl]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, value
+from gnnsys.bench.case import OURS, Case, Side, Versus, of_peer, value
 from gnnsys.bench.gpu.inputs import (
     FANOUTS,
     NUM_CLASSES,
@@ -73,10 +74,12 @@ def epoch(work: Workload) -> Iterator[Case]:
             }
             if where.startswith("pinned"):
                 found[BUS] = _copied(work, _row_bytes(loader), steps)
+            sides = {name: Side(call) for name, call in found.items()}
             if "pyg" not in peers.missing("pyg"):
                 on_host = _loader(work, large_graph(work), steps, num_threads=num_cores())
-                found |= _pyg(work, widths, on_host, steps)
-            return {name: Side(call) for name, call in found.items()}
+                for name in (PYG, PYG_TRIMMED):
+                    sides[name] = of_peer(partial(_pyg, work, widths, on_host, steps, trimmed=name == PYG_TRIMMED))
+            return sides
 
         reasons = peers.missing("pyg").values()
         yield Case(
@@ -222,16 +225,14 @@ def _first_epoch(loader: NeighborLoader) -> Generator[Batch, None, None]:
 
 
 def _pyg(
-    work: Workload, widths: tuple[int, ...], loader: NeighborLoader, steps: Steps
-) -> dict[str, Callable[[], float]]:
+    work: Workload, widths: tuple[int, ...], loader: NeighborLoader, steps: Steps, *, trimmed: bool
+) -> Callable[[], float]:
     """PyG's own model, its batches sampled and gathered by all cores of the host and copied when they are needed."""
     from torch_geometric.nn import GraphSAGE as PygSAGE
 
-    plain, trimmed = (_Trained(work, PygSAGE(*widths)) for _ in range(2))
-    return {
-        PYG: lambda: _seconds(_first_epoch(loader), plain.pyg_step, steps, steps.peer),
-        PYG_TRIMMED: lambda: _seconds(_first_epoch(loader), trimmed.pyg_trimmed_step, steps, steps.peer),
-    }
+    model = _Trained(work, PygSAGE(*widths))
+    step = model.pyg_trimmed_step if trimmed else model.pyg_step
+    return lambda: _seconds(_first_epoch(loader), step, steps, steps.peer)
 
 
 def _seconds(batches: Generator[Batch, None, None], step: Step, steps: Steps, num_timed: int) -> float:

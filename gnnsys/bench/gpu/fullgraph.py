@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, value
+from gnnsys.bench.case import OURS, Case, Side, Versus, refusing, value
 from gnnsys.bench.gpu.fullgraph_sides import (
     NO_BUDGET,
     ON_DEVICE,
@@ -57,7 +58,7 @@ def epoch(work: Workload) -> Iterator[Case]:
             SPARSE_ORDERED: lambda: by_hand(work, ordered=True),
             PYG_MATRIX: lambda: pyg_with_matrix(work),
         }
-        found = _timed(agreeing(makers, missing))
+        found = _beside_others(makers, missing)
         least, gathered = bytes_moved(size, widths_of(work))
         found[GATHERED] = Side(partial(_copy_seconds, work, gathered))
         found[LEAST] = Side(partial(_copy_seconds, work, least))
@@ -66,7 +67,7 @@ def epoch(work: Workload) -> Iterator[Case]:
 
     def beside_messages() -> dict[str, Side]:
         makers: Makers = {OURS: lambda: ours(work), PYG_MESSAGES: lambda: pyg_with_messages(work)}
-        return _timed(agreeing(makers, missing))
+        return _beside_others(makers, missing)
 
     versus = (
         *(Versus((name,)) for name in (SPARSE, SPARSE_ORDERED, LAYERS)),
@@ -165,6 +166,17 @@ def _products(work: Workload, size: GraphSize) -> Callable[[], None]:
                     torch.mm(out[given], weight, out=back)
 
     return call
+
+
+def _beside_others(makers: Makers, missing: Mapping[str, str]) -> dict[str, Side]:
+    """The sides whose losses agree. Others' that cannot run say why; ours must."""
+    refused = dict(missing)
+    found = _timed(agreeing(makers, refused))
+    reasons = {name: reason for name, reason in refused.items() if name not in missing}
+    if LAYERS in reasons:
+        raise RuntimeError(f"{LAYERS}: {reasons[LAYERS]}")
+    theirs = {name: replace(side, foreign=name not in (OURS, LAYERS)) for name, side in found.items()}
+    return theirs | {name: refusing(reason) for name, reason in reasons.items()}
 
 
 def _timed(epochs: Mapping[str, Epoch], threads: int = 1) -> dict[str, Side]:

@@ -63,24 +63,25 @@ def widths_of(work: Workload) -> Widths:
     return Widths(NUM_FEATURES, 256 if work.sizes is FULL else 64, NUM_CLASSES)
 
 
-def agreeing(makers: Makers, missing: dict[str, str]) -> dict[str, Epoch]:
+def agreeing(makers: Makers, refused: dict[str, str]) -> dict[str, Epoch]:
     """The sides that run here, trained for the same few epochs; RuntimeError where a loss is not that of the first.
 
-    The first must run. Another that does not, for want of memory or of an operation, is noted among the `missing`.
+    The first must run. Another that does not, for want of memory or of an operation, is noted among the `refused`; one
+    that is there already is left out.
     """
     found: dict[str, Epoch] = {}
     expected: list[float] = []
     for name, make in makers.items():
-        if name in missing:
+        if name in refused:
             continue
         try:
             train, losses = _begun(make)
         except RuntimeError as error:  # torch's own errors are, and its lack of memory is
             if not found:
                 raise
-            missing[name] = _reason(error)
+            refused[name] = _reason(error)
         _release()  # what the error no longer holds
-        if name in missing:
+        if name in refused:
             continue
         expected = expected or losses
         if not all(abs(loss - want) <= AGREE * abs(want) for loss, want in zip(losses, expected, strict=True)):
@@ -163,10 +164,10 @@ def with_host_rows(work: Workload) -> HostRows:
 
 def _all_of(makers: Makers) -> dict[str, Epoch]:
     """Sides that are all ours: what does not run is an error."""
-    missing: dict[str, str] = {}
-    found = agreeing(makers, missing)
-    if missing:
-        raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in missing.items()))
+    refused: dict[str, str] = {}
+    found = agreeing(makers, refused)
+    if refused:
+        raise RuntimeError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     return found
 
 

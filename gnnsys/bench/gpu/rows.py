@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.bench.case import OURS, Case, Side, Versus, rate
+from gnnsys.bench.case import OURS, Case, Side, Versus, of_peer, rate
 from gnnsys.bench.gpu.inputs import device, graph_sizes, is_gpu, num_cores, random_rows
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.ops import gather_rows
@@ -32,19 +32,18 @@ def gather(work: Workload) -> Iterator[Case]:
 
         return {
             OURS: Side(lambda: gather_rows(table, index, out=out), clock="device"),
-            SELECT: Side(select_and_copy, num_cores(), clock="synced"),
+            SELECT: of_peer(lambda: select_and_copy, num_cores(), clock="synced"),
             COPY: _copy(out, table[: index.numel()]),
         }
 
     def from_device() -> dict[str, Side]:
         table, index = random_rows(work, _num_rows(work), DIM), _index(work)
         ours, selected, copied = (torch.empty(index.numel(), DIM, device=device(work)) for _ in range(3))
-        calls: dict[str, Callable[[], Any]] = {
-            OURS: lambda: gather_rows(table, index, out=ours),
-            SELECT: lambda: torch.index_select(table, 0, index, out=selected),
+        return {
+            OURS: Side(lambda: gather_rows(table, index, out=ours), clock="device"),
+            SELECT: of_peer(lambda: lambda: torch.index_select(table, 0, index, out=selected), clock="device"),
+            COPY: _copy(copied, table[: index.numel()]),
         }
-        sides = {name: Side(call, clock="device") for name, call in calls.items()}
-        return {**sides, COPY: _copy(copied, table[: index.numel()])}
 
     unit = rate("GB/s", 1e-9 * _num_gathered(work) * DIM * 4)
     host = (Versus((COPY,), 0.85), Versus((SELECT,)))

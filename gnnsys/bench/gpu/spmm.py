@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from gnnsys.bench.case import OURS, Case, Side, Unit, Versus, rate
+from gnnsys.bench.case import OURS, Case, Side, Unit, Versus, of_peer, rate
 from gnnsys.bench.gpu.inputs import GraphSize, copies, graph_sizes, random_rows, structure_on
 from gnnsys.bench.workload import Workload
 from gnnsys.ops import CSC
@@ -35,11 +36,9 @@ def forward(work: Workload) -> Iterator[Case]:
 
                 def sides(size: GraphSize = size, dtype: str = dtype, width: int = width) -> dict[str, Side]:
                     csc, x = _inputs(work, size, dtype, width)
-                    calls: dict[str, Call] = {OURS: lambda: our_spmm(csc, x)}
                     values = torch.ones(csc.num_edges, dtype=x.dtype, device=x.device)
-                    calls |= _cusparse(csc, x, values)
-                    calls[COPY] = _copy(work, size, dtype, width)
-                    return _on_device(calls)
+                    ours, copy = _on_device({OURS: lambda: our_spmm(csc, x)}), _copy(work, size, dtype, width)
+                    return ours | _cusparse(csc, x, values) | _on_device({COPY: copy})
 
                 yield Case(
                     f"spmm/forward/{size.name}/{dtype}/{width}",
@@ -91,7 +90,7 @@ def beside_scatter(work: Workload) -> Iterator[Case]:
             def scatter() -> Tensor:
                 return x.new_zeros(csc.num_dst, width).index_add_(0, dst, x.index_select(0, src))
 
-            return _on_device({OURS: lambda: our_spmm(csc, x), SCATTER: scatter})
+            return _on_device({OURS: lambda: our_spmm(csc, x)}) | {SCATTER: of_peer(lambda: scatter, clock="device")}
 
         unit = _gathered(size, "fp32", width)
         name = f"spmm/scatter/{size.name}/fp32/{width}"
@@ -110,9 +109,10 @@ def variants(work: Workload) -> Iterator[Case]:
                     return _on_device({OURS: lambda: our_spmm(csc, x, reduce="max"), "sum": lambda: our_spmm(csc, x)})
                 if variant == "mean":
                     values = csc.in_degrees().clamp(min=1).float().reciprocal()[_destinations(csc)]
-                    return _on_device({OURS: lambda: our_spmm(csc, x, reduce="mean"), **_cusparse(csc, x, values)})
+                    ours = _on_device({OURS: lambda: our_spmm(csc, x, reduce="mean")})
+                    return ours | _cusparse(csc, x, values)
                 values = random_rows(work, csc.num_edges, 1).view(-1)
-                return _on_device({OURS: lambda: our_spmm(csc, x, values), **_cusparse(csc, x, values)})
+                return _on_device({OURS: lambda: our_spmm(csc, x, values)}) | _cusparse(csc, x, values)
 
             yield Case(
                 f"spmm/{variant}/{size.name}/fp32/{width}",
@@ -140,21 +140,19 @@ def _on_device(calls: dict[str, Call]) -> dict[str, Side]:
     return {name: Side(call, clock="device") for name, call in calls.items()}
 
 
-def _cusparse(csc: CSC, x: Tensor, values: Tensor) -> dict[str, Call]:
+def _cusparse(csc: CSC, x: Tensor, values: Tensor) -> dict[str, Side]:
     """Destinations as rows of a torch CSR matrix, with both index types: torch keeps what it is given."""
-    calls: dict[str, Call] = {}
-    for name, idtype in zip(CUSPARSE, (torch.int32, torch.int64)):
+
+    def make(idtype: torch.dtype) -> Call:
+        indptr, indices = csc.indptr.to(idtype), csc.indices.to(idtype)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch calls its CSR a beta
-            matrix = torch.sparse_csr_tensor(
-                csc.indptr.to(idtype),
-                csc.indices.to(idtype),
-                values,
-                (csc.num_dst, csc.num_src),
-                check_invariants=False,
-            )
-        calls[name] = lambda matrix=matrix: matrix @ x  # type: ignore[misc]
-    return calls
+            shape = (csc.num_dst, csc.num_src)
+            matrix = torch.sparse_csr_tensor(indptr, indices, values, shape, check_invariants=False)
+        return lambda: matrix @ x
+
+    idtypes = zip(CUSPARSE, (torch.int32, torch.int64), strict=True)
+    return {name: of_peer(partial(make, idtype), clock="device") for name, idtype in idtypes}
 
 
 def _copy(work: Workload, size: GraphSize, dtype: str, width: int) -> Call:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys import ops
-from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, score
+from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, of_peer, score
 from gnnsys.bench.gpu.inputs import (
     FANOUTS,
     batches_of_seeds,
@@ -50,11 +50,10 @@ def compact(work: Workload) -> Iterator[Case]:
                 seeds = seeds.to(target, dtype)
                 both = torch.cat([seeds, ids])
                 _check_compact(seeds, ids)
-                calls: dict[str, Callable[[], Any]] = {
-                    OURS: lambda: ops.compact([seeds], [ids], [0]),
-                    UNIQUE: lambda: both.unique(return_inverse=True),
+                return {
+                    OURS: Side(lambda: ops.compact([seeds], [ids], [0]), clock="synced"),
+                    UNIQUE: of_peer(lambda: lambda: both.unique(return_inverse=True), clock="synced"),
                 }
-                return {name: Side(call, clock="synced") for name, call in calls.items()}
 
             name = f"compact/{num_ids:,} {str(dtype).removeprefix('torch.')} ids"
             yield Case(name, milliseconds(), sides, (Versus((UNIQUE,), 2.0),), repeats=21)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnsys import ops
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds
+from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, of_peer
 from gnnsys.bench.ops.peer_graphs import dgl_graph
 from gnnsys.bench.workload import Workload
 from gnnsys.ops import CSC
@@ -26,12 +26,10 @@ def sddmm(work: Workload) -> Iterator[Case]:
         def sides(threads: int = threads) -> dict[str, Side]:
             csc = work.csc
             x = work.rows(csc.num_src, work.sizes.dim)
-            calls: dict[str, Call] = {OURS: lambda: ops.sddmm(csc, x, x)}
-            dgl = peers.find("dgl")
-            if not isinstance(dgl, str):
-                graph = dgl_graph(csc)
-                calls["dgl"] = lambda: dgl.ops.u_dot_v(graph, x, x).squeeze(-1)
-            return {name: Side(call, threads) for name, call in calls.items()}
+            found = {OURS: Side(lambda: ops.sddmm(csc, x, x), threads)}
+            if "dgl" not in peers.missing("dgl"):
+                found["dgl"] = of_peer(lambda: _dgl_dots(csc, x), threads)
+            return found
 
         yield Case(
             f"sddmm/{threads}t",
@@ -50,17 +48,12 @@ def edge_softmax(work: Workload) -> Iterator[Case]:
         def sides(threads: int = threads) -> dict[str, Side]:
             csc = work.csc
             scores = work.rows(csc.num_edges, HEADS)
-            calls: dict[str, Call] = {OURS: lambda: ops.edge_softmax(csc, scores)}
-            dgl = peers.find("dgl")
-            if not isinstance(dgl, str):
-                graph = dgl_graph(csc)
-                calls["dgl"] = lambda: dgl.ops.edge_softmax(graph, scores)
+            found = {OURS: Side(lambda: ops.edge_softmax(csc, scores), threads)}
+            if "dgl" not in peers.missing("dgl"):
+                found["dgl"] = of_peer(lambda: _dgl_softmax(csc, scores), threads)
             if "pyg" not in peers.missing("pyg"):
-                from torch_geometric.utils import softmax
-
-                dst = csc.dst()
-                calls["pyg"] = lambda: softmax(scores, dst, num_nodes=csc.num_dst)
-            return {name: Side(call, threads) for name, call in calls.items()}
+                found["pyg"] = of_peer(lambda: _pyg_softmax(csc, scores), threads)
+            return found
 
         yield Case(
             f"edge_softmax/{threads}t",
@@ -81,12 +74,13 @@ def gat(work: Workload) -> Iterator[Case]:
             csc = work.small_graph.csc()
             x = work.rows(csc.num_src, HEADS, work.sizes.dim // HEADS)
             score = work.rows(csc.num_src, HEADS)
-            calls = {OURS: _train(lambda x, s: ops.gat_aggregate(csc, x, s, s, negative_slope=SLOPE), x, score)}
+            ours = _train(lambda x, s: ops.gat_aggregate(csc, x, s, s, negative_slope=SLOPE), x, score)
+            found = {OURS: Side(ours, threads)}
             if "dgl" not in peers.missing("dgl"):
-                calls["dgl"] = _train(_dgl_gat(csc), x, score)
+                found["dgl"] = of_peer(lambda: _train(_dgl_gat(csc), x, score), threads)
             if "pyg" not in peers.missing("pyg"):
-                calls["pyg"] = _train(_pyg_gat(csc), x, score)
-            return {name: Side(call, threads) for name, call in calls.items()}
+                found["pyg"] = of_peer(lambda: _train(_pyg_gat(csc), x, score), threads)
+            return found
 
         yield Case(
             f"gat/forward+backward/{threads}t",
@@ -111,6 +105,25 @@ def _train(aggregate: Attention, x: Tensor, score: Tensor) -> Call:
         return out.detach()
 
     return step
+
+
+def _dgl_dots(csc: CSC, x: Tensor) -> Call:
+    graph, dgl = dgl_graph(csc), peers.find("dgl")
+    assert not isinstance(dgl, str)
+    return lambda: dgl.ops.u_dot_v(graph, x, x).squeeze(-1)
+
+
+def _dgl_softmax(csc: CSC, scores: Tensor) -> Call:
+    graph, dgl = dgl_graph(csc), peers.find("dgl")
+    assert not isinstance(dgl, str)
+    return lambda: dgl.ops.edge_softmax(graph, scores)
+
+
+def _pyg_softmax(csc: CSC, scores: Tensor) -> Call:
+    from torch_geometric.utils import softmax
+
+    dst = csc.dst()
+    return lambda: softmax(scores, dst, num_nodes=csc.num_dst)
 
 
 def _dgl_gat(csc: CSC) -> Attention:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gnnsys.bench.case import OURS, Case, Side, Versus, rate
+from gnnsys.bench.case import OURS, Case, Side, Versus, of_peer, rate
 from gnnsys.bench.workload import Workload
 from gnnsys.ops import gather_rows
 
@@ -22,13 +22,15 @@ def gather(work: Workload) -> Iterator[Case]:
             table = work.rows(num_rows, DIM)
             index = work.ids(num_gathered, num_rows)
             ours, selected, copied = (torch.ones(num_gathered, DIM) for _ in range(3))
-            calls = {
-                OURS: lambda: gather_rows(table, index, out=ours),
+            theirs = {
                 "index_select(out=)": lambda: torch.index_select(table, 0, index, out=selected),
                 "index_select": lambda: table.index_select(0, index),
-                "memcpy": lambda: copied.copy_(table[:num_gathered]),
             }
-            return {name: Side(call, threads) for name, call in calls.items()}
+            return {
+                OURS: Side(lambda: gather_rows(table, index, out=ours), threads),
+                **{name: of_peer(lambda call=call: call, threads) for name, call in theirs.items()},  # type: ignore[misc]
+                "memcpy": Side(lambda: copied.copy_(table[:num_gathered]), threads),
+            }
 
         yield Case(
             f"gather_rows/512B/{threads}t",

@@ -5,20 +5,22 @@ The limit beside a figure is the compulsory traffic: a memcpy of indices, input 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, megabytes, milliseconds
+from gnnsys.bench.case import OURS, Case, Side, Versus, megabytes, milliseconds, of_peer
 from gnnsys.bench.ops.peer_graphs import dgl_graph, torch_csr
 from gnnsys.bench.workload import Workload
 from gnnsys.ops import CSC
 from gnnsys.ops import spmm as our_spmm
 
 Aggregate = Callable[[Tensor], Tensor]
+Makers = Mapping[str, Callable[[], Aggregate]]
+Bind = Callable[[Aggregate, Tensor], Callable[[], Tensor]]
 TORCH_INT32, TORCH_INT64 = "torch.sparse.mm int32", "torch.sparse.mm int64"
 LIMIT = "memcpy"
 LEAST_MEASURED = 16 << 20  # bytes of output; less drowns in what the allocator keeps
@@ -30,9 +32,8 @@ def forward(work: Workload) -> Iterator[Case]:
 
             def sides(reduce: str = reduce, threads: int = threads) -> dict[str, Side]:
                 x = work.rows(work.csc.num_src, work.sizes.dim)
-                calls = {name: _bind(f, x) for name, f in _aggregates(work.csc, reduce).items()}
-                calls[LIMIT] = _compulsory_traffic(work.csc, x)
-                return {name: Side(call, threads) for name, call in calls.items()}
+                found = _sides(_bind, _ours(work.csc, reduce), _others(work.csc, reduce), x, threads)
+                return found | {LIMIT: Side(_compulsory_traffic(work.csc, x), threads)}
 
             yield Case(
                 f"spmm/{reduce}/forward/{threads}t",
@@ -51,11 +52,10 @@ def backward(work: Workload) -> Iterator[Case]:
 
             def sides(reduce: str = reduce, threads: int = threads) -> dict[str, Side]:
                 x = work.rows(work.csc.num_src, work.sizes.dim)
-                aggregates = _aggregates(work.csc, reduce)
-                del aggregates[TORCH_INT64]  # always behind int32, and seconds per call
-                calls = {name: _gradient(f, x) for name, f in aggregates.items()}
-                calls[LIMIT] = _compulsory_traffic(work.csc, x)
-                return {name: Side(call, threads) for name, call in calls.items()}
+                others = _others(work.csc, reduce)
+                del others[TORCH_INT64]  # always behind int32, and seconds per call
+                found = _sides(_gradient, _ours(work.csc, reduce), others, x, threads)
+                return found | {LIMIT: Side(_compulsory_traffic(work.csc, x), threads)}
 
             yield Case(
                 f"spmm/{reduce}/backward/{threads}t",
@@ -76,9 +76,8 @@ def beside_scatter(work: Workload) -> Iterator[Case]:
             def sides(direction: str = direction, threads: int = threads) -> dict[str, Side]:
                 csc = work.small_graph.csc()
                 x = work.rows(csc.num_src, work.sizes.dim)
-                aggregates = {OURS: _ours(csc, "sum")} | _scatters(csc) | _torch_sparse(csc)
                 bind = _bind if direction == "forward" else _gradient
-                return {name: Side(bind(f, x), threads) for name, f in aggregates.items()}
+                return _sides(bind, _ours(csc, "sum"), _scatters(csc) | _torch_sparse(csc), x, threads)
 
             yield Case(
                 f"spmm/scatter/{direction}/{threads}t",
@@ -98,10 +97,8 @@ def memory(work: Workload) -> Iterator[Case]:
             csc = work.small_graph.csc()
             x = work.rows(csc.num_src, max(work.sizes.dim, LEAST_MEASURED // (4 * csc.num_src)))
             bind = _bind if direction == "forward" else _gradient
-            aggregates = {OURS: _ours(csc, "sum")} | {"index_add_": _scatters(csc)["index_add_"]}
-            calls = {name: bind(f, x) for name, f in aggregates.items()}
-            calls["the output alone"] = lambda: torch.zeros_like(x).add_(1)
-            return {name: Side(call) for name, call in calls.items()}
+            found = _sides(bind, _ours(csc, "sum"), {"index_add_": _scatters(csc)["index_add_"]}, x)
+            return found | {"the output alone": Side(lambda: torch.zeros_like(x).add_(1))}
 
         yield Case(
             f"spmm/memory/{direction}",
@@ -113,16 +110,28 @@ def memory(work: Workload) -> Iterator[Case]:
         )
 
 
-def _aggregates(csc: CSC, reduce: str) -> dict[str, Aggregate]:
-    """Ours, DGL's where it imports, and torch's with both index types."""
-    found = {OURS: _ours(csc, reduce)}
-    for name, idtype in ((TORCH_INT32, torch.int32), (TORCH_INT64, torch.int64)):
-        found[name] = partial(torch.sparse.mm, torch_csr(csc, idtype, reduce))
-    if "dgl" not in peers.missing("dgl"):
-        dgl, graph = peers.find("dgl"), dgl_graph(csc)
-        copy_u = getattr(dgl.ops, f"copy_u_{reduce}")  # type: ignore[union-attr]
-        found["dgl"] = lambda x: copy_u(graph, x)
+def _sides(bind: Bind, ours: Aggregate, others: Makers, x: Tensor, threads: int = 1) -> dict[str, Side]:
+    """Ours and others', each bound to the same rows; theirs are made at the warm-up."""
+    found = {OURS: Side(bind(ours, x), threads)}
+    for name, make in others.items():
+        found[name] = of_peer(lambda make=make: bind(make(), x), threads)  # type: ignore[misc]
     return found
+
+
+def _others(csc: CSC, reduce: str) -> dict[str, Callable[[], Aggregate]]:
+    """DGL's where it imports, and torch's with both index types."""
+    found: dict[str, Callable[[], Aggregate]] = {}
+    for name, idtype in ((TORCH_INT32, torch.int32), (TORCH_INT64, torch.int64)):
+        found[name] = lambda idtype=idtype: partial(torch.sparse.mm, torch_csr(csc, idtype, reduce))  # type: ignore[misc]
+    if "dgl" not in peers.missing("dgl"):
+        found["dgl"] = lambda: _dgl_copy(csc, reduce)
+    return found
+
+
+def _dgl_copy(csc: CSC, reduce: str) -> Aggregate:
+    dgl, graph = peers.find("dgl"), dgl_graph(csc)
+    copy_u = getattr(dgl.ops, f"copy_u_{reduce}")  # type: ignore[union-attr]
+    return lambda x: copy_u(graph, x)
 
 
 def _ours(csc: CSC, reduce: str) -> Aggregate:
@@ -130,27 +139,32 @@ def _ours(csc: CSC, reduce: str) -> Aggregate:
     return lambda x: our_spmm(csc, x, reduce=reduce)
 
 
-def _scatters(csc: CSC) -> dict[str, Aggregate]:
+def _scatters(csc: CSC) -> dict[str, Callable[[], Aggregate]]:
     src, dst = csc.indices.long(), csc.dst()
-    found: dict[str, Aggregate] = {
-        "index_add_": lambda x: x.new_zeros(csc.num_dst, x.shape[1]).index_add(0, dst, x.index_select(0, src))
-    }
-    pyg = peers.find("pyg")
-    if not isinstance(pyg, str):
+
+    def pyg() -> Aggregate:
         from torch_geometric.utils import scatter
 
-        found["pyg"] = lambda x: scatter(x.index_select(0, src), dst, dim=0, dim_size=csc.num_dst, reduce="sum")
-    return found
+        return lambda x: scatter(x.index_select(0, src), dst, dim=0, dim_size=csc.num_dst, reduce="sum")
+
+    found: dict[str, Callable[[], Aggregate]] = {
+        "index_add_": lambda: lambda x: x.new_zeros(csc.num_dst, x.shape[1]).index_add(0, dst, x.index_select(0, src))
+    }
+    return found if "pyg" in peers.missing("pyg") else found | {"pyg": pyg}
 
 
-def _torch_sparse(csc: CSC) -> dict[str, Aggregate]:
+def _torch_sparse(csc: CSC) -> dict[str, Callable[[], Aggregate]]:
     module = peers.find("torch-sparse")
     if isinstance(module, str):
         return {}
-    matrix = module.SparseTensor(
-        rowptr=csc.indptr, col=csc.indices.long(), sparse_sizes=(csc.num_dst, csc.num_src), is_sorted=True
-    )
-    return {"torch-sparse": lambda x: module.matmul(matrix, x, reduce="sum")}
+
+    def make() -> Aggregate:
+        matrix = module.SparseTensor(
+            rowptr=csc.indptr, col=csc.indices.long(), sparse_sizes=(csc.num_dst, csc.num_src), is_sorted=True
+        )
+        return lambda x: module.matmul(matrix, x, reduce="sum")
+
+    return {"torch-sparse": make}
 
 
 def _bind(aggregate: Aggregate, x: Tensor) -> Callable[[], Tensor]:

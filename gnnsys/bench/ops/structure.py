@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnsys import ops
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds
+from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, of_peer
 from gnnsys.bench.ops.peer_graphs import dgl_graph
 from gnnsys.bench.workload import Workload
 from gnnsys.ops import CSC
@@ -24,12 +24,10 @@ def sample(work: Workload) -> Iterator[Case]:
 
         def sides(threads: int = threads) -> dict[str, Side]:
             csc, seeds = work.csc, _seeds(work)
-            calls: dict[str, Call] = {OURS: lambda: ops.sample_neighbors(csc, seeds, FANOUT, key=1)}
-            dgl = peers.find("dgl")
-            if not isinstance(dgl, str):
-                graph = dgl_graph(csc, formats="csc")
-                calls["dgl"] = lambda: dgl.sampling.sample_neighbors(graph, seeds, FANOUT)
-            return {name: Side(call, threads) for name, call in calls.items()}
+            found = {OURS: Side(lambda: ops.sample_neighbors(csc, seeds, FANOUT, key=1), threads)}
+            if "dgl" not in peers.missing("dgl"):
+                found["dgl"] = of_peer(lambda: _dgl_hop(csc, seeds), threads)
+            return found
 
         missing = peers.missing("dgl")
         yield Case(f"sample_neighbors/{threads}t", milliseconds(), sides, (Versus(("dgl",)),), missing=missing)
@@ -40,16 +38,13 @@ def compact(work: Workload) -> Iterator[Case]:
         csc, seeds = work.csc, _seeds(work)
         ids = ops.sample_neighbors(csc, seeds, FANOUT, key=1).ids
         scratch = ops.compact_scratch(seeds.numel() + ids.numel())
-        calls: dict[str, Call] = {
-            OURS: lambda: ops.compact([seeds], [ids], [0], scratch),
-            "torch.unique": lambda: torch.cat([seeds, ids]).unique(return_inverse=True),
+        found = {
+            OURS: Side(lambda: ops.compact([seeds], [ids], [0], scratch)),
+            "torch.unique": of_peer(lambda: lambda: torch.cat([seeds, ids]).unique(return_inverse=True)),
         }
-        dgl = peers.find("dgl")
-        if not isinstance(dgl, str):
-            graph, nodes = dgl_graph(csc, torch.int64, formats="csc"), seeds.long()
-            frontier = dgl.sampling.sample_neighbors(graph, nodes, FANOUT)
-            calls["dgl.to_block"] = lambda: dgl.to_block(frontier, nodes)
-        return {name: Side(call) for name, call in calls.items()}
+        if "dgl" not in peers.missing("dgl"):
+            found["dgl.to_block"] = of_peer(lambda: _dgl_block(csc, seeds))
+        return found
 
     versus = (Versus(("torch.unique",)), Versus(("dgl.to_block",)))
     missing = {f"{name}.to_block": reason for name, reason in peers.missing("dgl").items()}
@@ -61,14 +56,17 @@ def coo_to_csc(work: Workload) -> Iterator[Case]:
 
         def sides(threads: int = threads) -> dict[str, Side]:
             edges, num_nodes = _shuffled_edges(work), work.sizes.num_nodes
-            calls: dict[str, Call] = {
-                OURS: lambda: CSC.from_edge_index(edges, num_nodes),
-                "torch.sort": lambda: _sorted_by_destination(edges, num_nodes),
+            found = {
+                OURS: Side(lambda: CSC.from_edge_index(edges, num_nodes), threads),
+                "torch.sort": of_peer(lambda: lambda: _sorted_by_destination(edges, num_nodes), threads),
             }
             dgl = peers.find("dgl")
             if not isinstance(dgl, str):
-                calls["dgl"] = lambda: dgl.graph((edges[0], edges[1]), num_nodes=num_nodes).adj_tensors("csc")
-            return {name: Side(call, threads) for name, call in calls.items()}
+                theirs = dgl.graph
+                found["dgl"] = of_peer(
+                    lambda: lambda: theirs((edges[0], edges[1]), num_nodes=num_nodes).adj_tensors("csc"), threads
+                )
+            return found
 
         yield Case(
             f"coo_to_csc/{threads}t",
@@ -78,6 +76,19 @@ def coo_to_csc(work: Workload) -> Iterator[Case]:
             repeats=3,
             missing=peers.missing("dgl"),
         )
+
+
+def _dgl_hop(csc: CSC, seeds: Tensor) -> Call:
+    graph, dgl = dgl_graph(csc, formats="csc"), peers.find("dgl")
+    assert not isinstance(dgl, str)
+    return lambda: dgl.sampling.sample_neighbors(graph, seeds, FANOUT)
+
+
+def _dgl_block(csc: CSC, seeds: Tensor) -> Call:
+    graph, nodes, dgl = dgl_graph(csc, torch.int64, formats="csc"), seeds.long(), peers.find("dgl")
+    assert not isinstance(dgl, str)
+    frontier = dgl.sampling.sample_neighbors(graph, nodes, FANOUT)
+    return lambda: dgl.to_block(frontier, nodes)
 
 
 def _seeds(work: Workload) -> Tensor:

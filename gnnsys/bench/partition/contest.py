@@ -2,7 +2,8 @@
 
 A partitioner may take a minute, so sides take turns and each turn yields all its figures at once; the row that asks
 first makes them run. Memory is the peak of the process above where it stood with the input in memory: nothing that
-another side left behind can serve as room, and a side that crashes is a row that failed.
+another side left behind can serve as room. A partitioner of others that crashes or runs out of memory has no figures
+in any row, and the reason instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, value
+from gnnsys.bench.case import OURS, Case, Refused, Side, Versus, value
 from gnnsys.bench.partition.inputs import flat_edges, write_inputs
 from gnnsys.graph import Graph
 
@@ -40,6 +41,10 @@ class Figures:
     seconds: float
     peak_bytes: float
     part: Tensor
+
+
+def is_ours(side: str) -> bool:
+    return side.startswith(OURS)
 
 
 class Contest:
@@ -62,10 +67,13 @@ class Contest:
         self._graph, self._num_parts, self._balance, self._turns = graph, num_parts, tuple(balance), turns
         self._sides = [side for side in sides if side not in self.missing]
         self._figures: dict[str, Figures] | None = None
+        self._refused: dict[str, str] = {}
 
     def figures(self, side: str) -> Figures:
         if self._figures is None:
             self._figures = self._run()
+        if side in self._refused:
+            raise Refused(self._refused[side])
         return self._figures[side]
 
     def case(
@@ -75,7 +83,7 @@ class Contest:
 
         def sides() -> dict[str, Side]:
             names = [ours, *(p for v in versus for p in v.peers if p not in self.missing)]
-            return {n: Side(lambda n=n: read(self.figures(n))) for n in names}  # type: ignore[misc]
+            return {n: Side(lambda n=n: read(self.figures(n)), foreign=not is_ours(n)) for n in names}  # type: ignore[misc]
 
         return Case(name, value(unit), sides, versus, ours=ours, repeats=1, missing=self.missing)
 
@@ -91,9 +99,16 @@ class Contest:
                 with_metis=bool({*self._sides} & {*METIS, VOLUME}),
             )
             for _ in range(self._turns):
-                for side in self._sides:
-                    found[side].append(_run_one(Path(folder), side))
-                    parts[side] = torch.from_numpy(np.load(Path(folder) / "part.npy"))
+                for side in list(found):
+                    try:
+                        found[side].append(_run_one(Path(folder), side))
+                    except (RuntimeError, subprocess.TimeoutExpired) as error:
+                        if is_ours(side):
+                            raise
+                        self._refused[side] = str(error)
+                        del found[side]
+                    else:
+                        parts[side] = torch.from_numpy(np.load(Path(folder) / "part.npy"))
         return {
             side: Figures(
                 side,

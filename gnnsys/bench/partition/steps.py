@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from gnnsys.bench import peers
-from gnnsys.bench.case import OURS, Case, Side, Versus, value
+from gnnsys.bench.case import OURS, Case, Refused, Side, Versus, value
+from gnnsys.bench.measure import reason_of
 from gnnsys.bench.partition.run_one import dgl_graph
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.graph import Graph, load, rmat, save
@@ -39,7 +40,7 @@ def steps(workload: Workload) -> Iterator[Case]:
 def _case(name: str, unit: str, runs: _Runs, step: str, names: tuple[str, ...], missing: dict[str, str]) -> Case:
     def sides() -> dict[str, Side]:
         found = {OURS: Side(lambda: runs.ours[step], 2)}
-        return found if missing or not names else found | {"dgl": Side(lambda: runs.dgl[step], 2)}
+        return found if missing or not names else found | {"dgl": Side(lambda: runs.dgl[step], 2, foreign=True)}
 
     versus = tuple(Versus((n,)) for n in names) or (Versus((), required=False, label="-"),)
     return Case(name, value(unit), sides, versus, repeats=1, missing=missing)
@@ -51,6 +52,7 @@ class _Runs:
     def __init__(self, num_nodes: int, num_edges: int, *, with_dgl: bool) -> None:
         self._size, self._with_dgl = (num_nodes, num_edges), with_dgl
         self._found: dict[str, dict[str, float]] | None = None
+        self._refused: str | None = None
 
     @property
     def ours(self) -> dict[str, float]:
@@ -58,7 +60,10 @@ class _Runs:
 
     @property
     def dgl(self) -> dict[str, float]:
-        return self._run()["dgl"]
+        found = self._run()
+        if self._refused is not None:
+            raise Refused(self._refused)
+        return found["dgl"]
 
     def _run(self) -> dict[str, dict[str, float]]:
         if self._found is None:
@@ -67,7 +72,10 @@ class _Runs:
                 save(rmat(*self._size, num_features=64, seed=SEED), source)
                 self._found = {OURS: _our_steps(source, Path(folder) / "ours")}
                 if self._with_dgl:
-                    self._found["dgl"] = _dgl_steps(load(source), Path(folder) / "dgl")
+                    try:
+                        self._found["dgl"] = _dgl_steps(load(source), Path(folder) / "dgl")
+                    except Exception as error:  # whatever it is, it is the reason of each of its rows
+                        self._refused = reason_of(error)
         return self._found
 
 

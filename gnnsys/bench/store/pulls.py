@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, rate
+from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, of_peer, rate
 from gnnsys.bench.store.bare import BareLink
 from gnnsys.bench.store.torch_rpc import RpcRows
 from gnnsys.bench.two_machines import TwoMachines, two_machines
@@ -32,14 +33,12 @@ def remote_pull(work: Workload) -> Iterator[Case]:
 
     def sides() -> dict[str, Side]:
         machines, ids = two_machines(work), there(work, count)
-        link = bare_link(work)
-        peer = work.once("rpc rows", lambda: work.enter(RpcRows(work.sizes.num_nodes, work.sizes.dim)))
         found = {OURS: Side(pulling(machines, ids))}
-        for name, size in zip(bare, FRAME_MB):
-            found[name] = Side(lambda size=size: link.pull(num_bytes, size << 20))  # type: ignore[misc]
+        for name, size in zip(bare, FRAME_MB, strict=True):
+            found[name] = of_peer(lambda size=size: partial(bare_link(work).pull, num_bytes, size << 20))  # type: ignore[misc]
         into = memoryview(bytearray(num_bytes))
-        found[COPIED] = Side(lambda: link.pull(num_bytes, 2 << 20, into))
-        return found | {RPC: Side(lambda: peer.pull(ids))}
+        found[COPIED] = of_peer(lambda: partial(bare_link(work).pull, num_bytes, 2 << 20, into))
+        return found | {RPC: of_peer(lambda: partial(rpc_rows(work).pull, ids))}
 
     versus = (Versus(bare, 0.6), Versus((COPIED,)), Versus((RPC,), 3.0))
     yield Case(f"pull/remote/{count} rows", rate("GB/s", 1e-9 * num_bytes), sides, versus)
@@ -56,7 +55,7 @@ def local_pull(work: Workload) -> Iterator[Case]:
         out = torch.empty(count, work.sizes.dim)
         return {
             OURS: Side(pulling(machines, ids)),
-            "index_select": Side(lambda: torch.index_select(private, 0, ids, out=out)),
+            "index_select": of_peer(lambda: lambda: torch.index_select(private, 0, ids, out=out)),
         }
 
     unit = rate("GB/s", 1e-9 * count * work.sizes.dim * 4)
@@ -82,8 +81,9 @@ def pull_variants(work: Workload) -> Iterator[Case]:
 
     def few() -> dict[str, Side]:
         ids = there(work, min(FEW, count))
-        link, num_bytes = bare_link(work), ids.numel() * work.sizes.dim * 4
-        return {OURS: Side(pulling(two_machines(work), ids)), "bare pyzmq": Side(lambda: link.pull(num_bytes, 1 << 20))}
+        num_bytes = ids.numel() * work.sizes.dim * 4
+        bare = of_peer(lambda: partial(bare_link(work).pull, num_bytes, 1 << 20))
+        return {OURS: Side(pulling(two_machines(work), ids)), "bare pyzmq": bare}
 
     yield Case("pull/remote/few rows", milliseconds(), few, (Versus(("bare pyzmq",)),))
 
@@ -147,6 +147,10 @@ def empty(machines: TwoMachines, table: str, ids: Tensor) -> Tensor:
     """A buffer to pull into, again and again."""
     spec = machines.store.spec(table)
     return torch.empty(ids.numel(), *spec.row_shape, dtype=spec.dtype)
+
+
+def rpc_rows(work: Workload) -> RpcRows:
+    return work.once("rpc rows", lambda: work.enter(RpcRows(work.sizes.num_nodes, work.sizes.dim)))
 
 
 def bare_link(work: Workload) -> BareLink:

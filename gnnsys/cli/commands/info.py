@@ -18,17 +18,16 @@ def run(args: argparse.Namespace) -> int:
 
 def facts() -> dict[str, str]:
     """What a bug report should begin with."""
-    import importlib.metadata
-
     import torch
 
+    import gnnsys
     from gnnsys.bench import peers
     from gnnsys.bench.report import environment
 
     machine = environment()
     found = {name: peers.version(name) or f"- ({peers.find(name)})" for name in peers.PEERS}
     return {
-        "gnnsys": importlib.metadata.version("gnnsys") if _installed() else "from a checkout, not installed",
+        "gnnsys": gnnsys.__version__,
         "native core": native_core(),
         "torch": torch.__version__,
         "python": machine["versions"]["python"],
@@ -47,13 +46,3 @@ def native_core() -> str:
     except ImportError as error:
         return f"missing: {str(error).splitlines()[0]}"
     return str(gnnsys._C.__file__)
-
-
-def _installed() -> bool:
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version("gnnsys")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

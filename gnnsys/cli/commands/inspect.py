@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
     from gnnsys.graph.manifest import MANIFEST
-    from gnnsys.partition import inspect_parts, write_plot
+    from gnnsys.partition import inspect_parts, open_parts, write_plot
     from gnnsys.partition.plot import check_plot_file
 
     fanouts = None if args.fanouts is None else _fanouts(args.fanouts)
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
     if not (args.parts / MANIFEST).is_file():
-        raise ValueError(f"{str(args.parts)!r} is not a directory of parts: it has no {MANIFEST}")
+        open_parts(args.parts)  # says what it is not, and how to make one
     verified = ""
     if args.verify or args.against is not None:
         report = _verify(args.parts, args.against)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gnnsys.graph import Graph
     from gnnsys.partition import MemoryPlan, Partitioned
 
 
@@ -49,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--halo-hops", type=int, default=1, metavar="K", help="hops whose in-edges a part can resolve itself (1)"
     )
     parser.add_argument("--no-edge-ids", action="store_true", help="do not keep the numbers of the source's edges")
+    parser.add_argument(
+        "--add-reverse",
+        action="store_true",
+        help="add edges in the other direction: a reverse of each edge that has none, or a type rev_NAME per edge type",
+    )
     parser.add_argument(
         "--columns", metavar="NAMES", help="names of a table's columns, separated by commas: src,dst,weight"
     )
@@ -95,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
             )
         )
         print(f"{graph}, read in {time.perf_counter() - start:.1f} s")
+        if args.add_reverse:
+            graph = reversed_too(graph, limit)
         plan = plan_assignment(graph, args.parts, args.trainers_per_part, options=options, memory_limit=limit)
         print(expected_memory(plan, options.method), flush=True)
         done = partition_graph(
@@ -113,6 +121,21 @@ def run(args: argparse.Namespace) -> int:
     for line in done.assigned.shortfalls:
         print(f"gnnsys partition: not reached: {line}", file=sys.stderr)
     return 0
+
+
+def reversed_too(graph: Graph, limit: int | None) -> Graph:
+    """The graph with its edges in both directions, made in memory."""
+    from gnnsys.partition.memory import LOAD_BYTES_PER_EDGE, format_size
+
+    need = round(2 * sum(map(graph.num_edges, graph.edge_types)) * LOAD_BYTES_PER_EDGE)
+    if limit is not None and need > limit:
+        raise ValueError(
+            f"--add-reverse works in memory, where it may take {format_size(need)}, more than the limit of "
+            f"{format_size(limit)}: leave --memory-limit away, or write the reverse edges into the source"
+        )
+    both = graph.add_reverse()
+    print(f"with reverse edges: {both}")
+    return both
 
 
 def expected_memory(plan: MemoryPlan | None, method: str) -> str:
