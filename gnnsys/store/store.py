@@ -279,17 +279,22 @@ class Store:
         return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
-        self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None
-    ) -> PendingPush:
+        self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None,
+        is_gradient: bool = True, skip: bool = False, problem: str | None = None,
+    ) -> PendingPush:  # fmt: skip
         """Brings this rank's gradients to a step of an optimizer; `.result()` when the step was applied.
 
         Every rank calls this once per step, perhaps with no ids. A row's gradients are summed in rank order and divided
         by the number of ranks. `optimizer` is what `SparseAdam` and `SparseAdagrad` describe themselves as.
+
+        A step that is no gradient on any rank (`is_gradient`) does not count. One that some rank asks to `skip` changes
+        nothing (`.is_skipped`); one that some rank has a `problem` with neither, and is that ValueError on all of them.
         """
         check_optimizer(optimizer)
         spec, places = self._known(name)
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
+        options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
         messages = step_messages(spec, locate(ids, spec, places), grads, self.machine_of_part)
         self._look_up_steps(spec)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
