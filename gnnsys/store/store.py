@@ -69,6 +69,7 @@ class Store:
         self._places: dict[str, list[tuple[Place, ...]]] = {}
         self._outbox = Outbox(self._peers, self._refused)
         self._lock = threading.RLock()
+        self._is_closed = False
         self._buffers = BufferPool(_FREE_BUFFERS)
 
     @property
@@ -194,6 +195,7 @@ class Store:
         """What a table is; asked of a shard where it was made by another rank."""
         spec = self._specs.get(name)
         if spec is None:
+            self._check_open(name)
             answer = self._answer(self._peers.ask(self._machines[0], Kind.DESCRIBE, (), {"name": name}))
             self.register(_spec_of(answer.options or {}, answer.arrays))
             spec = self._specs[name]
@@ -303,6 +305,19 @@ class Store:
         """Waits until everything this process pushed was applied."""
         self._outbox.wait_for_all()
 
+    def close(self) -> None:
+        """Lets go of tables that were created: those of this process end, those of other processes are not mapped here.
+
+        Rows of the graph's files can still be read.
+        """
+        with self._lock:
+            self._is_closed = True
+            for name in [name for name in self._specs if name not in self._rows]:
+                self._forget(name)
+            self._places.clear()
+        if self._local is not None:
+            self._local.close()
+
     # Inside
 
     def _look_up_steps(self, spec: TableSpec) -> None:
@@ -318,6 +333,7 @@ class Store:
 
     def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
         """Has every machine make a table. The first one says which generation it is of, for all ranks that ask."""
+        self._check_open(name)
         first, *others = self._machines
         options = {**options, "generation": secrets.randbits(62)}
         received = self._ask_all(Kind.CREATE, arrays, options, machines=[first])
@@ -369,6 +385,10 @@ class Store:
                 outdated = True
             text = text.replace(number, f"table {spec.name!r}")
         return Outdated(text) if outdated else ValueError(text)
+
+    def _check_open(self, name: str) -> None:
+        if self._is_closed:
+            raise ValueError(f"table {name!r} went with the session it was made in, which is closed: begin another one")
 
     def _forget(self, name: str) -> None:
         """What was created under this name, and what an optimizer keeps beside it, is looked up anew."""
