@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,11 @@ def described(spec: TableSpec) -> dict[str, Any]:
     """What a table is, but for its bounds, which travel as an array."""
     values = {key: value for key, value in spec.to_json().items() if key != "bounds"}
     return {"spec": values, "generation": spec.generation}
+
+
+def spec_in(options: Mapping[str, Any], arrays: Sequence[Tensor]) -> TableSpec:
+    """The table that an answer describes."""
+    return TableSpec.from_json(options["spec"], arrays[0].tolist(), options["generation"])
 
 
 def contribution_in(request: Request) -> tuple[int, Contribution]:

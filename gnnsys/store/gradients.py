@@ -114,6 +114,12 @@ class EmbeddingHandle(Tensor):
             raise ValueError(f"gradients of embedding {self.embedding.name!r} come from its backward passes alone")
         self.embedding.gradients.clear(set_to_none=True)
 
+    def __reduce_ex__(self, _: Any) -> Any:
+        return self.embedding.__getstate__()  # says how embeddings are saved
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return self.embedding.__getstate__()
+
     def __repr__(self, **_: Any) -> str:
         return f"EmbeddingHandle({self.embedding.name!r}, {list(self.shape)})"
 

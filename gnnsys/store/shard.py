@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +23,14 @@ from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
 from gnnsys.store.life import Life
 from gnnsys.store.optimize import STATES
-from gnnsys.store.pushes import Held, Pushes
+from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Deadlines
 from gnnsys.store.rows import PartRows
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
 from gnnsys.store.snapshots import Snapshots
 from gnnsys.store.spec import TableSpec, check_new
-from gnnsys.store.table import Table
+from gnnsys.store.table import Table, free
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
@@ -62,6 +61,7 @@ class Shard:
         self._deadlines = Deadlines()
         self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
+        self._is_closed = False
         self._orders = ThreadPoolExecutor(1, "gnnsys-orders")  # what reads and writes whole tables; starts when needed
         weakref.finalize(self, _let_go, self._deadlines, self._orders).atexit = False
 
@@ -177,7 +177,7 @@ class Shard:
             for part, rows in sorted(table.parts.items()):
                 states = {state: t.part(part).rows for state, t in table.states.items()}
                 saved = SavedPart(table.spec, part, save, dict(table.step_counts), rows.rows, states)
-                save_part(saved, folder, overwrite)
+                save_part(saved, folder, overwrite, self._check_open)
         return sorted(table.parts)
 
     def table(self, name: str) -> Table:
@@ -193,6 +193,7 @@ class Shard:
 
     def close(self) -> None:
         """Drops what was created, and ends its threads."""
+        self._is_closed = True
         self._deadlines.close()
         self._snapshots.close()
         self._orders.shutdown(wait=False, cancel_futures=True)
@@ -202,6 +203,10 @@ class Shard:
             self._names.clear()
         for table in tables:
             table.drop()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("this shard is being closed")
 
     def handlers(self) -> dict[int, Handler]:
         """What a server serves, by kind."""
@@ -232,7 +237,7 @@ class Shard:
                     raise ValueError(f"malformed request: unknown mode {item[4]}")
                 if len(items) > 1:  # all or none of them; of one alone, the native code sees to it
                     table.check_push(part, ids, rows)
-            with _free(table for table, *_ in work):
+            with free(table for table, *_ in work):
                 for (table, part, ids, rows), item in zip(work, items, strict=True):
                     table.push(part, ids, rows, add=PUSH_MODES[item[4]] == "add")
             return Reply()
@@ -246,7 +251,7 @@ class Shard:
         def apply() -> Any:
             number, new = contribution_in(request)
             table, remaining = self._by_number(number), request.remaining()
-            with _free([table]):
+            with free([table]):
                 table.step(new)
             if not new.answer.done():
                 self._deadlines.add(remaining, lambda: table.withdraw(new, remaining))
@@ -380,17 +385,6 @@ class Shard:
                 init = {"kind": "constant", "value": initial} if initial else {"kind": "zeros"}
                 table.states[name] = self.create(spec, sorted(table.parts), init, of=table)
             return table.states[name]
-
-
-@contextmanager
-def _free(tables: Iterable[Table]) -> Iterator[None]:
-    """Has the locks of tables; Held where somebody holds one of them."""
-    with ExitStack() as locks:
-        for table in sorted({table.spec.number: table for table in tables}.values(), key=lambda t: t.spec.number):
-            locks.enter_context(table.lock)
-            if table.is_held:
-                raise Held(table.park)
-        yield
 
 
 def _let_go(deadlines: Deadlines, orders: ThreadPoolExecutor) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnsys.store.optimize import STATES, check_optimizer, make_step
+from gnnsys.store.pushes import Held
 from gnnsys.store.rounds import Contribution, Rounds
 from gnnsys.store.rows import PartRows
 from gnnsys.store.spec import TableSpec
@@ -174,6 +175,17 @@ class Table:
                 raise ValueError(f"gradients of table {self.spec.name!r} must be {self.spec.dtype}, got {grads.dtype}")
         except ValueError as error:
             raise ValueError(f"rank {rank}: {error}. Nothing of this step was applied") from error
+
+
+@contextmanager
+def free(tables: Iterable[Table]) -> Iterator[None]:
+    """Has the locks of tables; Held where somebody holds one of them."""
+    with ExitStack() as locks:
+        for table in sorted({table.spec.number: table for table in tables}.values(), key=lambda t: t.spec.number):
+            locks.enter_context(table.lock)
+            if table.is_held:
+                raise Held(table.park)
+        yield
 
 
 class _Holds:
