@@ -340,6 +340,8 @@ class Session:
                 ends.callback(self._server.close)
             for client in self._clients:
                 ends.callback(client.close)
+            for graph in self.graphs:
+                ends.callback(graph.store.close)
             if wait:
                 for path, graph in self._graphs.items():
                     try:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+
+from gnnsys.store.spec import TableSpec
 
 _SHARE = 0.8  # of the machine's memory
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -113,3 +115,24 @@ def _entries(file: Path, unit: str = "", scale: int = 1) -> dict[str, int]:
     except OSError:
         pass
     return found
+
+
+def check_room(
+    spec: TableSpec, parts: Sequence[int], created: Sequence[int], max_bytes: int, max_created: int, machine: int
+) -> None:
+    """ValueError where a new table would be more than may be created; before anything is allocated.
+
+    `created` has the bytes of every part that was.
+    """
+    taken = sum(created)
+    wanted = sum(table_bytes(spec.part_shape(part), spec.dtype.itemsize) for part in parts)
+    if taken + wanted > max_bytes:
+        raise ValueError(
+            f"table {spec.name!r} needs {wanted} bytes on machine {machine}, where tables take {taken} and "
+            f"may take {max_bytes}: use more machines, or a smaller table"
+        )
+    if len(created) + len(parts) > max_created:
+        raise ValueError(
+            f"table {spec.name!r} is one too many: machine {machine} has {len(created)} parts of tables and "
+            f"may have {max_created} (a quarter of `ulimit -n`): drop some"
+        )

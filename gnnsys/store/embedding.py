@@ -7,7 +7,6 @@ to the shards, which sum them over all ranks and update the rows. No rank holds 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.ops import compact
+from gnnsys.store.gradients import Gradients
 from gnnsys.store.pull import Pull
 from gnnsys.store.store import Store
 
@@ -55,9 +55,9 @@ class DistEmbedding(nn.Module):
         self.dim, self.name = dim, name
         first = ("uniform", -(dim**-0.5), dim**-0.5, 0) if init is None else init
         self.table = self.store.create(name, num_rows, (dim,), torch.float32, bounds=bounds, init=first)
+        self.requires_grad = True
+        self.gradients = Gradients(dim)
         self._forwards = itertools.count()
-        self._gradients: list[tuple[int, Tensor, Tensor]] = []  # forward, ids, gradients of their rows
-        self._lock = threading.Lock()
 
     @property
     def num_rows(self) -> int:
@@ -69,18 +69,19 @@ class DistEmbedding(nn.Module):
         (unique,), (place,) = compact([flat[:0]], [flat], [0])
         (rows,) = self.store.pull([Pull(self.name, unique)]).result()
         rows = rows.to(ids.device)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and self.requires_grad:
             rows.requires_grad_()
             self._collect(unique, rows)
         return nn.functional.embedding(place.view(ids.shape).to(ids.device), rows)
 
+    def requires_grad_(self, requires_grad: bool = True) -> DistEmbedding:
+        """Whether rows are trained. A model's own `requires_grad_` goes by its parameters, and leaves embeddings be."""
+        self.requires_grad = requires_grad
+        return self
+
     def take_gradients(self) -> tuple[Tensor, Tensor]:
         """Row numbers and their gradients since the last call, in the order of the forward passes; an id may repeat."""
-        with self._lock:
-            taken, self._gradients = sorted(self._gradients, key=lambda entry: entry[0]), []
-        if not taken:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, self.dim)
-        return torch.cat([ids for _, ids, _ in taken]), torch.cat([grads.cpu() for _, _, grads in taken])
+        return self.gradients.take()
 
     def extra_repr(self) -> str:
         return f"{self.num_rows}, {self.dim}, name={self.name!r}"
@@ -90,8 +91,7 @@ class DistEmbedding(nn.Module):
 
         def keep(leaf: Tensor) -> None:
             assert leaf.grad is not None
-            with self._lock:
-                self._gradients.append((number, ids, leaf.grad.detach()))
+            self.gradients.add(number, ids, leaf.grad.detach())
             leaf.grad = None
 
         rows.register_post_accumulate_grad_hook(keep)

@@ -38,6 +38,9 @@ class SharedRows:
         self.rows = _view(memory, dtype, layout.rows_at, math.prod(shape)).view(shape)
         self._descriptor = descriptor
         self._owner: Owner | None = None  # None: this process
+        if descriptor is not None:  # for those whom nobody drops
+            self._close = weakref.finalize(self, os.close, descriptor)
+            self._close.atexit = False
 
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows:
@@ -98,8 +101,8 @@ class SharedRows:
         """Tells readers and lets no new ones in; the memory goes when the last of them lets go of it."""
         if self._descriptor is not None:
             self._header[2] = 1
-            os.close(self._descriptor)
             self._descriptor = None
+            self._close()
 
     @property
     def nbytes(self) -> int:

@@ -29,6 +29,7 @@ class PendingPush:
         self._error: Exception | None = None
         self._lock = threading.Lock()
         self.is_told = False  # what went wrong, if anything did, was raised to somebody
+        self.is_skipped = False  # once it was answered: a step that a rank has asked to leave out
 
     def done(self) -> bool:
         """Whether every shard has answered."""
@@ -52,7 +53,7 @@ class PendingPush:
 
     def _wait(self, answer: Answer) -> Exception | None:
         try:
-            answer.result()
+            received = answer.result()
         except ValueError as error:  # the shard looked at it and changed nothing
             refused = self._refused(error, [self._spec])
             refused.__cause__ = error
@@ -64,6 +65,7 @@ class PendingPush:
                 late.__cause__ = error
                 return late
             return error
+        self.is_skipped = self.is_skipped or bool((received.options or {}).get("skipped"))
         return None
 
 

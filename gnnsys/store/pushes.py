@@ -30,6 +30,14 @@ _STREAM_SHIFT = 32
 Apply = Callable[[], "Future[Reply] | Reply"]
 
 
+class Held(Exception):
+    """A push cannot be applied now, and has changed nothing. `park(callback)`: whether it is called when it can be."""
+
+    def __init__(self, park: Callable[[Callable[[], None]], bool]) -> None:
+        super().__init__("a table is held")
+        self.park = park
+
+
 class Answer(Protocol):
     """A reply that has come or will."""
 
@@ -133,7 +141,7 @@ class _Early:
 
     def __init__(self, apply: Apply, request: Request) -> None:
         self.apply, self.deadline = apply, request.deadline
-        self.num_bytes = sum(array.nbytes for array in request.arrays)
+        self.num_bytes = sum(array.nbytes for array in request.arrays)  # that count: see `submit`
 
 
 class _Sender:
@@ -171,35 +179,55 @@ class _Sender:
                 )
             if sequence >= self._next + self._window:
                 raise ValueError(f"push {sequence} is too far ahead of {self._next}, which has not come yet")
-            if sequence > self._next and self._room.is_full:
+            if sequence == self._next or self._next in self._waiting:
+                early.num_bytes = 0  # none before it is missing: if it waits, it is for a table that is held
+            elif self._room.is_full:
                 raise RuntimeError(f"push {sequence} must wait for {self._next}, and too many bytes wait already")
             answer = self._answers[sequence] = Future()
             self._waiting[sequence] = early
             self._room.change(early.num_bytes)
-            while self._next in self._waiting:
-                turn = self._waiting.pop(self._next)
-                self._room.change(-turn.num_bytes)
-                self._run(self._answers[self._next], turn.apply)
-                self._next += 1
+            if sequence == self._next:
+                self._run_waiting()
             while len(self._answers) > 2 * self._window:
                 self._answers.popitem(last=False)
             return answer
+
+    def go_on(self) -> None:
+        """The next push, which could not be applied when it had its turn, can be now."""
+        with self._lock:
+            self._run_waiting()
+
+    def _run_waiting(self) -> None:
+        while self._next in self._waiting:
+            turn = self._waiting[self._next]
+            if not self._run(self._answers[self._next], turn.apply):
+                return
+            del self._waiting[self._next]
+            self._room.change(-turn.num_bytes)
+            self._next += 1
 
     def _forget(self, answered: int) -> None:
         """Forgets answers that the sender has: nobody asks for them again, and two kilobytes each add up."""
         while self._answers and (oldest := next(iter(self._answers))) < answered:
             del self._answers[oldest]
 
-    def _run(self, answer: Future[Reply], apply: Apply) -> None:
-        try:
-            done = apply()
-        except Exception as error:  # the sender's: it gets it as its answer, and the next push has its turn
-            answer.set_exception(_bare(error))
-            return
-        if isinstance(done, Reply):
-            answer.set_result(done)
-        else:
-            done.add_done_callback(lambda future: _pass_on(future, answer))
+    def _run(self, answer: Future[Reply], apply: Apply) -> bool:
+        """Whether the push had its turn. If not, the table it is for is held: `go_on` is called when it is free."""
+        while True:
+            try:
+                done = apply()
+            except Held as held:
+                if held.park(self.go_on):
+                    return False
+                continue  # it is free meanwhile
+            except Exception as error:  # the sender's: it gets it as its answer, and the next push has its turn
+                answer.set_exception(_bare(error))
+                return True
+            if isinstance(done, Reply):
+                answer.set_result(done)
+            else:
+                done.add_done_callback(lambda future: _pass_on(future, answer))
+            return True
 
 
 def _too_many() -> RuntimeError:

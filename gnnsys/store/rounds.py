@@ -28,7 +28,11 @@ _MARGIN_SECONDS = 1.0  # an answer sent so long before the deadline is sure to a
 
 @dataclass(eq=False)
 class Contribution:
-    """What one rank of a job brings to a step: (part, row numbers in it, gradients), perhaps none."""
+    """What one rank of a job brings to a step: (part, row numbers in it, gradients), perhaps none.
+
+    `is_gradient` is False where the rank had no backward pass: that is not a gradient without rows. With `skip` no
+    rank's gradients are applied; with `problem` neither, and every rank is told what it is.
+    """
 
     rank: int
     world_size: int
@@ -36,18 +40,22 @@ class Contribution:
     items: list[tuple[int, Tensor, Tensor]]
     incarnation: int = 0
     step: int = 0
+    is_gradient: bool = True
+    skip: bool = False
+    problem: str | None = None
     answer: Future[Reply] = field(default_factory=Future)
 
 
 class Rounds:
-    """The steps of one table that wait for ranks. `apply` is called with one contribution per rank, in rank order.
+    """The steps of one table that wait for ranks. `apply` is called with one contribution per rank, in rank order, and
+    returns the options of the answer to each.
 
     Ranks number their steps from `next` on, and only equal numbers of one job (incarnation) meet. A step that was given
     up leaves ranks apart that others believe together: no further one is taken until the table is loaded again, or
     another job begins. Not locked: the table's lock is held around every call.
     """
 
-    def __init__(self, name: str, apply: Callable[[Sequence[Contribution]], None]) -> None:
+    def __init__(self, name: str, apply: Callable[[Sequence[Contribution]], dict[str, Any] | None]) -> None:
         self.next = 0  # the number of the step that is applied next
         self._name, self._apply = name, apply
         self._waiting: dict[int, dict[int, Contribution]] = {}  # by step and rank
@@ -158,14 +166,14 @@ class Rounds:
                         f"{other.world_size} ranks, rank 0 for {first.optimizer} on {first.world_size}: give every "
                         "rank the same optimizer"
                     )
-            self._apply(contributions)
+            told = self._apply(contributions)
         except Exception as error:
             for contribution in contributions:
                 contribution.answer.set_exception(error)
             return
         for contribution in contributions:
             contribution.items = []  # received messages: not kept for as long as the answer is
-            contribution.answer.set_result(Reply())
+            contribution.answer.set_result(Reply(options=told))
 
 
 class Deadlines:
@@ -195,12 +203,16 @@ class Deadlines:
             if self._heap[0][2] is callback:
                 self._changed.notify()
 
-    def close(self) -> None:
-        """Forgets what has not been called, and ends the thread."""
+    def stop(self) -> None:
+        """Forgets what has not been called, and has the thread end."""
         with self._changed:
             self._closed = True
             self._heap.clear()
             self._changed.notify()
+
+    def close(self) -> None:
+        """The same, and waits for the thread."""
+        self.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=10)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnsys.graph.arrays import ArrayReader, ArrayWriter, chunk_rows
 from gnnsys.graph.manifest import MANIFEST, read_manifest, staged, write_manifest
+from gnnsys.store.optimize import STATES
 from gnnsys.store.spec import TableSpec
 
 FORMAT, VERSION, WHAT = "gnnsys-table", 1, "a saved table"
@@ -28,7 +29,7 @@ class SavedPart:
     spec: TableSpec
     part: int
     save: str  # the same for all parts that were saved together
-    steps: int
+    step_counts: Mapping[str, int]  # by kind of optimizer
     rows: Tensor
     states: Mapping[str, Tensor]
 
@@ -62,7 +63,8 @@ def save_part(saved: SavedPart, folder: str, overwrite: bool, check: Callable[[]
             "spec": saved.spec.to_json(),
             "part": saved.part,
             "save": saved.save,
-            "steps": saved.steps,
+            "steps": max(saved.step_counts.values(), default=0),
+            "step_counts": dict(saved.step_counts),
             "rows": write(writer, saved.rows),
             "states": {name: write(writer, rows) for name, rows in saved.states.items()},
             "files": writer.files,
@@ -82,6 +84,11 @@ def load_part(folder: str, name: str, part: int, *, verify: bool = True) -> Save
         shape = spec.part_shape(part)
         rows = reader.array(manifest["rows"], spec.dtype, shape)
         states = {state: reader.array(file, None, shape) for state, file in manifest["states"].items()}
-        return SavedPart(spec, part, str(manifest["save"]), int(manifest["steps"]), rows, states)
+        counts = manifest.get("step_counts")
+        if counts is None:  # of a version that counted the steps of all kinds together
+            counts = {kind: manifest["steps"] for kind, of in STATES.items() if {*of} & {*states}}
+        if not {*states} <= {state for of in STATES.values() for state in of} or not {*counts} <= {*STATES}:
+            raise ValueError(f"{path / MANIFEST} has states {sorted(states)} of {sorted(counts)}, known are {STATES}")
+        return SavedPart(spec, part, str(manifest["save"]), {k: int(n) for k, n in counts.items()}, rows, states)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / MANIFEST} is malformed: {error!r}") from error

@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gnnsys.comm import Kind, Reply, Request
 from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
-from gnnsys.store.capacity import memory_for_tables, parts_of_tables, table_bytes
+from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
+from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
 from gnnsys.store.life import Life
 from gnnsys.store.optimize import STATES
 from gnnsys.store.pushes import Pushes
-from gnnsys.store.rounds import Contribution, Deadlines
+from gnnsys.store.rounds import Deadlines
 from gnnsys.store.rows import PartRows
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.serve import pull_chunks
 from gnnsys.store.snapshots import Snapshots
 from gnnsys.store.spec import TableSpec, check_new
-from gnnsys.store.table import Table
+from gnnsys.store.table import Table, free
 from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
 _LOOKS = 8  # for dead ranks, in the time after which they count as such
-_MAX_PARTS = 1 << 20
 
 
 class Shard:
@@ -61,6 +61,9 @@ class Shard:
         self._deadlines = Deadlines()
         self._snapshots = Snapshots()
         self._buffers = BufferPool(_FREE_BUFFERS)
+        self._is_closed = False
+        self._orders = ThreadPoolExecutor(1, "gnnsys-orders")  # what reads and writes whole tables; starts when needed
+        weakref.finalize(self, _let_go, self._deadlines, self._orders).atexit = False
 
     def add(self, spec: TableSpec, part: int, rows: Tensor) -> None:
         """Serves `rows`, which never change: a map of the part's files, say."""
@@ -68,17 +71,18 @@ class Shard:
         with self._lock:
             table = self.find(spec.name)
             if table is None:
-                table = self._register(Table(spec, self._make_state))
+                table = self._register(Table(spec, self._state))
             elif table.spec != spec or table.init is not None:
                 raise ValueError(f"table {spec.name!r} exists and is another one: {table.spec}, not {spec}")
             table.parts[part] = added
 
-    def create(self, spec: TableSpec, parts: Sequence[int], init: dict[str, Any]) -> Table:
+    def create(self, spec: TableSpec, parts: Sequence[int], init: dict[str, Any], of: Table | None = None) -> Table:
         """Makes the rows of `parts`; again with the same arguments is nothing.
 
         `init` is {"kind": "zeros"}, {"kind": "constant", "value"} or {"kind": "uniform", "low", "high", "seed"}.
+        `of` is the table that this one is an optimizer's state of.
         """
-        fill = _filler(init)
+        fill = filler(init)
         if any(not 0 <= part < spec.num_parts for part in parts) or len(set(parts)) != len(parts):
             raise ValueError(f"table {spec.name!r} has parts 0 to {spec.num_parts - 1}, got {list(parts)}")
         with self._lock:
@@ -90,8 +94,11 @@ class Shard:
                         "it first, or choose another name"
                     )
                 return table
-            self._check_room(spec, parts)
-            table = Table(spec, self._make_state)
+            created = [
+                rows for table in self._tables.values() if table.init is not None for rows in table.parts.values()
+            ]
+            check_room(spec, parts, [r.rows.nbytes for r in created], self._max_bytes, self._max_created, self.machine)
+            table = Table(spec, self._state, of)
             table.init = init
             try:
                 for part in parts:
@@ -102,43 +109,28 @@ class Shard:
                 table.drop()  # its memory and descriptors
                 raise ValueError(f"table {spec.name!r} cannot begin with {init}: {error}") from error
 
-    def _check_room(self, spec: TableSpec, parts: Sequence[int]) -> None:
-        """ValueError where a new table would be more than may be created; before anything is allocated."""
-        created = [rows for table in self._tables.values() if table.init is not None for rows in table.parts.values()]
-        taken = sum(rows.rows.nbytes for rows in created)
-        wanted = sum(table_bytes(spec.part_shape(part), spec.dtype.itemsize) for part in parts)
-        if taken + wanted > self._max_bytes:
-            raise ValueError(
-                f"table {spec.name!r} needs {wanted} bytes on machine {self.machine}, where tables take {taken} and "
-                f"may take {self._max_bytes}: use more machines, or a smaller table"
-            )
-        if len(created) + len(parts) > self._max_created:
-            raise ValueError(
-                f"table {spec.name!r} is one too many: machine {self.machine} has {len(created)} parts of tables and "
-                f"may have {self._max_created} (a quarter of `ulimit -n`): drop some"
-            )
-
     def load(self, name: str, parts: Sequence[int], folder: str, generation: int = 0) -> tuple[Table, str]:
         """Makes, or fills again, a table from what `save` wrote; returns it and the name of the save."""
         saved = [load_part(folder, name, part) for part in parts]
         if not saved:
             raise ValueError(f"machine {self.machine} serves no part of table {name!r}")
-        if any((s.spec, s.save, s.steps) != (saved[0].spec, saved[0].save, saved[0].steps) for s in saved):
+        first = saved[0]
+        if any((s.spec, s.save, s.step_counts) != (first.spec, first.save, first.step_counts) for s in saved):
             raise ValueError(f"{folder!r} mixes parts of table {name!r} that were saved at different times")
         with self._lock:
             table = self.find(name)
             if table is None:
-                table = self.create(replace(saved[0].spec, generation=generation), parts, {"kind": "zeros"})
-            if table.spec != saved[0].spec or table.init is None or sorted(table.parts) != sorted(parts):
-                raise ValueError(f"table {name!r} exists and is another one: {table.spec}, not {saved[0].spec}")
-        with table.lock:
-            table.rounds.restart(f"table {name!r} was loaded from a save meanwhile")
+                table = self.create(replace(first.spec, generation=generation), parts, {"kind": "zeros"})
+            if table.spec != first.spec or table.init is None or sorted(table.parts) != sorted(parts):
+                raise ValueError(f"table {name!r} exists and is another one: {table.spec}, not {first.spec}")
+        with table.held():
+            self._restart(table, "loaded from a save", sorted({state for s in saved for state in s.states}))
             for s in saved:
                 table.part(s.part).fill(s.rows)
                 for state, rows in s.states.items():
-                    self._state(table, state).part(s.part).fill(rows)
-            table.steps = saved[0].steps
-        return table, saved[0].save
+                    table.states[state].part(s.part).fill(rows)
+            table.step_counts = dict(first.step_counts)
+        return table, first.save
 
     def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> Table:
         """Makes a table ready to be written from a checkpoint: with these optimizer states, after so many steps."""
@@ -147,14 +139,20 @@ class Shard:
             raise ValueError(f"table {name!r} belongs to the graph's files and is not restored")
         if not {*states} <= {state for of in STATES.values() for state in of}:
             raise ValueError(f"table {name!r} cannot have states {list(states)}: optimizers here keep {STATES}")
+        with table.held():
+            self._restart(table, "restored from a checkpoint", states)
+            table.set_steps(steps, states)
+        return table
+
+    def _restart(self, table: Table, what: str, states: Sequence[str]) -> None:
+        """Gives up steps that wait, and has a table keep these optimizer states and no others: all that a save has."""
         with table.lock:
-            table.rounds.restart(f"table {name!r} was restored from a checkpoint meanwhile")
+            table.rounds.restart(f"table {table.spec.name!r} was {what} meanwhile")
             for state in [state for state in table.states if state not in states]:
                 self._drop_state(table, state)
+            table.step_counts = {}
             for state in states:
                 self._state(table, state)
-            table.steps = steps
-        return table
 
     def drop(self, name: str) -> bool:
         """Forgets a table that was created, and its states; False where there was none."""
@@ -175,10 +173,11 @@ class Shard:
     def save(self, name: str, folder: str, save: str, *, overwrite: bool = False) -> list[int]:
         """Writes the parts of a table, each whole or not at all; returns which."""
         table = self.table(name)
-        with table.lock:
+        with table.held():
             for part, rows in sorted(table.parts.items()):
                 states = {state: t.part(part).rows for state, t in table.states.items()}
-                save_part(SavedPart(table.spec, part, save, table.steps, rows.rows, states), folder, overwrite)
+                saved = SavedPart(table.spec, part, save, dict(table.step_counts), rows.rows, states)
+                save_part(saved, folder, overwrite, self._check_open)
         return sorted(table.parts)
 
     def table(self, name: str) -> Table:
@@ -193,15 +192,21 @@ class Shard:
             return sorted(table.spec.name for table in self._tables.values())
 
     def close(self) -> None:
-        """Drops what was created and ends the thread that watches deadlines."""
+        """Drops what was created, and ends its threads."""
+        self._is_closed = True
         self._deadlines.close()
         self._snapshots.close()
+        self._orders.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             tables = list(self._tables.values())
             self._tables.clear()
             self._names.clear()
         for table in tables:
             table.drop()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("this shard is being closed")
 
     def handlers(self) -> dict[int, Handler]:
         """What a server serves, by kind."""
@@ -210,7 +215,7 @@ class Shard:
             Kind.PUSH: self._push,
             Kind.STEP: self._step,
             Kind.CREATE: self._create,
-            Kind.DROP: lambda request: Reply(options={"dropped": self.drop(_name(request))}),
+            Kind.DROP: lambda request: Reply(options={"dropped": self.drop(name_in(request))}),
             Kind.SAVE: self._save,
             Kind.DESCRIBE: self._describe,
         }
@@ -227,13 +232,14 @@ class Shard:
         def apply() -> Reply:
             items = read_plan(arrays, 5)
             work = [(self._by_number(i[0]), i[1], named_array(arrays, i[2]), named_array(arrays, i[3])) for i in items]
-            for (table, part, ids, rows), item in zip(work, items):
+            for (table, part, ids, rows), item in zip(work, items, strict=True):
                 if not 0 <= item[4] < len(PUSH_MODES):
                     raise ValueError(f"malformed request: unknown mode {item[4]}")
                 if len(items) > 1:  # all or none of them; of one alone, the native code sees to it
                     table.check_push(part, ids, rows)
-            for (table, part, ids, rows), item in zip(work, items):
-                table.push(part, ids, rows, add=PUSH_MODES[item[4]] == "add")
+            with free(table for table, *_ in work):
+                for (table, part, ids, rows), item in zip(work, items, strict=True):
+                    table.push(part, ids, rows, add=PUSH_MODES[item[4]] == "add")
             return Reply()
 
         return self._pushes.submit(request, apply)
@@ -243,16 +249,10 @@ class Shard:
             self._by_number(request.options["table"])
 
         def apply() -> Any:
-            arrays, options = request.arrays, request.options
-            numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
-            if not all(type(n) is int for n in numbers) or not isinstance(options.get("optimizer"), dict):
-                raise ValueError("malformed request: a step has a table, a number, a world_size and an optimizer")
-            number, step, world_size = numbers
-            table, items = self._by_number(number), read_plan(arrays, 3)
-            found = [(part, named_array(arrays, ids), named_array(arrays, grads)) for part, ids, grads in items]
-            new = Contribution(request.sender, world_size, options["optimizer"], found, request.incarnation, step)
-            remaining = request.remaining()
-            table.step(new)
+            number, new = contribution_in(request)
+            table, remaining = self._by_number(number), request.remaining()
+            with free([table]):
+                table.step(new)
             if not new.answer.done():
                 self._deadlines.add(remaining, lambda: table.withdraw(new, remaining))
                 self._watch_ranks()
@@ -272,27 +272,19 @@ class Shard:
         with self._lock:
             tables = list(self._tables.values())
         for table in tables:
-            if table.lock.acquire(blocking=False):  # else it is busy, perhaps for long: it is being written
-                try:
-                    table.rounds.lose_silent(life.silent_for, life.lost_after)
-                finally:
-                    table.lock.release()
+            with table.lock:
+                table.rounds.lose_silent(life.silent_for, life.lost_after)
         self._deadlines.after(life.lost_after / _LOOKS, self._look_for_ranks)
 
-    def _create(self, request: Request) -> Reply:
+    def _create(self, request: Request) -> Reply | Future[Reply]:
         options = request.options
-        bounds = _bounds(request.arrays[0]) if request.arrays else None
+        bounds = bounds_in(request.arrays[0]) if request.arrays else None
         generation, parts = int(options.get("generation", 0)), [int(part) for part in options["parts"]]
-        if "load" in options:
+        if "load" in options or "restore" in options:
             if options.get("ends") is not None:
                 self._pushes.end(request, int(options["ends"]))
-            table, save = self.load(_name(request), parts, self._allowed(options["load"]), generation)
-            return Reply([table.spec.bounds_tensor], {**self._made(table), "save": save})
-        if "restore" in options:
-            if options.get("ends") is not None:
-                self._pushes.end(request, int(options["ends"]))
-            table = self.begin_restore(_name(request), int(options["restore"]), [str(s) for s in options["states"]])
-            return Reply([table.spec.bounds_tensor], _described(table.spec))
+            folder = self._allowed(options["load"]) if "load" in options else None
+            return self._orders.submit(self._bring_back, request, parts, generation, folder)
         if "spec" not in options:
             raise ValueError("malformed request: no table is described")
         spec = TableSpec.from_json(options["spec"], bounds, generation)
@@ -304,20 +296,32 @@ class Shard:
             table = self.create(spec, parts, options["init"])
         return Reply([table.spec.bounds_tensor], {**self._made(table), "existed": existed})
 
+    def _bring_back(self, request: Request, parts: list[int], generation: int, folder: str | None) -> Reply:
+        """Loads a table from a save in `folder`, or makes one ready to be restored."""
+        name, options = name_in(request), request.options
+        if folder is not None:
+            table, save = self.load(name, parts, folder, generation)
+            return Reply([table.spec.bounds_tensor], {**self._made(table), "save": save})
+        table = self.begin_restore(name, int(options["restore"]), [str(state) for state in options["states"]])
+        return Reply([table.spec.bounds_tensor], described(table.spec))
+
     def _made(self, table: Table) -> dict[str, Any]:
-        return {**_described(table.spec), "life": self._life.number, "life_age": self._life.age}
+        return {**described(table.spec), "life": self._life.number, "life_age": self._life.age}
 
     def _save(self, request: Request) -> Reply | Future[Reply]:
-        """Writes a table now; or has it written in the background, as it is now; or waits until that was done."""
+        """Writes a table; or takes a snapshot, to be written later; or says when that was done."""
         options = request.options
         if "written" in options:
             return self._snapshots.written(str(options["written"]))
-        folder = self._allowed(options["folder"])
-        if options.get("snapshot"):
-            table, copy = self.table(_name(request)), options.get("copy", True) is True
-            return Reply(options=self._snapshots.take(table, folder, str(options["save"]), copy=copy))
-        overwrite = options["overwrite"] is True
-        return Reply(options={"parts": self.save(_name(request), folder, str(options["save"]), overwrite=overwrite)})
+        name, folder, save = name_in(request), self._allowed(options["folder"]), str(options["save"])
+
+        def write() -> Reply:
+            if options.get("snapshot"):
+                copy = options.get("copy", True) is True
+                return Reply(options=self._snapshots.take(self.table(name), folder, save, copy=copy))
+            return Reply(options={"parts": self.save(name, folder, save, overwrite=options["overwrite"] is True)})
+
+        return self._orders.submit(write)
 
     def _allowed(self, folder: Any) -> str:
         """A folder that somebody asks to save to or load from; ValueError where that is not for them to say."""
@@ -333,10 +337,10 @@ class Shard:
         """A table, with the addresses of rows in shared memory; without a name, how many tables there are."""
         if "name" not in request.options:
             return Reply(options={"machine": self.machine, "num_tables": len(self._tables)})
-        table = self.table(_name(request))
+        table = self.table(name_in(request))
         shared = {str(p): rows.shared.address() for p, rows in table.parts.items() if rows.shared and not rows.dropped}
         steps = {"steps": table.steps, "step": table.rounds.next}
-        options = {**_described(table.spec), "shared": shared, **steps}
+        options = {**described(table.spec), "shared": shared, **steps}
         return Reply([table.spec.bounds_tensor], options)
 
     def _register(self, table: Table) -> Table:
@@ -360,51 +364,29 @@ class Shard:
         """What is said of a table that is not here: an earlier life may have had it."""
         return self._life.gone() if self._life.number and which not in self._dropped else ValueError(text)
 
-    def _make_state(self, spec: TableSpec, parts: Sequence[int], initial: float) -> Table:
-        return self.create(spec, parts, {"kind": "constant", "value": initial} if initial else {"kind": "zeros"})
-
     def _drop_state(self, table: Table, name: str) -> None:
         with self._lock:
             dropped = table.states.pop(name)
             del self._tables[dropped.spec.number], self._names[dropped.spec.name]
         dropped.drop()
 
-    def _state(self, table: Table, name: str) -> Table:
-        if name not in table.states:
-            spec = table.spec.like(f"{table.spec.name}/{name}", table.spec.dtype)
-            table.states[name] = self._make_state(spec, sorted(table.parts), 0.0)
-        return table.states[name]
+    def _state(self, table: Table, name: str, initial: float = 0.0) -> Table:
+        """A state that an optimizer keeps beside a table, made where it is missing."""
+        with self._lock:
+            if name not in table.states:
+                spec = table.spec.like(f"{table.spec.name}/{name}", table.spec.dtype)
+                if self._tables.get(table.spec.number) is not table:
+                    raise ValueError(f"table {table.spec.name!r} was dropped")
+                if self.find(spec.name) is not None:
+                    raise ValueError(
+                        f"table {spec.name!r} exists, and its name is kept for an optimizer's state of "
+                        f"{table.spec.name!r}: drop it, and choose another"
+                    )
+                init = {"kind": "constant", "value": initial} if initial else {"kind": "zeros"}
+                table.states[name] = self.create(spec, sorted(table.parts), init, of=table)
+            return table.states[name]
 
 
-def _filler(init: dict[str, Any]) -> Callable[[PartRows], object]:
-    try:
-        if init["kind"] == "zeros":
-            return lambda rows: None
-        if init["kind"] == "constant":
-            value = init["value"]
-            return lambda rows: rows.rows.fill_(value)
-        if init["kind"] == "uniform":
-            low, high, seed = float(init["low"]), float(init["high"]), int(init["seed"])
-            return lambda rows: rows.fill_uniform(low, high, seed)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"init is not one: {init}: {error!r}") from error
-    raise ValueError(f"init must be zeros, constant or uniform, got {init['kind']!r}")
-
-
-def _name(request: Request) -> str:
-    name = request.options.get("name")
-    if not isinstance(name, str):
-        raise ValueError("malformed request: it names no table")
-    return name
-
-
-def _bounds(array: Tensor) -> list[int]:
-    if array.dtype != torch.int64 or array.dim() != 1 or array.numel() > _MAX_PARTS:
-        raise ValueError(f"malformed request: bounds must be int64, one more than parts, got {list(array.shape)}")
-    return array.tolist()
-
-
-def _described(spec: TableSpec) -> dict[str, Any]:
-    """What a table is, but for its bounds, which travel as an array."""
-    values = {key: value for key, value in spec.to_json().items() if key != "bounds"}
-    return {"spec": values, "generation": spec.generation}
+def _let_go(deadlines: Deadlines, orders: ThreadPoolExecutor) -> None:
+    deadlines.stop()
+    orders.shutdown(wait=False, cancel_futures=True)

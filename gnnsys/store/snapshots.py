@@ -28,7 +28,7 @@ from gnnsys.store.table import Table
 
 _REMEMBERED = 256  # snapshots whose outcome can still be asked for
 _SPARE = 0.1  # of the free memory, which a copy leaves free
-_LOCK_SECONDS = 60.0  # for a change that is under way to end
+_LOCK_SECONDS = 60.0  # for who holds the table to end
 
 
 @dataclass(eq=False)
@@ -106,7 +106,7 @@ class Snapshots:
 
     def _copy(self, table: Table, folder: str, token: str, taken: _Taken) -> dict[str, Any] | None:
         """A copy, to be written; None where there is no memory for one."""
-        with self._copying, table.lock:
+        with self._copying, table.held():
             parts = _parts(table, token, lambda rows: rows)
             needed = sum(rows.nbytes for part in parts for rows in (part.rows, *part.states.values()))
             if needed > (1 - _SPARE) * free_memory():
@@ -120,25 +120,16 @@ class Snapshots:
         return described
 
     def _hold(self, table: Table, folder: str, token: str, taken: _Taken) -> dict[str, Any]:
-        """Has rows written from where they are. A thread holds the table's lock until they are."""
-        held: Future[dict[str, Any]] = Future()
-
-        def hold() -> None:
-            if not table.lock.acquire(timeout=_LOCK_SECONDS):
-                held.set_exception(ValueError(f"table {table.spec.name!r} was being changed for too long"))
-                return
-            try:
-                self._submit(_parts(table, token, lambda rows: rows), folder, taken)
-                held.set_result(_described(table, copied=False))
-            except Exception as error:
-                held.set_exception(error)
-            else:
-                taken.written.exception()  # waits for it
-            finally:
-                table.lock.release()
-
-        threading.Thread(target=hold, name="gnnsys-snapshot-hold", daemon=True).start()
-        return held.result()
+        """Has rows written from where they are: the table is held until they are."""
+        table.hold(_LOCK_SECONDS)
+        try:
+            described = _described(table, copied=False)
+            self._submit(_parts(table, token, lambda rows: rows), folder, taken)
+        except BaseException:
+            table.release()
+            raise
+        taken.written.add_done_callback(lambda _: table.release())
+        return described
 
     def _submit(self, parts: list[SavedPart], folder: str, taken: _Taken) -> None:
         assert self._writer is not None
@@ -148,7 +139,7 @@ class Snapshots:
 def _parts(table: Table, token: str, of: Callable[[Tensor], Tensor]) -> list[SavedPart]:
     return [
         SavedPart(
-            table.spec, part, token, table.steps, of(rows.rows),
+            table.spec, part, token, dict(table.step_counts), of(rows.rows),
             {state: of(kept.part(part).rows) for state, kept in sorted(table.states.items())},
         )
         for part, rows in sorted(table.parts.items())
@@ -156,6 +147,11 @@ def _parts(table: Table, token: str, of: Callable[[Tensor], Tensor]) -> list[Sav
 
 
 def _described(table: Table, *, copied: bool) -> dict[str, Any]:
+    if len({*table.step_counts.values()}) > 1:
+        raise ValueError(
+            f"table {table.spec.name!r} was trained by optimizers of several kinds ({table.step_counts} steps), and a "
+            "checkpoint has one count: use one kind, or save the table with store.save(name, folder)"
+        )
     return {"steps": table.steps, "states": sorted(table.states), "copied": copied}
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Client, Kind, RemoteValueError, ShardLost
+from gnnsys.comm import Client, Kind
 from gnnsys.ops import BufferPool
 from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
-from gnnsys.store.life import forgotten
+from gnnsys.store.describe import spec_in
+from gnnsys.store.machines import ORDER_SECONDS, Machines, answer_of
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
 from gnnsys.store.outbox import Outbox
-from gnnsys.store.peers import Answer, Peers
+from gnnsys.store.peers import Peers
 from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
 from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
@@ -34,8 +35,6 @@ from gnnsys.store.tensor import DistTensor
 from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
-_ORDER_SECONDS = 600.0  # to make, write or read a whole table
-_MAKING_SECONDS, _LOOK_SECONDS = 3.0, 0.1  # between the first and the last machine that a rank makes a table on
 
 
 class Store:
@@ -60,15 +59,16 @@ class Store:
             raise ValueError("a store needs a client, to reach shards, or a local shard")
         self.machine_of_part = tuple(machine_of_part)
         self.machine, self.rank, self.world_size = machine, rank, world_size
-        self._machines = sorted(set(self.machine_of_part))
         self._local = local
         self._peers = Peers(client, local, rank, secrets.randbits(62), timeout)
+        self._machines = Machines(self._peers, self.machine_of_part)
         self._policy = policy
         self._specs: dict[str, TableSpec] = {}
         self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
         self._places: dict[str, list[tuple[Place, ...]]] = {}
         self._outbox = Outbox(self._peers, self._refused)
         self._lock = threading.RLock()
+        self._is_closed = False
         self._buffers = BufferPool(_FREE_BUFFERS)
 
     @property
@@ -140,7 +140,7 @@ class Store:
         """Writes a table, each part on the machine that serves it. One rank calls this, while none pushes."""
         self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
-        self._ask_all(Kind.SAVE, (), options)
+        self._machines.ask(Kind.SAVE, (), options)
 
     def snapshot(self, name: str, machine: int, folder: str, token: str, *, copy: bool = True) -> dict[str, Any]:
         """Has a machine copy its rows of a table, while no rank pushes; they are written to `folder` in the background.
@@ -150,16 +150,16 @@ class Store:
         """
         self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": token, "snapshot": True, "copy": copy}
-        return dict(self._ask_all(Kind.SAVE, (), options, machines=[machine])[0].options)
+        return dict(self._machines.ask(Kind.SAVE, (), options, machines=[machine])[0].options)
 
-    def written(self, machine: int, token: str, timeout: float = _ORDER_SECONDS) -> dict[str, Any]:
+    def written(self, machine: int, token: str, timeout: float = ORDER_SECONDS) -> dict[str, Any]:
         """Waits until a machine has written a snapshot; its files, by path in the folder: bytes and CRC-32."""
         deadline = time.monotonic() + timeout
         while True:
-            seconds = min(_ORDER_SECONDS, max(1.0, deadline - time.monotonic()))
+            seconds = min(ORDER_SECONDS, max(1.0, deadline - time.monotonic()))
             try:
                 answer = self._peers.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
-                return dict(self._answer(answer).options["files"])
+                return dict(answer_of(answer).options["files"])
             except TimeoutError:  # one request waits no longer; the shard writes on
                 if time.monotonic() >= deadline:
                     raise
@@ -172,14 +172,14 @@ class Store:
         broken = self._outbox.broken_stream
         if broken is None:
             self._outbox.settle(name)
-        self._ask_all(Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken})
+        self._machines.ask(Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken})
         self._forget(name)
         self._outbox.recover(name)
 
     def drop(self, name: str) -> None:
         """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
         self._outbox.settle(name)
-        received = self._ask_all(Kind.DROP, (), {"name": name})
+        received = self._machines.ask(Kind.DROP, (), {"name": name})
         self._forget(name)
         self._outbox.recover(name)
         if not any((r.options or {}).get("dropped") for r in received):
@@ -194,8 +194,9 @@ class Store:
         """What a table is; asked of a shard where it was made by another rank."""
         spec = self._specs.get(name)
         if spec is None:
-            answer = self._answer(self._peers.ask(self._machines[0], Kind.DESCRIBE, (), {"name": name}))
-            self.register(_spec_of(answer.options or {}, answer.arrays))
+            self._check_open(name)
+            answer = answer_of(self._peers.ask(self._machines.numbers[0], Kind.DESCRIBE, (), {"name": name}))
+            self.register(spec_in(answer.options or {}, answer.arrays))
             spec = self._specs[name]
         return spec
 
@@ -253,7 +254,7 @@ class Store:
             runs = found.get(key)
             if runs is None:
                 runs = found[key] = locate(ids, spec, places)
-            wanted.append(Wanted(target, ids, [_at(run, places[run.part]) for run in runs]))
+            wanted.append(Wanted(target, ids, [run.at(places[run.part]) for run in runs]))
         try:
             return begin(
                 wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
@@ -279,17 +280,22 @@ class Store:
         return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
-        self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None
-    ) -> PendingPush:
+        self, name: str, ids: Tensor, grads: Tensor, optimizer: Mapping[str, Any], *, timeout: float | None = None,
+        is_gradient: bool = True, skip: bool = False, problem: str | None = None,
+    ) -> PendingPush:  # fmt: skip
         """Brings this rank's gradients to a step of an optimizer; `.result()` when the step was applied.
 
         Every rank calls this once per step, perhaps with no ids. A row's gradients are summed in rank order and divided
         by the number of ranks. `optimizer` is what `SparseAdam` and `SparseAdagrad` describe themselves as.
+
+        A step that is no gradient on any rank (`is_gradient`) does not count. One that some rank asks to `skip` changes
+        nothing (`.is_skipped`); one that some rank has a `problem` with neither, and is that ValueError on all of them.
         """
         check_optimizer(optimizer)
         spec, places = self._known(name)
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
+        options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
         messages = step_messages(spec, locate(ids, spec, places), grads, self.machine_of_part)
         self._look_up_steps(spec)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
@@ -298,61 +304,38 @@ class Store:
         """Waits until everything this process pushed was applied."""
         self._outbox.wait_for_all()
 
+    def close(self) -> None:
+        """Lets go of tables that were created: those of this process end, those of other processes are not mapped here.
+
+        Rows of the graph's files can still be read.
+        """
+        with self._lock:
+            self._is_closed = True
+            for name in [name for name in self._specs if name not in self._rows]:
+                self._forget(name)
+            self._places.clear()
+        if self._local is not None:
+            self._local.close()
+
     # Inside
 
     def _look_up_steps(self, spec: TableSpec) -> None:
         """Asks the machines once which step of a table is next; from then on this process counts."""
         steps = self._outbox.steps
-        missing = [machine for machine in self._machines if (spec.number, machine) not in steps]
+        missing = [machine for machine in self._machines.numbers if (spec.number, machine) not in steps]
         answers = [self._peers.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
         for machine, answer in zip(missing, answers):
-            described = self._answer(answer).options
+            described = answer_of(answer).options
             if described["generation"] != spec.generation:
                 raise self._refused(ValueError(unknown_table(spec.number)), [spec])
             steps.setdefault((spec.number, machine), described["step"])
 
     def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
-        """Has every machine make a table. The first one says which generation it is of, for all ranks that ask."""
-        first, *others = self._machines
-        options = {**options, "generation": secrets.randbits(62)}
-        received = self._ask_all(Kind.CREATE, arrays, options, machines=[first])
-        options |= {"generation": received[0].options["generation"], "existed": received[0].options.get("existed")}
-        received += self._make_on_others(arrays, options, others)
-        if any(r.options["generation"] != options["generation"] for r in received):
-            if received[0].options["life"]:  # the others have had it since before this one's life
-                raise forgotten(first, received[0].options["life_age"])
-            raise ValueError(f"table {name!r} is being dropped or made by another rank at this time: let one do it")
+        self._check_open(name)
+        received = self._machines.make(name, arrays, options)
         self._forget(name)
-        self.register(_spec_of(received[0].options, received[0].arrays))
+        self.register(spec_in(received[0].options, received[0].arrays))
         return received
-
-    def _make_on_others(self, arrays: Sequence[Tensor], options: dict[str, Any], machines: Sequence[int]) -> list[Any]:
-        """A shard that was started again refuses a table that it should have: unless who makes it is about to."""
-        until = time.monotonic() + _MAKING_SECONDS
-        while True:
-            try:
-                return self._ask_all(Kind.CREATE, arrays, options, machines=machines)
-            except ShardLost:
-                if not options["existed"] or time.monotonic() > until:
-                    raise
-                time.sleep(_LOOK_SECONDS)
-
-    def _ask_all(
-        self, kind: Kind, arrays: Sequence[Tensor], options: dict[str, Any], *, machines: Sequence[int] | None = None
-    ) -> list[Any]:
-        answers = []
-        for machine in self._machines if machines is None else machines:
-            parts = [part for part, owner in enumerate(self.machine_of_part) if owner == machine]
-            extra = {"parts": parts} if kind == Kind.CREATE else {}
-            answers.append(self._peers.ask(machine, kind, arrays, options | extra, timeout=_ORDER_SECONDS))
-        return [self._answer(answer) for answer in answers]
-
-    @staticmethod
-    def _answer(answer: Answer) -> Any:
-        try:
-            return answer.result()
-        except RemoteValueError as error:
-            raise ValueError(str(error)) from error
 
     def _refused(self, error: Exception, specs: Sequence[TableSpec]) -> ValueError:
         """A shard's error, with names where it has numbers; what it does not have is looked up anew next time."""
@@ -364,6 +347,10 @@ class Store:
                 outdated = True
             text = text.replace(number, f"table {spec.name!r}")
         return Outdated(text) if outdated else ValueError(text)
+
+    def _check_open(self, name: str) -> None:
+        if self._is_closed:
+            raise ValueError(f"table {name!r} went with the session it was made in, which is closed: begin another one")
 
     def _forget(self, name: str) -> None:
         """What was created under this name, and what an optimizer keeps beside it, is looked up anew."""
@@ -403,7 +390,7 @@ class Store:
         mine = [part for part, machine in enumerate(self.machine_of_part) if machine == self.machine]
         if found or not mine or not self._peers.reaches(self.machine):
             return found
-        described = self._answer(self._peers.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
+        described = answer_of(self._peers.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
         if described.options["generation"] != spec.generation:
             raise self._refused(ValueError(unknown_table(spec.number)), [spec])
         for part, address in described.options["shared"].items():
@@ -411,11 +398,3 @@ class Store:
             if shared is not None:
                 found[int(part)] = PartRows(spec, int(part), shared.rows, shared)
         return found
-
-
-def _at(run: Run, places: Sequence[Place]) -> Run:
-    return run if run.places is places else Run(run.part, run.order, run.local, places)
-
-
-def _spec_of(options: Mapping[str, Any], arrays: Sequence[Tensor]) -> TableSpec:
-    return TableSpec.from_json(options["spec"], arrays[0].tolist(), options["generation"])

@@ -1,0 +1,67 @@
+"""Embeddings looked up from a device train as torch's own on that device, under a GradScaler and autocast too."""
+
+import pytest
+import torch
+from torch import nn
+
+from gnnsys.store import DistEmbedding, SparseAdagrad, SparseAdam
+from tests.store.cluster import alone, random_ids, random_rows
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+ROWS, DIM = 60, 8
+KINDS = [
+    (SparseAdam, torch.optim.SparseAdam, {"lr": 0.05}),
+    (SparseAdagrad, torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.2, "initial_accumulator_value": 0.1}),
+]
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("kind", KINDS, ids=["adam", "adagrad"])
+def test_a_scaler_on_the_device_unscales_skips_and_grows_as_with_torchs_own(kind, unscales):
+    ours, theirs, options = kind
+    with alone(2) as store:
+        embedding = DistEmbedding(store, ROWS, DIM, "emb")
+        oracle = nn.Embedding.from_pretrained(embedding.table[:].cuda(), freeze=False, sparse=True)
+        pairs = [(embedding, ours([embedding], **options)), (oracle, theirs(oracle.parameters(), **options))]
+        scalers = [torch.amp.GradScaler("cuda", init_scale=2.0**8, growth_interval=2) for _ in pairs]
+        head = (random_rows(DIM, DIM, seed=3) / 50).cuda()
+        for step in range(6):
+            ids = random_ids(20, ROWS, seed=step).cuda()
+            for (module, optimizer), scaler in zip(pairs, scalers, strict=True):
+                with torch.autocast("cuda", torch.float16):
+                    loss = nn.functional.linear(module(ids), head).float().square().sum()
+                scaler.scale(loss * (torch.inf if step == 2 else 1.0)).backward()
+                if unscales:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            assert scalers[0].get_scale() == scalers[1].get_scale(), f"step {step}"
+            torch.testing.assert_close(embedding.table[:], oracle.weight.detach().cpu(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_rank_without_gradients_goes_through_a_scaler_of_the_device():
+    with alone() as store:
+        embedding = DistEmbedding(store, ROWS, DIM, "emb")
+        before, optimizer, scaler = embedding.table[:], SparseAdam([embedding]), torch.amp.GradScaler("cuda")
+        scaler.scale(torch.ones((), device="cuda"))
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(embedding.table[:], before) and store.tensor("emb").shape == (ROWS, DIM)
+
+
+def test_embeddings_on_the_device_and_on_the_host_share_an_optimizer_and_a_scaler():
+    with alone() as store:
+        embeddings = [DistEmbedding(store, ROWS, DIM, name) for name in ("near", "far")]
+        before = [embedding.table[:] for embedding in embeddings]
+        optimizer, scaler = SparseAdagrad(embeddings, lr=0.1), torch.amp.GradScaler("cuda")
+        for overflow in (True, False):
+            loss = embeddings[0](torch.arange(3).cuda()).sum() + embeddings[1](torch.arange(3)).sum().cuda()
+            scaler.scale(loss * (torch.inf if overflow else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            for embedding, rows in zip(embeddings, before, strict=True):
+                moved = torch.zeros(ROWS, DIM)
+                moved[:3] = 0.0 if overflow else 0.1
+                torch.testing.assert_close(rows - embedding.table[:], moved, rtol=1e-4, atol=1e-5)
