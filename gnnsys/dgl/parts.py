@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.dgl.names import Names, Prefetched, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -68,7 +68,11 @@ class PartsStructure:
                 raise ValueError(f"seed nodes must be a dict by node type, the graph has {self.graph.node_types}")
             nodes = {self.graph.node_types[0]: nodes}
         names = {_PLAIN_NODE: NODE} if self.is_plain else {}
-        return {names.get(t, t): ids if isinstance(ids, str) else torch.as_tensor(ids) for t, ids in nodes.items()}
+        named = {names.get(t, t): ids for t, ids in nodes.items()}
+        return {
+            t: ids if isinstance(ids, str) else ids_of(ids, self.graph.num_nodes(t), "indices")
+            for t, ids in named.items()
+        }
 
     def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
         """Edges that are never to be drawn, as the sampler takes them: global edge ids, ascending."""
@@ -77,11 +81,8 @@ class PartsStructure:
         given = exclude_eids if isinstance(exclude_eids, Mapping) else {self.graph.edge_types[0]: exclude_eids}
         out = {}
         for name, ids in given.items():
-            edge_type, ids = self.edge_type(name), torch.as_tensor(ids).long()
-            size = self.graph.num_edges(edge_type)
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
-            out[edge_type] = ids.unique()
+            edge_type = self.edge_type(name)
+            out[edge_type] = as_ids(ids, self.graph.num_edges(edge_type), "exclude_eids", "edge").long().unique()
         return out
 
     def to_load(self, prefetched: Prefetched) -> tuple[DistGraph, dict[Any, list[str]]]:

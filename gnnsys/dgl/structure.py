@@ -12,7 +12,7 @@ from dgl.utils import extract_edge_subframes, extract_node_subframes_for_block, 
 from torch import Tensor
 
 from gnnsys.dgl.names import Prefetched, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, from_dgl
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl, ids_of
 from gnnsys.sampling import Block
 from gnnsys.sampling import NeighborSampler as Sampler
 
@@ -71,10 +71,14 @@ class Structure:
 
     def by_type(self, nodes: Any) -> dict[NodeType, Tensor]:
         if isinstance(nodes, Mapping):
-            return {NODE if self.is_plain else t: torch.as_tensor(ids) for t, ids in nodes.items()}
+            named = {NODE if self.is_plain else t: ids for t, ids in nodes.items()}
+            return {t: self._ids(ids, t) for t, ids in named.items()}
         if len(self._whole.node_types) != 1:
             raise ValueError(f"seed nodes must be a dict by node type, the graph has {self._whole.node_types}")
-        return {self._whole.node_types[0]: torch.as_tensor(nodes)}
+        return {self._whole.node_types[0]: self._ids(nodes, self._whole.node_types[0])}
+
+    def _ids(self, nodes: Any, node_type: NodeType) -> Tensor:
+        return ids_of(nodes, self._whole.num_nodes(node_type), "indices")
 
     def to_load(self, prefetched: Prefetched) -> tuple[Graph, None]:
         """The graph that the loader joins: only the features that are to be prefetched, all of which it fetches."""
@@ -102,10 +106,7 @@ class Structure:
                 size = self.graph.num_edges(ours)
                 order = torch.arange(size) if edge_ids is None else edge_ids.long()
                 self._position_of[ours] = torch.empty(size, dtype=torch.int64).scatter_(0, order, torch.arange(size))
-            ids = torch.as_tensor(ids)
-            size = self._position_of[ours].numel()
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
+            ids = as_ids(ids, self._position_of[ours].numel(), "exclude_eids", "edge")
             out[ours] = self._position_of[ours][ids.long()].unique()
         return out
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, as_ids
+from gnnsys.graph.ids import IdsLike
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
@@ -184,11 +185,9 @@ class Loader:
             return schedule.tickets
         return lambda position: schedule.tickets(position, end=schedule.first(schedule.ticket(position).epoch + 1))
 
-    def __call__(self, index: torch.Tensor | list[int]) -> Batch:
-        """The batch of the given inputs (positions in what the loader was given), made here and now."""
-        chosen = torch.as_tensor(index, dtype=torch.int64)
-        if chosen.dim() != 1 or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self._num_inputs):
-            raise ValueError(f"index must be one-dimensional with values in [0, {self._num_inputs}), got {index}")
+    def __call__(self, index: IdsLike) -> Batch:
+        """The batch of the given inputs (positions in what the loader was given, or a mask), made here and now."""
+        chosen = as_ids(index, self._num_inputs, "index", "input").long().cpu()
         if self._copy is not None:
             self._copy.follow()
         item: Any = Inputs(_CALL, chosen, None)

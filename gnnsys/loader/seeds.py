@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
+from gnnsys.graph.ids import IdsLike
 from gnnsys.loader.read import read_rows
 from gnnsys.loader.schedule import Share
 from gnnsys.sampling import DistGraph
 
-Ids: TypeAlias = Tensor | list[int] | range
-InputNodes: TypeAlias = Share | Ids | str | tuple[NodeType, Ids | str | None] | None
+InputNodes: TypeAlias = "Share | IdsLike | str | tuple[NodeType, IdsLike | str | None] | None"
 
 _PIECE = 1 << 20  # rows of a mask that are read together
 
@@ -31,7 +32,8 @@ def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[No
         check_alone(graph, node_type, chosen)
     if isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
-    nodes = torch.arange(num_nodes) if chosen is None else as_ids(chosen, num_nodes, "input_nodes").long().cpu()
+    chosen = range(num_nodes) if chosen is None else chosen
+    nodes = as_ids(chosen, num_nodes, "input_nodes").long().cpu()
     if nodes.numel() == 0:
         raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
     return node_type, nodes
@@ -64,8 +66,9 @@ def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tenso
         return rows
     num_nodes = graph.num_nodes(node_type)
     ends = range(0, num_nodes, _PIECE)
-    pieces = [read_rows([(rows, torch.arange(first, min(first + _PIECE, num_nodes)))])[0] for first in ends]
-    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool)
+    numbers = (torch.arange(first, min(first + _PIECE, num_nodes), device="cpu") for first in ends)
+    pieces = [read_rows([(rows, ids)])[0] for ids in numbers]
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool, device="cpu")
 
 
 def _split_type(graph: Graph | DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
@@ -83,6 +86,6 @@ def _from_share(graph: Graph | DistGraph, share: Share) -> tuple[NodeType, Any]:
         raise ValueError(f"input_nodes are seeds of {share.type!r}, the graph's node types are {graph.node_types}")
     if share.largest == 0:
         raise ValueError(f"input_nodes is empty on every rank: no seeds of node type {share.type!r}")
-    if isinstance(share.ids, Tensor):
+    if isinstance(share.ids, (Tensor, np.ndarray, list, tuple, range)):
         return share.type, as_ids(share.ids, graph.num_nodes(share.type), "input_nodes").long().cpu()
     return share.type, share.ids

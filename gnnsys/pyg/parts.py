@@ -14,11 +14,11 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Rows, Sampled
 from gnnsys.loader.leftover import InputIds
-from gnnsys.loader.link import resolve_inputs
+from gnnsys.loader.link import named_links, resolve_inputs
 from gnnsys.loader.links import EdgeInputs, Inputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
@@ -38,10 +38,10 @@ def resolve_input_nodes(graph: DistGraph, input_nodes: Any) -> Any:
     if chosen is None or isinstance(chosen, str):
         check_alone(graph, node_type, chosen)
     if chosen is None:
-        chosen = torch.arange(graph.num_nodes(node_type))
+        chosen = range(graph.num_nodes(node_type))
     elif isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
-    return _with_type(graph, node_type, chosen if isinstance(chosen, Tensor) else torch.as_tensor(chosen))
+    return _with_type(graph, node_type, ids_or_mask(chosen, "input_nodes"))
 
 
 def _split_type(graph: DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
@@ -99,22 +99,16 @@ class LinkInputs:
 
 def resolve_links(graph: DistGraph, given: Any) -> tuple[Any, LinkInputs | None]:
     """`edge_label_index` as PyG takes it for a pair of stores, and the links where PyG is not to hold them."""
-    if isinstance(given, list):
-        given = tuple(given)
-    is_share = hasattr(given, "largest")
-    if not is_share and not graph.is_homogeneous and not isinstance(given, tuple):
-        raise ValueError("edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data")
-    if isinstance(given, tuple) and len(given) == 2 and given[0] is None and graph.is_homogeneous:
+    if isinstance(given, (tuple, list)) and len(given) == 2 and given[0] is None and graph.is_homogeneous:
         given = (EDGE, given[1])
-    named = given[1] if isinstance(given, tuple) and len(given) == 2 else given
-    if isinstance(named, Tensor):
-        edge_type = EDGE if graph.is_homogeneous else given[0]
-        graph.num_edges(edge_type)  # ValueError where there is no such type
-        return (None if graph.is_homogeneous else edge_type, named), None
+    if not isinstance(given, Share):
+        edge_type, links = named_links(graph, given)
+        if links is not None:
+            return (None if graph.is_homogeneous else edge_type, links), None
     edge_type, inputs, num_links, _ = resolve_inputs(graph, given, None, None)
     input_type = None if graph.is_homogeneous else edge_type
-    links = LinkInputs(inputs, num_links, input_type)
-    return (input_type, links), links
+    looked_up = LinkInputs(inputs, num_links, input_type)
+    return (input_type, looked_up), looked_up
 
 
 class EvenBatches:

@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_of
 from gnnsys.loader.fetch import is_table
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import DistGraph
@@ -146,17 +145,12 @@ class PartsFeatureStore(FeatureStore):
     def _ids(source: Any, index: Any) -> Tensor:
         num_rows = int(source.shape[0])
         if index is None:
-            return torch.arange(num_rows)
+            return torch.arange(num_rows, device="cpu")
         if isinstance(index, slice):
-            return torch.arange(*index.indices(num_rows))
+            return torch.arange(*index.indices(num_rows), device="cpu")
         if isinstance(index, int):
-            return torch.tensor([index])
-        ids = torch.from_numpy(index) if isinstance(index, np.ndarray) else index
-        if ids.dtype == torch.bool:
-            if ids.numel() != num_rows:
-                raise ValueError(f"index: a mask must have {num_rows} entries, one per row, got {ids.numel()}")
-            return ids.nonzero().view(-1)
-        return ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
+            return torch.tensor([index], device="cpu")
+        return ids_of(index, num_rows, "index", "row")
 
     def __repr__(self) -> str:
         return f"PartsFeatureStore({self.graph})"

@@ -15,6 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
+from gnnsys.graph import ids_of
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.join import Rows
@@ -142,7 +143,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         raise NotImplementedError
 
     def _checked(self, index: Any) -> Tensor:
-        index = torch.as_tensor(index, dtype=torch.int64)
+        index = ids_of(index, len(self.dataset), "index", "input").long().cpu()  # type: ignore[arg-type]
         if not self._is_taken_over(index):
             check_index(index, len(self.dataset))  # type: ignore[arg-type]
         return index

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
+from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.hops import PlainHops
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
@@ -111,8 +111,7 @@ class NeighborSampler:
         `seed_time` is the time of each seed (node times name it themselves when it is left out); `tree` says which
         tree each seed starts, by default one each; `exclude` are edges, as `find_edges` names them, never to be taken.
         """
-        for node_type in seeds:
-            self.graph.num_nodes(node_type)  # ValueError when it does not exist
+        seeds = {t: ids_of(ids, self.graph.num_nodes(t), f"seeds of {t!r}") for t, ids in seeds.items()}
         if self._plain is not None and not exclude:
             return self._plain.sample(seeds, key)
         with self._tables() as tables:
