@@ -58,7 +58,7 @@ def export_array(array: Tensor) -> tuple[int, Buffer]:
 def import_array(memory: Any, offset: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> Tensor:
     """A view of received memory, which it keeps alive."""
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     array = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
     return array if len(shape) == 1 else array.view(shape)
 

@@ -146,7 +146,7 @@ def _share(nodes: Tensor, shuffle: bool, seed: int) -> Tensor:
         raise ValueError("use_ddp needs a process group: call torch.distributed.init_process_group first")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if shuffle:
-        nodes = nodes[torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(seed))]
+        nodes = nodes[torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(seed), device="cpu")]
     missing = -nodes.numel() % world
     return torch.cat([nodes, nodes.repeat(-(-missing // max(1, nodes.numel())))[:missing]])[rank::world]
 

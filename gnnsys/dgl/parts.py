@@ -100,7 +100,7 @@ class PartsStructure:
         return [self._to_dgl(block, nodes) for block in blocks]
 
     def _to_dgl(self, block: Block, nodes: dict[NodeType, Tensor]) -> Any:
-        empty = torch.empty(0, dtype=torch.int64)
+        empty = torch.empty(0, dtype=torch.int64, device="cpu")
         shown = {t: _PLAIN_NODE if self.is_plain else t for t in self.graph.node_types}
         shown_edges = {t: _PLAIN_EDGE if self.is_plain else t for t in self.graph.edge_types}
         made = dgl.create_block(

@@ -104,8 +104,10 @@ class Structure:
             if ours not in self._position_of:
                 edge_ids = self.graph.csc(ours).edge_ids
                 size = self.graph.num_edges(ours)
-                order = torch.arange(size) if edge_ids is None else edge_ids.long()
-                self._position_of[ours] = torch.empty(size, dtype=torch.int64).scatter_(0, order, torch.arange(size))
+                order = torch.arange(size, device="cpu") if edge_ids is None else edge_ids.long()
+                self._position_of[ours] = torch.empty(size, dtype=torch.int64, device="cpu").scatter_(
+                    0, order, torch.arange(size, device="cpu")
+                )
             ids = as_ids(ids, self._position_of[ours].numel(), "exclude_eids", "edge")
             out[ours] = self._position_of[ours][ids.long()].unique()
         return out
@@ -121,7 +123,10 @@ class Structure:
         edges = {}
         for t in g.canonical_etypes:
             csc = block.csc[EDGE if self.is_plain else t]
-            edges[t] = ("csc", (csc.indptr.to(g.idtype), csc.indices.to(g.idtype), torch.empty(0, dtype=g.idtype)))
+            edges[t] = (
+                "csc",
+                (csc.indptr.to(g.idtype), csc.indices.to(g.idtype), torch.empty(0, dtype=g.idtype, device="cpu")),
+            )
         names = {t: NODE if self.is_plain else t for t in g.ntypes}
         made = dgl.create_block(
             edges,

@@ -183,7 +183,7 @@ class _Order:
         """A table that is not plain memory; only rows that never change are shared between batches."""
         group = _Group(key, None if is_table(source) else name, getattr(source, "mutable", None) is False)
         if group not in self.legs:
-            remote = source.remote_positions(ids) if is_table(source) else torch.arange(ids.numel())
+            remote = source.remote_positions(ids) if is_table(source) else torch.arange(ids.numel(), device="cpu")
             self.legs[group] = Leg(group, ids, remote, [], source.shape[0])
             self._tables[group] = []
         self.legs[group].outs.append(out)
@@ -209,7 +209,7 @@ class _Order:
                 elif leg.asked is None:
                     pending.append(_Read(source.begin_read(ids, out), out, name))
                 else:
-                    rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype)
+                    rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype, device="cpu")
                     pending.append(_Scattered(_Read(source.begin_read(ids, rows), rows, name), out, leg.asked))
         self._pulls = [store.pull(wanted, batch=self.batch) for store, wanted in pulls.values()]
         return [*self._pulls, *pending]

@@ -96,7 +96,7 @@ class Rows:
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised memory to gather into."""
         if self._pin:  # torch keeps pinned memory for reuse by itself
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
+            return torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu")
         return self._pool.empty(shape, dtype)
 
     def __call__(self, source: Tensor, index: Tensor | Ids) -> Tensor:

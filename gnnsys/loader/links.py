@@ -130,7 +130,7 @@ class LinkSeeder:
             return out
         out.values["edge_label_index"] = torch.stack([src_at, dst_at])
         if self._negatives is not None:
-            positive = torch.ones(num_positives) if links.label is None else links.label
+            positive = torch.ones(num_positives, device="cpu") if links.label is None else links.label
             negative = positive.new_zeros((num_negatives, *positive.shape[1:]))
             out.values["edge_label"] = torch.cat([positive, negative])
         elif links.label is not None:
@@ -161,8 +161,8 @@ class LinkSeeder:
                 return LinkSeeds({src_type: unique}, None, None, None), at[: src.numel()], at[src.numel() :]
             (src, src_at), (dst, dst_at) = self._unique(src, src_type), self._unique(dst, dst_type)
             return LinkSeeds({src_type: src, dst_type: dst}, None, None, None), src_at, dst_at
-        src_at, dst_at = torch.arange(src.numel()), torch.arange(dst.numel())
-        trees = torch.arange(src.numel() + dst.numel())
+        src_at, dst_at = torch.arange(src.numel(), device="cpu"), torch.arange(dst.numel(), device="cpu")
+        trees = torch.arange(src.numel() + dst.numel(), device="cpu")
         link_of_tree = torch.cat([src_at, dst_at]) % max(1, num_positives)
         src_time = None if time is None else _for_each(time, src.numel())
         dst_time = None if time is None else _for_each(time, dst.numel())
@@ -232,7 +232,7 @@ def _by_original(graph: DistGraph, node_type: NodeType, rows: Any) -> Tensor | N
     """Rows of all nodes in the order of their original ids."""
     if rows is None or rows.shape[0] != graph.num_nodes(node_type):  # which whoever draws by them refuses
         return rows
-    return read_rows([(rows, graph.global_ids(torch.arange(graph.num_nodes(node_type)), node_type))])[0]
+    return read_rows([(rows, graph.global_ids(torch.arange(graph.num_nodes(node_type), device="cpu"), node_type))])[0]
 
 
 def check_labels(negatives: NegativeSampling | None, label: Any) -> Any:

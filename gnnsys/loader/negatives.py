@@ -96,12 +96,12 @@ class NodeDraw:
         """`count` nodes, int64; the i-th has time <= limit[i % len(limit)] (the earliest node where none has)."""
         if self._time is None or limit is None:
             if self._running is None:
-                return torch.randint(self._num_nodes, (count,), generator=stream)
-            allowed = torch.full((count,), self._num_nodes)
+                return torch.randint(self._num_nodes, (count,), generator=stream, device="cpu")
+            allowed = torch.full((count,), self._num_nodes, device="cpu")
         else:
             allowed = torch.searchsorted(self._time, limit.contiguous(), right=True)
             allowed = allowed.repeat(-(-count // max(1, limit.numel())))[:count]
-        chance = torch.rand(count, generator=stream, dtype=torch.float64)
+        chance = torch.rand(count, generator=stream, dtype=torch.float64, device="cpu")
         if self._running is None:
             place = (chance * allowed).long()
         else:

@@ -86,19 +86,20 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         if graph is not None:
             input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
-        torch_geometric.loader.NeighborLoader.__init__(
-            self,
-            data,
-            num_neighbors,
-            input_nodes=input_nodes,
-            input_time=input_time,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
-            time_attr=time_attr,
-            **kwargs,
-        )
+        with torch.device("cpu"):  # PyG leaves what it makes to torch's default device
+            torch_geometric.loader.NeighborLoader.__init__(
+                self,
+                data,
+                num_neighbors,
+                input_nodes=input_nodes,
+                input_time=input_time,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+                neighbor_sampler=neighbor_sampler,
+                time_attr=time_attr,
+                **kwargs,
+            )
         self._untie()
         check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
@@ -186,22 +187,23 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 self.ranks.inputs = links.ids
         else:
             edge_label_index = complete_links(data, given, neighbor_sampler)
-        torch_geometric.loader.LinkNeighborLoader.__init__(
-            self,
-            data,
-            num_neighbors,
-            edge_label_index=edge_label_index,
-            edge_label=edge_label,
-            edge_label_time=edge_label_time,
-            neg_sampling=neg_sampling,
-            neg_sampling_ratio=neg_sampling_ratio,
-            time_attr=time_attr,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
-            **kwargs,
-        )
+        with torch.device("cpu"):  # PyG leaves what it makes to torch's default device
+            torch_geometric.loader.LinkNeighborLoader.__init__(
+                self,
+                data,
+                num_neighbors,
+                edge_label_index=edge_label_index,
+                edge_label=edge_label,
+                edge_label_time=edge_label_time,
+                neg_sampling=neg_sampling,
+                neg_sampling_ratio=neg_sampling_ratio,
+                time_attr=time_attr,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+                neighbor_sampler=neighbor_sampler,
+                **kwargs,
+            )
         self._untie()
         if links is None:
             check_links(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)

@@ -86,7 +86,7 @@ class LinkInputs:
 
     def __getitem__(self, index: Tensor | int) -> Any:
         if isinstance(index, int):
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         links = self._inputs.take(index)
         label, time = (None if values is None else values[index] for values in (self.label, self.time))
         return EdgeSamplerInput(links.input_id, links.src, links.dst, label, time, self.input_type)

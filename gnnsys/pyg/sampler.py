@@ -239,7 +239,7 @@ def draw_key(random: torch.Generator | None = None) -> SampleKey:
 
 
 def draw_seed(random: torch.Generator | None = None) -> int:
-    return int(torch.empty((), dtype=torch.int64).random_(generator=random))
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=random))
 
 
 def _link_metadata(inputs: EdgeSamplerInput, seeds: LinkSeeds) -> tuple[Any, ...]:

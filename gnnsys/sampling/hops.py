@@ -56,7 +56,7 @@ class PlainHops:
     def _seeds(self, seeds: Mapping[NodeType, Tensor]) -> Tensor:
         ids = seeds.get(self._node_type)
         if ids is None:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         if ids.dtype != torch.int64 or not ids.is_cpu:
             ids = ids.to("cpu", torch.int64)
         return ids if ids.is_contiguous() else ids.contiguous()

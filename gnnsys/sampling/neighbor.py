@@ -166,7 +166,7 @@ class _Walk:
         self.num_edges: dict[EdgeType, list[int]] = {t: [] for t in graph.edge_types}
         self.blocks: list[Block] = []
         for t in graph.node_types:
-            ids = seeds[t].to(torch.int64) if t in seeds else torch.empty(0, dtype=torch.int64)
+            ids = seeds[t].to(torch.int64) if t in seeds else torch.empty(0, dtype=torch.int64, device="cpu")
             self._start(t, to_device(ids.contiguous(), sampler.device))
             self.num_nodes[t].append(ids.numel())
 
@@ -290,7 +290,7 @@ class _DisjointWalk(_Walk):
         """The time of each tree, int64 [num_trees], made on the host; of several seeds in one tree the last one's."""
         of = {t: ids.cpu() for t, ids in trees.items()}
         num_trees = 1 + max((int(t.max()) for t in of.values() if t.numel()), default=-1)
-        times = torch.zeros(num_trees, dtype=torch.int64)
+        times = torch.zeros(num_trees, dtype=torch.int64, device="cpu")
         for node_type, ids in seeds.items():
             times[of[node_type]] = self._time_of(node_type, ids, seed_time).cpu()
         return times

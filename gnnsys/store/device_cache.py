@@ -57,8 +57,8 @@ class DeviceCache:
         self.device = _with_index(torch.device(device))
         self._shape, self._dtype = tuple(source.shape), source.dtype
         rows = _check_rows(rows, self._shape[0])
-        slots = torch.full((self._shape[0],), -1, dtype=torch.int32)
-        slots[rows] = torch.arange(rows.numel(), dtype=torch.int32)
+        slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
+        slots[rows] = torch.arange(rows.numel(), dtype=torch.int32, device="cpu")
         self._table = source if isinstance(source, Tensor) and _is_readable(source, self.device) else None
         self._source: FeatureSource = TensorSource(source) if isinstance(source, Tensor) else source
         self._host_slots = None if self._table is not None else slots
@@ -145,7 +145,7 @@ class DeviceCache:
         return f"DeviceCache({list(self._shape)}, {self._dtype}, {self.num_cached} rows on {self.device})"
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
-        here = torch.zeros(1, dtype=torch.int64) if self._hits is None else self._hits
+        here = torch.zeros(1, dtype=torch.int64, device="cpu") if self._hits is None else self._hits
         gather_cached(self._cache, self._slots, table, _send(ids, self.device), out, here)
         self._count(ids.numel(), int(here) if self._hits is None else 0)
         return out
@@ -157,7 +157,7 @@ class DeviceCache:
         missed = (slots < 0).nonzero().view(-1)
         self._count(ids.numel(), ids.numel() - missed.numel())
         pinned = self.device.type == "cuda"
-        rows = torch.empty((missed.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=pinned)
+        rows = torch.empty((missed.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=pinned, device="cpu")
         reading = self._source.begin_read(on_host[missed], rows) if missed.numel() else _Done(rows)
         return _Merging(reading, rows, missed, slots, self._cache, out)
 
@@ -167,7 +167,7 @@ class DeviceCache:
         step = max(_FILL_BYTES // row_bytes, 1)
         for first in range(0, rows.numel(), step):
             ids = rows[first : first + step]
-            there = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype)
+            there = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device="cpu")
             self._cache[first : first + step] = put_rows(self._source.read(ids, there), there, "cache")
 
     def _count(self, num_rows: int, num_hits: int) -> None:
@@ -245,9 +245,9 @@ def highest(scores: Tensor, count: int) -> Tensor:
     if scores.isnan().any():
         raise ValueError("scores must be numbers, got NaN")
     if count >= scores.numel():
-        return torch.arange(scores.numel())
+        return torch.arange(scores.numel(), device="cpu")
     if count <= 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     scores = scores.cpu()
     threshold = scores.kthvalue(scores.numel() - count + 1).values
     chosen = scores > threshold
