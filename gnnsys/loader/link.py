@@ -15,6 +15,7 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
@@ -116,11 +117,22 @@ class LinkNeighborLoader(Loader):
             graph.num_edges(reverse_edge_type)  # ValueError where there is no such type
         exclude = (edge_type, reverse_edge_type) if exclude_supervision else None
         sample = _SampleLinks(graph, sampler, seeder, subgraph_type, edge_type, inputs, exclude, seed)
+        ranks = Ranks(graph, edge_label_index, ids, own)
+        ends = [inputs.src, inputs.dst] if isinstance(inputs, Links) else ranks.told_inputs
+        options = {
+            "edge_label_index of type": edge_type,
+            **sampler.options(),
+            "subgraph_type": subgraph_type,
+            "exclude_supervision": exclude_supervision,
+            "reverse_edge_type": reverse_edge_type,
+            "neg_sampling": None if negatives is None else vars(negatives),
+        }
         super().__init__(
             graph,
             Schedule(num_links, batch_size, shuffle, drop_last, seed, **shares),
             sample,
-            ranks=Ranks(graph, edge_label_index, ids, own),
+            ranks=ranks,
+            identity=Identity(graph, [*ends, edge_label, edge_label_time], options),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,

@@ -13,6 +13,8 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Fetch, Names
+from gnnsys.loader.identity import NAME as MADE_OF
+from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
 from gnnsys.loader.layout import Layout
 from gnnsys.loader.leftover import Leftover
@@ -49,6 +51,7 @@ class Loader:
         sample: Callable[[Ticket, torch.Tensor], Sampled],
         *,
         ranks: Ranks,
+        identity: Identity,
         transform: Callable[[Batch], Batch] | None,
         num_threads: int | None,
         prefetch: int,
@@ -66,6 +69,7 @@ class Loader:
         self.graph = graph
         self._schedule = schedule
         self._ranks = ranks
+        self._identity = identity
         self._across_epochs = across_epochs
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
@@ -205,17 +209,20 @@ class Loader:
         """What the consumer has seen; loaded into a loader made alike, the next batch is the one after."""
         at, leftover = self._at, self._schedule.leftover
         left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
-        return {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
+        state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
+        return {**state, MADE_OF: self._identity.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
 
         The caller's code at the end of that epoch, which the state knows nothing of, is then run once more or at last.
+        ValueError, before anything is changed, for the state of a loader with other inputs, another graph or options.
         """
         self._ranks.check_own(state)
         for name, ours in self._schedule.state().items():
             if state.get(name) != ours:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
+        self._identity.check(state)
         self._go_to(Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state))
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -230,6 +237,8 @@ class Loader:
             return self.load_state_dict(own)
         ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
         leftover = self._ranks.deal(states, ours)
+        for state in states:
+            self._identity.check_sampling(state)
         self._go_to(Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first), leftover)
 
     def _go_to(self, ticket: Ticket, leftover: Leftover | None) -> None:

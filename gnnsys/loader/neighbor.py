@@ -13,6 +13,7 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.loader import Loader
@@ -86,6 +87,7 @@ class NeighborLoader(Loader):
         target = resolve(device, graph)
         input_time = None if input_time is None else input_time.cpu()
         sample: Callable[[Ticket, Tensor], Sampled]
+        options: dict[str, Any] = {"input_nodes of type": node_type, "sampler": "a user's own"}
         if sampler is None:
             if num_neighbors is None:
                 raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
@@ -103,6 +105,7 @@ class NeighborLoader(Loader):
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
+            options |= {"sampler": None, **ours.options(), "subgraph_type": subgraph_type}
         else:
             if not callable(sampler):
                 raise ValueError(f"sampler must be a function sampler(graph, seeds, key) -> Sample, got {sampler!r}")
@@ -110,11 +113,13 @@ class NeighborLoader(Loader):
             if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
                 raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
             sample = _SampleWith(graph, sampler, node_type, nodes, seed, sampled_on(graph, target))
+        ranks = Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"])
         super().__init__(
             graph,
             schedule,
             sample,
-            ranks=Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"]),
+            ranks=ranks,
+            identity=Identity(graph, [*ranks.told_inputs, input_time], options),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,

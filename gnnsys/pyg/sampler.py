@@ -156,6 +156,14 @@ class NeighborSampler(BaseSampler):
             temporal_strategy=self.temporal_strategy,
         )
 
+    def options(self) -> dict[str, Any]:
+        """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
+        return {
+            **self._sampler.options(),
+            "subgraph_type": self.subgraph_type.value,
+            "exclude_supervision": self.exclude_supervision,
+        }
+
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     def sample_from_nodes(self, index: NodeSamplerInput, key: SampleKey | None = None, **kwargs: Any) -> Output:

@@ -18,13 +18,15 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOut
 from gnnsys.graph import ids_of
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.identity import NAME as MADE_OF
+from gnnsys.loader.identity import check_made_of, check_sampling, graph_identity, plain
 from gnnsys.loader.join import Rows
 from gnnsys.loader.leftover import InputIds, Leftover
 from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
-from gnnsys.pyg.identity import check_options, fingerprint
+from gnnsys.pyg.identity import check_options, fingerprint, negatives_of
 from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
@@ -66,6 +68,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self._running: Running | None = None  # of persistent workers
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
+        self._graph_identity: str | None = None
         self._fingerprint: int | None = None  # of inputs that are no share, once a state was asked for
         self._sampler = sampler
         self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
@@ -222,7 +225,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         else:
             generator = None if self.generator is None else self.generator.get_state()
             state = {"epoch": self._epochs, "batch": 0, "generator": generator, "leftover": None}
-        return {**state, **self.ranks.state(), **self._options()}
+        return {**state, **self.ranks.state(), **self._options(), **self._made_of()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` yield the rest of the epoch that `state` was taken in.
@@ -231,6 +234,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """
         self.ranks.check_own(state)
         check_options(state, self._options())
+        check_made_of(state, lambda: self._made_of().get(MADE_OF))
         self._go_on(state)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -242,7 +246,10 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         if own is not None:
             self.load_state_dict(own)
         else:
-            self._go_on(deal_states(self, states))
+            dealt = deal_states(self, states)
+            for state in states:
+                check_sampling(state, self._made_of().get(MADE_OF, {}).get("sampling", {}))
+            self._go_on(dealt)
 
     def _go_on(self, state: dict[str, Any]) -> None:
         self.leftover = take_over(self, state)
@@ -270,6 +277,15 @@ class ThreadedLoader(torch.utils.data.DataLoader):
                 self._fingerprint = fingerprint(self.input_data)
             sizes = {"inputs": [num_inputs, self._fingerprint]}
         return {**sizes, "batch_size": self.batch_size, "drop_last": self.drop_last, **self.order_options()}
+
+    def _made_of(self) -> dict[str, Any]:
+        """The same of graph and sampling, where both are ours; nothing is known of a user's sampler."""
+        if not isinstance(self._sampler, NeighborSampler):
+            return {}
+        if self._graph_identity is None:
+            self._graph_identity = graph_identity(self._sampler.graph)
+        options = {**self._sampler.options(), "neg_sampling": negatives_of(getattr(self, "neg_sampling", None))}
+        return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": plain(options)}}
 
     def input_ids(self, input_id: Tensor) -> Tensor:
         """The ids of a batch's inputs, by its `input_id`, where they are a share; those of other ranks' too."""

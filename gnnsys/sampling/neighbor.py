@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,6 +76,7 @@ class NeighborSampler:
         self.num_hops = len(next(iter(self._fanouts.values()), ()))
         self.device = sampling_device(graph, device)
         self._neighborhoods = neighborhoods(graph, weight=weight, time=time, device=self.device)
+        self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
         self._plain = self._plain_hops() if weight is None else None
 
@@ -88,6 +89,13 @@ class NeighborSampler:
             return None
         ((edge_type, fanouts),) = self._fanouts.items()
         return PlainHops(self.csc(edge_type), edge_type, fanouts, replace=self.replace, device=self.device)
+
+    def options(self) -> dict[str, Any]:
+        """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
+        lists = set(self._fanouts.values())
+        fanouts = list(lists.pop()) if len(lists) == 1 else dict(self._fanouts)
+        plain = {"num_neighbors": fanouts, "replace": self.replace, "disjoint": self.disjoint, "expand": self.expand}
+        return plain | self._options
 
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
