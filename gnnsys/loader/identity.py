@@ -126,4 +126,4 @@ def plain(value: Any) -> Any:
         return {"|".join(key) if isinstance(key, tuple) else str(key): plain(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

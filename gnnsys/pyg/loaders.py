@@ -211,6 +211,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             links.label, links.time = self.input_data.label, self.input_data.time
             links.check()
             self.input_data, self.edge_label_index = links, given
+        if isinstance(neighbor_sampler, NeighborSampler):
+            neighbor_sampler.prepare_links(self.input_data.input_type, self.neg_sampling)
 
     def _take(self, index: Tensor) -> EdgeSamplerInput:
         if not self._is_taken_over(index) or isinstance(self.input_data, LinkInputs):

@@ -205,6 +205,10 @@ class NeighborSampler(BaseSampler):
             sample.tree = seeds.owners(sample.tree)
         return self._finish(sample, exclude, _link_metadata(inputs, seeds))
 
+    def prepare_links(self, edge_type: EdgeType | None, neg_sampling: NegativeSampling | None) -> None:
+        """ValueError, before the first batch, for negatives that cannot be drawn."""
+        self._seeder(edge_type or EDGE, neg_sampling)
+
     def _seeder(self, edge_type: EdgeType, neg_sampling: NegativeSampling | None) -> LinkSeeder:
         known = self._seeders.get(edge_type)
         if known is None or known[0] is not neg_sampling:
