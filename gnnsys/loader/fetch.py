@@ -63,6 +63,10 @@ class Fetch:
         """The arrays of a type that batches have."""
         return [name for name, _ in self._arrays[key]]
 
+    def all_names(self) -> dict[AnyType, list[str]]:
+        """The same of every type."""
+        return {key: self.names(key) for key in self._arrays}
+
     def prepare(self, rows: Rows, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._rows = rows

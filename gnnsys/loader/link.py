@@ -23,6 +23,7 @@ from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.reserved import link_names
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import check_alone
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
@@ -133,6 +134,9 @@ class LinkNeighborLoader(Loader):
             sample,
             ranks=ranks,
             identity=Identity(graph, [*ends, edge_label, edge_label_time], options),
+            own_names=link_names(
+                disjoint, negatives, is_labelled=edge_label is not None, is_timed=edge_label_time is not None
+            ),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,

@@ -19,6 +19,7 @@ from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
 from gnnsys.loader.layout import Layout
 from gnnsys.loader.leftover import Leftover
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
@@ -52,6 +53,7 @@ class Loader:
         *,
         ranks: Ranks,
         identity: Identity,
+        own_names: Sequence[str],
         transform: Callable[[Batch], Batch] | None,
         num_threads: int | None,
         prefetch: int,
@@ -72,6 +74,7 @@ class Loader:
         self._identity = identity
         self._across_epochs = across_epochs
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
+        check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
         on_device = sampled_on(graph, target) is not None
         if num_threads is None:

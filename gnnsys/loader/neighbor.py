@@ -19,6 +19,7 @@ from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.read import read_rows
+from gnnsys.loader.reserved import node_names
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
@@ -120,6 +121,7 @@ class NeighborLoader(Loader):
             sample,
             ranks=ranks,
             identity=Identity(graph, [*ranks.told_inputs, input_time], options),
+            own_names=node_names(disjoint or time_attr is not None, input_time is not None),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
