@@ -36,13 +36,13 @@ class Loader:
 
     With `num_threads=0` everything happens in `next`; None is one thread, two where a GPU reads the graph from
     pinned memory, or three where sampling waits for other machines. With `across_epochs` the pipeline runs on into
-    the next epoch while this one ends; without it nothing is loaded between epochs (choose that if rows of the
-    graph change then). `fetch` names the arrays that batches have, for all types or by type: all by default, but
-    for tables that train, which are read in the forward pass. Rows travel as `wire_dtype` if one is given. What the
-    graph is given after the loader was made, the loader does not see. `stages` are the user's own, each with the
-    stage it comes `after`: "schedule" (gets `Inputs`), "sample" or "fetch" (`Sampled`), "compact" (`Batch`).
-    `pipeline` is how threads are laid out. Subclasses give the sample stage: a
-    callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
+    the next epoch while this one ends; without it nothing is loaded between epochs, and an epoch ends only when a
+    device has read all of it too (choose that if rows of the graph change then). `fetch` names the arrays that
+    batches have, for all types or by type: all by default, but for tables that train, which are read in the forward
+    pass. Rows travel as `wire_dtype` if one is given. What the graph is given after the loader was made, the loader
+    does not see. `stages` are the user's own, each with the stage it comes `after`: "schedule" (gets `Inputs`),
+    "sample" or "fetch" (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid out. Subclasses give the
+    sample stage: a callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
     """
 
     def __init__(
@@ -286,9 +286,14 @@ class Loader:
         return [] if self._trace is None else self._trace.records()
 
     def close(self) -> None:
-        """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit."""
+        """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit.
+
+        When it returns, nothing of the graph is read any more, by a device neither: rows may change from here on.
+        """
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._copy is not None:
+            self._copy.wait()
         self._fetch.forget()
 
     def __repr__(self) -> str:

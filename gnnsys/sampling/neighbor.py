@@ -19,7 +19,14 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.hops import PlainHops
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
+from gnnsys.sampling.neighborhoods import (
+    AnyGraph,
+    GraphNeighborhoods,
+    HopRequest,
+    neighborhoods,
+    sampling_device,
+    to_device,
+)
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
 
@@ -88,6 +95,10 @@ class NeighborSampler:
         if not isinstance(graph, Graph) or len(graph.node_types) != 1 or len(graph.edge_types) != 1:
             return None
         ((edge_type, fanouts),) = self._fanouts.items()
+        hoods = self._neighborhoods
+        assert isinstance(hoods, GraphNeighborhoods)
+        if not self.replace:
+            fanouts = tuple(hoods.bounded(edge_type, fanout) for fanout in fanouts)
         return PlainHops(self.csc(edge_type), edge_type, fanouts, replace=self.replace, device=self.device)
 
     def options(self) -> dict[str, Any]:
