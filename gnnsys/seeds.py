@@ -22,6 +22,7 @@ from torch import Tensor
 from gnnsys.comm import Kind, Pending
 from gnnsys.graph import EdgeType, Graph, NodeType, as_ids, as_integers
 from gnnsys.graph.ids import IdsLike
+from gnnsys.graph.listing import some
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.partition import Placement
 from gnnsys.partition.shares import assign_shares, owners
@@ -322,14 +323,14 @@ def _mask_name(graph: Graph | DistGraph, what: str, type: NodeType | EdgeType) -
         for name in (f"{word}_mask", word):
             if name in data:
                 return name
-    raise ValueError(f"{type!r} has neither {what + '_mask'!r} nor {what!r}: it has {sorted(data)}")
+    raise ValueError(f"{type!r} has neither {what + '_mask'!r} nor {what!r}: it has {some(sorted(data), near=what)}")
 
 
 def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeType | None) -> NodeType | EdgeType:
     known = [*graph.node_types, *graph.edge_types]
     if type is not None:
         if type not in known:
-            raise ValueError(f"type must be one of {known}, got {type!r}")
+            raise ValueError(f"type must be one of {some(known, near=type)}, got {type!r}")
         return type
     if len(graph.node_types) == 1:
         return graph.node_types[0]
@@ -338,8 +339,9 @@ def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeTyp
         having = [t for t in graph.node_types if any(name in graph.node_data[t] for name in words)]
         if len(having) == 1:
             return having[0]
-        raise ValueError(f"type must be given: {having or 'no node type'} has {what!r}; node types {graph.node_types}")
-    raise ValueError(f"type must be given, one of {known}")
+        who, types = some(having) if having else "no node type", some(graph.node_types)
+        raise ValueError(f"type must be given: {who} has {what!r}; node types {types}")
+    raise ValueError(f"type must be given, one of {some(known)}")
 
 
 def _data_of(graph: Graph | DistGraph, type: NodeType | EdgeType) -> Any:

@@ -250,3 +250,18 @@ def test_ids_and_masks_mean_the_same_whatever_holds_them() -> None:
             ours.DataLoader(g, wrong, ours.NeighborSampler([3]))
         with pytest.raises(ValueError, match="exclude_eids"):
             ours.NeighborSampler([3]).sample_blocks(g, ids, exclude_eids=wrong)
+
+
+def test_a_feature_that_does_not_exist_is_named_when_the_loader_is_made() -> None:
+    g = plain_graph()
+    for option in ("prefetch_node_feats", "prefetch_labels"):
+        with pytest.raises(ValueError, match=rf"{option}: '_N' has no 'fet', only .*did you mean 'feat'"):
+            ours.DataLoader(g, torch.arange(9), ours.NeighborSampler([2], **{option: ["fet"]}))
+    with pytest.raises(ValueError, match=r"prefetch_edge_feats.*has no 'v'"):
+        ours.DataLoader(g, torch.arange(9), ours.NeighborSampler([2], prefetch_edge_feats=["v"]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there_is_refused_when_the_loader_is_made() -> None:
+    with pytest.raises(ValueError, match="device='cuda' is not available here"):
+        ours.DataLoader(plain_graph(), torch.arange(9), ours.NeighborSampler([2]), device="cuda")

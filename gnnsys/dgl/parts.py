@@ -12,8 +12,9 @@ import dgl
 import torch
 from torch import Tensor
 
-from gnnsys.dgl.names import Names, Prefetched, names_of
+from gnnsys.dgl.names import Names, Prefetched, check_names, names_of
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of
+from gnnsys.graph.listing import some
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -58,14 +59,16 @@ class PartsStructure:
             return EDGE
         found = [t for t in known if t[1] == name]
         if len(found) != 1:
-            raise ValueError(f"edge type {name!r} must be one of {known}, or the middle name of one alone")
+            raise ValueError(
+                f"edge type {name!r} must be one of {some(known, near=name)}, or the middle name of one alone"
+            )
         return found[0]
 
     def by_type(self, nodes: Any) -> dict[NodeType, Any]:
         """Ids, or the name of a mask, by the graph's own node types."""
         if not isinstance(nodes, Mapping):
             if len(self.graph.node_types) != 1:
-                raise ValueError(f"seed nodes must be a dict by node type, the graph has {self.graph.node_types}")
+                raise ValueError(f"seed nodes must be a dict by node type, the graph has {some(self.graph.node_types)}")
             nodes = {self.graph.node_types[0]: nodes}
         names = {_PLAIN_NODE: NODE} if self.is_plain else {}
         named = {names.get(t, t): ids for t, ids in nodes.items()}
@@ -154,14 +157,8 @@ class PartsStructure:
         """ValueError for what does not exist, when the DataLoader is made."""
         for node_type, arrays in self.graph.node_data.items():
             shown = _PLAIN_NODE if self.is_plain else node_type
-            _check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)
-            _check_names("prefetch_labels", node_type, self._named(prefetched.labels, shown), arrays)
+            check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)
+            check_names("prefetch_labels", node_type, self._named(prefetched.labels, shown), arrays)
         for edge_type in self.graph.edge_types:
             named = self._named_edges(prefetched.edge_feats, edge_type)
-            _check_names("prefetch_edge_feats", edge_type, named, self.graph.edge_data[edge_type])
-
-
-def _check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise ValueError(f"{option}: {key!r} has no {missing[0]!r}, only {list(known)}")
+            check_names("prefetch_edge_feats", edge_type, named, self.graph.edge_data[edge_type])

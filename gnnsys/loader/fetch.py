@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.graph.listing import some
 from gnnsys.loader.inflight import Flight, Leg, Pending, Window
 from gnnsys.loader.join import Ids, Rows, Sampled
 from gnnsys.ops import move_rows
@@ -306,12 +307,12 @@ def check_names(graph: Graph | DistGraph, names: Names | None) -> None:
     if isinstance(names, Mapping):
         for key, chosen in names.items():
             if key not in data:
-                raise ValueError(f"fetch: there is no node or edge type {key!r}, only {list(data)}")
+                raise ValueError(f"fetch: there is no node or edge type {key!r}, only {some(data, near=key)}")
             for name in chosen:
                 if name not in data[key]:
-                    raise ValueError(f"fetch: {key!r} has no array {name!r}, only {list(data[key])}")
+                    raise ValueError(f"fetch: {key!r} has no array {name!r}, only {some(data[key], near=name)}")
         return
     for name in names:
         if not any(name in arrays for arrays in data.values()):
             known = sorted({known for arrays in data.values() for known in arrays})
-            raise ValueError(f"fetch: no node or edge type has an array {name!r}, only {known}")
+            raise ValueError(f"fetch: no node or edge type has an array {name!r}, only {some(known, near=name)}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, EdgeType, Graph, as_links
 from gnnsys.graph.ids import IdsLike
-from gnnsys.graph.names import listed
+from gnnsys.graph.listing import some
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
@@ -198,7 +198,7 @@ def resolve_inputs(
     """The edge type, the links, how many there are, and what a schedule must know of other ranks' shares."""
     if isinstance(given, Share):
         if given.type not in graph.edge_types:
-            raise ValueError(f"the share is of {given.type!r}, links must be of one of {graph.edge_types}")
+            raise ValueError(f"the share is of {given.type!r}, links must be of one of {some(graph.edge_types)}")
         inputs = EdgeInputs(InputIds(given.ids), ends_of(graph, given.type), label, time)
         return given.type, inputs, len(given.ids), {"largest": given.largest}
     edge_type, index = named_links(graph, given)
@@ -250,7 +250,7 @@ def named_links(graph: AnyGraph, given: Any) -> tuple[EdgeType, Tensor | None]:
         if len(graph.edge_types) != 1:
             raise ValueError(
                 "edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data, one of "
-                f"{listed(graph.edge_types)}"
+                f"{some(graph.edge_types)}"
             )
         edge_type = graph.edge_types[0]
     graph.num_edges(edge_type)  # ValueError where there is no such type

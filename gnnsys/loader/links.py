@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, is_source
-from gnnsys.graph.names import did_you_mean, listed
+from gnnsys.graph.listing import some
+from gnnsys.graph.names import did_you_mean
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.loader.read import read_rows
@@ -237,7 +238,7 @@ def _weights(graph: AnyGraph, node_type: NodeType, given: Any, name: str) -> Ten
         if given not in arrays:
             raise ValueError(
                 f"neg_sampling: {name}: nodes of type {node_type!r} have no array {given!r}, only "
-                f"{listed(arrays, given)}{did_you_mean(given, arrays)}"
+                f"{some(arrays, near=given)}{did_you_mean(given, arrays)}"
             )
         weight = _by_original(graph, node_type, arrays[given])
     elif is_source(given):

@@ -23,7 +23,7 @@ from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
-from gnnsys.pipeline import Pipeline, Stage, StageCounters
+from gnnsys.pipeline import OfThisProcess, Pipeline, Stage, StageCounters
 from gnnsys.sampling import DistGraph
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
@@ -64,6 +64,7 @@ class Loader:
         stages: Sequence[Stage] = (),
         pipeline: PipelineOptions | None = None,
     ) -> None:
+        self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
         if not isinstance(options, PipelineOptions):
             raise ValueError(f"pipeline must be a gnnsys.loader.PipelineOptions, got {type(options).__name__}")

@@ -10,6 +10,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
 from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask
+from gnnsys.graph.listing import some
 from gnnsys.loader.link import edge_index_of
 from gnnsys.loader.neighbor import check_times
 from gnnsys.loader.schedule import Share
@@ -51,10 +52,21 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
         node_type = input_nodes if isinstance(input_nodes, str) else input_nodes[0]
         num_nodes = _num_nodes(data, sampler, node_type)
         if num_nodes is None:
-            raise ValueError(f"input_nodes: node type {node_type!r} does not exist")
+            known = sampler.graph.node_types if isinstance(sampler, NeighborSampler) else data.node_types
+            raise ValueError(
+                f"input_nodes: node type {node_type!r} does not exist, there are {some(known, near=node_type)}: write "
+                "'type' or ('type', ids or a mask)"
+            )
         if not is_pair or input_nodes[1] is None:
             return node_type
         return node_type, _check_mask(ids_or_mask(input_nodes[1], "input_nodes"), num_nodes)
+    if not isinstance(data, Data) and (is_pair or isinstance(input_nodes, str)):
+        # Edges without a type are of one type of nodes, which features may call by a name, such as 'default'.
+        group = input_nodes[0] if is_pair else input_nodes
+        groups = {attr.group_name for attr in data[0].get_all_tensor_attrs()}
+        if group not in groups:
+            raise ValueError(f"input_nodes: node type {group!r} does not exist, the features have {some(groups)}")
+        input_nodes = input_nodes[1] if is_pair else None
     if not isinstance(data, Data) and input_nodes is None:
         num_nodes = _num_nodes(data, sampler, None)
         if num_nodes is None:

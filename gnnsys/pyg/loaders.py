@@ -110,10 +110,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self._take(self._checked(index))
-        if isinstance(self._sampler, NeighborSampler):
-            return self._sampler.sample_from_nodes(inputs, key or self._key())
-        with self._user_code:
-            return self._sampler.sample_from_nodes(inputs)
+        return self._sample_by("sample_from_nodes", inputs, key=key)
 
     def _describe(self, batch: Any, out: Output) -> None:
         describe(batch, out)
@@ -161,9 +158,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         graph, given, links = graph_of(data), edge_label_index, None
         data = data if graph is None else stores(graph)
         if (edge_label_time is None) != (time_attr is None):
+            there, missing = "time_attr", "edge_label_time"
+            if edge_label_time is not None:
+                there, missing = missing, there
             raise ValueError(
-                "Received conflicting 'edge_label_time' and 'time_attr' arguments: both must be provided for temporal "
-                "sampling."
+                f"Received conflicting 'edge_label_time' and 'time_attr' arguments: {missing!r} is not set while "
+                f"{there!r} is set: both must be provided for temporal sampling."
             )
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
@@ -224,10 +224,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self._take(self._checked(index))
-        if isinstance(self._sampler, NeighborSampler):
-            return self._sampler.sample_from_edges(inputs, self.neg_sampling, key or self._key())
-        with self._user_code:
-            return self._sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling)
+        return self._sample_by("sample_from_edges", inputs, key=key, neg_sampling=self.neg_sampling)
 
     def _describe(self, batch: Any, out: Output) -> None:
         describe(batch, out)

@@ -15,6 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask
+from gnnsys.graph.listing import some
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Rows, Sampled
 from gnnsys.loader.leftover import InputIds
@@ -22,7 +23,7 @@ from gnnsys.loader.link import named_links, resolve_inputs
 from gnnsys.loader.links import EdgeInputs, Inputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
-from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes
+from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes, type_with_mask
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph, Sample
 
@@ -48,14 +49,17 @@ def _split_type(graph: DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
     is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     if is_pair:
         node_type, chosen = input_nodes
-    elif isinstance(input_nodes, str) and (input_nodes in graph.node_types or not graph.is_homogeneous):
+    elif isinstance(input_nodes, str) and input_nodes in graph.node_types:
         node_type, chosen = input_nodes, None
+    elif isinstance(input_nodes, str) and not graph.is_homogeneous:
+        node_type, chosen = type_with_mask(graph, input_nodes), input_nodes
     elif graph.is_homogeneous:
         return NODE, input_nodes
     else:
         raise ValueError("input_nodes must name a node type, as 'type' or ('type', indices), for heterogeneous data")
     if node_type not in graph.node_types:
-        raise ValueError(f"input_nodes: node type {node_type!r} does not exist, the graph has {graph.node_types}")
+        there = some(graph.node_types, near=node_type)
+        raise ValueError(f"input_nodes: node type {node_type!r} does not exist, the graph has {there}")
     return node_type, chosen
 
 

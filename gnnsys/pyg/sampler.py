@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -30,12 +33,20 @@ Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 Values: TypeAlias = Tensor | dict[Any, Tensor] | None
 
 
+class _Here(threading.local):
+    """What a thread has of its own; a copy of a sampler begins without it."""
+
+    def __reduce__(self) -> Any:
+        return _Here, ()
+
+
 class NeighborSampler(BaseSampler):
     """PyG's arguments and outputs; edge ids in its outputs are positions in the user's `edge_index` already.
 
     Everything random in a call follows from `key`; without one, the key is drawn from torch's global generator, so
     `torch.manual_seed` repeats it. With `exclude_supervision` the links that `sample_from_edges` starts from, and their
-    reverses, are not sampled as neighbours. Calls are thread-safe.
+    reverses, are not sampled as neighbours. Calls are thread-safe. A subclass may override `sample_from_nodes` and
+    `sample_from_edges` with PyG's signature: our loaders call it as user code, one call at a time.
     """
 
     def __init__(
@@ -72,6 +83,7 @@ class NeighborSampler(BaseSampler):
         self.exclude_supervision = exclude_supervision
         self.keep_orig_edges = False
         self._disjoint = disjoint
+        self._here = _Here()
         self._seeders: dict[EdgeType, tuple[NegativeSampling | None, LinkSeeder]] = {}
         self.num_neighbors = num_neighbors
 
@@ -166,6 +178,20 @@ class NeighborSampler(BaseSampler):
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def under(self, key: SampleKey) -> Iterator[None]:
+        """What this thread samples without a key is sampled under this one: how a loader's key reaches a subclass whose
+        methods have PyG's own signature."""
+        before = getattr(self._here, "key", None)
+        self._here.key = key
+        try:
+            yield
+        finally:
+            self._here.key = before
+
+    def _key(self, key: SampleKey | None) -> SampleKey:
+        return key or getattr(self._here, "key", None) or draw_key()
+
     def sample_from_nodes(self, index: NodeSamplerInput, key: SampleKey | None = None, **kwargs: Any) -> Output:
         inputs = NodeSamplerInput.cast(index)
         node_type = inputs.input_type or NODE
@@ -177,7 +203,7 @@ class NeighborSampler(BaseSampler):
             times = node_time[inputs.node.long()]
         sample = self._sampler.sample(
             {node_type: self._ids(inputs.node)},
-            key=key or draw_key(),
+            key=self._key(key),
             seed_time=None if times is None else {node_type: times},
         )
         return self._finish(sample, None, (inputs.input_id, inputs.time))
@@ -187,7 +213,7 @@ class NeighborSampler(BaseSampler):
     ) -> Output:
         inputs = EdgeSamplerInput.cast(index)
         edge_type = inputs.input_type or EDGE
-        key = key or draw_key()
+        key = self._key(key)
         links = Links(inputs.input_id, inputs.row.long(), inputs.col.long(), inputs.label, inputs.time)
         seeds = self._seeder(edge_type, neg_sampling)(links, negative_stream(key))
         exclude = None

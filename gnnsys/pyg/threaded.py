@@ -24,6 +24,7 @@ from gnnsys.loader.join import Rows
 from gnnsys.loader.leftover import InputIds, Leftover
 from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
+from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
 from gnnsys.pyg.identity import check_options, fingerprint, negatives_of
@@ -63,6 +64,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
         `own_values` are what was given for these inputs one by one.
         """
+        self._of_this_process = OfThisProcess(type(self).__name__)
         self.seed = seed
         self.progress: Epoch | None = None
         self._running: Running | None = None  # of persistent workers
@@ -145,6 +147,18 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
         raise NotImplementedError
 
+    def _sample_by(self, method: str, inputs: Any, key: SampleKey | None, **options: Any) -> Output:
+        """By our sampler under a key; by user code, a sampler or what a subclass of ours overrides, one at a time."""
+        sampler = self._sampler
+        call = getattr(sampler, method)
+        if is_plain(sampler):
+            return call(inputs, key=key or self._key(), **options)
+        with self._user_code:
+            if not isinstance(sampler, NeighborSampler):
+                return call(inputs, **options)
+            with sampler.under(key or self._key()):
+                return call(inputs, **options)
+
     def _checked(self, index: Any) -> Tensor:
         index = ids_of(index, len(self.dataset), "index", "input").long().cpu()  # type: ignore[arg-type]
         if not self._is_taken_over(index):
@@ -182,7 +196,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     @property
     def samples_ahead(self) -> bool:
         """Whether sampling may run in a thread that the user did not ask for: if all of it is ours."""
-        return isinstance(self._sampler, NeighborSampler) and not self._overrides("collate_fn")
+        return is_plain(self._sampler) and not self._overrides("collate_fn")
 
     @property
     def joins_ahead(self) -> bool:
@@ -319,6 +333,14 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             yield
         finally:
             self.worker_init_fn = before
+
+
+def is_plain(sampler: BaseSampler) -> bool:
+    """Whether what samples is ours alone: no user's sampler, and no subclass with methods of its own."""
+    names = ("sample_from_nodes", "sample_from_edges")
+    return isinstance(sampler, NeighborSampler) and all(
+        getattr(type(sampler), name) is getattr(NeighborSampler, name) and name not in vars(sampler) for name in names
+    )
 
 
 def _graph_of(sampler: BaseSampler) -> AnyGraph | None:

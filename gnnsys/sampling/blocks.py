@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, as_ids, edge_type_key
+from gnnsys.graph.listing import some
 from gnnsys.ops import CSC, compact, stream_key
 from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
@@ -91,7 +92,7 @@ def sample_neighbors(
         wanted = {t: nodes[t[2]] for t in graph.edge_types if t[2] in nodes}
     else:
         if edge_type is None and len(graph.edge_types) != 1:
-            raise ValueError(f"edge_type must be named, one of {graph.edge_types}, or nodes given by node type")
+            raise ValueError(f"edge_type must be named, one of {some(graph.edge_types)}, or nodes given by node type")
         edge_type = graph.edge_types[0] if edge_type is None else edge_type
         graph.num_edges(edge_type)  # ValueError where there is no such type
         wanted = {edge_type: nodes}

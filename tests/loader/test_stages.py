@@ -210,5 +210,5 @@ def test_what_a_transform_returns_is_reached_whatever_holds_its_tensors() -> Non
     out = through(item, lambda tensor: tensor * 2)
     assert out[0].item() == 2 and out[1][0].x.tolist() == [2, 2] and out[1][1] == Pair(torch.tensor([2.0]), 3)
     assert out[2]["y"].item() == 2 and out[2]["name"] == "z" and out[3:] == (None, 2.5)
-    with pytest.raises(ValueError, match="object.*transform must return"):
+    with pytest.raises(ValueError, match=r"object.*transform must return"):
         through((object(),), lambda tensor: tensor)
