@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gnnsys.comm import Kind, Pending
-from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
+from gnnsys.graph import EdgeType, Graph, NodeType, as_ids, as_integers
+from gnnsys.graph.ids import IdsLike
+from gnnsys.graph.listing import some
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.partition import Placement
 from gnnsys.partition.shares import assign_shares, owners
@@ -29,7 +32,7 @@ from gnnsys.store.spec import edge_table, node_table
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
-What: TypeAlias = "str | Tensor | Sequence[int] | None"
+What: TypeAlias = "str | IdsLike | None"
 _ALIASES = {"val": ("val", "valid"), "valid": ("valid", "val")}
 
 
@@ -58,11 +61,11 @@ class IdRange:
                 raise IndexError(f"positions must be in [0, {len(self)}), got {int(index.min())} to {int(index.max())}")
             return index.long() + self.first
         picked = range(self.first, self.end)[index]
-        return torch.tensor(picked) if isinstance(picked, int) else torch.arange(picked.start, picked.stop, picked.step)
+        return as_integers(picked, "ids") if isinstance(picked, range) else torch.tensor(picked, device="cpu")
 
     def to_tensor(self) -> Tensor:
         """All of them, int64."""
-        return torch.arange(self.first, self.end)
+        return torch.arange(self.first, self.end, device="cpu")
 
     def __repr__(self) -> str:
         return f"IdRange({self.first}, {self.end})"
@@ -80,6 +83,14 @@ class Seeds:
     largest: int
     total: int
     recipe: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ids, IdRange):
+            return
+        ids = as_integers(self.ids, "Seeds: ids (gnnsys.split takes masks)")
+        if ids.dtype == torch.bool or ids.dim() != 1:
+            raise ValueError(f"Seeds: ids must be ids, got {list(ids.shape)} {ids.dtype}: give gnnsys.split a mask")
+        self.ids = ids
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -206,7 +217,7 @@ class _Listed:
     offsets: Sequence[int]
 
     def counts(self) -> Sequence[int]:
-        at = torch.searchsorted(self.sorted_ids, torch.tensor(self.offsets))
+        at = torch.searchsorted(self.sorted_ids, torch.tensor(self.offsets, device="cpu"))
         return at.diff().tolist()
 
     def ids(self, first: int, end: int) -> Tensor:
@@ -260,7 +271,7 @@ class _InParts:
             else:
                 pieces.append(self._ask(graph.machine_of_part[part], {"ids": [part, low, high]}))
         found = [piece if isinstance(piece, Tensor) else piece.result().arrays[0] for piece in pieces]
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device="cpu")
 
     def _ask(self, machine: int, wish: dict[str, Any]) -> Pending:
         assert self._graph.client is not None  # alone, every part is here
@@ -281,14 +292,14 @@ def _choose(
         if not isinstance(graph, Graph) and _is_stored(graph, type, name, rows):
             return _InParts(graph, Mask(type, name, column))
         return _Masked(mask_column(_read_all(rows), column, label), offsets)
-    if isinstance(what, Tensor) and what.dtype in (torch.bool, torch.uint8):
-        mask = mask_column(what, column, "the mask")
+    is_bytes = getattr(what, "dtype", None) in (torch.uint8, np.uint8)  # how some files keep masks
+    given = torch.as_tensor(what, device="cpu") if is_bytes else as_integers(what, "what to split")
+    if given.dtype in (torch.bool, torch.uint8):
+        mask = mask_column(given, column, "the mask")
         if mask.numel() != offsets[-1]:
             raise ValueError(f"the mask must have a row for each of {offsets[-1]} {type!r}, got {mask.numel()}")
         return _Masked(mask.cpu(), offsets)
-    given = torch.as_tensor(what)
-    ids = as_ids(given if given.numel() else given.long(), offsets[-1], "ids")  # an empty list has no integers to tell
-    return _Listed(ids.cpu().long().sort().values, offsets)
+    return _Listed(as_ids(given, offsets[-1], "ids").cpu().long().sort().values, offsets)
 
 
 def _is_stored(graph: DistGraph, type: NodeType | EdgeType, name: str, rows: Any) -> bool:
@@ -302,8 +313,8 @@ def _is_stored(graph: DistGraph, type: NodeType | EdgeType, name: str, rows: Any
 def _read_all(source: Any) -> Tensor:
     """A mask from a source of rows: read once, in blocks."""
     num_rows, block = int(source.shape[0]), 1 << 20
-    reads = [source.read(torch.arange(at, min(at + block, num_rows))) for at in range(0, num_rows, block)]
-    return torch.cat(reads) if reads else torch.empty(0, dtype=torch.bool)
+    reads = [source.read(torch.arange(at, min(at + block, num_rows), device="cpu")) for at in range(0, num_rows, block)]
+    return torch.cat(reads) if reads else torch.empty(0, dtype=torch.bool, device="cpu")
 
 
 def _mask_name(graph: Graph | DistGraph, what: str, type: NodeType | EdgeType) -> str:
@@ -312,14 +323,14 @@ def _mask_name(graph: Graph | DistGraph, what: str, type: NodeType | EdgeType) -
         for name in (f"{word}_mask", word):
             if name in data:
                 return name
-    raise ValueError(f"{type!r} has neither {what + '_mask'!r} nor {what!r}: it has {sorted(data)}")
+    raise ValueError(f"{type!r} has neither {what + '_mask'!r} nor {what!r}: it has {some(sorted(data), near=what)}")
 
 
 def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeType | None) -> NodeType | EdgeType:
     known = [*graph.node_types, *graph.edge_types]
     if type is not None:
         if type not in known:
-            raise ValueError(f"type must be one of {known}, got {type!r}")
+            raise ValueError(f"type must be one of {some(known, near=type)}, got {type!r}")
         return type
     if len(graph.node_types) == 1:
         return graph.node_types[0]
@@ -328,8 +339,9 @@ def _resolve_type(graph: Graph | DistGraph, what: What, type: NodeType | EdgeTyp
         having = [t for t in graph.node_types if any(name in graph.node_data[t] for name in words)]
         if len(having) == 1:
             return having[0]
-        raise ValueError(f"type must be given: {having or 'no node type'} has {what!r}; node types {graph.node_types}")
-    raise ValueError(f"type must be given, one of {known}")
+        who, types = some(having) if having else "no node type", some(graph.node_types)
+        raise ValueError(f"type must be given: {who} has {what!r}; node types {types}")
+    raise ValueError(f"type must be given, one of {some(known)}")
 
 
 def _data_of(graph: Graph | DistGraph, type: NodeType | EdgeType) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ import gnnsys.dgl as ours  # noqa: E402
 from gnnsys.graph import NODE, from_dgl  # noqa: E402
 from gnnsys.sampling import NeighborSampler as OurSampler  # noqa: E402
 from gnnsys.sampling import SampleKey  # noqa: E402
+from tests.loader.test_inputs import HOLDERS, mask_of  # noqa: E402
 
 
 def plain_graph(num_nodes: int = 300, num_edges: int = 4000) -> Any:
@@ -229,3 +231,37 @@ def test_what_is_not_supported_says_so_early() -> None:
         ours.NeighborSampler([2]).sample_blocks(g, torch.arange(3), exclude_eids=torch.tensor([-1]))
     with pytest.raises(ValueError, match="input_nodes"):
         ours.DataLoader(g, torch.tensor([300]), ours.NeighborSampler([2]))
+
+
+def test_ids_and_masks_mean_the_same_whatever_holds_them() -> None:
+    g = dgl.rand_graph(40, 300)
+    mask = mask_of(40)
+    ids = mask.nonzero().view(-1)
+    excluded = torch.arange(300) % 2 == 0
+    for name, hold in HOLDERS.items():
+        sampler = ours.NeighborSampler([3])
+        outputs = [output for _, output, _ in ours.DataLoader(g, hold(mask), sampler, batch_size=7)]
+        assert torch.equal(torch.cat(outputs), ids), name
+        _, _, blocks = sampler.sample_blocks(g, hold(mask), exclude_eids=hold(excluded))
+        assert torch.equal(blocks[0].dstdata[dgl.NID], ids), name
+        assert not excluded[blocks[0].edata[dgl.EID]].any(), name
+    for wrong in ([0.5], np.array([1.0]), [True] * 39, [True, 2]):
+        with pytest.raises(ValueError, match="indices"):
+            ours.DataLoader(g, wrong, ours.NeighborSampler([3]))
+        with pytest.raises(ValueError, match="exclude_eids"):
+            ours.NeighborSampler([3]).sample_blocks(g, ids, exclude_eids=wrong)
+
+
+def test_a_feature_that_does_not_exist_is_named_when_the_loader_is_made() -> None:
+    g = plain_graph()
+    for option in ("prefetch_node_feats", "prefetch_labels"):
+        with pytest.raises(ValueError, match=rf"{option}: '_N' has no 'fet', only .*did you mean 'feat'"):
+            ours.DataLoader(g, torch.arange(9), ours.NeighborSampler([2], **{option: ["fet"]}))
+    with pytest.raises(ValueError, match=r"prefetch_edge_feats.*has no 'v'"):
+        ours.DataLoader(g, torch.arange(9), ours.NeighborSampler([2], prefetch_edge_feats=["v"]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there_is_refused_when_the_loader_is_made() -> None:
+    with pytest.raises(ValueError, match="device='cuda' is not available here"):
+        ours.DataLoader(plain_graph(), torch.arange(9), ours.NeighborSampler([2]), device="cuda")

@@ -88,7 +88,7 @@ def join(memories: Sequence[Any], size: int) -> memoryview:
 def import_array(memory: Any, offset: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> Tensor:
     """A view of received memory, which it keeps alive."""
     if count == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     array = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
     return array if len(shape) == 1 else array.view(shape)
 

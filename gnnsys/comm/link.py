@@ -116,7 +116,7 @@ def make_name() -> bytes:
 
 
 def ids_array(request_ids: list[int]) -> list[torch.Tensor]:
-    return [torch.tensor(request_ids, dtype=torch.int64)] if request_ids else []
+    return [torch.tensor(request_ids, dtype=torch.int64, device="cpu")] if request_ids else []
 
 
 def states_of(message: wire.Message, num_asked: int) -> list[int]:

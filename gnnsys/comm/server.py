@@ -340,7 +340,7 @@ class Server:
             for request_id in asked:
                 key = (identity, request_id)
                 states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
-            answered = [torch.tensor(states, dtype=torch.uint8)] if arrays else []
+            answered = [torch.tensor(states, dtype=torch.uint8, device="cpu")] if arrays else []
             self._send(identity, header, wire.encode(wire.reply_header(header), answered, None, self._limits))
 
     def _expire(self, now: float) -> None:

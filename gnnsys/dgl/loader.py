@@ -13,7 +13,9 @@ from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import Structure
 from gnnsys.loader import Batch, NeighborLoader
+from gnnsys.loader.device import resolve
 from gnnsys.loader.schedule import Share
+from gnnsys.pipeline import OfThisProcess
 
 
 class DataLoader:
@@ -57,12 +59,14 @@ class DataLoader:
             )
         if use_uva:
             raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
+        self._of_this_process = OfThisProcess(type(self).__name__)
         structure = graph_sampler.structure(graph)
         seeds = _seeds(structure, indices, (shuffle, ddp_seed) if use_ddp else None)
         to_load, fetch = structure.to_load(graph_sampler.prefetched)
         self.graph = graph
         self.graph_sampler = graph_sampler
         self.device = torch.device(device) if device is not None else None
+        resolve(device)  # ValueError where it is not there
         self._loader = NeighborLoader(
             to_load,
             structure.num_neighbors,
@@ -146,7 +150,7 @@ def _share(nodes: Tensor, shuffle: bool, seed: int) -> Tensor:
         raise ValueError("use_ddp needs a process group: call torch.distributed.init_process_group first")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if shuffle:
-        nodes = nodes[torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(seed))]
+        nodes = nodes[torch.randperm(nodes.numel(), generator=torch.Generator().manual_seed(seed), device="cpu")]
     missing = -nodes.numel() % world
     return torch.cat([nodes, nodes.repeat(-(-missing // max(1, nodes.numel())))[:missing]])[rank::world]
 

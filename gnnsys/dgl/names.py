@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+from gnnsys.graph.listing import some
+from gnnsys.graph.names import did_you_mean
+
 Names: TypeAlias = list[str] | Mapping[Any, list[str]] | None
 
 
@@ -26,3 +29,11 @@ def names_of(names: Names, key: Any) -> list[str]:
             found = names.get(key[1])
         return list(found or [])
     return list(names)
+
+
+def check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:
+    """ValueError for a feature that does not exist."""
+    for name in names:
+        if name not in known:
+            there = f"{some(known, near=name)}{did_you_mean(name, known)}"
+            raise ValueError(f"{option}: {key!r} has no {name!r}, only {there}")

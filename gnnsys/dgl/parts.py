@@ -12,8 +12,9 @@ import dgl
 import torch
 from torch import Tensor
 
-from gnnsys.dgl.names import Names, Prefetched, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.dgl.names import Names, Prefetched, check_names, names_of
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of
+from gnnsys.graph.listing import some
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -58,17 +59,23 @@ class PartsStructure:
             return EDGE
         found = [t for t in known if t[1] == name]
         if len(found) != 1:
-            raise ValueError(f"edge type {name!r} must be one of {known}, or the middle name of one alone")
+            raise ValueError(
+                f"edge type {name!r} must be one of {some(known, near=name)}, or the middle name of one alone"
+            )
         return found[0]
 
     def by_type(self, nodes: Any) -> dict[NodeType, Any]:
         """Ids, or the name of a mask, by the graph's own node types."""
         if not isinstance(nodes, Mapping):
             if len(self.graph.node_types) != 1:
-                raise ValueError(f"seed nodes must be a dict by node type, the graph has {self.graph.node_types}")
+                raise ValueError(f"seed nodes must be a dict by node type, the graph has {some(self.graph.node_types)}")
             nodes = {self.graph.node_types[0]: nodes}
         names = {_PLAIN_NODE: NODE} if self.is_plain else {}
-        return {names.get(t, t): ids if isinstance(ids, str) else torch.as_tensor(ids) for t, ids in nodes.items()}
+        named = {names.get(t, t): ids for t, ids in nodes.items()}
+        return {
+            t: ids if isinstance(ids, str) else ids_of(ids, self.graph.num_nodes(t), "indices")
+            for t, ids in named.items()
+        }
 
     def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
         """Edges that are never to be drawn, as the sampler takes them: global edge ids, ascending."""
@@ -77,11 +84,8 @@ class PartsStructure:
         given = exclude_eids if isinstance(exclude_eids, Mapping) else {self.graph.edge_types[0]: exclude_eids}
         out = {}
         for name, ids in given.items():
-            edge_type, ids = self.edge_type(name), torch.as_tensor(ids).long()
-            size = self.graph.num_edges(edge_type)
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
-            out[edge_type] = ids.unique()
+            edge_type = self.edge_type(name)
+            out[edge_type] = as_ids(ids, self.graph.num_edges(edge_type), "exclude_eids", "edge").long().unique()
         return out
 
     def to_load(self, prefetched: Prefetched) -> tuple[DistGraph, dict[Any, list[str]]]:
@@ -99,7 +103,7 @@ class PartsStructure:
         return [self._to_dgl(block, nodes) for block in blocks]
 
     def _to_dgl(self, block: Block, nodes: dict[NodeType, Tensor]) -> Any:
-        empty = torch.empty(0, dtype=torch.int64)
+        empty = torch.empty(0, dtype=torch.int64, device="cpu")
         shown = {t: _PLAIN_NODE if self.is_plain else t for t in self.graph.node_types}
         shown_edges = {t: _PLAIN_EDGE if self.is_plain else t for t in self.graph.edge_types}
         made = dgl.create_block(
@@ -153,14 +157,8 @@ class PartsStructure:
         """ValueError for what does not exist, when the DataLoader is made."""
         for node_type, arrays in self.graph.node_data.items():
             shown = _PLAIN_NODE if self.is_plain else node_type
-            _check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)
-            _check_names("prefetch_labels", node_type, self._named(prefetched.labels, shown), arrays)
+            check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)
+            check_names("prefetch_labels", node_type, self._named(prefetched.labels, shown), arrays)
         for edge_type in self.graph.edge_types:
             named = self._named_edges(prefetched.edge_feats, edge_type)
-            _check_names("prefetch_edge_feats", edge_type, named, self.graph.edge_data[edge_type])
-
-
-def _check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise ValueError(f"{option}: {key!r} has no {missing[0]!r}, only {list(known)}")
+            check_names("prefetch_edge_feats", edge_type, named, self.graph.edge_data[edge_type])

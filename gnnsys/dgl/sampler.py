@@ -70,7 +70,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
 
     def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
         structure = self.structure(g)
-        key = SampleKey(int(torch.empty((), dtype=torch.int64).random_()))
+        key = SampleKey(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
         sample = structure.sampler.sample(
             structure.by_type(seed_nodes), key=key, exclude=structure.positions(exclude_eids)
         )

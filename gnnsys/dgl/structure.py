@@ -11,8 +11,9 @@ import torch
 from dgl.utils import extract_edge_subframes, extract_node_subframes_for_block, set_new_frames
 from torch import Tensor
 
-from gnnsys.dgl.names import Prefetched, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, from_dgl
+from gnnsys.dgl.names import Prefetched, check_names, names_of
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl, ids_of
+from gnnsys.graph.listing import some
 from gnnsys.sampling import Block
 from gnnsys.sampling import NeighborSampler as Sampler
 
@@ -71,13 +72,18 @@ class Structure:
 
     def by_type(self, nodes: Any) -> dict[NodeType, Tensor]:
         if isinstance(nodes, Mapping):
-            return {NODE if self.is_plain else t: torch.as_tensor(ids) for t, ids in nodes.items()}
+            named = {NODE if self.is_plain else t: ids for t, ids in nodes.items()}
+            return {t: self._ids(ids, t) for t, ids in named.items()}
         if len(self._whole.node_types) != 1:
-            raise ValueError(f"seed nodes must be a dict by node type, the graph has {self._whole.node_types}")
-        return {self._whole.node_types[0]: torch.as_tensor(nodes)}
+            raise ValueError(f"seed nodes must be a dict by node type, the graph has {some(self._whole.node_types)}")
+        return {self._whole.node_types[0]: self._ids(nodes, self._whole.node_types[0])}
+
+    def _ids(self, nodes: Any, node_type: NodeType) -> Tensor:
+        return ids_of(nodes, self._whole.num_nodes(node_type), "indices")
 
     def to_load(self, prefetched: Prefetched) -> tuple[Graph, None]:
         """The graph that the loader joins: only the features that are to be prefetched, all of which it fetches."""
+        self._check(prefetched)
         names = prefetched.node_feats
         rows = {
             t: {n: self._whole.node_data[t][n] for n in names_of(names, "_N" if self.is_plain else t)}
@@ -85,6 +91,17 @@ class Structure:
         }
         csc = {t: self.graph.csc(t) for t in self.graph.edge_types}
         return Graph(self._num_nodes, csc, rows, self.graph.edge_data), None
+
+    def _check(self, prefetched: Prefetched) -> None:
+        """ValueError for what does not exist, when the DataLoader is made."""
+        g = self._g()
+        assert g is not None
+        for t in g.ntypes:
+            check_names("prefetch_node_feats", t, names_of(prefetched.node_feats, t), g.nodes[t].data)
+            check_names("prefetch_labels", t, names_of(prefetched.labels, t), g.nodes[t].data)
+        for edge_type in g.canonical_etypes:
+            named = names_of(prefetched.edge_feats, edge_type)
+            check_names("prefetch_edge_feats", edge_type, named, g.edges[edge_type].data)
 
     def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
         """CSC positions of edges given by DGL's edge ids."""
@@ -100,12 +117,11 @@ class Structure:
             if ours not in self._position_of:
                 edge_ids = self.graph.csc(ours).edge_ids
                 size = self.graph.num_edges(ours)
-                order = torch.arange(size) if edge_ids is None else edge_ids.long()
-                self._position_of[ours] = torch.empty(size, dtype=torch.int64).scatter_(0, order, torch.arange(size))
-            ids = torch.as_tensor(ids)
-            size = self._position_of[ours].numel()
-            if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
-                raise ValueError(f"exclude_eids must be in [0, {size}), got {int(ids.min())} to {int(ids.max())}")
+                order = torch.arange(size, device="cpu") if edge_ids is None else edge_ids.long()
+                self._position_of[ours] = torch.empty(size, dtype=torch.int64, device="cpu").scatter_(
+                    0, order, torch.arange(size, device="cpu")
+                )
+            ids = as_ids(ids, self._position_of[ours].numel(), "exclude_eids", "edge")
             out[ours] = self._position_of[ours][ids.long()].unique()
         return out
 
@@ -120,7 +136,10 @@ class Structure:
         edges = {}
         for t in g.canonical_etypes:
             csc = block.csc[EDGE if self.is_plain else t]
-            edges[t] = ("csc", (csc.indptr.to(g.idtype), csc.indices.to(g.idtype), torch.empty(0, dtype=g.idtype)))
+            edges[t] = (
+                "csc",
+                (csc.indptr.to(g.idtype), csc.indices.to(g.idtype), torch.empty(0, dtype=g.idtype, device="cpu")),
+            )
         names = {t: NODE if self.is_plain else t for t in g.ntypes}
         made = dgl.create_block(
             edges,

@@ -6,7 +6,8 @@ from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.external import external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
-from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.graph import Graph
+from gnnsys.graph.ids import as_ids, as_integers, as_links, ids_of, ids_or_mask
 from gnnsys.graph.listing import some
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.rows import check_data, check_weight, is_source
@@ -22,6 +23,8 @@ __all__ = [
     "NodeType",
     "as_graph",
     "as_ids",
+    "as_integers",
+    "as_links",
     "check_data",
     "check_weight",
     "dataset",
@@ -32,6 +35,8 @@ __all__ = [
     "from_ogb",
     "from_ogb_dict",
     "from_pyg",
+    "ids_of",
+    "ids_or_mask",
     "is_source",
     "load",
     "rmat",

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnnsys.graph.ids import as_ids
 from gnnsys.graph.listing import MANY, some
-from gnnsys.graph.rows import check_data, check_id_dtype, check_rows, check_weight, is_source
+from gnnsys.graph.rows import check_data, check_rows, check_weight, is_source
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 from gnnsys.ops import CSC
 
@@ -267,18 +268,3 @@ def check_edge_type(edge_type: EdgeType, num_nodes: Mapping[NodeType, int]) -> N
     for end in (edge_type[0], edge_type[2]):
         if end not in num_nodes:
             raise ValueError(f"edge type {edge_type!r} names node type {end!r}, which num_nodes does not have")
-
-
-def as_ids(values: Tensor | list[int] | range, num_nodes: int, name: str) -> Tensor:
-    """A user's selection of nodes (ids, a bool mask, a list, a range) as int64 ids; ValueError when out of range."""
-    ids = values if isinstance(values, Tensor) else torch.as_tensor(list(values), dtype=torch.int64)
-    if ids.dtype == torch.bool:
-        if ids.numel() != num_nodes:
-            raise ValueError(f"{name}: a mask must have {num_nodes} entries, one per node, got {ids.numel()}")
-        ids = ids.nonzero().view(-1)
-    check_id_dtype(ids, name)
-    if ids.numel():
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= num_nodes:
-            raise ValueError(f"{name} must be in [0, {num_nodes}), got {low} to {high}")
-    return ids

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
-from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.graph import Graph
+from gnnsys.graph.ids import as_ids
 from gnnsys.graph.listing import some
 from gnnsys.graph.npy import load_npz_arrays
 from gnnsys.graph.npz_checks import (

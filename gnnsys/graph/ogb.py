@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph.graph import Graph, as_ids
+from gnnsys.graph.graph import Graph
+from gnnsys.graph.ids import as_ids
 from gnnsys.graph.listing import some
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 

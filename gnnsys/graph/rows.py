@@ -52,9 +52,3 @@ def check_weight(weight: Tensor, where: str) -> None:
         if not bool(usable.all()):
             edge = int((~usable).nonzero()[0])
             raise ValueError(f"{where} must be finite and >= 0, got {piece[edge].item()} at edge {first + edge}")
-
-
-def check_id_dtype(ids: Tensor, where: str) -> None:
-    """ValueError unless `ids` is one-dimensional int32 or int64."""
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{where} must be one-dimensional int32, int64 or bool, got {list(ids.shape)} {ids.dtype}")

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
+from gnnsys.graph.listing import some
+from gnnsys.graph.names import did_you_mean
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import CSC
 from gnnsys.sampling import Block
@@ -25,7 +27,11 @@ class Store(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"no {name!r} here, only {list(self)}") from None
+            there = some(self, near=name, most=20)
+            raise AttributeError(f"no {name!r} here, only {there}{did_you_mean(name, self)}") from None
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"no {name!r} here, only {some(self, near=name, most=20)}{did_you_mean(name, self)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -86,7 +92,8 @@ class Batch:
         if isinstance(key, tuple):
             if key in self.edges:
                 return self.edges[key]
-            raise KeyError(f"no edge type {key!r}, the batch has {self.edge_types}")
+            there = some(self.edge_types, near=key)
+            raise KeyError(f"no edge type {key!r}, the batch has {there}{did_you_mean(key, self.edge_types)}")
         if key in self.nodes and not self.is_homogeneous:
             return self.nodes[key]
         try:
@@ -104,7 +111,10 @@ class Batch:
             found = self.collect(name[: -len("_dict")])
             if found:
                 return found
-        raise AttributeError(f"the batch has no {name!r}, only {self.keys()}")
+        names = [*self.keys(), *([] if self.is_homogeneous else self.node_types)]
+        types = "" if self.is_homogeneous else f" and the node types {some(self.node_types, near=name)}"
+        there = f"{some(self.keys(), near=name, most=20)}{types}{did_you_mean(name, names)}"
+        raise AttributeError(f"the batch has no {name!r}, only {there}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:

@@ -8,7 +8,7 @@ is there already, and only waited for.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -47,12 +47,15 @@ class Side:
         self.device = device
         self.is_shared = True
         self._is_cuda = device.type == "cuda"
+        self._streams: list[Any] = []  # all that were made, whichever thread has them
         self._shared = self._make()
         self._own = threading.local()  # stream, followed: of this thread; followed where the thread is adopted
         self._after: Any = None  # an event of the consumer's
 
     def _make(self) -> Any:
-        return torch.cuda.Stream(self.device, priority=-1) if self._is_cuda else torch.Stream(device=self.device)
+        made = torch.cuda.Stream(self.device, priority=-1) if self._is_cuda else torch.Stream(device=self.device)
+        self._streams.append(made)
+        return made
 
     @property
     def _stream(self) -> Any:
@@ -96,6 +99,11 @@ class Side:
         """An event that happens when all that is queued now is done."""
         return self._stream.record_event()
 
+    def wait(self) -> None:
+        """Until all that is queued now is done: nothing of the host's memory is read any more."""
+        for stream in list(self._streams):
+            stream.synchronize()
+
     def hand_over(self, event: Any) -> Any:
         """The current stream of this thread, which from here on waits for `event`."""
         current = torch.cuda.current_stream if self._is_cuda else torch.accelerator.current_stream
@@ -126,7 +134,7 @@ class Copy:
             return tensor.to(device, non_blocking=True)
 
         with self._side.use():
-            moved = item.apply(move)
+            moved = through(item, move)
         record = item.trace if isinstance(item, Sampled) else getattr(item, "_record", None)
         if record is not None:
             record.bytes["device"] = num_bytes
@@ -141,8 +149,12 @@ class Copy:
             for tensor in tensors():
                 tensor.record_stream(stream)
         else:  # whatever a transform has made of the batch
-            copied.item.apply(lambda tensor: tensor.record_stream(stream) or tensor)
+            through(copied.item, lambda tensor: tensor.record_stream(stream) or tensor)
         return copied.item
+
+    def wait(self) -> None:
+        """Until all that loading has queued so far is done."""
+        self._side.wait()
 
     def follow(self) -> None:
         """Rows and structure may be the work of the caller's stream: loading waits for what is queued there now."""
@@ -163,6 +175,26 @@ class Copy:
         is_ours = stage.name in ("sample", "fetch", "compact")
         begin = None if stage.begin is None else _on(self._side, stage.begin, is_ours)
         return replace(stage, run=_on(self._side, stage.run, is_ours), begin=begin)
+
+
+def through(item: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """`function` of every tensor in a batch, or in what a transform has made of one: tensors, things with `apply`, and
+    lists, tuples and dictionaries of them."""
+    if isinstance(item, Tensor):
+        return function(item)
+    if isinstance(item, (list, tuple)):
+        values = [through(value, function) for value in item]
+        return type(item)(*values) if hasattr(item, "_fields") else type(item)(values)
+    if isinstance(item, Mapping):
+        return {name: through(value, function) for name, value in item.items()}
+    if item is None or isinstance(item, (bool, int, float, str)):
+        return item
+    if not callable(getattr(item, "apply", None)):
+        raise ValueError(
+            f"a {type(item).__name__} cannot be brought to the device: a transform must return a batch, tensors, or "
+            "lists, tuples and dictionaries of them; or leave device away and move it yourself"
+        )
+    return item.apply(function)
 
 
 def _on(side: Side, function: Callable[[Any], Any], is_ours: bool) -> Callable[[Any], Any]:

@@ -36,6 +36,11 @@ class Ranks:
         standing = _standing(graph) if self.recipe is None else (self.recipe.rank, len(self.recipe.machine_of_rank))
         self.rank, self.world_size = standing
 
+    @property
+    def told_inputs(self) -> list[InputIds]:
+        """The inputs, unless the share they are says itself which they are."""
+        return [] if self.recipe is not None or self.inputs is None else [self.inputs]
+
     def state(self) -> dict[str, Any]:
         """Who this is and whose seeds these are."""
         recipe = self.recipe

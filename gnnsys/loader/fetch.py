@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.graph.listing import some
 from gnnsys.loader.inflight import Flight, Leg, Pending, Window
 from gnnsys.loader.join import Ids, Rows, Sampled
 from gnnsys.ops import move_rows
@@ -62,6 +63,10 @@ class Fetch:
     def names(self, key: AnyType) -> list[str]:
         """The arrays of a type that batches have."""
         return [name for name, _ in self._arrays[key]]
+
+    def all_names(self) -> dict[AnyType, list[str]]:
+        """The same of every type."""
+        return {key: self.names(key) for key in self._arrays}
 
     def prepare(self, rows: Rows, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
@@ -183,7 +188,7 @@ class _Order:
         """A table that is not plain memory; only rows that never change are shared between batches."""
         group = _Group(key, None if is_table(source) else name, getattr(source, "mutable", None) is False)
         if group not in self.legs:
-            remote = source.remote_positions(ids) if is_table(source) else torch.arange(ids.numel())
+            remote = source.remote_positions(ids) if is_table(source) else torch.arange(ids.numel(), device="cpu")
             self.legs[group] = Leg(group, ids, remote, [], source.shape[0])
             self._tables[group] = []
         self.legs[group].outs.append(out)
@@ -209,7 +214,7 @@ class _Order:
                 elif leg.asked is None:
                     pending.append(_Read(source.begin_read(ids, out), out, name))
                 else:
-                    rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype)
+                    rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype, device="cpu")
                     pending.append(_Scattered(_Read(source.begin_read(ids, rows), rows, name), out, leg.asked))
         self._pulls = [store.pull(wanted, batch=self.batch) for store, wanted in pulls.values()]
         return [*self._pulls, *pending]
@@ -302,12 +307,12 @@ def check_names(graph: Graph | DistGraph, names: Names | None) -> None:
     if isinstance(names, Mapping):
         for key, chosen in names.items():
             if key not in data:
-                raise ValueError(f"fetch: there is no node or edge type {key!r}, only {list(data)}")
+                raise ValueError(f"fetch: there is no node or edge type {key!r}, only {some(data, near=key)}")
             for name in chosen:
                 if name not in data[key]:
-                    raise ValueError(f"fetch: {key!r} has no array {name!r}, only {list(data[key])}")
+                    raise ValueError(f"fetch: {key!r} has no array {name!r}, only {some(data[key], near=name)}")
         return
     for name in names:
         if not any(name in arrays for arrays in data.values()):
             known = sorted({known for arrays in data.values() for known in arrays})
-            raise ValueError(f"fetch: no node or edge type has an array {name!r}, only {known}")
+            raise ValueError(f"fetch: no node or edge type has an array {name!r}, only {some(known, near=name)}")

@@ -198,14 +198,14 @@ class Window:
         before = places.place.index_select(0, local)
         shared = self._is_live(before)
         taken, new = shared.nonzero().view(-1), (~shared).nonzero().view(-1)
-        mine = torch.arange(new.numel()) + (flight.number << 32)
+        mine = torch.arange(new.numel(), device="cpu") + (flight.number << 32)
         # An id that comes twice has one place: the other rows are repeats of that one.
         repeated = (places.put(local.index_select(0, new), mine) != mine).nonzero().view(-1)
         leg.num_shared = taken.numel() + repeated.numel()
         if leg.num_shared == 0:
             return
         leg.held = leg.remote.index_select(0, new)
-        ask = torch.ones(leg.ids.numel(), dtype=torch.bool)
+        ask = torch.ones(leg.ids.numel(), dtype=torch.bool, device="cpu")
         ask.index_fill_(0, leg.remote.index_select(0, taken), False)
         if repeated.numel():
             to = leg.held.index_select(0, repeated)
@@ -252,10 +252,10 @@ class Window:
         """Which places are in flights of the window. Those completed in turn are its oldest: then numbers tell."""
         numbers = sorted((*self._kept, *self._flights))
         if not numbers:
-            return torch.zeros(places.numel(), dtype=torch.bool)
+            return torch.zeros(places.numel(), dtype=torch.bool, device="cpu")
         if len(numbers) == self._next - 1 - numbers[0]:  # all between the oldest and the one that enters now
             return places >= numbers[0] << 32
-        return torch.isin(places >> 32, torch.tensor(numbers))
+        return torch.isin(places >> 32, torch.tensor(numbers, device="cpu"))
 
 
 class _Places:
@@ -263,7 +263,7 @@ class _Places:
 
     def __init__(self, id_bound: int) -> None:
         self._table = IdTable(id_bound)
-        self.place = torch.empty(0, dtype=torch.int64)  # by local id of the table; -1: nowhere
+        self.place = torch.empty(0, dtype=torch.int64, device="cpu")  # by local id of the table; -1: nowhere
         self.num_ids = 0
 
     def clear(self) -> None:
@@ -275,7 +275,7 @@ class _Places:
         local, fresh = self._table.insert(ids)
         first, self.num_ids = self.num_ids, self.num_ids + fresh.numel()
         if self.num_ids > self.place.numel():
-            grown = torch.empty(2 * self.num_ids, dtype=torch.int64)
+            grown = torch.empty(2 * self.num_ids, dtype=torch.int64, device="cpu")
             grown[:first] = self.place[:first]
             self.place = grown
         self.place[first : self.num_ids] = -1
@@ -287,4 +287,4 @@ class _Places:
         return self.place.index_select(0, local)
 
     def note(self, ids: Tensor, number: int) -> None:
-        self.put(self.local(ids), torch.arange(ids.numel()) + (number << 32))
+        self.put(self.local(ids), torch.arange(ids.numel(), device="cpu") + (number << 32))

@@ -16,6 +16,7 @@ from gnnsys.observe import BatchTrace
 from gnnsys.ops import gather_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.memo import BY_DESTINATION, STRUCTURES
+from gnnsys.ops.reads import DeviceReads
 from gnnsys.sampling import DistGraph, Sample
 from gnnsys.sampling.neighborhoods import to_device
 
@@ -92,11 +93,12 @@ class Rows:
     def __init__(self, pool: BufferPool, pin: bool = False) -> None:
         self._pool = pool
         self._pin = pin
+        self._reads = DeviceReads()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised memory to gather into."""
         if self._pin:  # torch keeps pinned memory for reuse by itself
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
+            return torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu")
         return self._pool.empty(shape, dtype)
 
     def __call__(self, source: Tensor, index: Tensor | Ids) -> Tensor:
@@ -104,7 +106,9 @@ class Rows:
         if source.requires_grad or not source.is_contiguous():
             return source.index_select(0, ids.on(source.device))
         if source.is_cuda or (ids.device.type == "cuda" and source.is_pinned()):
-            return gather_rows(source, ids.on(source.device if source.is_cuda else ids.device))
+            where = source.device if source.is_cuda else ids.device
+            self._reads(where, source)
+            return gather_rows(source, ids.on(where))
         if not source.is_cpu:
             return source.index_select(0, ids.on(source.device))
         at = ids.on(source.device)

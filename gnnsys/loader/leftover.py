@@ -207,13 +207,13 @@ class Joined:
 
     def __init__(self, pieces: Sequence[Any]) -> None:
         self._pieces = pieces
-        self._ends = torch.tensor([len(piece) for piece in pieces], dtype=torch.int64).cumsum(0)
+        self._ends = torch.tensor([len(piece) for piece in pieces], dtype=torch.int64, device="cpu").cumsum(0)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._pieces) else 0
 
     def __getitem__(self, index: Tensor) -> Tensor:
-        out = torch.empty(index.numel(), dtype=torch.int64)
+        out = torch.empty(index.numel(), dtype=torch.int64, device="cpu")
         of = torch.searchsorted(self._ends, index, right=True)
         for number in of.unique().tolist():
             here = of == number

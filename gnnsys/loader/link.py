@@ -8,11 +8,14 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EDGE, EdgeType, Graph
+from gnnsys.graph import EDGE, EdgeType, Graph, as_links
+from gnnsys.graph.ids import IdsLike
+from gnnsys.graph.listing import some
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
@@ -20,13 +23,14 @@ from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.reserved import link_names
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import check_alone
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
 
-InputLinks: TypeAlias = "Tensor | EdgeType | tuple[EdgeType, Tensor | None] | Share | None"
+InputLinks: TypeAlias = "Tensor | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
 
 
 class LinkNeighborLoader(Loader):
@@ -114,11 +118,25 @@ class LinkNeighborLoader(Loader):
             graph.num_edges(reverse_edge_type)  # ValueError where there is no such type
         exclude = (edge_type, reverse_edge_type) if exclude_supervision else None
         sample = _SampleLinks(graph, sampler, seeder, subgraph_type, edge_type, inputs, exclude, seed)
+        ranks = Ranks(graph, edge_label_index, ids, own)
+        ends = [inputs.src, inputs.dst] if isinstance(inputs, Links) else ranks.told_inputs
+        options = {
+            "edge_label_index of type": edge_type,
+            **sampler.options(),
+            "subgraph_type": subgraph_type,
+            "exclude_supervision": exclude_supervision,
+            "reverse_edge_type": reverse_edge_type,
+            "neg_sampling": None if negatives is None else vars(negatives),
+        }
         super().__init__(
             graph,
             Schedule(num_links, batch_size, shuffle, drop_last, seed, **shares),
             sample,
-            ranks=Ranks(graph, edge_label_index, ids, own),
+            ranks=ranks,
+            identity=Identity(graph, [*ends, edge_label, edge_label_time], options),
+            own_names=link_names(
+                disjoint, negatives, is_labelled=edge_label is not None, is_timed=edge_label_time is not None
+            ),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
@@ -180,15 +198,13 @@ def resolve_inputs(
     """The edge type, the links, how many there are, and what a schedule must know of other ranks' shares."""
     if isinstance(given, Share):
         if given.type not in graph.edge_types:
-            raise ValueError(f"the share is of {given.type!r}, links must be of one of {graph.edge_types}")
+            raise ValueError(f"the share is of {given.type!r}, links must be of one of {some(graph.edge_types)}")
         inputs = EdgeInputs(InputIds(given.ids), ends_of(graph, given.type), label, time)
         return given.type, inputs, len(given.ids), {"largest": given.largest}
-    if isinstance(graph, Graph) or (isinstance(given, tuple) and len(given) == 2 and given[1] is not None):
-        edge_type, (src, dst) = resolve_links(graph, given)
-        return edge_type, Links(torch.arange(src.numel()), src, dst, label, time), src.numel(), {}
     edge_type, index = named_links(graph, given)
-    if index is not None:
-        return resolve_inputs(graph, (edge_type, index), label, time)
+    if index is not None or isinstance(graph, Graph):
+        src, dst = check_links(graph, edge_type, index)
+        return edge_type, Links(torch.arange(src.numel(), device="cpu"), src, dst, label, time), src.numel(), {}
     check_alone(graph, edge_type, None)
     num_edges = graph.num_edges(edge_type)
     if num_edges == 0:
@@ -209,6 +225,10 @@ class _All:
         return chosen
 
 
+def _is_edge_type(given: Sequence[Any]) -> bool:
+    return len(given) == 3 and all(isinstance(name, str) for name in given)
+
+
 def ends_of(graph: AnyGraph, edge_type: EdgeType) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """From edge ids to the edges' ends."""
     if not isinstance(graph, Graph):
@@ -220,31 +240,36 @@ def ends_of(graph: AnyGraph, edge_type: EdgeType) -> Callable[[Tensor], tuple[Te
 
 def named_links(graph: AnyGraph, given: Any) -> tuple[EdgeType, Tensor | None]:
     """The edge type and the links, if any, that a user's `edge_label_index` names."""
-    if given is None or isinstance(given, Tensor):
+    edge_type, index = None, given
+    if isinstance(given, (tuple, list)):
+        if _is_edge_type(given):
+            edge_type, index = tuple(given), None
+        elif len(given) == 2 and isinstance(given[0], (tuple, list)) and _is_edge_type(given[0]):
+            edge_type, index = tuple(given[0]), given[1]
+    if edge_type is None:
         if len(graph.edge_types) != 1:
-            raise ValueError(f"edge_label_index must name an edge type, one of {graph.edge_types}")
-        return graph.edge_types[0], given
-    edge_type, index = (given, None) if len(given) == 3 else given
+            raise ValueError(
+                "edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data, one of "
+                f"{some(graph.edge_types)}"
+            )
+        edge_type = graph.edge_types[0]
     graph.num_edges(edge_type)  # ValueError where there is no such type
-    return edge_type, index
+    return edge_type, None if index is None else as_links(index, "edge_label_index")
 
 
-def resolve_links(graph: AnyGraph, edge_label_index: InputLinks) -> tuple[EdgeType, tuple[Tensor, Tensor]]:
-    """The edge type and the ends (int64) of the links that a user's `edge_label_index` stands for."""
-    edge_type, index = named_links(graph, edge_label_index)
+def check_links(graph: AnyGraph, edge_type: EdgeType, index: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The ends (int64) of links, all edges by default; ValueError where there are none, or some are no nodes."""
     if index is None:
         assert isinstance(graph, Graph)
         index = edge_index_of(graph, edge_type)
-    if index.dim() != 2 or index.shape[0] != 2 or index.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"edge_label_index must be integers of shape [2, num_links], got {tuple(index.shape)}")
     if index.shape[1] == 0:
         raise ValueError("edge_label_index is empty: no links to start from")
-    for end, node_type in zip(index, (edge_type[0], edge_type[2])):
+    for end, node_type in zip(index, (edge_type[0], edge_type[2]), strict=True):
         bound = graph.num_nodes(node_type)
         if not 0 <= int(end.min()) <= int(end.max()) < bound:
             raise ValueError(f"edge_label_index must be in [0, {bound}), got {int(end.min())} to {int(end.max())}")
     src, dst = index.long().cpu()
-    return edge_type, (src, dst)
+    return src, dst
 
 
 def edge_index_of(graph: Graph, edge_type: EdgeType) -> Tensor:

@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.graph import EdgeType, Graph, NodeType, is_source
+from gnnsys.graph.listing import some
+from gnnsys.graph.names import did_you_mean
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.loader.read import read_rows
@@ -130,7 +132,7 @@ class LinkSeeder:
             return out
         out.values["edge_label_index"] = torch.stack([src_at, dst_at])
         if self._negatives is not None:
-            positive = torch.ones(num_positives) if links.label is None else links.label
+            positive = torch.ones(num_positives, device="cpu") if links.label is None else links.label
             negative = positive.new_zeros((num_negatives, *positive.shape[1:]))
             out.values["edge_label"] = torch.cat([positive, negative])
         elif links.label is not None:
@@ -161,8 +163,8 @@ class LinkSeeder:
                 return LinkSeeds({src_type: unique}, None, None, None), at[: src.numel()], at[src.numel() :]
             (src, src_at), (dst, dst_at) = self._unique(src, src_type), self._unique(dst, dst_type)
             return LinkSeeds({src_type: src, dst_type: dst}, None, None, None), src_at, dst_at
-        src_at, dst_at = torch.arange(src.numel()), torch.arange(dst.numel())
-        trees = torch.arange(src.numel() + dst.numel())
+        src_at, dst_at = torch.arange(src.numel(), device="cpu"), torch.arange(dst.numel(), device="cpu")
+        trees = torch.arange(src.numel() + dst.numel(), device="cpu")
         link_of_tree = torch.cat([src_at, dst_at]) % max(1, num_positives)
         src_time = None if time is None else _for_each(time, src.numel())
         dst_time = None if time is None else _for_each(time, dst.numel())
@@ -214,25 +216,47 @@ def make_seeder(
     """The seeder of a graph's links; negatives of temporal links need the times of all their nodes."""
     src, _, dst = edge_type
     sizes = graph.num_nodes(src), graph.num_nodes(dst)
-    times = [graph.node_data[t].get(time_attr) if time_attr else None for t in (src, dst)]
-    if isinstance(graph, Graph):
-        return LinkSeeder(sizes, edge_type, negatives, disjoint, (times[0], times[1]))
+    names = None if isinstance(graph, Graph) else graph
     if negatives is None:
-        return LinkSeeder(sizes, edge_type, None, disjoint, names=graph)
-    src_time, dst_time = (_by_original(graph, t, rows) for t, rows in zip((src, dst), times))
+        return LinkSeeder(sizes, edge_type, None, disjoint, names=names)
+    times = [graph.node_data[t].get(time_attr) if time_attr else None for t in (src, dst)]
+    src_time, dst_time = (None if rows is None else _by_original(graph, t, rows) for t, rows in zip((src, dst), times))
     negatives = replace(
         negatives,
-        src_weight=_by_original(graph, src, negatives.src_weight),
-        dst_weight=_by_original(graph, dst, negatives.dst_weight),
+        src_weight=None if negatives.is_triplet else _weights(graph, src, negatives.src_weight, "src_weight"),
+        dst_weight=_weights(graph, dst, negatives.dst_weight, "dst_weight"),
     )
-    return LinkSeeder(sizes, edge_type, negatives, disjoint, (src_time, dst_time), graph)
+    return LinkSeeder(sizes, edge_type, negatives, disjoint, (src_time, dst_time), names)
 
 
-def _by_original(graph: DistGraph, node_type: NodeType, rows: Any) -> Tensor | None:
-    """Rows of all nodes in the order of their original ids."""
-    if rows is None or rows.shape[0] != graph.num_nodes(node_type):  # which whoever draws by them refuses
+def _weights(graph: AnyGraph, node_type: NodeType, given: Any, name: str) -> Tensor | None:
+    """The weights of all nodes of a type, in the order of the user's own ids; named ones are read where they live."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        arrays = graph.node_data[node_type]
+        if given not in arrays:
+            raise ValueError(
+                f"neg_sampling: {name}: nodes of type {node_type!r} have no array {given!r}, only "
+                f"{some(arrays, near=given)}{did_you_mean(given, arrays)}"
+            )
+        weight = _by_original(graph, node_type, arrays[given])
+    elif is_source(given):
+        weight = _by_original(graph, node_type, given)
+    else:
+        weight = torch.as_tensor(given, device="cpu")
+    return weight.reshape(-1) if weight.dim() == 2 and weight.shape[1] == 1 else weight
+
+
+def _by_original(graph: AnyGraph, node_type: NodeType, rows: Any) -> Tensor:
+    """Rows of all nodes in the order of the user's own ids."""
+    if isinstance(graph, Graph) and isinstance(rows, Tensor):
         return rows
-    return read_rows([(rows, graph.global_ids(torch.arange(graph.num_nodes(node_type)), node_type))])[0]
+    num_nodes = graph.num_nodes(node_type)
+    if rows.shape[0] != num_nodes:
+        raise ValueError(f"neg_sampling: rows of {node_type!r} must be {num_nodes}, one per node, got {rows.shape[0]}")
+    ids = torch.arange(num_nodes, device="cpu")
+    return read_rows([(rows, ids if isinstance(graph, Graph) else graph.global_ids(ids, node_type))])[0]
 
 
 def check_labels(negatives: NegativeSampling | None, label: Any) -> Any:

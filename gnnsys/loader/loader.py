@@ -7,19 +7,23 @@ from typing import Any
 
 import torch
 
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, as_ids
+from gnnsys.graph.ids import IdsLike
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Fetch, Names
+from gnnsys.loader.identity import NAME as MADE_OF
+from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
 from gnnsys.loader.layout import Layout
 from gnnsys.loader.leftover import Leftover
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
-from gnnsys.pipeline import Pipeline, Stage, StageCounters
+from gnnsys.pipeline import OfThisProcess, Pipeline, Stage, StageCounters
 from gnnsys.sampling import DistGraph
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
@@ -32,13 +36,13 @@ class Loader:
 
     With `num_threads=0` everything happens in `next`; None is one thread, two where a GPU reads the graph from
     pinned memory, or three where sampling waits for other machines. With `across_epochs` the pipeline runs on into
-    the next epoch while this one ends; without it nothing is loaded between epochs (choose that if rows of the
-    graph change then). `fetch` names the arrays that batches have, for all types or by type: all by default, but
-    for tables that train, which are read in the forward pass. Rows travel as `wire_dtype` if one is given. What the
-    graph is given after the loader was made, the loader does not see. `stages` are the user's own, each with the
-    stage it comes `after`: "schedule" (gets `Inputs`), "sample" or "fetch" (`Sampled`), "compact" (`Batch`).
-    `pipeline` is how threads are laid out. Subclasses give the sample stage: a
-    callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
+    the next epoch while this one ends; without it nothing is loaded between epochs, and an epoch ends only when a
+    device has read all of it too (choose that if rows of the graph change then). `fetch` names the arrays that
+    batches have, for all types or by type: all by default, but for tables that train, which are read in the forward
+    pass. Rows travel as `wire_dtype` if one is given. What the graph is given after the loader was made, the loader
+    does not see. `stages` are the user's own, each with the stage it comes `after`: "schedule" (gets `Inputs`),
+    "sample" or "fetch" (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid out. Subclasses give the
+    sample stage: a callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class Loader:
         sample: Callable[[Ticket, torch.Tensor], Sampled],
         *,
         ranks: Ranks,
+        identity: Identity,
+        own_names: Sequence[str],
         transform: Callable[[Batch], Batch] | None,
         num_threads: int | None,
         prefetch: int,
@@ -58,6 +64,7 @@ class Loader:
         stages: Sequence[Stage] = (),
         pipeline: PipelineOptions | None = None,
     ) -> None:
+        self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
         if not isinstance(options, PipelineOptions):
             raise ValueError(f"pipeline must be a gnnsys.loader.PipelineOptions, got {type(options).__name__}")
@@ -65,8 +72,10 @@ class Loader:
         self.graph = graph
         self._schedule = schedule
         self._ranks = ranks
+        self._identity = identity
         self._across_epochs = across_epochs
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
+        check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
         on_device = sampled_on(graph, target) is not None
         if num_threads is None:
@@ -184,11 +193,9 @@ class Loader:
             return schedule.tickets
         return lambda position: schedule.tickets(position, end=schedule.first(schedule.ticket(position).epoch + 1))
 
-    def __call__(self, index: torch.Tensor | list[int]) -> Batch:
-        """The batch of the given inputs (positions in what the loader was given), made here and now."""
-        chosen = torch.as_tensor(index, dtype=torch.int64)
-        if chosen.dim() != 1 or (chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < self._num_inputs):
-            raise ValueError(f"index must be one-dimensional with values in [0, {self._num_inputs}), got {index}")
+    def __call__(self, index: IdsLike) -> Batch:
+        """The batch of the given inputs (positions in what the loader was given, or a mask), made here and now."""
+        chosen = as_ids(index, self._num_inputs, "index", "input").long().cpu()
         if self._copy is not None:
             self._copy.follow()
         item: Any = Inputs(_CALL, chosen, None)
@@ -206,17 +213,20 @@ class Loader:
         """What the consumer has seen; loaded into a loader made alike, the next batch is the one after."""
         at, leftover = self._at, self._schedule.leftover
         left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
-        return {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
+        state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
+        return {**state, MADE_OF: self._identity.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
 
         The caller's code at the end of that epoch, which the state knows nothing of, is then run once more or at last.
+        ValueError, before anything is changed, for the state of a loader with other inputs, another graph or options.
         """
         self._ranks.check_own(state)
         for name, ours in self._schedule.state().items():
             if state.get(name) != ours:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
+        self._identity.check(state)
         self._go_to(Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state))
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -231,6 +241,8 @@ class Loader:
             return self.load_state_dict(own)
         ours = {name: getattr(self._schedule, name) for name in ("shuffle", "seed")}
         leftover = self._ranks.deal(states, ours)
+        for state in states:
+            self._identity.check_sampling(state)
         self._go_to(Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first), leftover)
 
     def _go_to(self, ticket: Ticket, leftover: Leftover | None) -> None:
@@ -275,9 +287,14 @@ class Loader:
         return [] if self._trace is None else self._trace.records()
 
     def close(self) -> None:
-        """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit."""
+        """Ends the threads; iterating again starts new ones. Also done on garbage collection and at exit.
+
+        When it returns, nothing of the graph is read any more, by a device neither: rows may change from here on.
+        """
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._copy is not None:
+            self._copy.wait()
         self._fetch.forget()
 
     def __repr__(self) -> str:

@@ -28,13 +28,14 @@ def negative_stream(key: SampleKey) -> torch.Generator:
 class NegativeSampling:
     """`binary`: ceil(amount * positives) random pairs, label 0. `triplet`: `amount` destinations for each positive.
 
-    `src_weight` and `dst_weight` (one entry per node) make a node's chance proportional to its weight.
+    `src_weight` and `dst_weight` make a node's chance proportional to its weight: one entry per node by the user's own
+    ids, on a graph in parts too (original ids), or the name of an array of the graph, read where it lives.
     """
 
     mode: str
     amount: int | float = 1
-    src_weight: Tensor | None = None
-    dst_weight: Tensor | None = None
+    src_weight: Any = None  # a tensor, list or array [num_nodes], a name, or a source of rows of the graph
+    dst_weight: Any = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("binary", "triplet"):
@@ -96,12 +97,12 @@ class NodeDraw:
         """`count` nodes, int64; the i-th has time <= limit[i % len(limit)] (the earliest node where none has)."""
         if self._time is None or limit is None:
             if self._running is None:
-                return torch.randint(self._num_nodes, (count,), generator=stream)
-            allowed = torch.full((count,), self._num_nodes)
+                return torch.randint(self._num_nodes, (count,), generator=stream, device="cpu")
+            allowed = torch.full((count,), self._num_nodes, device="cpu")
         else:
             allowed = torch.searchsorted(self._time, limit.contiguous(), right=True)
             allowed = allowed.repeat(-(-count // max(1, limit.numel())))[:count]
-        chance = torch.rand(count, generator=stream, dtype=torch.float64)
+        chance = torch.rand(count, generator=stream, dtype=torch.float64, device="cpu")
         if self._running is None:
             place = (chance * allowed).long()
         else:

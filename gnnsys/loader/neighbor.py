@@ -13,11 +13,13 @@ from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.read import read_rows
+from gnnsys.loader.reserved import node_names
 from gnnsys.loader.schedule import Schedule, Share, Ticket
 from gnnsys.loader.seeds import InputNodes, resolve_nodes
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
@@ -86,6 +88,7 @@ class NeighborLoader(Loader):
         target = resolve(device, graph)
         input_time = None if input_time is None else input_time.cpu()
         sample: Callable[[Ticket, Tensor], Sampled]
+        options: dict[str, Any] = {"input_nodes of type": node_type, "sampler": "a user's own"}
         if sampler is None:
             if num_neighbors is None:
                 raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
@@ -103,6 +106,7 @@ class NeighborLoader(Loader):
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
+            options |= {"sampler": None, **ours.options(), "subgraph_type": subgraph_type}
         else:
             if not callable(sampler):
                 raise ValueError(f"sampler must be a function sampler(graph, seeds, key) -> Sample, got {sampler!r}")
@@ -110,11 +114,14 @@ class NeighborLoader(Loader):
             if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
                 raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
             sample = _SampleWith(graph, sampler, node_type, nodes, seed, sampled_on(graph, target))
+        ranks = Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"])
         super().__init__(
             graph,
             schedule,
             sample,
-            ranks=Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"]),
+            ranks=ranks,
+            identity=Identity(graph, [*ranks.told_inputs, input_time], options),
+            own_names=node_names(disjoint or time_attr is not None, input_time is not None),
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,

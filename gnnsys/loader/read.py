@@ -24,7 +24,7 @@ def read_rows(wanted: Iterable[tuple[Any, Tensor]]) -> list[Tensor]:
         elif is_table(source):
             tables.setdefault(id(source.store), (source.store, []))[1].append((number, Pull(source.name, ids)))
         else:
-            out = torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype)
+            out = torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype, device="cpu")
             begun[number] = source.begin_read(ids, out), out
     under_way = [(store.pull([pull for _, pull in some]), some) for store, some in tables.values()]
     for pending, some in under_way:

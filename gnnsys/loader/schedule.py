@@ -107,9 +107,9 @@ class Schedule:
         if left is not None and ticket.epoch == left.epoch:
             steps = self._num_left(left)
             begin, end = even_range(ticket.batch - left.first, left.num_inputs, steps, self.batch_size)
-            return torch.arange(self.num_inputs + begin, self.num_inputs + end)
+            return torch.arange(self.num_inputs + begin, self.num_inputs + end, device="cpu")
         begin, end = self._range(ticket.batch)
-        return self._order(ticket.epoch)[begin:end] if self.shuffle else torch.arange(begin, end)
+        return self._order(ticket.epoch)[begin:end] if self.shuffle else torch.arange(begin, end, device="cpu")
 
     def _num_left(self, left: Leftover) -> int:
         return num_batches(left.largest, self.batch_size, self.drop_last)
@@ -136,4 +136,4 @@ class Schedule:
 
 def shuffled(num_inputs: int, seed: int, epoch: int) -> Tensor:
     """The order of a share's inputs in an epoch, int64."""
-    return torch.randperm(num_inputs, generator=generator(seed, _SHUFFLE, epoch))
+    return torch.randperm(num_inputs, generator=generator(seed, _SHUFFLE, epoch), device="cpu")

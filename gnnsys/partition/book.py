@@ -135,7 +135,7 @@ class PartitionBook:
 def _offsets_of(values: Any) -> Tensor:
     if not all(isinstance(value, int) for value in values):
         raise TypeError("offsets must be integers")
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _check_ids(ids: Tensor, first: int, end: int, name: str) -> None:

@@ -1,7 +1,7 @@
 """Stages and the loop that drives them: threads, bounds, order, state."""
 
 from gnnsys.pipeline.pipeline import Pipeline, Source
-from gnnsys.pipeline.stage import Stage, StageCounters
+from gnnsys.pipeline.stage import OfThisProcess, Stage, StageCounters
 from gnnsys.pipeline.workers import Observer
 
-__all__ = ["Observer", "Pipeline", "Source", "Stage", "StageCounters"]
+__all__ = ["Observer", "OfThisProcess", "Pipeline", "Source", "Stage", "StageCounters"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from gnnsys.pipeline.channel import Closed
-from gnnsys.pipeline.stage import Failure, Stage, StageCounters
+from gnnsys.pipeline.stage import Failure, OfThisProcess, Stage, StageCounters
 from gnnsys.pipeline.workers import Observer, Parcel, Run, Workers, total
 
 Source: TypeAlias = Callable[[int], Iterable[Any]]
@@ -43,6 +43,7 @@ class Pipeline:
         names = [stage.name for stage in stages]
         if len(set(names)) != len(names):
             raise ValueError(f"stages must have different names, got {names}")
+        self._of_this_process = OfThisProcess("pipeline")
         self._source = source
         self._timeout = timeout
         self._position = position

@@ -48,6 +48,22 @@ class Stage:
         return self.threads == 0 or self.depth == 0
 
 
+class OfThisProcess:
+    """In whatever has threads: says so when that is to be sent to another process, before a lock of it would."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a {self._owner} has threads and cannot be sent to another process, such as a spawned worker: make it "
+            "there, in the function that the process runs"
+        )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError(f"a {self._owner} has threads and cannot be copied: make another one")
+
+
 @dataclass
 class StageCounters:
     """Where a stage's time went, summed over its threads (seconds), and how many batches wait behind it."""

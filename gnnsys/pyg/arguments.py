@@ -9,7 +9,8 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
-from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask
+from gnnsys.graph.listing import some
 from gnnsys.loader.link import edge_index_of
 from gnnsys.loader.neighbor import check_times
 from gnnsys.loader.schedule import Share
@@ -51,17 +52,29 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
         node_type = input_nodes if isinstance(input_nodes, str) else input_nodes[0]
         num_nodes = _num_nodes(data, sampler, node_type)
         if num_nodes is None:
-            raise ValueError(f"input_nodes: node type {node_type!r} does not exist")
-        if is_pair:
-            _check_mask(input_nodes[1], num_nodes)
-        return node_type if is_pair and input_nodes[1] is None else input_nodes
+            known = sampler.graph.node_types if isinstance(sampler, NeighborSampler) else data.node_types
+            raise ValueError(
+                f"input_nodes: node type {node_type!r} does not exist, there are {some(known, near=node_type)}: write "
+                "'type' or ('type', ids or a mask)"
+            )
+        if not is_pair or input_nodes[1] is None:
+            return node_type
+        return node_type, _check_mask(ids_or_mask(input_nodes[1], "input_nodes"), num_nodes)
+    if not isinstance(data, Data) and (is_pair or isinstance(input_nodes, str)):
+        # Edges without a type are of one type of nodes, which features may call by a name, such as 'default'.
+        group = input_nodes[0] if is_pair else input_nodes
+        groups = {attr.group_name for attr in data[0].get_all_tensor_attrs()}
+        if group not in groups:
+            raise ValueError(f"input_nodes: node type {group!r} does not exist, the features have {some(groups)}")
+        input_nodes = input_nodes[1] if is_pair else None
     if not isinstance(data, Data) and input_nodes is None:
         num_nodes = _num_nodes(data, sampler, None)
         if num_nodes is None:
             raise ValueError("input_nodes must be given for a (FeatureStore, GraphStore) with a sampler of your own")
-        return torch.arange(num_nodes)
-    _check_mask(input_nodes, _num_nodes(data, sampler, None))
-    return input_nodes
+        return torch.arange(num_nodes, device="cpu")
+    if input_nodes is None:
+        return None
+    return _check_mask(ids_or_mask(input_nodes, "input_nodes"), _num_nodes(data, sampler, None))
 
 
 def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
@@ -91,9 +104,11 @@ def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> An
             raise ValueError(
                 "edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data"
             )
+        if len(edge_label_index) == 2 and edge_label_index[1] is not None:
+            return edge_label_index[0], as_links(edge_label_index[1], "edge_label_index")
         return edge_label_index
     if isinstance(data, Data):
-        return edge_label_index
+        return None if edge_label_index is None else as_links(edge_label_index, "edge_label_index")
     if edge_label_index is None and isinstance(sampler, NeighborSampler) and isinstance(sampler.graph, Graph):
         return (None, edge_index_of(sampler.graph, EDGE))
     return (None, edge_label_index) if isinstance(edge_label_index, Tensor) else edge_label_index
@@ -133,7 +148,7 @@ def _check_range(name: str, ids: Tensor, num_nodes: int | None) -> None:
         raise ValueError(f"{name} must be in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}")
 
 
-def _check_mask(nodes: Any, num_nodes: int | None) -> None:
-    is_mask = isinstance(nodes, Tensor) and nodes.dtype == torch.bool
-    if is_mask and num_nodes is not None and nodes.numel() != num_nodes:
+def _check_mask(nodes: Tensor, num_nodes: int | None) -> Tensor:
+    if nodes.dtype == torch.bool and num_nodes is not None and nodes.numel() != num_nodes:
         raise ValueError(f"input_nodes: a mask must have {num_nodes} entries, one per node, got {nodes.numel()}")
+    return nodes

@@ -73,7 +73,7 @@ def _orders(
         with _At(loader, state["leftover"]["generators"][origin]):
             draw_seed(loader.generator)  # as an epoch does first
             sampler = RandomSampler(range(len(leftover.origins[origin])), generator=loader.generator)
-            return torch.tensor(list(sampler), dtype=torch.int64)
+            return torch.tensor(list(sampler), dtype=torch.int64, device="cpu")
 
     return order
 

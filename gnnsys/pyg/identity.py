@@ -1,8 +1,4 @@
-"""Whether a loader is the one that a state was taken of: its options, and a fingerprint of its inputs.
-
-A position in an epoch means nothing for other inputs, another order or another batch size: the resumed run would see
-some inputs twice and others never, and say nothing.
-"""
+"""Whether a PyG-style loader is the one that a state was taken of: as `gnnsys.loader.identity`, in torch's terms."""
 
 from __future__ import annotations
 
@@ -12,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from gnnsys.loader.negatives import NegativeSampling as Negatives
 
 _NAMES = ("node", "row", "col", "label", "time")  # of PyG's inputs, whichever they are
 
@@ -43,3 +41,9 @@ def check_options(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     for name, value in ours.items():
         if name != "inputs" and name in state and state[name] != value:
             raise ValueError(f"this state is of a loader with {name}={state[name]}, here it is {value}")
+
+
+def negatives_of(neg_sampling: Any) -> dict[str, Any] | None:
+    """PyG's description of negatives, as a state keeps it."""
+    negatives = Negatives.cast(neg_sampling)
+    return None if negatives is None else vars(negatives)

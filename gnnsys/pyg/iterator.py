@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,7 +110,7 @@ class Epoch:
         drawn = draw_seed(loader.generator)
         self.number = loader.next_epoch() if state is None else int(state["epoch"])
         self.seed, self._epoch = (drawn, 0) if loader.seed is None else (loader.seed, self.number)
-        batches = iter(loader._index_sampler)
+        batches = _on_host(loader._index_sampler)
         self.start = self.seen = 0 if state is None else int(state["batch"])
         # A RandomSampler draws when it is first asked: here, not in a thread.
         first = list(itertools.islice(batches, self.start, self.start + 1))
@@ -131,6 +131,17 @@ class Epoch:
     def state(self) -> dict[str, Any]:
         state = {"epoch": self.number, "batch": self.seen, "generator": self.generator_state}
         return {**state, "leftover": self._leftover}
+
+
+def _on_host(batches: Iterable[Any]) -> Iterator[Any]:
+    """What torch's samplers draw is drawn on the host, where their generators are, whatever the default device."""
+    left = iter(batches)
+    while True:
+        with torch.device("cpu"):
+            batch = next(left, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def make_stages(loader: ThreadedLoader) -> list[Stage]:

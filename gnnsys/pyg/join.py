@@ -51,7 +51,7 @@ class Join:
 
     def _from_hetero_data(self, data: HeteroData, out: HeteroSamplerOutput) -> HeteroData:
         batch = copy.copy(data)
-        none = torch.empty(0, dtype=torch.int64)
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
         for node_type in data.node_types:
             self._fill_nodes(data[node_type], batch[node_type], out.node.setdefault(node_type, none))
         edges = {} if out.edge is None else out.edge

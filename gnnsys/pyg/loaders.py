@@ -86,19 +86,20 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         if graph is not None:
             input_nodes = resolve_input_nodes(graph, input_nodes)
         input_nodes = complete_nodes(data, input_nodes, neighbor_sampler)
-        torch_geometric.loader.NeighborLoader.__init__(
-            self,
-            data,
-            num_neighbors,
-            input_nodes=input_nodes,
-            input_time=input_time,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
-            time_attr=time_attr,
-            **kwargs,
-        )
+        with torch.device("cpu"):  # PyG leaves what it makes to torch's default device
+            torch_geometric.loader.NeighborLoader.__init__(
+                self,
+                data,
+                num_neighbors,
+                input_nodes=input_nodes,
+                input_time=input_time,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+                neighbor_sampler=neighbor_sampler,
+                time_attr=time_attr,
+                **kwargs,
+            )
         self._untie()
         check_nodes(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
 
@@ -109,10 +110,7 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self._take(self._checked(index))
-        if isinstance(self._sampler, NeighborSampler):
-            return self._sampler.sample_from_nodes(inputs, key or self._key())
-        with self._user_code:
-            return self._sampler.sample_from_nodes(inputs)
+        return self._sample_by("sample_from_nodes", inputs, key=key)
 
     def _describe(self, batch: Any, out: Output) -> None:
         describe(batch, out)
@@ -160,9 +158,12 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         graph, given, links = graph_of(data), edge_label_index, None
         data = data if graph is None else stores(graph)
         if (edge_label_time is None) != (time_attr is None):
+            there, missing = "time_attr", "edge_label_time"
+            if edge_label_time is not None:
+                there, missing = missing, there
             raise ValueError(
-                "Received conflicting 'edge_label_time' and 'time_attr' arguments: both must be provided for temporal "
-                "sampling."
+                f"Received conflicting 'edge_label_time' and 'time_attr' arguments: {missing!r} is not set while "
+                f"{there!r} is set: both must be provided for temporal sampling."
             )
         if neighbor_sampler is None:
             neighbor_sampler = NeighborSampler(
@@ -186,22 +187,23 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
                 self.ranks.inputs = links.ids
         else:
             edge_label_index = complete_links(data, given, neighbor_sampler)
-        torch_geometric.loader.LinkNeighborLoader.__init__(
-            self,
-            data,
-            num_neighbors,
-            edge_label_index=edge_label_index,
-            edge_label=edge_label,
-            edge_label_time=edge_label_time,
-            neg_sampling=neg_sampling,
-            neg_sampling_ratio=neg_sampling_ratio,
-            time_attr=time_attr,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
-            **kwargs,
-        )
+        with torch.device("cpu"):  # PyG leaves what it makes to torch's default device
+            torch_geometric.loader.LinkNeighborLoader.__init__(
+                self,
+                data,
+                num_neighbors,
+                edge_label_index=edge_label_index,
+                edge_label=edge_label,
+                edge_label_time=edge_label_time,
+                neg_sampling=neg_sampling,
+                neg_sampling_ratio=neg_sampling_ratio,
+                time_attr=time_attr,
+                transform=transform,
+                transform_sampler_output=transform_sampler_output,
+                filter_per_worker=filter_per_worker,
+                neighbor_sampler=neighbor_sampler,
+                **kwargs,
+            )
         self._untie()
         if links is None:
             check_links(self.input_data, data, neighbor_sampler, may_be_empty=self._largest is not None)
@@ -209,6 +211,8 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             links.label, links.time = self.input_data.label, self.input_data.time
             links.check()
             self.input_data, self.edge_label_index = links, given
+        if isinstance(neighbor_sampler, NeighborSampler):
+            neighbor_sampler.prepare_links(self.input_data.input_type, self.neg_sampling)
 
     def _take(self, index: Tensor) -> EdgeSamplerInput:
         if not self._is_taken_over(index) or isinstance(self.input_data, LinkInputs):
@@ -220,10 +224,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self._take(self._checked(index))
-        if isinstance(self._sampler, NeighborSampler):
-            return self._sampler.sample_from_edges(inputs, self.neg_sampling, key or self._key())
-        with self._user_code:
-            return self._sampler.sample_from_edges(inputs, neg_sampling=self.neg_sampling)
+        return self._sample_by("sample_from_edges", inputs, key=key, neg_sampling=self.neg_sampling)
 
     def _describe(self, batch: Any, out: Output) -> None:
         describe(batch, out)

@@ -14,15 +14,16 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask
+from gnnsys.graph.listing import some
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Rows, Sampled
 from gnnsys.loader.leftover import InputIds
-from gnnsys.loader.link import resolve_inputs
+from gnnsys.loader.link import named_links, resolve_inputs
 from gnnsys.loader.links import EdgeInputs, Inputs
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.schedule import Schedule, Share, Ticket
-from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes
+from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes, type_with_mask
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph, Sample
 
@@ -38,24 +39,27 @@ def resolve_input_nodes(graph: DistGraph, input_nodes: Any) -> Any:
     if chosen is None or isinstance(chosen, str):
         check_alone(graph, node_type, chosen)
     if chosen is None:
-        chosen = torch.arange(graph.num_nodes(node_type))
+        chosen = range(graph.num_nodes(node_type))
     elif isinstance(chosen, str):
         chosen = read_mask(graph, node_type, chosen)
-    return _with_type(graph, node_type, chosen if isinstance(chosen, Tensor) else torch.as_tensor(chosen))
+    return _with_type(graph, node_type, ids_or_mask(chosen, "input_nodes"))
 
 
 def _split_type(graph: DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
     is_pair = isinstance(input_nodes, (tuple, list)) and len(input_nodes) == 2 and isinstance(input_nodes[0], str)
     if is_pair:
         node_type, chosen = input_nodes
-    elif isinstance(input_nodes, str) and (input_nodes in graph.node_types or not graph.is_homogeneous):
+    elif isinstance(input_nodes, str) and input_nodes in graph.node_types:
         node_type, chosen = input_nodes, None
+    elif isinstance(input_nodes, str) and not graph.is_homogeneous:
+        node_type, chosen = type_with_mask(graph, input_nodes), input_nodes
     elif graph.is_homogeneous:
         return NODE, input_nodes
     else:
         raise ValueError("input_nodes must name a node type, as 'type' or ('type', indices), for heterogeneous data")
     if node_type not in graph.node_types:
-        raise ValueError(f"input_nodes: node type {node_type!r} does not exist, the graph has {graph.node_types}")
+        there = some(graph.node_types, near=node_type)
+        raise ValueError(f"input_nodes: node type {node_type!r} does not exist, the graph has {there}")
     return node_type, chosen
 
 
@@ -86,7 +90,7 @@ class LinkInputs:
 
     def __getitem__(self, index: Tensor | int) -> Any:
         if isinstance(index, int):
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         links = self._inputs.take(index)
         label, time = (None if values is None else values[index] for values in (self.label, self.time))
         return EdgeSamplerInput(links.input_id, links.src, links.dst, label, time, self.input_type)
@@ -99,22 +103,16 @@ class LinkInputs:
 
 def resolve_links(graph: DistGraph, given: Any) -> tuple[Any, LinkInputs | None]:
     """`edge_label_index` as PyG takes it for a pair of stores, and the links where PyG is not to hold them."""
-    if isinstance(given, list):
-        given = tuple(given)
-    is_share = hasattr(given, "largest")
-    if not is_share and not graph.is_homogeneous and not isinstance(given, tuple):
-        raise ValueError("edge_label_index must name an edge type, as a type or (type, links), for heterogeneous data")
-    if isinstance(given, tuple) and len(given) == 2 and given[0] is None and graph.is_homogeneous:
+    if isinstance(given, (tuple, list)) and len(given) == 2 and given[0] is None and graph.is_homogeneous:
         given = (EDGE, given[1])
-    named = given[1] if isinstance(given, tuple) and len(given) == 2 else given
-    if isinstance(named, Tensor):
-        edge_type = EDGE if graph.is_homogeneous else given[0]
-        graph.num_edges(edge_type)  # ValueError where there is no such type
-        return (None if graph.is_homogeneous else edge_type, named), None
+    if not isinstance(given, Share):
+        edge_type, links = named_links(graph, given)
+        if links is not None:
+            return (None if graph.is_homogeneous else edge_type, links), None
     edge_type, inputs, num_links, _ = resolve_inputs(graph, given, None, None)
     input_type = None if graph.is_homogeneous else edge_type
-    links = LinkInputs(inputs, num_links, input_type)
-    return (input_type, links), links
+    looked_up = LinkInputs(inputs, num_links, input_type)
+    return (input_type, looked_up), looked_up
 
 
 class EvenBatches:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -30,12 +33,20 @@ Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 Values: TypeAlias = Tensor | dict[Any, Tensor] | None
 
 
+class _Here(threading.local):
+    """What a thread has of its own; a copy of a sampler begins without it."""
+
+    def __reduce__(self) -> Any:
+        return _Here, ()
+
+
 class NeighborSampler(BaseSampler):
     """PyG's arguments and outputs; edge ids in its outputs are positions in the user's `edge_index` already.
 
     Everything random in a call follows from `key`; without one, the key is drawn from torch's global generator, so
     `torch.manual_seed` repeats it. With `exclude_supervision` the links that `sample_from_edges` starts from, and their
-    reverses, are not sampled as neighbours. Calls are thread-safe.
+    reverses, are not sampled as neighbours. Calls are thread-safe. A subclass may override `sample_from_nodes` and
+    `sample_from_edges` with PyG's signature: our loaders call it as user code, one call at a time.
     """
 
     def __init__(
@@ -72,6 +83,7 @@ class NeighborSampler(BaseSampler):
         self.exclude_supervision = exclude_supervision
         self.keep_orig_edges = False
         self._disjoint = disjoint
+        self._here = _Here()
         self._seeders: dict[EdgeType, tuple[NegativeSampling | None, LinkSeeder]] = {}
         self.num_neighbors = num_neighbors
 
@@ -156,7 +168,29 @@ class NeighborSampler(BaseSampler):
             temporal_strategy=self.temporal_strategy,
         )
 
+    def options(self) -> dict[str, Any]:
+        """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
+        return {
+            **self._sampler.options(),
+            "subgraph_type": self.subgraph_type.value,
+            "exclude_supervision": self.exclude_supervision,
+        }
+
     # -- sampling ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def under(self, key: SampleKey) -> Iterator[None]:
+        """What this thread samples without a key is sampled under this one: how a loader's key reaches a subclass whose
+        methods have PyG's own signature."""
+        before = getattr(self._here, "key", None)
+        self._here.key = key
+        try:
+            yield
+        finally:
+            self._here.key = before
+
+    def _key(self, key: SampleKey | None) -> SampleKey:
+        return key or getattr(self._here, "key", None) or draw_key()
 
     def sample_from_nodes(self, index: NodeSamplerInput, key: SampleKey | None = None, **kwargs: Any) -> Output:
         inputs = NodeSamplerInput.cast(index)
@@ -169,7 +203,7 @@ class NeighborSampler(BaseSampler):
             times = node_time[inputs.node.long()]
         sample = self._sampler.sample(
             {node_type: self._ids(inputs.node)},
-            key=key or draw_key(),
+            key=self._key(key),
             seed_time=None if times is None else {node_type: times},
         )
         return self._finish(sample, None, (inputs.input_id, inputs.time))
@@ -179,7 +213,7 @@ class NeighborSampler(BaseSampler):
     ) -> Output:
         inputs = EdgeSamplerInput.cast(index)
         edge_type = inputs.input_type or EDGE
-        key = key or draw_key()
+        key = self._key(key)
         links = Links(inputs.input_id, inputs.row.long(), inputs.col.long(), inputs.label, inputs.time)
         seeds = self._seeder(edge_type, neg_sampling)(links, negative_stream(key))
         exclude = None
@@ -196,6 +230,10 @@ class NeighborSampler(BaseSampler):
         if sample.tree is not None:
             sample.tree = seeds.owners(sample.tree)
         return self._finish(sample, exclude, _link_metadata(inputs, seeds))
+
+    def prepare_links(self, edge_type: EdgeType | None, neg_sampling: NegativeSampling | None) -> None:
+        """ValueError, before the first batch, for negatives that cannot be drawn."""
+        self._seeder(edge_type or EDGE, neg_sampling)
 
     def _seeder(self, edge_type: EdgeType, neg_sampling: NegativeSampling | None) -> LinkSeeder:
         known = self._seeders.get(edge_type)
@@ -239,7 +277,7 @@ def draw_key(random: torch.Generator | None = None) -> SampleKey:
 
 
 def draw_seed(random: torch.Generator | None = None) -> int:
-    return int(torch.empty((), dtype=torch.int64).random_(generator=random))
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=random))
 
 
 def _link_metadata(inputs: EdgeSamplerInput, seeds: LinkSeeds) -> tuple[Any, ...]:

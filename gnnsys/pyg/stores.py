@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, TensorAttr
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_of
 from gnnsys.loader.fetch import is_table
 from gnnsys.loader.read import read_rows
 from gnnsys.sampling import DistGraph
@@ -120,7 +119,7 @@ class PartsFeatureStore(FeatureStore):
                 f"{attr.attr_name!r} of {attr.group_name!r} never changes: write to a table that does, made by "
                 "graph.store.create(...) and named by graph.set_node_data or graph.set_edge_data"
             )
-        source[self._ids(source, attr.index)] = torch.as_tensor(tensor)
+        source[self._ids(source, attr.index)] = torch.as_tensor(tensor, device="cpu")
         return True
 
     def _remove_tensor(self, attr: TensorAttr) -> bool:
@@ -146,17 +145,12 @@ class PartsFeatureStore(FeatureStore):
     def _ids(source: Any, index: Any) -> Tensor:
         num_rows = int(source.shape[0])
         if index is None:
-            return torch.arange(num_rows)
+            return torch.arange(num_rows, device="cpu")
         if isinstance(index, slice):
-            return torch.arange(*index.indices(num_rows))
+            return torch.arange(*index.indices(num_rows), device="cpu")
         if isinstance(index, int):
-            return torch.tensor([index])
-        ids = torch.from_numpy(index) if isinstance(index, np.ndarray) else index
-        if ids.dtype == torch.bool:
-            if ids.numel() != num_rows:
-                raise ValueError(f"index: a mask must have {num_rows} entries, one per row, got {ids.numel()}")
-            return ids.nonzero().view(-1)
-        return ids if ids.dtype in (torch.int32, torch.int64) else ids.long()
+            return torch.tensor([index], device="cpu")
+        return ids_of(index, num_rows, "index", "row")
 
     def __repr__(self) -> str:
         return f"PartsFeatureStore({self.graph})"
@@ -243,8 +237,8 @@ class PartsGraphStore(GraphStore):
 
     def _looked_up(self, edge_type: EdgeType, nodes: range, edges: range, layout: EdgeLayout) -> tuple[Tensor, Tensor]:
         """From whoever has them."""
-        row = torch.empty(len(edges), dtype=torch.int64)
-        col = torch.empty(len(edges), dtype=torch.int64) if layout == EdgeLayout.COO else None
+        row = torch.empty(len(edges), dtype=torch.int64, device="cpu")
+        col = torch.empty(len(edges), dtype=torch.int64, device="cpu") if layout == EdgeLayout.COO else None
         for at, ids in _pieces(edges):
             src, dst = self.graph.edge_ends(ids, edge_type)
             row[at : at + ids.numel()] = src
@@ -252,7 +246,7 @@ class PartsGraphStore(GraphStore):
                 col[at : at + ids.numel()] = dst
         if col is not None:
             return row, col
-        colptr = torch.zeros(len(nodes) + 1, dtype=torch.int64)
+        colptr = torch.zeros(len(nodes) + 1, dtype=torch.int64, device="cpu")
         for at, ids in _pieces(nodes):
             colptr[at + 1 : at + 1 + ids.numel()] = self.graph.in_degrees(ids, edge_type)
         return row, colptr.cumsum_(0)
@@ -269,4 +263,4 @@ class PartsGraphStore(GraphStore):
 
 def _pieces(ids: range) -> Iterable[tuple[int, Tensor]]:
     for at in range(0, len(ids), _PIECE):
-        yield at, torch.arange(ids.start + at, min(ids.start + at + _PIECE, ids.stop))
+        yield at, torch.arange(ids.start + at, min(ids.start + at + _PIECE, ids.stop), device="cpu")

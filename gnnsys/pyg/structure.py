@@ -141,7 +141,7 @@ def _read_edges(store: Any, size: tuple[int, int], is_sorted: bool, name: str) -
         raise ValueError(f"{name} stores its edges as adj or adj_t, which needs torch-sparse: store edge_index instead")
     edge_index = store.get("edge_index")
     if edge_index is None:
-        edge_index = torch.empty(2, 0, dtype=torch.int64)
+        edge_index = torch.empty(2, 0, dtype=torch.int64, device="cpu")
     plain = edge_index.as_subclass(Tensor).cpu()
     csc = CSC.from_edge_index(plain, *size, narrow=True)
     if is_sorted and csc.edge_ids is not None:
@@ -196,7 +196,7 @@ def _read_remote_edges(edges: GraphStore, attr: Any, size: tuple[int, int]) -> t
             indptr = torch.cat([indptr, indptr[-1:].expand(size[1] + 1 - indptr.numel())])
         return CSC(indptr, row.contiguous(), size[0]).validate(), row.dtype
     if attr.layout == EdgeLayout.CSR:
-        row = torch.repeat_interleave(torch.arange(row.numel() - 1, dtype=col.dtype), row.diff())
+        row = torch.repeat_interleave(torch.arange(row.numel() - 1, dtype=col.dtype, device="cpu"), row.diff())
     return CSC.from_edge_index(torch.stack([row, col]), *size, narrow=True), row.dtype
 
 

@@ -15,15 +15,19 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
+from gnnsys.graph import ids_of
 from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
+from gnnsys.loader.identity import NAME as MADE_OF
+from gnnsys.loader.identity import check_made_of, check_sampling, graph_identity, plain
 from gnnsys.loader.join import Rows
 from gnnsys.loader.leftover import InputIds, Leftover
 from gnnsys.loader.schedule import Share
 from gnnsys.ops.buffers import BufferPool
+from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
-from gnnsys.pyg.identity import check_options, fingerprint
+from gnnsys.pyg.identity import check_options, fingerprint, negatives_of
 from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
@@ -60,11 +64,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
         `own_values` are what was given for these inputs one by one.
         """
+        self._of_this_process = OfThisProcess(type(self).__name__)
         self.seed = seed
         self.progress: Epoch | None = None
         self._running: Running | None = None  # of persistent workers
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
+        self._graph_identity: str | None = None
         self._fingerprint: int | None = None  # of inputs that are no share, once a state was asked for
         self._sampler = sampler
         self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
@@ -141,8 +147,20 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
         raise NotImplementedError
 
+    def _sample_by(self, method: str, inputs: Any, key: SampleKey | None, **options: Any) -> Output:
+        """By our sampler under a key; by user code, a sampler or what a subclass of ours overrides, one at a time."""
+        sampler = self._sampler
+        call = getattr(sampler, method)
+        if is_plain(sampler):
+            return call(inputs, key=key or self._key(), **options)
+        with self._user_code:
+            if not isinstance(sampler, NeighborSampler):
+                return call(inputs, **options)
+            with sampler.under(key or self._key()):
+                return call(inputs, **options)
+
     def _checked(self, index: Any) -> Tensor:
-        index = torch.as_tensor(index, dtype=torch.int64)
+        index = ids_of(index, len(self.dataset), "index", "input").long().cpu()  # type: ignore[arg-type]
         if not self._is_taken_over(index):
             check_index(index, len(self.dataset))  # type: ignore[arg-type]
         return index
@@ -178,7 +196,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     @property
     def samples_ahead(self) -> bool:
         """Whether sampling may run in a thread that the user did not ask for: if all of it is ours."""
-        return isinstance(self._sampler, NeighborSampler) and not self._overrides("collate_fn")
+        return is_plain(self._sampler) and not self._overrides("collate_fn")
 
     @property
     def joins_ahead(self) -> bool:
@@ -221,7 +239,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         else:
             generator = None if self.generator is None else self.generator.get_state()
             state = {"epoch": self._epochs, "batch": 0, "generator": generator, "leftover": None}
-        return {**state, **self.ranks.state(), **self._options()}
+        return {**state, **self.ranks.state(), **self._options(), **self._made_of()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` yield the rest of the epoch that `state` was taken in.
@@ -230,6 +248,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         """
         self.ranks.check_own(state)
         check_options(state, self._options())
+        check_made_of(state, lambda: self._made_of().get(MADE_OF))
         self._go_on(state)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -241,7 +260,10 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         if own is not None:
             self.load_state_dict(own)
         else:
-            self._go_on(deal_states(self, states))
+            dealt = deal_states(self, states)
+            for state in states:
+                check_sampling(state, self._made_of().get(MADE_OF, {}).get("sampling", {}))
+            self._go_on(dealt)
 
     def _go_on(self, state: dict[str, Any]) -> None:
         self.leftover = take_over(self, state)
@@ -269,6 +291,15 @@ class ThreadedLoader(torch.utils.data.DataLoader):
                 self._fingerprint = fingerprint(self.input_data)
             sizes = {"inputs": [num_inputs, self._fingerprint]}
         return {**sizes, "batch_size": self.batch_size, "drop_last": self.drop_last, **self.order_options()}
+
+    def _made_of(self) -> dict[str, Any]:
+        """The same of graph and sampling, where both are ours; nothing is known of a user's sampler."""
+        if not isinstance(self._sampler, NeighborSampler):
+            return {}
+        if self._graph_identity is None:
+            self._graph_identity = graph_identity(self._sampler.graph)
+        options = {**self._sampler.options(), "neg_sampling": negatives_of(getattr(self, "neg_sampling", None))}
+        return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": plain(options)}}
 
     def input_ids(self, input_id: Tensor) -> Tensor:
         """The ids of a batch's inputs, by its `input_id`, where they are a share; those of other ranks' too."""
@@ -302,6 +333,14 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             yield
         finally:
             self.worker_init_fn = before
+
+
+def is_plain(sampler: BaseSampler) -> bool:
+    """Whether what samples is ours alone: no user's sampler, and no subclass with methods of its own."""
+    names = ("sample_from_nodes", "sample_from_edges")
+    return isinstance(sampler, NeighborSampler) and all(
+        getattr(type(sampler), name) is getattr(NeighborSampler, name) and name not in vars(sampler) for name in names
+    )
 
 
 def _graph_of(sampler: BaseSampler) -> AnyGraph | None:

@@ -14,7 +14,8 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, edge_type_key
+from gnnsys.graph import EdgeType, NodeType, as_ids, edge_type_key
+from gnnsys.graph.listing import some
 from gnnsys.ops import CSC, compact, stream_key
 from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
@@ -91,12 +92,11 @@ def sample_neighbors(
         wanted = {t: nodes[t[2]] for t in graph.edge_types if t[2] in nodes}
     else:
         if edge_type is None and len(graph.edge_types) != 1:
-            raise ValueError(f"edge_type must be named, one of {graph.edge_types}, or nodes given by node type")
+            raise ValueError(f"edge_type must be named, one of {some(graph.edge_types)}, or nodes given by node type")
         edge_type = graph.edge_types[0] if edge_type is None else edge_type
         graph.num_edges(edge_type)  # ValueError where there is no such type
         wanted = {edge_type: nodes}
-    for t, ids in wanted.items():
-        _check_nodes(ids, graph.num_nodes(t[2]), t[2])
+    wanted = {t: as_ids(ids, graph.num_nodes(t[2]), f"nodes of type {t[2]!r}") for t, ids in wanted.items()}
     device = sampling_device(graph, next((ids.device for ids in wanted.values() if ids.is_cuda), None))
     wanted = {t: to_device(ids, device) for t, ids in wanted.items()}
     hoods = neighborhoods(graph, weight=weight, device=device)
@@ -127,7 +127,7 @@ def to_block(
         if not torch.equal(given.setdefault(dst, chosen.nodes), chosen.nodes):
             raise ValueError(f"all in-edges of type {dst!r} must be of the same nodes, the seeds, in the same order")
     types = list(dict.fromkeys([*given, *(t[0] for t in edges)]))
-    none = next((ids[:0] for ids in given.values()), torch.empty(0, dtype=torch.int64))
+    none = next((ids[:0] for ids in given.values()), torch.empty(0, dtype=torch.int64, device="cpu"))
     nodes, local = compact(
         [given.get(t, none).contiguous() for t in types],
         [chosen.ids.contiguous() for chosen in edges.values()],
@@ -146,7 +146,7 @@ def sample_from_blocks(
     graph: AnyGraph, blocks: Sequence[Block], nodes: Mapping[NodeType, Tensor], seeds: Mapping[NodeType, Tensor]
 ) -> Sample:
     """What a loader takes of a user's sampler: blocks, outermost first, and the outermost one's source nodes."""
-    none = next((ids[:0] for ids in nodes.values()), torch.empty(0, dtype=torch.int64))
+    none = next((ids[:0] for ids in nodes.values()), torch.empty(0, dtype=torch.int64, device="cpu"))
     num_nodes: dict[NodeType, list[int]] = {}
     num_edges: dict[EdgeType, list[int]] = {}
     for t in graph.node_types:
@@ -166,12 +166,3 @@ def _fanout_of(fanout: Fanout, edge_type: EdgeType) -> int:
     if int(value) != value or not -1 <= value < MAX_FANOUT:
         raise ValueError(f"fanout must be -1 (all) or a whole number >= 0, got {value} for {edge_type}")
     return int(value)
-
-
-def _check_nodes(ids: Tensor, num_nodes: int, node_type: NodeType) -> None:
-    if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"nodes of type {node_type!r} must be a vector of ids, got {list(ids.shape)} {ids.dtype}")
-    if ids.numel():
-        low, high = torch.stack(ids.aminmax()).tolist()
-        if low < 0 or high >= num_nodes:
-            raise ValueError(f"nodes of type {node_type!r} must be in [0, {num_nodes}), got {low} to {high}")

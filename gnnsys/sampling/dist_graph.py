@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gnnsys.comm import Kind
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, check_data
+from gnnsys.graph.listing import some
 from gnnsys.ops import CSC
 from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
@@ -210,8 +211,8 @@ class DistGraph:
 def _one_of(given: Any, known: list[Any], what: str) -> Any:
     if given is None:
         if len(known) != 1:
-            raise ValueError(f"the {what} must be named, one of {known}")
+            raise ValueError(f"the {what} must be named, one of {some(known)}")
         return known[0]
     if given not in known:
-        raise ValueError(f"{what} {given!r} does not exist, the graph has {known}")
+        raise ValueError(f"{what} {given!r} does not exist, the graph has {some(known, near=given)}")
     return given

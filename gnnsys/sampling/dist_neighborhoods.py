@@ -119,7 +119,7 @@ class DistNeighborhoods:
                 assert self._client is not None
                 head = [self._spec.key, self._edge_types[edge_type]]
                 head += [number for p in asked for number in (p, grouped.count(p))]
-                arrays = [torch.tensor(head), *(_take(rows, grouped, asked) for rows in (src, local))]
+                arrays = [torch.tensor(head, device="cpu"), *(_take(rows, grouped, asked) for rows in (src, local))]
                 ask = partial(self._client.request, machine, Kind.FIND_EDGES, arrays)
                 pending.append((asked, ask, ask()))
         found: dict[int, Tensor] = {}
@@ -133,7 +133,7 @@ class DistNeighborhoods:
             found.update(zip(asked, positions.split(counts.tolist())))
         first = self._owners.bounds(edge_type).tolist()
         places = [found[part] + first[part] for part in sorted(found)]
-        return torch.cat(places) if places else torch.empty(0, dtype=torch.int64)
+        return torch.cat(places) if places else torch.empty(0, dtype=torch.int64, device="cpu")
 
     def csc(self, edge_type: EdgeType) -> CSC:
         raise ValueError("a parted graph has no CSC of the whole: use find_edges, sample_neighbors or parts of it")

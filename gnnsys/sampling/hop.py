@@ -76,7 +76,7 @@ class PartsRequest:
             sizes = [0 if positions is None else positions.numel() for positions in draw.exclude]
             head += [draw.edge_type, draw.slot, draw.fanout, draw.key, *sizes]
             arrays += [positions for positions in draw.exclude if positions is not None and positions.numel()]
-        return [torch.tensor(head, dtype=torch.int64), *arrays]
+        return [torch.tensor(head, dtype=torch.int64, device="cpu"), *arrays]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[Tensor]) -> PartsRequest:
@@ -108,7 +108,7 @@ class Answer(NamedTuple):
 
 def answers_to_arrays(answers: Sequence[Answer]) -> list[Tensor]:
     head = [number for answer in answers for number in answer[:4]]
-    return [torch.tensor(head, dtype=torch.int64), *(rows for answer in answers for rows in answer.piece)]
+    return [torch.tensor(head, dtype=torch.int64, device="cpu"), *(rows for answer in answers for rows in answer.piece)]
 
 
 def answers_from_arrays(arrays: Sequence[Tensor]) -> Iterator[Answer]:

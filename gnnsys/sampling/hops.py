@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
 from gnnsys.ops import CSC, sample_hops, stream_key
+from gnnsys.ops.reads import DeviceReads
 from gnnsys.sampling.sample import Sample
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ class PlainHops:
         self._fanouts = list(fanouts)
         self._replace = replace
         self._on = torch.empty(0, device=device)
+        self._reads = DeviceReads()
 
     def sample(self, seeds: Mapping[NodeType, Tensor], key: SampleKey) -> Sample:
         """As `NeighborSampler.sample`. Seeds that are on the device are read back first."""
         num_hops = len(self._fanouts)
+        self._reads(self._on.device, self._csc.indptr, self._csc.indices, self._csc.edge_ids)
         keys = [stream_key(key.seed, key.epoch, key.batch, hop, self._type_key) for hop in range(num_hops)]
         nodes, edge_index, edge_ids, counts = sample_hops(
             self._csc, self._seeds(seeds), self._fanouts, keys=keys, replace=self._replace, on=self._on
@@ -56,7 +59,7 @@ class PlainHops:
     def _seeds(self, seeds: Mapping[NodeType, Tensor]) -> Tensor:
         ids = seeds.get(self._node_type)
         if ids is None:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         if ids.dtype != torch.int64 or not ids.is_cpu:
             ids = ids.to("cpu", torch.int64)
         return ids if ids.is_contiguous() else ids.contiguous()

@@ -58,7 +58,7 @@ class Lookups:
             raise ValueError(f"ids must be a vector of integers, got {list(ids.shape)} {ids.dtype}")
         grouped = self._owners.group(ids.contiguous(), edge_type[2] if what == DEGREES else edge_type)
         number = self._parts.schema.edge_types.index(edge_type)
-        out = [torch.empty(ids.numel(), dtype=torch.int64) for _ in range(2 if what == ENDS else 1)]
+        out = [torch.empty(ids.numel(), dtype=torch.int64, device="cpu") for _ in range(2 if what == ENDS else 1)]
         pending = []
         for machine, parts in self._owners.away.items():
             asked = [p for p in parts if grouped.count(p)]
@@ -67,7 +67,9 @@ class Lookups:
                 head = [what, number, *(value for p in asked for value in (p, grouped.count(p)))]
                 numbers = torch.cat([grouped.local[grouped.of_part(p)] for p in asked])
                 places = torch.cat([grouped.order[grouped.of_part(p)] for p in asked])
-                pending.append((places, self._client.request(machine, Kind.EDGE_ENDS, [torch.tensor(head), numbers])))
+                pending.append(
+                    (places, self._client.request(machine, Kind.EDGE_ENDS, [torch.tensor(head, device="cpu"), numbers]))
+                )
         for part in self._owners.here:
             if grouped.count(part):
                 own = grouped.of_part(part)

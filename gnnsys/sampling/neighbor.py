@@ -11,15 +11,22 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
+from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.hops import PlainHops
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
+from gnnsys.sampling.neighborhoods import (
+    AnyGraph,
+    GraphNeighborhoods,
+    HopRequest,
+    neighborhoods,
+    sampling_device,
+    to_device,
+)
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sources import Fanouts, check_fanouts
 
@@ -76,6 +83,7 @@ class NeighborSampler:
         self.num_hops = len(next(iter(self._fanouts.values()), ()))
         self.device = sampling_device(graph, device)
         self._neighborhoods = neighborhoods(graph, weight=weight, time=time, device=self.device)
+        self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
         self._plain = self._plain_hops() if weight is None else None
 
@@ -87,7 +95,18 @@ class NeighborSampler:
         if not isinstance(graph, Graph) or len(graph.node_types) != 1 or len(graph.edge_types) != 1:
             return None
         ((edge_type, fanouts),) = self._fanouts.items()
+        hoods = self._neighborhoods
+        assert isinstance(hoods, GraphNeighborhoods)
+        if not self.replace:
+            fanouts = tuple(hoods.bounded(edge_type, fanout) for fanout in fanouts)
         return PlainHops(self.csc(edge_type), edge_type, fanouts, replace=self.replace, device=self.device)
+
+    def options(self) -> dict[str, Any]:
+        """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
+        lists = set(self._fanouts.values())
+        fanouts = list(lists.pop()) if len(lists) == 1 else dict(self._fanouts)
+        plain = {"num_neighbors": fanouts, "replace": self.replace, "disjoint": self.disjoint, "expand": self.expand}
+        return plain | self._options
 
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
@@ -111,8 +130,7 @@ class NeighborSampler:
         `seed_time` is the time of each seed (node times name it themselves when it is left out); `tree` says which
         tree each seed starts, by default one each; `exclude` are edges, as `find_edges` names them, never to be taken.
         """
-        for node_type in seeds:
-            self.graph.num_nodes(node_type)  # ValueError when it does not exist
+        seeds = {t: ids_of(ids, self.graph.num_nodes(t), f"seeds of {t!r}") for t, ids in seeds.items()}
         if self._plain is not None and not exclude:
             return self._plain.sample(seeds, key)
         with self._tables() as tables:
@@ -167,7 +185,7 @@ class _Walk:
         self.num_edges: dict[EdgeType, list[int]] = {t: [] for t in graph.edge_types}
         self.blocks: list[Block] = []
         for t in graph.node_types:
-            ids = seeds[t].to(torch.int64) if t in seeds else torch.empty(0, dtype=torch.int64)
+            ids = seeds[t].to(torch.int64) if t in seeds else torch.empty(0, dtype=torch.int64, device="cpu")
             self._start(t, to_device(ids.contiguous(), sampler.device))
             self.num_nodes[t].append(ids.numel())
 
@@ -291,7 +309,7 @@ class _DisjointWalk(_Walk):
         """The time of each tree, int64 [num_trees], made on the host; of several seeds in one tree the last one's."""
         of = {t: ids.cpu() for t, ids in trees.items()}
         num_trees = 1 + max((int(t.max()) for t in of.values() if t.numel()), default=-1)
-        times = torch.zeros(num_trees, dtype=torch.int64)
+        times = torch.zeros(num_trees, dtype=torch.int64, device="cpu")
         for node_type, ids in seeds.items():
             times[of[node_type]] = self._time_of(node_type, ids, seed_time).cpu()
         return times

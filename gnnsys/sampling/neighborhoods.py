@@ -16,12 +16,14 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, Neighbors, find_edges, gather_rows, sample_neighbors
 from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS
+from gnnsys.ops.reads import DeviceReads
 from gnnsys.sampling.sources import edge_sources, pinned
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph
 
 AnyGraph: TypeAlias = "Graph | DistGraph"
+_ROOMY = 1024  # fanouts up to this are given to kernels as they are
 
 
 class HopRequest(NamedTuple):
@@ -119,6 +121,8 @@ class GraphNeighborhoods:
         self._sources = edge_sources(graph, weight, time)
         if self._device != graph.device:
             self._sources = {t: pinned(source) for t, source in self._sources.items()}
+        self._reads = DeviceReads()
+        self._largest: dict[EdgeType, int] = {}  # in-degrees, where they were asked for
         self.id_dtypes = dict.fromkeys(graph.node_types, torch.int32)
         for edge_type, source in self._sources.items():
             if source.csc.indices.dtype == torch.int64:
@@ -136,7 +140,10 @@ class GraphNeighborhoods:
         return [self._sample(request, replace, last) for request in requests]
 
     def _sample(self, request: HopRequest, replace: bool, last: bool) -> Neighbors:
-        source = self._sources[request.edge_type]
+        source, fanout = self._sources[request.edge_type], request.fanout
+        if self._device.type == "cuda":
+            self.note_read(request.edge_type)
+            fanout = fanout if replace else self.bounded(request.edge_type, fanout)
         exclude = None if request.exclude is None else request.exclude.to(request.seeds.device)
         timed: dict[str, Any] = {}
         if source.time is not None and request.seed_time is not None:
@@ -145,7 +152,7 @@ class GraphNeighborhoods:
         return sample_neighbors(
             source.csc,
             request.seeds.to(source.csc.indices.dtype),
-            request.fanout,
+            fanout,
             key=request.key,
             replace=replace,
             weight=source.weight,
@@ -154,9 +161,28 @@ class GraphNeighborhoods:
             **timed,
         )
 
+    def note_read(self, edge_type: EdgeType) -> None:
+        """The structure of an edge type is read by the current stream of the device."""
+        source = self._sources[edge_type]
+        csc = source.csc
+        self._reads(self._device, csc.indptr, csc.indices, source.weight, source.time)
+
+    def bounded(self, edge_type: EdgeType, fanout: int) -> int:
+        """A fanout that takes all in-edges of every node, as the smallest such: kernels reserve room for a fanout."""
+        if fanout <= _ROOMY:
+            return fanout
+        if edge_type not in self._largest:
+            degrees = self.csc(edge_type).in_degrees()
+            self._largest[edge_type] = int(degrees.max()) if degrees.numel() else 0
+        return min(fanout, max(_ROOMY, self._largest[edge_type]))
+
     def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
         edge_ids = self._sources[edge_type].csc.edge_ids
-        return positions if edge_ids is None else gather_rows(edge_ids, positions).to(torch.int64)
+        if edge_ids is None:
+            return positions
+        if positions.is_cuda:
+            self._reads(positions.device, edge_ids)
+        return gather_rows(edge_ids, positions).to(torch.int64)
 
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         csc = self.csc(edge_type)

@@ -40,7 +40,7 @@ def select_true(mask: Tensor, first: int, end: int) -> Tensor:
         if count and seen + count > first:
             found.append(block.nonzero().view(-1)[max(first - seen, 0) : end - seen] + at)
         seen += count
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 def mask_column(rows: Tensor, column: int | None, name: str) -> Tensor:
@@ -109,7 +109,7 @@ class PartMasks:
         mask, options = Mask.from_json(request.options), request.options
         if "count" in options:
             counts = [self.counts(mask, int(part)) for part in options["count"]]
-            return Reply([torch.tensor(counts, dtype=torch.int64).view(-1)])
+            return Reply([torch.tensor(counts, dtype=torch.int64, device="cpu").view(-1)])
         return Reply([self.ids(mask, *map(int, options["ids"]))])
 
     def _rows(self, mask: Mask, part: int) -> Tensor:

@@ -90,7 +90,7 @@ class GraphService:
             begin += count
         if begin != src.numel() or begin != dst.numel():
             raise ValueError(f"{begin} pairs are announced, {src.numel()} sources and {dst.numel()} destinations came")
-        counts = torch.tensor([positions.numel() for positions in found], dtype=torch.int64)
+        counts = torch.tensor([positions.numel() for positions in found], dtype=torch.int64, device="cpu")
         return Reply([counts, torch.cat(found) if found else counts.new_empty(0)])
 
     def edge_ends(self, request: Request) -> Reply:

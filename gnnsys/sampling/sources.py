@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, check_weight, is_source
+from gnnsys.graph.listing import some
+from gnnsys.graph.names import did_you_mean
 from gnnsys.ops import CSC, gather_rows
 
 MAX_FANOUT = 1 << 28  # what the kernel's 32-bit arithmetic on draws leaves room for
@@ -47,20 +49,28 @@ def check_fanouts(graph: Typed, num_neighbors: Fanouts) -> dict[EdgeType, tuple[
             graph.num_edges(edge_type)  # ValueError where there is no such type
         missing = [t for t in graph.edge_types if t not in num_neighbors]
         if missing:
-            raise ValueError(f"num_neighbors must cover all edge types, missing {missing} (use [0, ...] to skip one)")
+            raise ValueError(
+                f"num_neighbors must cover all edge types, missing {some(missing)} (use [0, ...] to skip one)"
+            )
         fanouts = {t: tuple(num_neighbors[t]) for t in graph.edge_types}
     else:
         fanouts = {t: tuple(num_neighbors) for t in graph.edge_types}
     if len({len(f) for f in fanouts.values()}) > 1:
-        raise ValueError(f"num_neighbors: hops must be the same across all edge types, got {fanouts}")
+        raise ValueError(f"num_neighbors: hops must be the same across all edge types, got {_lengths(fanouts)}")
     for edge_type, values in fanouts.items():
-        if not values:
+        if not values and graph.num_edges(edge_type) > 0:
             raise ValueError("num_neighbors must have at least one hop")
         if any(int(f) != f or not -1 <= f < MAX_FANOUT for f in values):
             raise ValueError(
                 f"num_neighbors must be -1 (all) or whole numbers >= 0, got {list(values)} for {edge_type}"
             )
     return {t: tuple(int(f) for f in values) for t, values in fanouts.items()}
+
+
+def _lengths(fanouts: Mapping[EdgeType, tuple[int, ...]]) -> str:
+    """An edge type of each number of hops: all of them may be hundreds."""
+    first = {len(values): edge_type for edge_type, values in reversed(fanouts.items())}
+    return ", ".join(f"{hops} for {edge_type}" for hops, edge_type in sorted(first.items()))
 
 
 def edge_sources(graph: Graph, weight: str | None, time: str | None) -> dict[EdgeType, EdgeSource]:
@@ -93,6 +103,12 @@ def rows_to_draw_by(
 
     A time that some node type has is a node time, else it is looked for on edges. ValueError where no type has it.
     """
+    for argument, given in (("weight", weight), ("time", time)):
+        if given is not None and not isinstance(given, str):
+            raise ValueError(
+                f"{argument}_attr must be the name of an array of the graph, got a {type(given).__name__}: give it to "
+                f"the graph, graph.set_edge_data({argument!r}, rows), and write {argument}_attr={argument!r}"
+            )
     on_nodes = time is not None and any(time in rows for rows in node_data.values())
     found: dict[EdgeType, str] = {}
     for edge_type, rows in edge_data.items():
@@ -105,7 +121,12 @@ def rows_to_draw_by(
             found[edge_type] = "edge time"
     for name, argument in ((weight, "weight"), (time, "time")):
         if name is not None and edge_data and not any(by.endswith(argument) for by in found.values()):
-            raise ValueError(f"{argument}: no edge or node type has rows named {name!r}")
+            where = list(edge_data.values()) + ([] if argument == "weight" else list(node_data.values()))
+            known = sorted({known for rows in where for known in rows})
+            raise ValueError(
+                f"{argument}_attr: no {'edge' if argument == 'weight' else 'edge or node'} type has an array {name!r}, "
+                f"only {some(known, near=name)}{did_you_mean(name, known)}"
+            )
     return found
 
 

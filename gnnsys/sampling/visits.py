@@ -72,7 +72,7 @@ def presampled_visits(
     if num_batches < 1:
         raise ValueError(f"num_batches must be at least 1, got {num_batches}")
     count = 0
-    visits = torch.zeros(num_nodes, dtype=torch.float64)
+    visits = torch.zeros(num_nodes, dtype=torch.float64, device="cpu")
     for batch in islice(batches, num_batches):
         visits[_nodes(batch, node_type).cpu().long().unique()] += 1  # trees of their own may hold a node twice
         count += 1
@@ -94,7 +94,7 @@ def sample_batches(
     generator = torch.Generator().manual_seed(seed)
     epoch = 0
     while True:
-        shuffled = seeds[torch.randperm(seeds.numel(), generator=generator)]
+        shuffled = seeds[torch.randperm(seeds.numel(), generator=generator, device="cpu")]
         for batch, some in enumerate(shuffled.split(batch_size)):
             yield sampler.sample({node_type: some}, key=SampleKey(seed, epoch, batch))
         epoch += 1

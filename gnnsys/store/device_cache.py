@@ -8,6 +8,7 @@ A cache is a source itself: caches stand in front of tensors, tables and other c
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import gather_cached, gather_rows, scatter_rows
+from gnnsys.ops.reads import DeviceReads
 from gnnsys.store.capacity import free_device_memory
 from gnnsys.store.source import FeatureSource, PendingRead, put_rows
 
@@ -57,8 +59,8 @@ class DeviceCache:
         self.device = _with_index(torch.device(device))
         self._shape, self._dtype = tuple(source.shape), source.dtype
         rows = _check_rows(rows, self._shape[0])
-        slots = torch.full((self._shape[0],), -1, dtype=torch.int32)
-        slots[rows] = torch.arange(rows.numel(), dtype=torch.int32)
+        slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
+        slots[rows] = torch.arange(rows.numel(), dtype=torch.int32, device="cpu")
         self._table = source if isinstance(source, Tensor) and _is_readable(source, self.device) else None
         self._source: FeatureSource = TensorSource(source) if isinstance(source, Tensor) else source
         self._host_slots = None if self._table is not None else slots
@@ -66,6 +68,7 @@ class DeviceCache:
         self._fill(rows)
         self._slots = slots.to(self.device)
         self._lock = threading.Lock()
+        self._reads = DeviceReads()
         self._num_rows = self._num_hits = 0
         # Kernels count where they run: looking at it is the only thing that waits for them.
         self._hits = None if self.device.type == "cpu" else torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -145,7 +148,8 @@ class DeviceCache:
         return f"DeviceCache({list(self._shape)}, {self._dtype}, {self.num_cached} rows on {self.device})"
 
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
-        here = torch.zeros(1, dtype=torch.int64) if self._hits is None else self._hits
+        here = torch.zeros(1, dtype=torch.int64, device="cpu") if self._hits is None else self._hits
+        self._is_read(self._slots, table, here)
         gather_cached(self._cache, self._slots, table, _send(ids, self.device), out, here)
         self._count(ids.numel(), int(here) if self._hits is None else 0)
         return out
@@ -157,9 +161,14 @@ class DeviceCache:
         missed = (slots < 0).nonzero().view(-1)
         self._count(ids.numel(), ids.numel() - missed.numel())
         pinned = self.device.type == "cuda"
-        rows = torch.empty((missed.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=pinned)
+        rows = torch.empty((missed.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=pinned, device="cpu")
         reading = self._source.begin_read(on_host[missed], rows) if missed.numel() else _Done(rows)
-        return _Merging(reading, rows, missed, slots, self._cache, out)
+        return _Merging(reading, rows, missed, slots, self._cache, out, self._is_read)
+
+    def _is_read(self, *tensors: Tensor) -> None:
+        """By the current stream: a cache that is let go of keeps its memory until that is done with it."""
+        if self.device.type == "cuda":
+            self._reads(self.device, self._cache, *tensors)
 
     def _fill(self, rows: Tensor) -> None:
         """Reads the rows piece by piece, as any source lets them be read."""
@@ -167,7 +176,7 @@ class DeviceCache:
         step = max(_FILL_BYTES // row_bytes, 1)
         for first in range(0, rows.numel(), step):
             ids = rows[first : first + step]
-            there = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype)
+            there = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device="cpu")
             self._cache[first : first + step] = put_rows(self._source.read(ids, there), there, "cache")
 
     def _count(self, num_rows: int, num_hits: int) -> None:
@@ -218,10 +227,12 @@ class _Merging(NamedTuple):
     slots: Tensor  # of every id
     cache: Tensor
     out: Tensor
+    is_read: Callable[[], None]  # tells who reads the cache
 
     def result(self) -> Tensor:
         arrived = put_rows(self.reading.result(), self.rows, "cache")
         device = self.out.device
+        self.is_read()
         if self.missed.numel() < self.slots.numel():  # what was missed gets some row first, and its own below
             gather_rows(self.cache, _send(self.slots.clamp(min=0), device), out=self.out)
         if self.missed.numel():
@@ -245,9 +256,9 @@ def highest(scores: Tensor, count: int) -> Tensor:
     if scores.isnan().any():
         raise ValueError("scores must be numbers, got NaN")
     if count >= scores.numel():
-        return torch.arange(scores.numel())
+        return torch.arange(scores.numel(), device="cpu")
     if count <= 0:
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     scores = scores.cpu()
     threshold = scores.kthvalue(scores.numel() - count + 1).values
     chosen = scores > threshold

@@ -140,7 +140,7 @@ class _Layout:
 
 def _view(memory: mmap.mmap, dtype: torch.dtype, offset: int, count: int) -> Tensor:
     if count == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a map that is read only: nothing here writes to it
         return torch.frombuffer(memory, dtype=dtype, offset=offset, count=count)

@@ -76,7 +76,7 @@ class PartRows:
         per_piece = max(1, _PIECE // max(1, self.spec.row_size))
         for first in range(0, self.rows.shape[0], per_piece):
             piece = rows[first : first + per_piece]
-            self.update(torch.arange(first, first + piece.shape[0]), piece)
+            self.update(torch.arange(first, first + piece.shape[0], device="cpu"), piece)
 
     def fill_uniform(self, low: float, high: float, key: int) -> None:
         """First values by row number, before anybody can read them."""

@@ -54,7 +54,11 @@ def _chunks(items: Sequence[_Item], buffers: BufferPool) -> Iterator[Reply]:
 
 
 def _reply(pieces: Sequence[tuple[int, int, int]], rows: Sequence[Tensor], *, last: bool = False) -> Reply:
-    table = torch.tensor(pieces, dtype=torch.int64) if pieces else torch.empty(0, 3, dtype=torch.int64)
+    table = (
+        torch.tensor(pieces, dtype=torch.int64, device="cpu")
+        if pieces
+        else torch.empty(0, 3, dtype=torch.int64, device="cpu")
+    )
     return Reply([table, *rows], last=last)
 
 

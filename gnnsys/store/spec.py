@@ -77,7 +77,7 @@ class TableSpec:
 
     @cached_property
     def bounds_tensor(self) -> Tensor:
-        return torch.tensor(self.bounds, dtype=torch.int64)
+        return torch.tensor(self.bounds, dtype=torch.int64, device="cpu")
 
     @cached_property
     def narrow(self) -> bool:

@@ -46,12 +46,12 @@ class DistTensor:
     def remote_positions(self, ids: Tensor) -> Tensor:
         """Where in `ids` those stand whose rows can only be had from another process, int64, ascending by part."""
         if not self.is_remote:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         found = []
         for run in self.store.locate(self.name, ids):
             if run.places[0].rows is None:
-                found.append(torch.arange(ids.numel()) if run.order is None else run.order)
-        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+                found.append(torch.arange(ids.numel(), device="cpu") if run.order is None else run.order)
+        return torch.cat(found) if found else torch.empty(0, dtype=torch.int64, device="cpu")
 
     def pull(
         self,
@@ -82,7 +82,7 @@ class DistTensor:
 
     def _ids(self, ids: Tensor | slice) -> Tensor:
         if isinstance(ids, slice):
-            return torch.arange(*ids.indices(self.shape[0]))
+            return torch.arange(*ids.indices(self.shape[0]), device="cpu")
         if not isinstance(ids, Tensor) or ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"table {self.name!r} is indexed by int32 or int64 row numbers or a slice, got {ids!r}")
         return ids

@@ -41,7 +41,11 @@ class ArrayList:
         return place
 
     def with_plan(self, rows: Sequence[Sequence[int]], width: int) -> list[Tensor]:
-        plan = torch.tensor(rows, dtype=torch.int64) if rows else torch.empty(0, width, dtype=torch.int64)
+        plan = (
+            torch.tensor(rows, dtype=torch.int64, device="cpu")
+            if rows
+            else torch.empty(0, width, dtype=torch.int64, device="cpu")
+        )
         return [plan, *self.arrays]
 
 

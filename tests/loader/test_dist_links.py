@@ -100,25 +100,6 @@ def test_batches_of_typed_links_are_those_of_one_process(parted_types, kind: str
     assert_same_batches(ours, theirs, mine)
 
 
-def test_negatives_are_drawn_by_weights_of_global_ids(parted) -> None:
-    graph, mine = parted
-    weight = torch.rand(120, generator=torch.Generator().manual_seed(0))
-    by_global = weight[mine.original_ids(torch.arange(120))]
-    links = graph.edge_index()[:, :20]
-    options = {"batch_size": 8, "seed": 1}
-    theirs = LinkNeighborLoader(
-        graph, [3], edge_label_index=links, neg_sampling=("binary", 2, weight, weight.flip(0)), **options
-    )
-    ours = LinkNeighborLoader(
-        mine,
-        [3],
-        edge_label_index=mine.global_ids(links.reshape(-1)).view(2, -1),
-        neg_sampling=("binary", 2, by_global, weight.flip(0)[mine.original_ids(torch.arange(120))]),
-        **options,
-    )
-    assert_same_batches(ours, theirs, mine)
-
-
 @pytest.mark.parametrize("given", ["none", "type", "share"])
 def test_edges_of_the_graph_are_looked_up_batch_by_batch(parted, given: str) -> None:
     graph, mine = parted

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.loader import Batch, Inputs, NeighborLoader, PipelineOptions, Sampled
-from gnnsys.loader.device import Copy
+from gnnsys.loader import Batch, Inputs, NeighborLoader, PipelineOptions, Sampled, Store
+from gnnsys.loader.device import Copy, through
 from gnnsys.loader.layout import Layout
 from gnnsys.ops import sample_neighbors, stream_key
 from gnnsys.pipeline import Stage
@@ -198,3 +198,17 @@ def test_tensors_in_lists_and_dicts_of_a_batch_move_with_it(graph: Graph) -> Non
     assert moved.pairs[0][0].dtype == moved.pairs[1]["b"].dtype == torch.float64
     assert moved.pairs[0][1] == "a" and moved.pairs[1]["c"] == 4
     assert moved.num_sampled_nodes == batch.num_sampled_nodes
+
+
+def test_what_a_transform_returns_is_reached_whatever_holds_its_tensors() -> None:
+    class Pair(NamedTuple):
+        a: Tensor
+        b: int
+
+    batch = Batch({"node": Store(x=torch.ones(2))}, {}, is_homogeneous=True)
+    item = (torch.ones(1), [batch, Pair(torch.ones(1), 3)], {"y": torch.ones(1), "name": "z"}, None, 2.5)
+    out = through(item, lambda tensor: tensor * 2)
+    assert out[0].item() == 2 and out[1][0].x.tolist() == [2, 2] and out[1][1] == Pair(torch.tensor([2.0]), 3)
+    assert out[2]["y"].item() == 2 and out[2]["name"] == "z" and out[3:] == (None, 2.5)
+    with pytest.raises(ValueError, match=r"object.*transform must return"):
+        through((object(),), lambda tensor: tensor)

@@ -1,0 +1,41 @@
+"""Names that a batch sets itself: an array of the graph that is called so would be overwritten, or hidden by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gnnsys.loader.batch import Batch
+from gnnsys.loader.negatives import NegativeSampling
+
+_ALWAYS = ("n_id", "e_id", "edge_index", "input_id", "num_sampled_nodes", "num_sampled_edges")
+_OF_BATCH = frozenset(name for name in (*vars(Batch), *Batch.__annotations__) if not name.startswith("_"))
+
+
+def node_names(is_disjoint: bool, is_timed: bool) -> tuple[str, ...]:
+    """What a batch of seed nodes sets; `is_timed` where the seeds' times were given."""
+    return (*_ALWAYS, "batch_size", *(("batch",) if is_disjoint else ()), *(("seed_time",) if is_timed else ()))
+
+
+def link_names(
+    is_disjoint: bool, negatives: NegativeSampling | None, *, is_labelled: bool, is_timed: bool
+) -> tuple[str, ...]:
+    """What a batch of links sets."""
+    names = [*_ALWAYS, *(["batch"] if is_disjoint else [])]
+    if negatives is not None and negatives.is_triplet:
+        names += ["src_index", "dst_pos_index", "dst_neg_index", *(["seed_time"] if is_timed else [])]
+        return tuple(names)
+    names += ["edge_label_index", *(["edge_label_time"] if is_timed else [])]
+    return (*names, "edge_label") if is_labelled or negatives is not None else tuple(names)
+
+
+def check_names_free(arrays: Mapping[Any, Sequence[str]], own: Iterable[str], is_homogeneous: bool) -> None:
+    """ValueError for an array, by type, that batches could not have under its name."""
+    taken = {*own, *_OF_BATCH} if is_homogeneous else set(own)
+    for key, names in arrays.items():
+        for name in names:
+            if name in taken:
+                raise ValueError(
+                    f"{key!r} has an array {name!r}, a name that batches use themselves: rename it in the graph, or "
+                    "leave it out of batches with fetch=[...], the names of those you want"
+                )

@@ -1,0 +1,172 @@
+"""Ids, masks and links in the faces for PyG and DGL: the same meaning whatever holds them, floats refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.testing import MyFeatureStore, MyGraphStore
+
+import gnnsys.pyg
+from tests.loader.test_inputs import HOLDERS, LINK_HOLDERS, mask_of
+
+NUM_NODES = 40
+EDGES = torch.randint(0, NUM_NODES, (2, 300), generator=torch.Generator().manual_seed(0))
+
+
+def plain() -> Data:
+    return Data(x=torch.arange(NUM_NODES).float()[:, None], edge_index=EDGES)
+
+
+def typed() -> HeteroData:
+    data = HeteroData()
+    data["a"].x = torch.arange(NUM_NODES).float()[:, None]
+    data["a", "to", "a"].edge_index = EDGES
+    return data
+
+
+def test_pyg_loaders_take_masks_whatever_holds_them() -> None:
+    mask = mask_of(NUM_NODES)
+    expected = mask.nonzero().view(-1)
+    for name, hold in HOLDERS.items():
+        for data, given, store in (
+            (plain(), hold(mask), lambda batch: batch),
+            (typed(), ("a", hold(mask)), lambda batch: batch["a"]),
+        ):
+            loader = gnnsys.pyg.NeighborLoader(data, [2], input_nodes=given, batch_size=7)
+            stores = [store(batch) for batch in loader]
+            assert torch.equal(torch.cat([s.n_id[: s.batch_size] for s in stores]), expected), name
+            assert torch.equal(torch.cat([s.input_id for s in stores]), expected), name  # of a mask PyG gives node ids
+            few = loader(hold(torch.tensor([3, 1])))
+            assert store(few).n_id[:2].tolist() == [expected[3], expected[1]], name
+            chosen = store(loader(hold(mask_of(expected.numel()))))
+            assert torch.equal(chosen.n_id[: chosen.batch_size], expected[mask_of(expected.numel())]), name
+
+
+def test_pyg_loaders_refuse_floats_and_masks_of_another_length() -> None:
+    loader = gnnsys.pyg.NeighborLoader(plain(), [2], batch_size=5)
+    for wrong in ([0.0, 3.0], np.array([1.5]), torch.tensor([2.0]), [True] * 3, np.ones(41, bool), [True, 5]):
+        calls: list[Callable[[], Any]] = [
+            lambda wrong=wrong: gnnsys.pyg.NeighborLoader(plain(), [2], input_nodes=wrong),
+            lambda wrong=wrong: gnnsys.pyg.NeighborLoader(typed(), [2], input_nodes=("a", wrong)),
+            lambda wrong=wrong: loader(wrong),
+        ]
+        for number, call in enumerate(calls):
+            with pytest.raises(ValueError):
+                call()
+                raise AssertionError(f"call {number} took {wrong!r}")
+
+
+def test_pyg_links_mean_the_same_whatever_holds_them() -> None:
+    links = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    for name, hold in LINK_HOLDERS.items():
+        batch = next(iter(gnnsys.pyg.LinkNeighborLoader(plain(), [2], edge_label_index=hold(links), batch_size=3)))
+        assert torch.equal(batch.n_id[batch.edge_label_index], links), name
+        given = (("a", "to", "a"), hold(links))
+        batch = next(iter(gnnsys.pyg.LinkNeighborLoader(typed(), [2], edge_label_index=given, batch_size=3)))
+        assert torch.equal(batch["a"].n_id[batch["a", "to", "a"].edge_label_index], links), name
+    for wrong in (links.double(), links.numpy() * 0.5, [[0.5], [1.0]], links > 2, links[:1]):
+        with pytest.raises(ValueError, match="edge_label_index"):
+            gnnsys.pyg.LinkNeighborLoader(plain(), [2], edge_label_index=wrong)
+        with pytest.raises(ValueError, match="edge_label_index"):
+            gnnsys.pyg.LinkNeighborLoader(typed(), [2], edge_label_index=(("a", "to", "a"), wrong))
+
+
+class Passing(gnnsys.pyg.NeighborSampler):
+    """A user's subclass with PyG's own signatures."""
+
+    calls = 0
+
+    def sample_from_nodes(self, inputs: Any) -> Any:
+        type(self).calls += 1
+        return super().sample_from_nodes(inputs)
+
+    def sample_from_edges(self, inputs: Any, neg_sampling: Any = None) -> Any:
+        type(self).calls += 1
+        return super().sample_from_edges(inputs, neg_sampling)
+
+
+def test_a_subclass_of_our_sampler_may_have_pygs_signature() -> None:
+    data = plain()
+    for workers in (0, 2):
+        for kind, options in (
+            (gnnsys.pyg.NeighborLoader, {"input_nodes": torch.arange(20)}),
+            (gnnsys.pyg.LinkNeighborLoader, {"edge_label_index": EDGES[:, :20], "neg_sampling": "binary"}),
+        ):
+            made = {"batch_size": 5, "num_workers": workers, "seed": 7, **options}
+            Passing.calls = 0
+            loader = kind(data, [3, 2], neighbor_sampler=Passing(data, [3, 2]), **made)
+            expected = list(kind(data, [3, 2], **made))
+            for a, b in zip(loader, expected, strict=True):  # the loader's own key reaches it: the same batches
+                assert torch.equal(a.n_id, b.n_id) and torch.equal(a.edge_index, b.edge_index)
+            assert Passing.calls == len(expected)
+            batches = iter(loader)
+            next(batches)
+            resumed = kind(data, [3, 2], neighbor_sampler=Passing(data, [3, 2]), **made)
+            resumed.load_state_dict(loader.state_dict())
+            assert torch.equal(next(iter(resumed)).n_id, next(batches).n_id)
+
+
+def test_an_override_runs_where_user_code_runs() -> None:
+    threads = []
+
+    class Telling(gnnsys.pyg.NeighborSampler):
+        def sample_from_nodes(self, inputs: Any) -> Any:
+            threads.append(threading.current_thread())
+            return super().sample_from_nodes(inputs)
+
+    next(iter(gnnsys.pyg.NeighborLoader(plain(), [2], neighbor_sampler=Telling(plain(), [2]), batch_size=8)))
+    assert set(threads) == {threading.main_thread()}
+
+
+def test_stores_whose_only_type_has_a_name_take_it(tmp_path: Any) -> None:
+    features, edges = MyFeatureStore(), MyGraphStore()
+    x = torch.rand(NUM_NODES, 3)
+    features.put_tensor(x, group_name="default", attr_name="x", index=None)
+    by_dst = EDGES[:, EDGES[1].sort().indices]
+    edges.put_edge_index(tuple(by_dst), edge_type=None, layout="coo", is_sorted=True, size=(NUM_NODES, NUM_NODES))
+    for given in (("default", torch.arange(5)), ["default", [0, 1, 2, 3, 4]], "default", torch.arange(5)):
+        loader = gnnsys.pyg.NeighborLoader((features, edges), [2], input_nodes=given, batch_size=5)
+        batch = next(iter(loader))
+        assert batch.n_id[:5].tolist() == [0, 1, 2, 3, 4] and torch.equal(batch.x, x[batch.n_id])
+    with pytest.raises(ValueError, match=r"'other' does not exist, the features have \['default'\]"):
+        gnnsys.pyg.NeighborLoader((features, edges), [2], input_nodes=("other", torch.arange(5)))
+
+
+def test_links_in_time_need_their_times() -> None:
+    data = plain()
+    data.time = torch.arange(NUM_NODES)
+    for given, match in (
+        ({"time_attr": "time"}, "'edge_label_time' is not set"),
+        ({"edge_label_time": torch.arange(300)}, "'time_attr' is not set"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            gnnsys.pyg.LinkNeighborLoader(data, [2], **given)
+
+
+def test_no_hops_are_needed_where_there_are_no_edges() -> None:
+    data = Data(x=torch.arange(5.0)[:, None], edge_index=torch.empty(2, 0, dtype=torch.int64))
+    batch = next(iter(gnnsys.pyg.NeighborLoader(data, [], batch_size=5)))
+    assert torch.equal(batch.x, data.x) and batch.edge_index.shape == (2, 0)
+
+
+def test_pyg_loaders_say_that_they_cannot_be_sent_to_another_process() -> None:
+    for loader in (gnnsys.pyg.NeighborLoader(plain(), [2]), gnnsys.pyg.LinkNeighborLoader(plain(), [2])):
+        with pytest.raises(TypeError, match="cannot be sent to another process"):
+            pickle.dumps(loader)
+        assert type(copy.copy(loader)) is type(loader)
+
+
+def test_names_in_the_users_data_that_batches_set_are_treated_as_pyg_does() -> None:
+    data = plain()
+    data.n_id, data.batch_size = torch.arange(NUM_NODES) + 1000, 3
+    batch = next(iter(gnnsys.pyg.NeighborLoader(data, [2], batch_size=5)))
+    assert torch.equal(batch.n_id[:5], torch.arange(1000, 1005))  # kept, as PyG keeps it: joined by node
+    assert batch.batch_size == 5  # PyG's own
