@@ -139,7 +139,7 @@ def _on_instance(module: nn.Module) -> nn.Module:
 
 
 def _scaled_grads(module: nn.Module, grads: Any, *_: Any) -> tuple[Tensor | None, ...]:
-    return tuple(None if grad is None else 1.5 * grad for grad in grads)
+    return tuple(1.5 * g if g is not None and g.is_floating_point() else g for g in grads)
 
 
 class _Doubled(nn.Module):

@@ -48,6 +48,21 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     return _spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
 
 
+def scaled_spmm(
+    csc: CSC, x: Tensor, weight: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None
+) -> Tensor:
+    """`dst_scale[v] * sum of weight[e] * src_scale[u] * x[u]` over the in-edges e = (u, v) of every v, `x` [num_src, d].
+
+    Scales have the dtype that sums are made in, and take effect before a sum is rounded to the dtype of x. Gradients
+    flow to `x` and `weight`, not to scales.
+    """
+    check_rows(x, csc.num_src, "x")
+    if any(scale is not None and scale.requires_grad for scale in (src_scale, dst_scale)) and torch.is_grad_enabled():
+        raise ValueError("scales have no gradient: multiply rows by them")
+    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    return _spmm(csc.indptr, csc.indices, None, x, weight, src_scale, dst_scale, *transposed_if_needed(csc, x))
+
+
 def spmm_and_own(csc: CSC, x: Tensor, reduce: str = "sum") -> tuple[Tensor, Tensor]:
     """`spmm(csc, x, reduce=reduce)`, and `x[:num_dst]`: what layers take of a block, whose destinations come first.
 

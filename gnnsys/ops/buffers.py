@@ -37,7 +37,7 @@ class BufferPool:
         """Uninitialised memory, like `torch.empty`."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < _SMALLEST:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         memory = self._take(num_bytes)
         if memory is None:
             memory = _aligned(_rounded(num_bytes))

@@ -101,11 +101,11 @@ def compact_scratch(num_ids: int, device: torch.device | str | int = "cpu") -> T
     CUDA devices need none: their allocator keeps it from call to call.
     """
     if torch.device(device).type == "cuda":
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     log2 = 10
     while 8 * num_ids > 3 << log2:
         log2 += 1
-    return torch.empty(_HEADER + 2 * (1 << log2), dtype=torch.int64)
+    return torch.empty(_HEADER + 2 * (1 << log2), dtype=torch.int64, device="cpu")
 
 
 def compact(
