@@ -126,6 +126,16 @@ class CSC:
             return [self._ends[size] for size in sizes]
         return self.indptr[torch.tensor(sizes, device=self.indptr.device)].tolist()
 
+    def comes_by_hops(self, num_src: int, num_dst: int) -> bool:
+        """Whether whoever made this said that the first `num_dst` nodes have their sources among the first `num_src`.
+
+        What the host knows of a sampled batch's `indptr` is where hops end: a node's in-edges come from the next hop at
+        the farthest. False where nothing is known.
+        """
+        if self._ends is None or num_dst not in self._ends:
+            return False
+        return num_src >= min((size for size in self._ends if size > num_dst), default=num_dst)
+
     @property
     def num_dst(self) -> int:
         return self.indptr.numel() - 1
