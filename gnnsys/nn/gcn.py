@@ -46,7 +46,7 @@ class GCNConv(GraphLayer):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached, self.normalize = improved, cached, normalize
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
-        self.lin = linear(in_channels, out_channels, bias=False)
+        self.lin = linear(in_channels, out_channels, bias=False, glorot=True)
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 

@@ -37,15 +37,15 @@ def reduce_name(aggr: str) -> str:
 
 
 def linear(in_channels: int, out_channels: int, bias: bool = True, glorot: bool = False) -> nn.Linear:
-    """A linear layer. `in_channels` of -1 are, as in PyG, those of the first rows it is given."""
+    """A linear layer. `in_channels` of -1 are, as in PyG, those of the first rows it is given.
+
+    `glorot` says how such a layer draws its weight then; the layer that has it draws those of the others.
+    """
     if in_channels == -1:
         return _LazyLinear(out_channels, bias, glorot)
     if in_channels < 0:
         raise ValueError(f"in_channels must be positive, or -1 for those of the first rows given, got {in_channels}")
-    made = nn.Linear(in_channels, out_channels, bias)
-    if glorot:
-        glorot_(made.weight)
-    return made
+    return nn.Linear(in_channels, out_channels, bias)
 
 
 class _LazyLinear(nn.LazyLinear):
