@@ -77,8 +77,8 @@ class GATConv(GraphLayer):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for linear in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
-            glorot_(None if linear is None else linear.weight)
+        for dense in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            glorot_(None if dense is None else dense.weight)
         for attention in (self.att_src, self.att_dst, self.att_edge):
             glorot_(attention)
         zeros_(self.bias)
@@ -157,7 +157,7 @@ class GATConv(GraphLayer):
         return csc, self._score(self.lin_edge(rows).view(-1, self.heads, self.out_channels), self.att_edge)
 
     def _scores_at_once(self, rows: Tensor, looped: Looped | None) -> Tensor:
-        """Where lin_edge is a product, scores are linear in the features: no row of heads x channels per edge is made."""
+        """Where lin_edge is a product, scores are linear in the features: no heads x channels per edge are made."""
         assert self.lin_edge is not None and self.att_edge is not None
         num_edges, width = rows.shape[0], self.lin_edge.weight.shape[1]
         if rows.shape[1:].numel() != width:

@@ -32,8 +32,8 @@ class GraphLayer(nn.Module):
     def register_message_forward_hook(self, *_: Any) -> None:
         """PyG's `to_hetero_with_bases` weighs messages by the type of their edge."""
         raise ValueError(
-            f"{type(self).__name__} of gnnsys.nn makes no tensor of messages, which PyG's to_hetero_with_bases changes: "
-            "use to_hetero, gnnsys.nn.RGCNConv(num_bases=...), or PyG's layer of the same name"
+            f"{type(self).__name__} of gnnsys.nn makes no tensor of messages, and PyG's to_hetero_with_bases changes "
+            "those: use to_hetero, gnnsys.nn.RGCNConv(num_bases=...), or PyG's layer of the same name"
         )
 
 

@@ -43,8 +43,8 @@ class Stack(nn.Module):
     def _refuse_pyg(self, args: tuple[Any, ...]) -> None:
         if traced_by_pyg(args):
             raise ValueError(
-                f"PyG's to_hetero cannot take gnnsys.nn.{type(self).__name__} apart: write a module whose forward calls "
-                "layers of gnnsys.nn, and transform that"
+                f"PyG's to_hetero cannot take gnnsys.nn.{type(self).__name__} apart: write a module whose forward "
+                "calls layers of gnnsys.nn, and transform that"
             )
 
     def reset_parameters(self) -> None:

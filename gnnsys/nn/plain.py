@@ -2,7 +2,7 @@
 
 Our layers and full-graph training save work by taking modules apart: reading a linear layer's weight, running a model's
 layers one by one. That is right only while nobody has changed what a call does. People do, by subclasses, hooks, LoRA,
-`parametrize`, `weight_norm`, `prune` and `torch.compile`. Whoever takes a module apart asks here first and else calls it.
+`parametrize`, `weight_norm`, `prune` and `torch.compile`. Whoever takes a module apart asks here first, or calls it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def as_written(module: nn.Module, kind: type[nn.Module], *methods: str) -> bool:
 def runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of the module is `kind.forward` and nothing else.
 
-    A subclass that keeps `forward` is; one with its own, an instance whose `forward` was replaced, a compiled module and
-    one with hooks are not.
+    A subclass that keeps `forward` is; one with its own, an instance whose `forward` was replaced, a compiled module
+    and one with hooks are not.
     """
     return (
         isinstance(module, kind)

@@ -63,7 +63,7 @@ class RGCNConv(GraphLayer):
             raise ValueError("num_bases and num_blocks exclude each other: choose one decomposition")
         in_src, in_dst = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
         if min(in_src, in_dst) < 0:
-            raise ValueError(f"in_channels must be positive: RGCNConv takes none from its first rows, got {in_channels}")
+            raise ValueError(f"in_channels must be positive, RGCNConv is not lazily sized: got {in_channels}")
         if num_blocks is not None and (in_src % num_blocks or out_channels % num_blocks):
             raise ValueError(
                 f"num_blocks={num_blocks} must divide in_channels={in_src} and out_channels={out_channels}"

@@ -69,10 +69,8 @@ class SAGEConv(GraphLayer):
         rows = self.lin(given.src).relu() if self.project else given.src
         out, own = self._reduced(given, rows)
         if self.root_weight and own is not None:
-            if is_bare_product(self.lin_r):
-                out = torch.addmm(out, own, self.lin_r.weight.t())  # adds what is there already as it goes
-            else:
-                out = out + self.lin_r(own)
+            is_bare = is_bare_product(self.lin_r)  # whose product adds what is there already as it goes
+            out = torch.addmm(out, own, self.lin_r.weight.t()) if is_bare else out + self.lin_r(own)
         return F.normalize(out, dim=-1) if self.normalize else out
 
     def _reduced(self, given: Inputs, rows: Tensor) -> tuple[Tensor, Tensor | None]:

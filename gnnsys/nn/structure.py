@@ -51,7 +51,7 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives:
     else:
         csc, edge_order = as_csc(edges), None
         if derives and src.is_cuda and not csc.indices.is_cuda and csc.indices.is_pinned():
-            csc = STRUCTURES.get(lambda host=csc: host.to(src.device), csc, key=("copy", src.device))
+            csc = _copied(csc, src.device)
     if src.shape[0] != csc.num_src:
         raise ValueError(f"x has {src.shape[0]} rows of sources, but edges has {csc.num_src} sources")
     if not has_pair:
@@ -61,6 +61,10 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives:
     elif dst is not None and dst.shape[0] != csc.num_dst:
         raise ValueError(f"x has {dst.shape[0]} rows of destinations, but edges has {csc.num_dst} destinations")
     return Inputs(csc, src, dst, edge_order, not has_pair)
+
+
+def _copied(csc: CSC, device: torch.device) -> CSC:
+    return STRUCTURES.get(lambda: csc.to(device), csc, key=("copy", device))
 
 
 def as_csc(edges: Block | CSC) -> CSC:

@@ -51,7 +51,7 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
 def scaled_spmm(
     csc: CSC, x: Tensor, weight: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None
 ) -> Tensor:
-    """`dst_scale[v] * sum of weight[e] * src_scale[u] * x[u]` over the in-edges e = (u, v) of every v, `x` [num_src, d].
+    """`dst_scale[v] * sum of weight[e] * src_scale[u] * x[u]` over the in-edges e = (u, v) of v, `x` [num_src, d].
 
     Scales have the dtype that sums are made in, and take effect before a sum is rounded to the dtype of x. Gradients
     flow to `x` and `weight`, not to scales.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -93,4 +94,4 @@ def test_layers_have_the_second_derivatives_of_dense_ones():
     }
     for name, (layer, told) in layers.items():
         layer.double()
-        assert torch.autograd.gradgradcheck(lambda x: layer(x, edge_index, **told), [rand(5, 3)]), name
+        assert torch.autograd.gradgradcheck(functools.partial(layer, edges=edge_index, **told), [rand(5, 3)]), name
