@@ -1,6 +1,7 @@
 """The graph convolution of Kipf & Welling (2017), D^-1/2 (A + I) D^-1/2 X W. Parameters as PyG's GCNConv.
 
 Normalisation scales rows before and after the reduction instead of weighting every edge, so it costs no edge tensor.
+Degrees and scales are float32 or wider, whatever rows are: float16 ends at 65504 in-edges.
 """
 
 from __future__ import annotations
@@ -8,15 +9,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gnnsys.nn.init import glorot_, zeros_
+from gnnsys.nn.init import glorot_, linear, zeros_
+from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.order import transform_first
-from gnnsys.nn.structure import Edges, Inputs, resolve, self_loops, without_self_loops
+from gnnsys.nn.plain import as_written, is_bare_product
+from gnnsys.nn.structure import Edges, Inputs, last_self_loop, resolve, self_loops, without_self_loops
 from gnnsys.ops import CSC, WEIGHT, spmm
+from gnnsys.ops._features import sum_dtype
+from gnnsys.ops.aggregate import scaled_spmm
 
 _OTHER_WEIGHTS = f"a piece of a graph knows degrees by its own {WEIGHT} alone, and these are others"
 
 
-class GCNConv(nn.Module):
+class GCNConv(GraphLayer):
     """x' = D^-1/2 (A + I) D^-1/2 x W + b, with D the (weighted) in-degrees, self loops counted.
 
     A self loop that is there already stays with its weight, several become one. On a block the sources' D is their
@@ -41,7 +46,7 @@ class GCNConv(nn.Module):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached, self.normalize = improved, cached, normalize
         self.add_self_loops = normalize if add_self_loops is None else add_self_loops
-        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.lin = linear(in_channels, out_channels, bias=False, glorot=True)
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
@@ -57,44 +62,37 @@ class GCNConv(nn.Module):
         """The sparse half: D^-1/2 (A + I) D^-1/2 rows; edge_weight by position."""
         if self.normalize and csc.whole is not None:
             return self._aggregate_piece(csc, rows, edge_weight)
-        edge_weight = None if edge_weight is None else edge_weight.to(rows.dtype)  # which autocast may have changed
         if not self.normalize:
-            return spmm(csc, rows, weight=edge_weight)
-        if not self.add_self_loops:
-            scale_src, scale_dst = _scales(csc, edge_weight, None, rows.dtype)
-            return _scaled(spmm(csc, _scaled(rows, scale_src), weight=edge_weight), scale_dst)
-        loop_weight = self._loop_weight(csc, edge_weight, rows.dtype)
-        csc, kept = without_self_loops(csc)
-        if edge_weight is not None and kept is not None:
-            edge_weight = edge_weight.index_select(0, kept)
-        scale_src, scale_dst = _scales(csc, edge_weight, loop_weight, rows.dtype)
-        scaled = _scaled(rows, scale_src)
-        own = _scaled(scaled[: csc.num_dst], loop_weight)
-        return _scaled(spmm(csc, scaled, weight=edge_weight) + own, scale_dst)
+            return spmm(csc, rows, weight=None if edge_weight is None else edge_weight.to(rows.dtype))
+        dtype, loop_weight = sum_dtype(rows.dtype), None
+        edge_weight = None if edge_weight is None else edge_weight.to(dtype)
+        if self.add_self_loops:
+            loop_weight = self._loop_weight(csc, edge_weight, dtype)
+            csc, edge_weight = _without_self_loops(csc, edge_weight)
+        scale_src, scale_dst = _scales(csc, edge_weight, loop_weight, dtype)
+        return _normalised_sum(csc, rows, edge_weight, scale_src, scale_dst, loop_weight)
 
     def _aggregate_piece(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
         """`aggregate` where degrees are those of a whole graph of which this is a piece."""
         data, weighted = csc.edge_data, edge_weight is not None
         if weighted and (data is None or edge_weight is not data.rows.get(WEIGHT)):
             raise ValueError(_OTHER_WEIGHTS)
-        edge_weight = None if edge_weight is None else edge_weight.to(rows.dtype)
-        fill = 2.0 if self.improved else 1.0
-        scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, rows.dtype, weighted)
-        scaled = _scaled(rows, scale_src)
+        dtype, fill = sum_dtype(rows.dtype), 2.0 if self.improved else 1.0
+        edge_weight = None if edge_weight is None else edge_weight.to(dtype)
+        scale_src, scale_dst, loop_weight = whole_scales(csc, self.add_self_loops, fill, dtype, weighted)
         if not self.add_self_loops:
-            return _scaled(spmm(csc, scaled, weight=edge_weight), scale_dst)
-        own = _scaled(scaled[: csc.num_dst], loop_weight)
-        csc, kept = without_self_loops(csc)
-        if edge_weight is not None and kept is not None:
-            edge_weight = edge_weight.index_select(0, kept)
-        return _scaled(spmm(csc, scaled, weight=edge_weight) + own, scale_dst)
+            return _normalised_sum(csc, rows, edge_weight, scale_src, scale_dst, None)
+        csc, edge_weight = _without_self_loops(csc, edge_weight)
+        return _normalised_sum(csc, rows, edge_weight, scale_src, scale_dst, loop_weight)
 
     def forward(self, x: Tensor, edges: Edges, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, tuple):
             raise ValueError("x must be one tensor: GCNConv has no weights of its own for destinations, SAGEConv has")
-        given: Inputs = resolve(x, edges)
+        given: Inputs = resolve(x, edges, derives=True)
         weight = None if edge_weight is None else given.edge_rows(edge_weight, "edge_weight")
-        if transform_first(given.csc, given.src, self.out_channels):
+        # PyG transforms first. What is only a product of two matrices may be done in the cheaper order.
+        has_order = not (is_bare_product(self.lin) and as_written(self, GCNConv, "transform", "aggregate"))
+        if has_order or transform_first(given.csc, given.src, self.out_channels):
             out = self.aggregate(given.csc, self.transform(given.src), weight)
         else:
             out = self.transform(self.aggregate(given.csc, given.src, weight))
@@ -102,15 +100,13 @@ class GCNConv(nn.Module):
 
     def _loop_weight(self, csc: CSC, edge_weight: Tensor | None, dtype: torch.dtype) -> Tensor:
         """What each destination's self loop weighs, [num_dst]."""
-        loops = self_loops(csc)
-        weight = torch.full((csc.num_dst,), 2.0 if self.improved else 1.0, dtype=dtype, device=loops.device)
-        if loops.numel() == 0:
-            return weight
-        at = csc.indices[loops].long()
+        fill = 2.0 if self.improved else 1.0
+        if self_loops(csc).numel() == 0:
+            return torch.full((csc.num_dst,), fill, dtype=dtype, device=csc.device)
+        last = last_self_loop(csc)  # of a node's several loops the last one counts, and alone has a gradient
         if edge_weight is None:
-            return weight.index_put((at,), weight.new_ones(()))
-        last = torch.searchsorted(at, at, right=True) - 1  # of a node's several loops: all write what the last one does
-        return weight.index_put((at,), edge_weight[loops[last]].to(dtype))
+            return torch.where(last < 0, fill, 1.0).to(dtype)
+        return torch.where(last < 0, fill, edge_weight.index_select(0, last.clamp(min=0)))
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"
@@ -125,6 +121,7 @@ def whole_scales(
     `fill` where it had none; without, those that are there count as in-edges.
     """
     assert csc.whole is not None
+    asked, dtype = dtype, sum_dtype(dtype)
     degrees, num_loops = csc.whole
     others, loop = degrees - num_loops, torch.ones_like(num_loops)
     if weighted:
@@ -132,11 +129,42 @@ def whole_scales(
             raise ValueError(_OTHER_WEIGHTS)
         degrees, others, loop = csc.edge_data.whole
     if not loops:
-        scale = _inverse_sqrt(degrees.to(dtype), None)
+        scale = _inverse_sqrt(degrees.to(dtype), None).to(asked)
         return scale, scale[: csc.num_dst], scale.new_zeros(csc.num_dst)
     loop_weight = torch.where(num_loops > 0, loop.to(dtype), fill)
-    scale = _inverse_sqrt(others.to(dtype), loop_weight)
-    return scale, scale[: csc.num_dst], loop_weight[: csc.num_dst]
+    scale = _inverse_sqrt(others.to(dtype), loop_weight).to(asked)
+    return scale, scale[: csc.num_dst], loop_weight[: csc.num_dst].to(asked)
+
+
+def _without_self_loops(csc: CSC, edge_weight: Tensor | None) -> tuple[CSC, Tensor | None]:
+    csc, kept = without_self_loops(csc)
+    return csc, edge_weight if edge_weight is None or kept is None else edge_weight.index_select(0, kept)
+
+
+def _normalised_sum(
+    csc: CSC,
+    rows: Tensor,
+    edge_weight: Tensor | None,
+    scale_src: Tensor,
+    scale_dst: Tensor,
+    loop_weight: Tensor | None,
+) -> Tensor:
+    """scale_dst * (sum of edge_weight * scale_src * rows, and loop_weight times the own ones), in the dtype of rows.
+
+    Scales and weights are float32 or wider. So is the sum before it is scaled: of a node with many in-edges it may be
+    more than float16 can say, where the result is not.
+    """
+    dtype, num_dst = rows.dtype, csc.num_dst
+    if dtype != scale_src.dtype and not scale_src.requires_grad and not scale_dst.requires_grad:
+        weight = None if edge_weight is None else edge_weight.to(dtype)
+        out = scaled_spmm(csc, rows, weight, scale_src, scale_dst)
+        if loop_weight is None:
+            return out
+        return out + _scaled(rows[:num_dst], (scale_src[:num_dst] * loop_weight * scale_dst).to(dtype))
+    scaled = _scaled(rows.to(scale_src.dtype), scale_src)
+    out = spmm(csc, scaled, weight=edge_weight)
+    out = out if loop_weight is None else out + _scaled(scaled[:num_dst], loop_weight)
+    return _scaled(out, scale_dst).to(dtype)
 
 
 def _scales(

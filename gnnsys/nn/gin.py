@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.structure import Edges, Rows, resolve
 from gnnsys.ops import CSC, spmm
 
 
-class GINConv(nn.Module):
+class GINConv(GraphLayer):
     """x'_v = nn((1 + eps) x_v + sum over u -> v of x_u), eps a parameter when `train_eps`, else a buffer."""
 
     eps: Tensor

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv
 from gnnsys.nn.gin import GINConv
+from gnnsys.nn.layer import traced_by_pyg
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
 from gnnsys.nn.structure import Edges, Rows, as_csc, from_edge_index
@@ -33,6 +36,17 @@ class Stack(nn.Module):
         self.norms = nn.ModuleList(nn.Identity() if norm is None else NORMS[norm](width) for width in widths[:-1])
         self.dropout = dropout
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_pyg(args)
+        return super().__call__(*args, **kwargs)
+
+    def _refuse_pyg(self, args: tuple[Any, ...]) -> None:
+        if traced_by_pyg(args):
+            raise ValueError(
+                f"PyG's to_hetero cannot take gnnsys.nn.{type(self).__name__} apart: write a module whose forward "
+                "calls layers of gnnsys.nn, and transform that"
+            )
+
     def reset_parameters(self) -> None:
         for module in [*self.convs, *self.norms]:
             if hasattr(module, "reset_parameters"):
@@ -51,6 +65,7 @@ class Stack(nn.Module):
         `num_sampled_nodes`, of a batch whose edges come hop by hop, drops in each layer what its output cannot depend
         on; the result has rows for the seeds alone, equal to the first rows of the untrimmed one.
         """
+        self._refuse_pyg((x,))
         if num_sampled_nodes is not None:
             x, edges = self._trim(x, edges, num_sampled_nodes, edge_rows)
         per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(self.convs)
@@ -76,17 +91,37 @@ class Stack(nn.Module):
 def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) -> list[CSC]:
     """What each layer of a sampled batch needs: layer l computes the nodes within num_layers - 1 - l hops of the seeds.
 
-    Nodes come hop by hop, so the structures are prefixes of one CSC, and views of it.
+    Nodes come hop by hop, so the structures are prefixes of one CSC, and views of it. That the sources of a prefix are
+    among its nodes is checked: on a device kernels would read beyond them.
     """
+    if not num_sampled_nodes or min(num_sampled_nodes) < 0:
+        raise ValueError(f"num_sampled_nodes must be a number >= 0 for each hop, got {list(num_sampled_nodes)}")
     within = list(accumulate(num_sampled_nodes))  # within[h]: nodes at most h hops from the seeds
     if within[-1] != csc.num_src:
         raise ValueError(f"num_sampled_nodes adds up to {within[-1]}, but x has {csc.num_src} rows")
     sizes = [within[min(hops, len(within) - 1)] for hops in range(num_layers, -1, -1)]  # sources, then destinations
+    if sizes[1] > csc.num_dst:
+        raise ValueError(f"num_sampled_nodes asks for {sizes[1]} destinations, but edges has {csc.num_dst}")
     ends = csc.ends(sizes[1:])
-    return [
-        CSC(csc.indptr[: num_dst + 1], csc.indices[:num_edges], num_src)
-        for num_src, num_dst, num_edges in zip(sizes, sizes[1:], ends)
-    ]
+    prefixes = list(zip(sizes, sizes[1:], ends, strict=False))
+    if not all(csc.comes_by_hops(num_src, num_dst) for num_src, num_dst, _ in prefixes):
+        _check_sources(csc, prefixes, num_sampled_nodes)
+    return [CSC(csc.indptr[: num_dst + 1], csc.indices[:end], num_src) for num_src, num_dst, end in prefixes]
+
+
+def _check_sources(csc: CSC, prefixes: Sequence[tuple[int, int, int]], num_sampled_nodes: Sequence[int]) -> None:
+    """Looks at the edges of each prefix, (sources, destinations, edges). On a device one wait."""
+    asked = [(num_src, end) for num_src, _, end in prefixes if end and num_src < csc.num_src]
+    if not asked:
+        return
+    largest = torch.stack([csc.indices[:end].max() for _, end in asked]).tolist()
+    for (num_src, _), found in zip(asked, largest, strict=True):
+        if found >= num_src:
+            raise ValueError(
+                f"num_sampled_nodes={list(num_sampled_nodes)} does not belong to these edges: a layer would have the "
+                f"first {num_src} nodes as sources, and an edge comes from node {found}. Pass the batch's own "
+                "num_sampled_nodes, with the edge_index as it came"
+            )
 
 
 def _widths(hidden_channels: int, num_layers: int, out_channels: int | None) -> list[int]:

@@ -2,7 +2,7 @@
 
 Our layers and full-graph training save work by taking modules apart: reading a linear layer's weight, running a model's
 layers one by one. That is right only while nobody has changed what a call does. People do, by subclasses, hooks, LoRA,
-`parametrize`, `weight_norm`, `prune` and `torch.compile`. Whoever takes a module apart asks here first and else calls it.
+`parametrize`, `weight_norm`, `prune` and `torch.compile`. Whoever takes a module apart asks here first, or calls it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def as_written(module: nn.Module, kind: type[nn.Module], *methods: str) -> bool:
+    """Whether these methods of the module are those of `kind`: neither a subclass nor the instance has others."""
+    return all(getattr(type(module), name) is getattr(kind, name) and name not in vars(module) for name in methods)
+
+
 def runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of the module is `kind.forward` and nothing else.
 
-    A subclass that keeps `forward` is; one with its own, an instance whose `forward` was replaced, a compiled module and
-    one with hooks are not.
+    A subclass that keeps `forward` is; one with its own, an instance whose `forward` was replaced, a compiled module
+    and one with hooks are not.
     """
     return (
         isinstance(module, kind)
-        and type(module).forward is kind.forward
-        and "forward" not in vars(module)
-        and type(module).__call__ is nn.Module.__call__
+        and as_written(module, kind, "forward")
+        and type(module).__call__ is kind.__call__
         and getattr(module, "_compiled_call_impl", None) is None
         and not has_hooks(module)
     )
@@ -46,11 +50,21 @@ def runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
 def is_bare_linear(module: nn.Module | None) -> bool:
     """Whether a call of the module is `F.linear(x, module.weight, module.bias)` with parameters of its own.
 
-    The exact class is asked for: subclasses (quantised, LoRA, `parametrize`) may give `weight` another meaning.
+    The exact class is asked for: subclasses (quantised, LoRA, `parametrize`) may give `weight` another meaning. So may
+    subclasses of tensors (quantised ones, DTensor).
     """
     return (
         module is not None
         and type(module) is nn.Linear
         and runs_as(module, nn.Linear)
-        and module._parameters.get("weight") is not None
+        and type(module._parameters.get("weight")) is nn.Parameter
+        and type(module._parameters.get("bias")) in (nn.Parameter, type(None))
     )
+
+
+def is_bare_product(module: nn.Module | None) -> bool:
+    """Whether a call of the module is `x @ module.weight.t()`: a bare linear layer without a bias.
+
+    Only such a layer may change places with a sum over edges: sum(x @ W) = sum(x) @ W.
+    """
+    return is_bare_linear(module) and module is not None and module._parameters.get("bias") is None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, reduce_name, zeros_
+from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.structure import Edges, Rows, resolve
 from gnnsys.ops import CSC, spmm
 from gnnsys.ops.memo import STRUCTURES
@@ -39,7 +40,7 @@ def group_edges(csc: CSC, edge_type: Tensor, num_relations: int) -> Groups:
     return Groups(CSC(members.indptr, members.indices, csc.num_src), sizes, relation, owners)
 
 
-class RGCNConv(nn.Module):
+class RGCNConv(GraphLayer):
     """x'_v = root(x_v) + sum over relations r of W_r (aggr over u -r-> v of x_u) + b. Parameters as PyG's RGCNConv.
 
     `num_bases` makes W_r = sum_b comp[r, b] weight[b]; `num_blocks` makes it block-diagonal. `x` may be None, or int64
@@ -61,6 +62,8 @@ class RGCNConv(nn.Module):
         if num_bases is not None and num_blocks is not None:
             raise ValueError("num_bases and num_blocks exclude each other: choose one decomposition")
         in_src, in_dst = (in_channels, in_channels) if isinstance(in_channels, int) else in_channels
+        if min(in_src, in_dst) < 0:
+            raise ValueError(f"in_channels must be positive, RGCNConv is not lazily sized: got {in_channels}")
         if num_blocks is not None and (in_src % num_blocks or out_channels % num_blocks):
             raise ValueError(
                 f"num_blocks={num_blocks} must divide in_channels={in_src} and out_channels={out_channels}"
@@ -98,7 +101,8 @@ class RGCNConv(nn.Module):
     def forward(self, x: Rows | None, edges: Edges, edge_type: Tensor) -> Tensor:
         """`edge_type` int [num_edges], in the order of the edges given."""
         in_src = self.in_channels if isinstance(self.in_channels, int) else self.in_channels[0]
-        given = resolve(torch.arange(in_src, device=self.weight.device) if x is None else x, edges)
+        x = torch.arange(in_src, device=self.weight.device) if x is None else x
+        given = resolve(x, edges, derives=True)
         groups = self._groups(given.csc, given.edge_rows(edge_type, "edge_type"), edge_type)
         if given.src.is_floating_point():
             rows = self.transform(self.aggregate(groups.members, given.src, self.aggr), groups.sizes)

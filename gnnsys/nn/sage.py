@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gnnsys.nn.init import reduce_name
+from gnnsys.nn.init import linear, reduce_name
+from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.order import transform_first
-from gnnsys.nn.structure import Edges, Rows, resolve
+from gnnsys.nn.plain import as_written, is_bare_linear, is_bare_product
+from gnnsys.nn.structure import Edges, Inputs, Rows, resolve
 from gnnsys.ops import CSC, spmm
 from gnnsys.ops.aggregate import spmm_and_own
 
 
-class SAGEConv(nn.Module):
+class SAGEConv(GraphLayer):
     """x'_v = lin_l(aggr over u -> v of x_u) + lin_r(x_v).
 
-    `aggr` is "mean", "sum", "max" or "min". Linear reductions are done before or after lin_l, whichever is cheaper.
+    `aggr` is "mean", "sum", "max" or "min". Linear reductions are done before or after lin_l, whichever is cheaper,
+    as long as lin_l is torch's own and nobody has changed it; else the linear layers are called as PyG does.
 
     >>> conv = SAGEConv(16, 8)
     >>> out = conv(x, edge_index)           # a whole graph, PyG's way
@@ -39,44 +42,55 @@ class SAGEConv(nn.Module):
         self.aggr = reduce_name(aggr)
         self.normalize, self.root_weight, self.project = normalize, root_weight, project
         if project:
-            self.lin = nn.Linear(in_src, in_src)
-        self.lin_l = nn.Linear(in_src, out_channels, bias=bias)
+            if in_src < 0:
+                raise ValueError("project=True needs a number of in_channels: lin has as many outputs")
+            self.lin = linear(in_src, in_src)
+        self.lin_l = linear(in_src, out_channels, bias)
         if root_weight:
-            self.lin_r = nn.Linear(in_dst, out_channels, bias=False)
+            self.lin_r = linear(in_dst, out_channels, bias=False)
 
     def reset_parameters(self) -> None:
         for child in self.children():
             child.reset_parameters()  # type: ignore[operator]
 
     def transform(self, rows: Tensor) -> Tensor:
-        """The dense half, row by row: lin_l without its bias (which belongs after the reduction)."""
-        return F.linear(rows, self.lin_l.weight)
+        """The dense half, row by row: lin_l without its bias, which belongs after the reduction.
+
+        Where lin_l is not torch's own, or was changed, it is called as it is and adds what bias it has.
+        """
+        return F.linear(rows, self.lin_l.weight) if is_bare_linear(self.lin_l) else self.lin_l(rows)
 
     def aggregate(self, csc: CSC, rows: Tensor) -> Tensor:
         """The sparse half: the reduction over in-edges."""
         return spmm(csc, rows, reduce=self.aggr)
 
-    @property
-    def _aggregates_as_written(self) -> bool:
-        """Whether nobody has put another `aggregate` in the place of ours."""
-        return type(self).aggregate is SAGEConv.aggregate and "aggregate" not in self.__dict__
-
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
         rows = self.lin(given.src).relu() if self.project else given.src
-        own, is_linear = given.dst, self.aggr in ("mean", "sum")
-        if is_linear and transform_first(given.csc, rows, self.out_channels):
-            out = self.aggregate(given.csc, self.transform(rows))
-            out = out if self.lin_l.bias is None else out + self.lin_l.bias
-        else:
-            if self.root_weight and given.dst_is_first and not self.project and self._aggregates_as_written:
-                reduced, own = spmm_and_own(given.csc, rows, self.aggr)
-            else:
-                reduced = self.aggregate(given.csc, rows)
-            out = self.lin_l(reduced)  # the product adds the bias as it goes
+        out, own = self._reduced(given, rows)
         if self.root_weight and own is not None:
-            out = torch.addmm(out, own, self.lin_r.weight.t())  # and here what is there already
+            is_bare = is_bare_product(self.lin_r)  # whose product adds what is there already as it goes
+            out = torch.addmm(out, own, self.lin_r.weight.t()) if is_bare else out + self.lin_r(own)
         return F.normalize(out, dim=-1) if self.normalize else out
+
+    def _reduced(self, given: Inputs, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """lin_l of the reduced rows, and the destinations' own rows."""
+        is_bare, aggregates_as_written = is_bare_linear(self.lin_l), as_written(self, SAGEConv, "aggregate")
+        transforms_as_written = as_written(self, SAGEConv, "transform")
+        bias = self.lin_l.bias if is_bare else None
+        has_order = not (is_bare and aggregates_as_written and transforms_as_written and self.aggr in ("mean", "sum"))
+        if not has_order and transform_first(given.csc, rows, self.out_channels):
+            out = self.aggregate(given.csc, self.transform(rows))
+            return out if bias is None else out + bias, given.dst
+        own, shares_rows = given.dst, given.dst_is_first and not self.project
+        if shares_rows and aggregates_as_written and self.root_weight and is_bare_product(self.lin_r):
+            reduced, own = spmm_and_own(given.csc, rows, self.aggr)
+        else:
+            reduced = self.aggregate(given.csc, rows)
+        if transforms_as_written:
+            return self.lin_l(reduced), own  # the product adds the bias as it goes
+        out = self.transform(reduced)
+        return out if bias is None else out + bias, own
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"

@@ -37,10 +37,11 @@ class Inputs:
         return rows if self.edge_order is None else rows.index_select(0, self.edge_order)
 
 
-def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Inputs:
+def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives: bool = False) -> Inputs:
     """Checks what a layer was given. One tensor for a CSC with fewer destinations is a block's: they come first.
 
-    `size` is PyG's (num_src, num_dst), needed only for an edge_index whose destinations have no rows.
+    `size` is PyG's (num_src, num_dst), needed only for an edge_index whose destinations have no rows. A layer that
+    `derives` other structures from the edges needs them on the device: a pinned CSC is copied there, once.
     """
     src, dst = x if isinstance(x, tuple) else (x, None)
     has_pair = isinstance(x, tuple)
@@ -49,6 +50,8 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Input
         csc, edge_order = from_edge_index(edges, src.shape[0], num_dst)
     else:
         csc, edge_order = as_csc(edges), None
+        if derives and src.is_cuda and not csc.indices.is_cuda and csc.indices.is_pinned():
+            csc = _copied(csc, src.device)
     if src.shape[0] != csc.num_src:
         raise ValueError(f"x has {src.shape[0]} rows of sources, but edges has {csc.num_src} sources")
     if not has_pair:
@@ -58,6 +61,10 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Input
     elif dst is not None and dst.shape[0] != csc.num_dst:
         raise ValueError(f"x has {dst.shape[0]} rows of destinations, but edges has {csc.num_dst} destinations")
     return Inputs(csc, src, dst, edge_order, not has_pair)
+
+
+def _copied(csc: CSC, device: torch.device) -> CSC:
+    return STRUCTURES.get(lambda: csc.to(device), csc, key=("copy", device))
 
 
 def as_csc(edges: Block | CSC) -> CSC:
@@ -94,6 +101,10 @@ class Looped:
     others: CSC  # per destination the old positions of its edges that are no self loops: spmm reduces edge rows
     order: Tensor | None  # the edge at each new position, counting the kept ones and then the loops
 
+    @property
+    def num_loops(self) -> int:
+        return min(self.csc.num_src, self.csc.num_dst)
+
     def extend(self, edge_rows: Tensor, loop_rows: Tensor) -> Tensor:
         """Edge rows of the new graph from those of the old one and those of the loops."""
         rows = torch.cat([edge_rows.index_select(0, self.others.indices), loop_rows])
@@ -118,6 +129,17 @@ def with_self_loops(csc: CSC) -> Looped:
 def self_loops(csc: CSC) -> Tensor:
     """Positions of the edges from a node to itself, int64; remembered for the CSC."""
     return STRUCTURES.get(lambda: (csc.indices == csc.dst()).nonzero().view(-1), csc, key="self loops")
+
+
+def last_self_loop(csc: CSC) -> Tensor:
+    """The position of each destination's last self loop, int64 [num_dst], -1 where it has none; remembered."""
+
+    def make() -> Tensor:
+        loops = self_loops(csc)
+        none = torch.full((csc.num_dst,), -1, dtype=torch.int64, device=loops.device)
+        return none.scatter_reduce(0, csc.indices[loops].long(), loops, "amax")
+
+    return STRUCTURES.get(make, csc, key="last self loop")
 
 
 def without_self_loops(csc: CSC) -> tuple[CSC, Tensor | None]:

@@ -48,6 +48,21 @@ def spmm(csc: CSC, x: Tensor, weight: Tensor | None = None, reduce: str = "sum")
     return _spmm(csc.indptr, csc.indices, None, x, weight, None, dst_scale, *transposed_if_needed(csc, x))
 
 
+def scaled_spmm(
+    csc: CSC, x: Tensor, weight: Tensor | None, src_scale: Tensor | None, dst_scale: Tensor | None
+) -> Tensor:
+    """`dst_scale[v] * sum of weight[e] * src_scale[u] * x[u]` over the in-edges e = (u, v) of v, `x` [num_src, d].
+
+    Scales have the dtype that sums are made in, and take effect before a sum is rounded to the dtype of x. Gradients
+    flow to `x` and `weight`, not to scales.
+    """
+    check_rows(x, csc.num_src, "x")
+    if any(scale is not None and scale.requires_grad for scale in (src_scale, dst_scale)) and torch.is_grad_enabled():
+        raise ValueError("scales have no gradient: multiply rows by them")
+    x, weight = x.contiguous(), None if weight is None else weight.contiguous()
+    return _spmm(csc.indptr, csc.indices, None, x, weight, src_scale, dst_scale, *transposed_if_needed(csc, x))
+
+
 def spmm_and_own(csc: CSC, x: Tensor, reduce: str = "sum") -> tuple[Tensor, Tensor]:
     """`spmm(csc, x, reduce=reduce)`, and `x[:num_dst]`: what layers take of a block, whose destinations come first.
 
@@ -288,12 +303,41 @@ def _extreme_backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor 
     indptr, indices, x, weight, arg, *transposed = ctx.saved_tensors
     grad = grad.contiguous()
     grad_x = grad_weight = None
+    if torch.is_grad_enabled():  # under create_graph: what follows has no gradient of its own
+        return None, None, *_extreme_grads(ctx, indptr, indices, arg, grad, x, weight), None, None, None, None
     if ctx.needs_input_grad[2]:
         grad_x = native.spmm_extreme_grad_x(indptr, indices, arg, grad, weight, ctx.x_shape[0], *transposed)
         grad_x = grad_x.to(grad.dtype).view(ctx.x_shape)
     if ctx.needs_input_grad[3]:
         grad_weight = native.spmm_extreme_grad_weight(indptr, indices, arg, grad, x).to(grad.dtype).view_as(weight)
     return None, None, grad_x, grad_weight, None, None, None, None
+
+
+def _extreme_grads(
+    ctx: Any, indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, x: Tensor | None, weight: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of `_extreme_backward` by torch's indexing, to be differentiated again."""
+    dtype, wide, has_edge = grad.dtype, sum_dtype(grad.dtype), arg >= 0
+    if indices.numel() == 0:
+        return grad.new_zeros(ctx.x_shape), None if weight is None else torch.zeros_like(weight)
+    # The edge that each value came by, [num_dst, columns]; `arg` counts from a row's first.
+    edge = torch.where(has_edge, indptr[:-1].unsqueeze(1) + arg, 0)
+    heads = weight.shape[1] if weight is not None and weight.dim() == 2 else 1
+    head = torch.arange(arg.shape[1], device=arg.device) // max(arg.shape[1] // heads, 1)
+    place = edge * heads + head  # in the flat weight
+    grad = grad.reshape(arg.shape).to(wide).masked_fill(~has_edge, 0)
+    source = indices[edge].long()
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[2]:
+        sent = grad if weight is None else grad * weight.reshape(-1)[place].to(wide)
+        grad_x = sent.new_zeros(ctx.x_shape[0], arg.shape[1]).scatter_add(0, source, sent)
+        grad_x = grad_x.to(dtype).view(ctx.x_shape)
+    if ctx.needs_input_grad[3]:
+        assert x is not None and weight is not None
+        sent = grad * x.reshape(x.shape[0], -1).gather(0, source).to(wide)
+        grad_weight = sent.new_zeros(weight.numel()).index_add(0, place.reshape(-1), sent.reshape(-1))
+        grad_weight = grad_weight.to(dtype).view_as(weight)
+    return grad_x, grad_weight
 
 
 _spmm_extreme = differentiable("spmm_extreme", _extreme_backward, _save_extreme)

@@ -2,7 +2,8 @@
 
 gat_aggregate keeps two numbers per destination and head for its backward pass and computes the rest again, so neither
 pass holds anything of the size of edges times features. Dropout is addressed by (key, edge position, head): the same
-key gives the same mask on any number of threads.
+key gives the same mask on any number of threads. Both can be differentiated any number of times; a second derivative of
+gat_aggregate is made of the unfused ops, and holds numbers per edge.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.ops._autograd import differentiable
+from gnnsys.ops._autograd import again, differentiable
 from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
 from gnnsys.ops._library import native
+from gnnsys.ops.aggregate import spmm
 from gnnsys.ops.csc import CSC
 
 
@@ -78,9 +80,33 @@ def _save_softmax(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> No
 
 def _softmax_backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
     indptr, alpha = ctx.saved_tensors
-    return None, native.edge_softmax_grad(indptr, alpha, grad.contiguous())
+    return None, _edge_softmax_grad(indptr, alpha, grad.contiguous())
 
 
+def _save_softmax_grad(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _softmax_grad_backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+    """Of alpha * (g - S(alpha * g)), where S sums over the in-edges of a node and gives each of them the sum."""
+    indptr, alpha, g = ctx.saved_tensors
+    grad = grad.contiguous()
+    grad_alpha = grad_g = None
+    if ctx.needs_input_grad[1]:
+        grad_alpha = grad * (g - _shared_sum(indptr, alpha * g)) - g * _shared_sum(indptr, alpha * grad)
+    if ctx.needs_input_grad[2]:
+        grad_g = _edge_softmax_grad(indptr, alpha, grad)
+    return None, grad_alpha, grad_g
+
+
+def _shared_sum(indptr: Tensor, rows: Tensor) -> Tensor:
+    dst = CSC(indptr, indptr.new_empty(rows.shape[0]), 0).dst()
+    wide = rows.to(sum_dtype(rows.dtype))
+    sums = wide.new_zeros((indptr.shape[0] - 1, *rows.shape[1:])).index_add(0, dst, wide)
+    return sums.index_select(0, dst).to(rows.dtype)
+
+
+_edge_softmax_grad = differentiable("edge_softmax_grad", _softmax_grad_backward, _save_softmax_grad)
 _edge_softmax = differentiable("edge_softmax", _softmax_backward, _save_softmax)
 
 
@@ -127,24 +153,61 @@ def _(
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    indptr, _, x, score_src, score_dst, edge_score, *options, t_indptr, t_indices, t_positions = inputs
-    ctx.save_for_backward(indptr, t_indptr, t_indices, t_positions, x, score_src, score_dst, edge_score, *output)
+    indptr, indices, x, score_src, score_dst, edge_score, *options, t_indptr, t_indices, t_positions = inputs
+    structure = indptr, indices, t_indptr, t_indices, t_positions
+    ctx.save_for_backward(*structure, x, score_src, score_dst, edge_score, *output)
     ctx.options = options
     ctx.set_materialize_grads(False)
 
 
 def _attention_backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    indptr, t_indptr, t_indices, t_positions, x, score_src, score_dst, edge_score, out, log_total = ctx.saved_tensors
+    indptr, indices, *transposed, x, score_src, score_dst, edge_score, out, log_total = ctx.saved_tensors
     if grad is None:
         return (None,) * 12
-    need_transpose(t_indptr)
-    structure, scores = (indptr, t_indptr, t_indices, t_positions), (score_src, score_dst, edge_score)
+    need_transpose(transposed[0])
+    scores = (score_src, score_dst, edge_score)
+    if torch.is_grad_enabled():  # under create_graph
+        turned = CSC(transposed[0], transposed[1], indptr.shape[0] - 1, transposed[2])
+        csc = CSC(indptr, indices, x.shape[0], None, turned)
+        grads = again(lambda *inputs: _unfused(csc, *ctx.options, *inputs), (x, *scores), grad)
+        return None, None, *grads, None, None, None, None, None, None
     grad_x, *grad_scores = native.gat_aggregate_grad(
-        *structure, x, *scores, *ctx.options, out, log_total, grad.contiguous()
+        indptr, *transposed, x, *scores, *ctx.options, out, log_total, grad.contiguous()
     )
     needed = ctx.needs_input_grad[3:6]
-    grads = [g.to(x.dtype) if wanted else None for g, wanted in zip(grad_scores, needed)]
+    grads = [g.to(x.dtype) if wanted else None for g, wanted in zip(grad_scores, needed, strict=True)]
     return None, None, grad_x, *grads, None, None, None, None, None, None
+
+
+def _unfused(
+    csc: CSC,
+    negative_slope: float,
+    dropout: float,
+    key: int,
+    x: Tensor,
+    score_src: Tensor,
+    score_dst: Tensor,
+    edge_score: Tensor | None,
+) -> Tensor:
+    """What gat_aggregate computes, of ops that have gradients of every order."""
+    score = score_src.index_select(0, csc.indices) + score_dst.index_select(0, csc.dst())
+    score = score if edge_score is None else score + edge_score
+    alpha = edge_softmax(csc, torch.nn.functional.leaky_relu(score, negative_slope))
+    if dropout > 0:
+        alpha = alpha * _mask(csc, alpha, dropout, key)
+    return spmm(csc, x, weight=alpha)
+
+
+def _mask(csc: CSC, alpha: Tensor, dropout: float, key: int) -> Tensor:
+    """What each edge's weight is multiplied by, [num_edges, heads].
+
+    As the op itself draws it: over edges that each lead to a node of their own, the softmax is 1 everywhere.
+    """
+    num_edges, heads = alpha.shape
+    alone = torch.arange(num_edges + 1, device=alpha.device)
+    ones, zeros = alpha.new_ones(num_edges, heads, 1), alpha.new_zeros(num_edges, heads)
+    with torch.no_grad():
+        return gat_aggregate(CSC(alone, alone[:-1], num_edges), ones, zeros, zeros, None, 1.0, dropout, key).squeeze(2)
 
 
 _gat_aggregate = differentiable("gat_aggregate", _attention_backward, _save_attention)

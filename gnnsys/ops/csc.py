@@ -110,16 +110,31 @@ class CSC:
 
         `ends` are entries of `indptr` that are known already. Ids are stored as int32 where nodes and edges fit.
         """
-        src, dst = edge_index
-        columns = torch.arange(num_dst + 1, device=dst.device)
+        src, dst = edge_index[0], edge_index[1]
+        if torch.compiler.is_compiling():
+            # No searchsorted: that of inductor (torch 2.11) reads a view from the beginning of its storage, here the
+            # sources, and a copy of the view is optimised away. See docs/layers.md, "Under torch.compile".
+            indptr = torch.cat([dst.new_zeros(1), native.degrees(dst.contiguous(), num_dst).cumsum(0)])
+        else:
+            indptr = torch.searchsorted(dst, torch.arange(num_dst + 1, device=dst.device))
         is_narrow = max(num_src, num_dst, dst.numel()) <= torch.iinfo(torch.int32).max
-        return cls(torch.searchsorted(dst, columns), src.to(torch.int32) if is_narrow else src, num_src, _ends=ends)
+        return cls(indptr, src.to(torch.int32) if is_narrow else src, num_src, _ends=ends)
 
     def ends(self, sizes: Sequence[int]) -> list[int]:
         """For each of `sizes`, how many edges the first so many destinations have. On a device one wait, or none."""
         if self._ends is not None and all(size in self._ends for size in sizes):
             return [self._ends[size] for size in sizes]
         return self.indptr[torch.tensor(sizes, device=self.indptr.device)].tolist()
+
+    def comes_by_hops(self, num_src: int, num_dst: int) -> bool:
+        """Whether whoever made this said that the first `num_dst` nodes have their sources among the first `num_src`.
+
+        What the host knows of a sampled batch's `indptr` is where hops end: a node's in-edges come from the next hop at
+        the farthest. False where nothing is known.
+        """
+        if self._ends is None or num_dst not in self._ends:
+            return False
+        return num_src >= min((size for size in self._ends if size > num_dst), default=num_dst)
 
     @property
     def num_dst(self) -> int:
@@ -177,8 +192,37 @@ class CSC:
         return self
 
     def transpose(self) -> CSC:
-        """Out-edges by source; `edge_ids` of the result are positions in this CSC. Made once, then kept."""
+        """Out-edges by source; `edge_ids` of the result are positions in this CSC. Made once, then kept.
+
+        In pinned memory where this is: a kernel that reads the one there needs the other for the gradient.
+        """
         if self._transposed is None:
+            refuse_to_capture("the transpose of a CSC", self.indices)
             indptr, indices, positions = native.transpose(self.indptr, self.indices, self.num_src)
-            self._transposed = CSC(indptr, indices, self.num_dst, positions)
+            turned = CSC(indptr, indices, self.num_dst, positions)
+            self._transposed = turned.pin_memory() if _is_pinned(self.indices) else turned
         return self._transposed
+
+
+def _is_pinned(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and tensor.is_pinned()
+
+
+def is_captured(*tensors: Tensor) -> bool:
+    """Whether work on these is being captured into a CUDA graph."""
+    if torch.compiler.is_compiling() or not any(t.is_cuda for t in tensors):
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+def refuse_to_capture(what: str, *tensors: Tensor) -> None:
+    """What is made of a structure once and then kept must not be made in a capture.
+
+    It may ask the device for sizes, which a capture forbids. What was kept would have its values only after a replay.
+    """
+    if is_captured(*tensors):
+        raise RuntimeError(
+            f"{what} cannot be made while a CUDA graph is captured: run the same layers once before the capture, on "
+            "the very same CSC object (not an edge_index, whose contents may change from replay to replay), with "
+            "gradients if the capture has them, and not in inference_mode"
+        )

@@ -13,14 +13,15 @@ _INT32_MAX = 2**31 - 1
 def _edges(num_edges: int, *num_nodes: int) -> Tensor:
     if num_edges < 0:
         raise ValueError(f"num_edges must be >= 0, got {num_edges}")
-    return torch.empty(2, num_edges, dtype=torch.int32 if max(num_nodes) <= _INT32_MAX else torch.int64)
+    dtype = torch.int32 if max(num_nodes) <= _INT32_MAX else torch.int64
+    return torch.empty(2, num_edges, dtype=dtype, device="cpu")
 
 
 def random_permutation(size: int, key: int) -> Tensor:
     """[0, size) in an order that depends on `key` alone; int32 where it fits."""
     if size < 0:
         raise ValueError(f"size must be >= 0, got {size}")
-    order = torch.empty(size, dtype=torch.int32 if size <= _INT32_MAX else torch.int64)
+    order = torch.empty(size, dtype=torch.int32 if size <= _INT32_MAX else torch.int64, device="cpu")
     native.generate_permutation(order, key)
     return order
 
@@ -59,15 +60,15 @@ def planted_edges(
 def planted_labels(order: Tensor, num_classes: int) -> Tensor:
     """The class of each node, int64: class c holds order[c*n//num_classes : (c+1)*n//num_classes]."""
     size = order.numel()
-    places = torch.arange(1, size + 1, dtype=torch.int64)
-    labels = torch.empty(size, dtype=torch.int64)
+    places = torch.arange(1, size + 1, dtype=torch.int64, device="cpu")
+    labels = torch.empty(size, dtype=torch.int64, device="cpu")
     labels[order.long()] = (places * num_classes - 1) // max(size, 1)
     return labels
 
 
 def class_features(labels: Tensor, means: Tensor, noise: float, key: int) -> Tensor:
     """float32 [num_nodes, dim]: means[labels] plus independent normal noise."""
-    rows = torch.empty(labels.numel(), means.shape[1])
+    rows = torch.empty(labels.numel(), means.shape[1], dtype=torch.float32, device="cpu")
     native.generate_features(rows, labels, means.contiguous(), noise, key)
     return rows
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gnnsys.ops.csc import CSC
+from gnnsys.ops.csc import CSC, is_captured, refuse_to_capture
 
 T = TypeVar("T")
 Source = Tensor | CSC
@@ -32,16 +32,20 @@ class Memo:
         self._lock = threading.RLock()  # a weak reference's callback may run while this thread holds it
 
     def get(self, make: Callable[[], T], *sources: Source, key: Hashable) -> T:
-        """The result of `make()`, which depends on `sources` and `key` alone, made now or remembered."""
+        """The result of `make()`, which depends on `sources` and `key` alone, made now or remembered.
+
+        While a CUDA graph is captured it must be remembered: every replay has it as it is.
+        """
         found = self.find(*sources, key=key, default=_MISSING)
         if found is _MISSING:
+            refuse_to_capture("a structure", *_tensors(sources))
             found = make()
             self.put(found, *sources, key=key)
         return found
 
     def find(self, *sources: Source, key: Hashable, default: Any = None) -> Any:
         """What is remembered, or `default`."""
-        if not _leave_traces(sources):
+        if not _leave_traces(sources) or _may_differ_in_replays(sources):
             return default
         name = _name(key, sources)
         versions = [_version(source) for source in sources]
@@ -54,7 +58,7 @@ class Memo:
 
     def put(self, result: object, *sources: Source, key: Hashable) -> None:
         """Remembers something about `sources` that whoever made them knows."""
-        if not _leave_traces(sources):
+        if not _leave_traces(sources) or is_captured(*_tensors(sources)):
             return
         name = _name(key, sources)
         versions = [_version(source) for source in sources]
@@ -75,11 +79,21 @@ class Memo:
 
 def _leave_traces(sources: tuple[Source, ...]) -> bool:
     """Writes to inference tensors do not. Nor is anything remembered where results are inference tensors, which
-    training cannot use, or where a CUDA graph is captured: it would be the structure of every replay."""
-    tensors = [t for s in sources for t in ((s.indptr, s.indices) if isinstance(s, CSC) else (s,))]
-    if torch.is_inference_mode_enabled() or any(t.is_inference() for t in tensors):
-        return False
-    return not (any(t.is_cuda for t in tensors) and torch.cuda.is_current_stream_capturing())
+    training cannot use."""
+    return not (torch.is_inference_mode_enabled() or any(t.is_inference() for t in _tensors(sources)))
+
+
+def _may_differ_in_replays(sources: tuple[Source, ...]) -> bool:
+    """Whether a CUDA graph is captured that is told the structure by tensors alone.
+
+    People write the next batch into the tensors of a captured graph, and its replays would still have the structure of
+    this one. A CSC is not written.
+    """
+    return not any(isinstance(source, CSC) for source in sources) and is_captured(*_tensors(sources))
+
+
+def _tensors(sources: tuple[Source, ...]) -> list[Tensor]:
+    return [t for s in sources for t in ((s.indptr, s.indices) if isinstance(s, CSC) else (s,))]
 
 
 def _name(key: Hashable, sources: tuple[Source, ...]) -> Key:

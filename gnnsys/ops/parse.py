@@ -18,5 +18,6 @@ def parse_table(text: bytes | bytearray, kinds: str, delimiter: str | None = Non
     [tensor([0, 2]), tensor([1, 3])]
     """
     writable = bytearray(text) if isinstance(text, bytes) else text
-    data = torch.frombuffer(writable, dtype=torch.uint8) if writable else torch.empty(0, dtype=torch.uint8)
+    none = torch.empty(0, dtype=torch.uint8, device="cpu")
+    data = torch.frombuffer(writable, dtype=torch.uint8) if writable else none
     return native.parse_table(data, kinds, ord(delimiter) if delimiter else 0, first_line)

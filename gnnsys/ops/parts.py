@@ -17,7 +17,7 @@ BITS_PER_WORD = 64
 
 def empty_bits(num_ids: int) -> Tensor:
     """The empty set of ids in [0, num_ids): one bit each, in int64 words."""
-    return torch.zeros(-(-num_ids // BITS_PER_WORD), dtype=torch.int64)
+    return torch.zeros(-(-num_ids // BITS_PER_WORD), dtype=torch.int64, device="cpu")
 
 
 def mark_ids(bits: Tensor, ids: Tensor) -> int:

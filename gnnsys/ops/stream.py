@@ -37,9 +37,9 @@ class PairTable:
     """Edges between clusters, in a table of `num_slots` (a power of two) that forgets the lightest when it is full."""
 
     def __init__(self, num_slots: int) -> None:
-        self._keys = torch.full((num_slots,), -1, dtype=torch.int64)
-        self._counts = torch.zeros(num_slots, dtype=torch.int64)
-        self._state = torch.zeros(2, dtype=torch.int64)
+        self._keys = torch.full((num_slots,), -1, dtype=torch.int64, device="cpu")
+        self._counts = torch.zeros(num_slots, dtype=torch.int64, device="cpu")
+        self._state = torch.zeros(2, dtype=torch.int64, device="cpu")
 
     def add(self, run: NodeRun, label: Tensor, counts: Tensor) -> None:
         """The run's edges between clusters; nodes of cluster -1 have none. `counts` int32 zeros."""

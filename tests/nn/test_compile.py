@@ -8,25 +8,32 @@ from itertools import islice
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gnnsys.graph import sbm
 from gnnsys.loader import NeighborLoader
 from gnnsys.nn import GAT, GraphSAGE
+from gnnsys.ops import CSC
 
 
 @pytest.mark.parametrize(
-    ("make", "trimmed"),
-    [(lambda: GraphSAGE(8, 8, 2, 3), True), (lambda: GAT(8, 8, 2, 3, heads=2), False)],
-    ids=["sage, trimmed", "gat"],
+    ("make", "trimmed", "backend"),
+    [
+        (lambda: GraphSAGE(8, 8, 2, 3), True, "aot_eager"),
+        (lambda: GraphSAGE(8, 8, 2, 3), False, "inductor"),
+        (lambda: GAT(8, 8, 2, 3, heads=2), False, "aot_eager"),
+    ],
+    ids=["sage, trimmed", "sage, inductor", "gat"],
 )
-def test_a_compiled_model_has_the_losses_and_gradients_of_the_plain_one(make: Callable[[], nn.Module], trimmed: bool):
+def test_a_compiled_model_has_the_losses_and_gradients_of_the_plain_one(
+    make: Callable[[], nn.Module], trimmed: bool, backend: str
+):
     graph = sbm(400, num_classes=3, avg_degree=8, num_features=8, seed=1)
     losses, gradients = [], []
     for is_compiled in (False, True):
         torch.manual_seed(0)
         model = make()
-        call = torch.compile(model, backend="aot_eager", dynamic=True) if is_compiled else model
+        call = torch.compile(model, backend=backend, dynamic=True) if is_compiled else model
         losses.append([])
         for batch in islice(NeighborLoader(graph, [4, 3], batch_size=32, seed=2), 2):
             given = {"num_sampled_nodes": batch.num_sampled_nodes} if trimmed else {}
@@ -38,3 +45,27 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_the_plain_one(make: Ca
     torch._dynamo.reset()
     torch.testing.assert_close(losses[1], losses[0])
     torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_compiled_sorted_edges_are_found_without_a_search_in_a_view():
+    """inductor's searchsorted (torch 2.11, on a device) takes a row of edge_index for the beginning of its storage."""
+    generator = torch.Generator().manual_seed(1)
+    seen: list[str] = []
+
+    def look(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        seen.extend(str(node.target) for node in module.graph.nodes if node.op.startswith("call"))
+        return module.forward
+
+    def structure(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[Tensor, Tensor]:
+        csc = CSC.from_sorted(edge_index, num_src, num_dst)
+        return csc.indptr, csc.indices
+
+    compiled = torch.compile(structure, backend=look, dynamic=True, fullgraph=True)
+    for num_edges, num_src, num_dst in [(50, 9, 7), (0, 3, 2), (80, 5, 12)]:
+        src = torch.randint(num_src, (num_edges,), generator=generator)
+        dst = torch.randint(num_dst, (num_edges,), generator=generator).sort().values
+        for edges in (torch.stack([src, dst]), torch.stack([src, dst], 1).t()):
+            found = [work(edges, num_src, num_dst) for work in (compiled, structure)]
+            assert all(torch.equal(got, expected) for got, expected in zip(*found, strict=True))
+    torch._dynamo.reset()
+    assert any("degrees" in name for name in seen) and not any("searchsorted" in name for name in seen)

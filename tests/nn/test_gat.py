@@ -105,3 +105,26 @@ def test_autocast_gives_rows_of_its_dtype(edge_dim):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = layer(x, edges, edge_attr)
     torch.testing.assert_close(out.float(), layer(x, edges, edge_attr), rtol=0.05, atol=0.05)
+
+
+def test_a_detached_half_has_no_gradient(edge_index, rows):
+    """Rows of destinations that share their memory with the sources, and nothing else."""
+    edges = edge_index[:, edge_index[1] < 10]
+    ours, peer = GATConv(6, 4, heads=2).double(), pyg.GATConv(6, 4, heads=2).double()
+    ours.load_state_dict(peer.state_dict())
+    cuts = {
+        "detached": lambda x: x[:10].detach(),
+        "a parameter of its own": lambda x: x.detach()[:10].requires_grad_(),
+        "the first rows": lambda x: x[:10],
+        "scaled": lambda x: 2 * x[:10],
+    }
+    for name, cut in cuts.items():
+        found = []
+        for layer in (ours, peer):
+            x = rows(40, 6).requires_grad_()
+            dst = cut(x)
+            out = layer((x, dst), edges)
+            out.pow(2).sum().backward()
+            found.append((out, x.grad, dst.grad if dst.is_leaf else None))
+        for ours_, peers in zip(*found, strict=True):
+            assert ours_ is peers or torch.allclose(ours_, peers, rtol=1e-10, atol=1e-10), name

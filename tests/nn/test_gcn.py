@@ -76,3 +76,20 @@ def test_self_loops_without_normalisation_are_refused():
 def test_a_pair_of_inputs_is_refused(bipartite, rows):
     with pytest.raises(ValueError, match="x must be one tensor"):
         GCNConv(12, 4)((rows(40, 12), rows(25, 12)), bipartite)
+
+
+def test_of_several_self_loops_the_last_one_counts_and_alone_has_a_gradient(rows):
+    """PyG on the CPU keeps the last one's weight, and gives its gradient to the others too, which do not count."""
+    edges = torch.tensor([[0, 1, 1, 2, 1, 0, 1, 2], [1, 1, 0, 2, 1, 2, 1, 2]])
+    overwritten = torch.tensor([1, 3, 4])
+    x, weight = rows(3, 4), (rows(8, seed=2).abs() + 0.1).requires_grad_()
+    ours, peer = GCNConv(4, 2).double(), pyg.GCNConv(4, 2).double()
+    ours.load_state_dict(peer.state_dict())
+    found = []
+    for layer in (ours, peer):
+        out = layer(x, edges, weight)
+        (grad,) = torch.autograd.grad(out.pow(2).sum(), weight)
+        found.append((out, grad))
+    found[1][1][overwritten] = 0
+    torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+    assert torch.autograd.gradcheck(lambda w: ours(x, edges, w), weight)

@@ -103,3 +103,38 @@ def test_bad_options_are_refused():
         GAT(4, 8, 2, heads=3)
     with pytest.raises(ValueError, match="norm must be None or one of layer, batch"):
         GIN(4, 8, 2, norm="group")
+
+
+def test_numbers_of_nodes_that_add_up_but_are_others_are_refused_or_right(rows):
+    """Never read beyond the rows of a layer: refused where an edge would, else the first rows of the whole result."""
+    edge_index, num_sampled_nodes = two_hop_batch()
+    network, x = GraphSAGE(12, 8, 2, 5).double(), rows(9, 12)
+    whole, refused = network(x, edge_index), 0
+    for seeds in range(10):
+        for first in range(10 - seeds):
+            given = [seeds, first, 9 - seeds - first]
+            try:
+                out = network(x, edge_index, num_sampled_nodes=given)
+            except ValueError as error:
+                assert "does not belong to these edges" in str(error)
+                assert given != num_sampled_nodes
+                refused += 1
+            else:
+                torch.testing.assert_close(out, whole[:seeds])
+    assert refused > 10
+    for given in ([2, -1, 8], []):
+        with pytest.raises(ValueError, match="a number >= 0 for each hop"):
+            network(x, edge_index, num_sampled_nodes=given)
+
+
+def test_what_a_batch_knows_of_its_hops_spares_looking_at_its_edges():
+    edge_index, (seeds, first, _) = two_hop_batch()
+    known = CSC.from_sorted(edge_index, 9, 9, ends={2: 5, 5: 11, 9: 11})
+    assert known.comes_by_hops(seeds + first, seeds) and known.comes_by_hops(9, seeds + first)
+    assert known.comes_by_hops(9, 9) and known.comes_by_hops(9, seeds)
+    assert not known.comes_by_hops(4, 2) and not known.comes_by_hops(9, 3) and not known.comes_by_hops(2, 2)
+    assert not CSC.from_sorted(edge_index, 9, 9).comes_by_hops(9, 9)
+    short = CSC.from_edge_index(edge_index, 9, 5)  # as a block's: the last hop has no in-edges
+    assert [layer.num_dst for layer in hop_prefixes(short, [2, 3, 4], 2)] == [5, 2]
+    with pytest.raises(ValueError, match="asks for 9 destinations, but edges has 5"):
+        hop_prefixes(short, [2, 3, 4], 3)

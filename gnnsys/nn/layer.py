@@ -1,0 +1,54 @@
+"""What all our layers are, besides modules: PyG's transformations of models take them for message passing.
+
+PyG's `to_hetero` makes of a model one for typed graphs. It traces the model, and copies what is a `MessagePassing` once
+per edge type and everything else once per node type. Our layers are none, and need no PyG. So a layer that notices that
+PyG traces it puts on a class that is both, until PyG has looked and makes its copies, which are plain again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+from torch.fx import Proxy
+
+_PYG_TRACER = "torch_geometric.nn.fx"
+
+
+def traced_by_pyg(values: tuple[Any, ...]) -> bool:
+    """Whether a module is called with these in the course of one of PyG's transformations."""
+    return any(isinstance(value, Proxy) and type(value.tracer).__module__ == _PYG_TRACER for value in values)
+
+
+class GraphLayer(nn.Module):
+    """A layer that passes messages over edges."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], Proxy) and traced_by_pyg(args):
+            self.__class__ = _shown_to_pyg(type(self))  # type: ignore[assignment]
+        return super().__call__(*args, **kwargs)
+
+    def register_message_forward_hook(self, *_: Any) -> None:
+        """PyG's `to_hetero_with_bases` weighs messages by the type of their edge."""
+        raise ValueError(
+            f"{type(self).__name__} of gnnsys.nn makes no tensor of messages, and PyG's to_hetero_with_bases changes "
+            "those: use to_hetero, gnnsys.nn.RGCNConv(num_bases=...), or PyG's layer of the same name"
+        )
+
+
+@functools.lru_cache
+def _shown_to_pyg(kind: type[nn.Module]) -> type[nn.Module]:
+    from torch_geometric.nn.conv import MessagePassing
+
+    if issubclass(kind, MessagePassing):
+        return kind
+
+    class Shown(kind, MessagePassing):  # type: ignore[misc, valid-type]
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            """Copied, pickled: PyG has looked."""
+            self.__class__ = kind
+            return self.__reduce_ex__(protocol)
+
+    Shown.__name__, Shown.__qualname__, Shown.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    return Shown
