@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnsys.fullgraph.bins import Bin, Costs, make_bins
-from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.fullgraph.keyed import Rows
+from gnnsys.fullgraph.layers import Stage
 from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.ops import CSC, WholeDegrees
