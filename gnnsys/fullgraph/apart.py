@@ -26,8 +26,9 @@ _SETTINGS: dict[type, tuple[str, ...]] = {
     SAGEConv: ("aggr", "normalize", "project", "root_weight"),
     GCNConv: ("normalize", "improved", "add_self_loops"),
 }
-_LINEARS: dict[type, tuple[str, ...]] = {
-    SAGEConv: ("lin_l", "lin_r"), GCNConv: ("lin",), GINConv: (), GATConv: (),
+# The linears that halves read, and whether one may have a bias, which belongs behind the sum
+_LINEARS: dict[type, dict[str, bool]] = {
+    SAGEConv: {"lin_l": True, "lin_r": False}, GCNConv: {"lin": False}, GINConv: {}, GATConv: {},
 }  # fmt: skip
 
 
@@ -84,8 +85,14 @@ def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
         type(conv) is kind
         and runs_as(conv, kind)
         and not any(name in vars(conv) for name in _HALVES)
-        and all(is_bare_linear(vars(conv)["_modules"][name]) for name in _LINEARS[kind] if name in conv._modules)
+        and all(
+            _is_bare_linear(conv._modules[name], bias) for name, bias in _LINEARS[kind].items() if name in conv._modules
+        )
     )
+
+
+def _is_bare_linear(module: nn.Module | None, may_have_bias: bool) -> bool:
+    return is_bare_linear(module) and module is not None and (may_have_bias or module.bias is None)
 
 
 def is_pyg(module: nn.Module) -> bool:

@@ -96,12 +96,8 @@ def weights_of(csc: CSC, weight: Tensor) -> WholeWeights:
 def alike(data: EdgeData, num_edges: int, num_src: int, device: torch.device) -> EdgeData:
     """Of so many edges and sources what `data` has, all the same."""
     rows = _like(data, lambda shape, _: torch.ones(num_edges, *shape, device=device))
-    whole = (
-        None
-        if data.whole is None
-        else WholeWeights(*(torch.ones(num_src, device=device) for _ in WholeWeights._fields))
-    )
-    out = EdgeData(rows, whole)
+    ones = (torch.ones(num_src, device=device) for _ in WholeWeights._fields)
+    out = EdgeData(rows, None if data.whole is None else WholeWeights(*ones))
     return out.with_tensors([each.to(device) for each in out.tensors()])
 
 

@@ -74,9 +74,8 @@ def _flat(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], counts: S
     """One row of numbers in host memory, as it travels: sums, then counts."""
     dtype = _widest(parameters)
     parts = [p.new_zeros(p.shape) if grad is None else grad for p, grad in zip(parameters, sums)]
-    return torch.cat(
-        [*(part.reshape(-1).to("cpu", dtype) for part in parts), torch.tensor(counts, dtype=dtype, device="cpu")]
-    )
+    counted = torch.tensor(counts, dtype=dtype, device="cpu")
+    return torch.cat([*(part.reshape(-1).to("cpu", dtype) for part in parts), counted])
 
 
 def _split(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor | None]:
