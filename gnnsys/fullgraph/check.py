@@ -54,7 +54,8 @@ def check_layers(
 def _check_layers(
     stages: Sequence[Stage], rows: Tensor, draws: torch.Generator, data: EdgeData | None, has_grads: bool
 ) -> None:
-    csc, bins = _sample(rows.device, draws, data)
+    with torch.device("cpu"):  # whatever torch's default is
+        csc, bins = _sample(rows.device, draws, data)
     alone = make_bins(None, _BOUNDS, None)
     kept: dict[str, Tensor] = {}
     for stage in stages:
@@ -251,8 +252,8 @@ def _sample(device: torch.device, draws: torch.Generator, data: EdgeData | None)
     csc = CSC(csc.indptr, csc.indices.to(torch.int32), _NODES)
     num_loops = torch.bincount(csc.dst()[csc.indices == csc.dst()], minlength=_NODES)
     csc.edge_data = None if data is None else drawn(data, csc, draws)
-    csc, whole = csc.to(device), WholeDegrees(csc.in_degrees().to(device), num_loops.to(device))
-    return csc, make_bins(csc, _BOUNDS, whole)
+    bins = make_bins(csc, _BOUNDS, WholeDegrees(csc.in_degrees(), num_loops))
+    return csc.to(device), [each.to(device, device) for each in bins]
 
 
 def _shake(module: nn.Module, draws: torch.Generator) -> None:

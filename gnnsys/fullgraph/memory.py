@@ -108,7 +108,8 @@ def measure_stage(
         if stage.conv is None or isinstance(stage, LinearStage):
             here = Bin(first, end, None, None)
         else:
-            (here,) = make_bins(csc, [first, end], whole)
+            with torch.device("cpu"):  # whatever torch's default is
+                (here,) = make_bins(csc, [first, end], whole)
             assert here.csc is not None
             if not moves:
                 here.csc.transpose()

@@ -68,21 +68,22 @@ def judged(label: str, case: Case) -> str:
 
 
 def test_our_layers_are_what_they_are_on_the_whole_graph_whatever_was_changed_before_or_after_a_pass():
+    """Every other pair of a layer and a change; `tests.fuzz.fullgraph` draws from the rest."""
     refused = set()
-    for number, (label, make, edges, change) in enumerate(cases(OURS)):
+    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::2]):
         if reason := judged(label, in_turn(number, made(make, nn.ELU), edges, change)):
             refused |= set() if reason.startswith(VOID) else {label.partition(": ")[2]}
     assert refused == {"spectral_norm", "spectral_norm, old"}  # in training they change with every call
 
 
 def test_pygs_layers_are_what_they_are_on_the_whole_graph_or_refused():
-    """A part of all combinations, in which every layer and every change comes; `tests.fuzz.fullgraph` draws from all."""
+    """Some of all pairs, every layer and every change among them; `tests.fuzz.fullgraph` draws from the rest."""
     pytest.importorskip("torch_geometric")
     refused, count = [], 0
     for number, (label, make, edges, change) in enumerate(cases(pyg_layers())):
-        if number % 7 == 0:
+        if number % 14 == 0:
             count += 1
-            refused += [label] if judged(label, in_turn(number // 7, made(make), edges, change)) else []
+            refused += [label] if judged(label, in_turn(number // 14, made(make), edges, change)) else []
     assert len(refused) < 0.25 * count
 
 
@@ -94,17 +95,7 @@ def in_turn(number: int, layers: list[nn.Module], edges: dict, change, **options
     return Case(layers, GRAPH, edges, options=bins(2) | options)
 
 
-SOME = (
-    "plain",
-    "LoRA around",
-    "weight_norm",
-    "parametrised",
-    "prune",
-    "assign=True",
-    "frozen",
-    "backward hook",
-    "subclass",
-)
+SOME = ("LoRA around", "weight_norm", "parametrised", "prune", "assign=True", "frozen", "backward hook", "subclass")
 
 
 @pytest.mark.parametrize("budget", [False, True], ids=["bins", "budget"])
@@ -112,7 +103,7 @@ def test_two_ranks_give_the_same(budget):
     """With a memory budget bins are computed again on the way back."""
     options = {"memory_budget": 40_000} if budget else bins(2)
     for number, what in enumerate(SOME):
-        for name in ("SAGEConv", "GCNConv", "GATConv") if number % 2 else ("SAGEConv that widens", "GINConv"):
+        for name in ("SAGEConv", "GATConv") if number % 2 else ("SAGEConv that widens", "GCNConv"):
             make, edges = OURS[name]
             case = Case(
                 made(make, nn.ELU), GRAPH, edges, 2, RANKS, on_layer(ALL[what]) if number % 3 else None, options
@@ -123,7 +114,7 @@ def test_two_ranks_give_the_same(budget):
 
 
 def test_inference_gives_the_same():
-    for label, make, edges, change in cases(OURS):
+    for label, make, edges, change in list(cases(OURS))[::6]:
         layers = made(make, nn.ELU)
         change(layers[1])
         reason = check_infer(Case(layers, GRAPH, edges, options=bins(2)))
@@ -132,7 +123,7 @@ def test_inference_gives_the_same():
 
 def test_a_module_that_is_in_the_list_twice_gets_the_gradients_of_both_places():
     for make, edges in ((lambda: SAGEConv(WIDTH, WIDTH), {}), (lambda: GCNConv(WIDTH, WIDTH), WEIGHT)):
-        for what in ("plain", "LoRA around", "prune", "weight_norm, old", "backward hook"):
+        for what in ("plain", "LoRA around", "prune"):
             layers = made(make, nn.ELU)
             ALL[what](layers[1])
             layers += [layers[1], layers[0], layers[2]]
