@@ -2,9 +2,11 @@
 
 from gnnsys.fullgraph.approximate import BoundarySampling, Staleness
 from gnnsys.fullgraph.bins import Packing
+from gnnsys.fullgraph.calling import call
 from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.inference import infer
-from gnnsys.fullgraph.layers import Dropout, Join, Keep, Residual, Told, call
+from gnnsys.fullgraph.keyed import Dropout
+from gnnsys.fullgraph.layers import Join, Keep, Residual, Told
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.steps import Schedule

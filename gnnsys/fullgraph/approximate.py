@@ -81,8 +81,8 @@ class BoundarySampling:
 
     def _draw(self, ids: Tensor, key: int, rank: int) -> Tensor:
         if self.rate == 0:
-            return torch.zeros(ids.shape, dtype=torch.bool)
-        ones = torch.ones(ids.numel(), 1)
+            return torch.zeros(ids.shape, dtype=torch.bool, device=ids.device)
+        ones = torch.ones(ids.numel(), 1, device=ids.device)
         return dropout_rows(ones, ids, 1 - self.rate, stream_key(key, _BOUNDARY, rank))[:, 0] != 0
 
 
@@ -99,7 +99,7 @@ class _SampledExchange(Exchange):
     def begin(self) -> None:
         rows = self.state.rows[0]
         if self._comes_whole(0) and self.state.ground.steps[0].has_halo:
-            core = torch.ones(self.plan.num_core, dtype=torch.float64)
+            core = torch.ones(self.plan.num_core, dtype=torch.float64, device="cpu")
             scales = torch.cat([core, self._here.double() * self._scale])
             self.state.scales[0] = scales[:, None].to(rows)
 
@@ -111,7 +111,8 @@ class _SampledExchange(Exchange):
         for number, chunk in enumerate(self.state.ground.steps[s].chunks):
             places = self._drawn(chunk)
             if places.numel():
-                buffer = torch.empty((places.numel(), rows.shape[1]), dtype=self._travels_as(rows))
+                shape = (places.numel(), rows.shape[1])
+                buffer = torch.empty(shape, dtype=self._travels_as(rows), device="cpu")
                 self.peers.expect(chunk.peer, self._tag(s, chunk.number), buffer, (s, number, places, buffer))
                 coming.append(number)
         return coming
@@ -321,7 +322,7 @@ class _StaleExchange(Exchange):
         return grad.clone() if grad._is_view() else grad  # so that a message under way keeps no more than itself
 
     def _ask(self, key: Key, turn: int, tag: int, shape: tuple[int, int]) -> None:
-        buffer = torch.empty(shape, dtype=self._travels_as(self.state.rows[key[1]]))
+        buffer = torch.empty(shape, dtype=self._travels_as(self.state.rows[key[1]]), device="cpu")
         self._late.ask(tag, _Note(key, turn, buffer))
 
     def _is_here(self, key: Key, turn: int) -> bool:

@@ -37,7 +37,7 @@ class Backward:
         self._grads: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of each step's input
         self._sums: list[Tensor | None] = [None] * (len(self._steps) + 1)  # of a step in halves: of its nodes' sums
         self._marked: dict[tuple[int, int], Tensor] = {}  # (step that was marked, step that joins): its gradient
-        self._of_parameters = ParameterGrads(self._steps, exchange.peers)
+        self._of_parameters = ParameterGrads(state.parameters, exchange.peers)
         self._unreduced = len(self._steps) - 1
         self._missing = [[0] * len(step.bins) for step in self._steps]
         self._chunks_left: dict[tuple[int, int], int] = {}  # (step, chunk): bins that will add to its gradient
@@ -50,6 +50,7 @@ class Backward:
     def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
         """Gradients of the input's core rows (None where nobody asked), and by id those of parameters, of all ranks."""
         peers, state = self._exchange.peers, self._state
+        state.begin_back()
         sent_before = sum(peers.bytes_sent)
         self._grads[-1] = grad.contiguous()
         num_arrivals = self._await()
@@ -179,7 +180,8 @@ class Backward:
             for b, here in enumerate(bins):
                 whole[here.first : here.end] = self._take_grad(s + 1, here.first, here.end, b)
         self._of_norms[s] = whole
-        found = self._state.norms[s].begin_back(rows, whole, self._steps[s].bounds)
+        trained = self._state.parameters[s]
+        found = self._state.norms[s].begin_back(rows, whole, self._steps[s].bounds, trained)
         self._of_parameters.add(s, found)
 
     def _do(self, s: int, b: int) -> None:
@@ -274,7 +276,7 @@ class Backward:
     def _grads_of(self, s: int, b: int, kept: Kept, grad: Tensor) -> list[Tensor | None]:
         """Of a bin's inputs (or sums), its nodes' own rows and marks; those of parameters are noted."""
         leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
-        sources = [*leaves, *self._steps[s].stage.parameters()]
+        sources = [*leaves, *self._state.parameters[s]]
         grads: Sequence[Tensor | None] = [None] * len(sources)
         if kept.out.requires_grad:
             grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)

@@ -71,7 +71,7 @@ def _compare(rows: Mapping[str, Tensor], peers: Peers) -> None:
     """Raises ValueError on every rank where some have other arguments, or rows of another kind."""
     kinds = [(name, str(each.dtype), list(each.shape[1:])) for name, each in sorted(rows.items())]
     digest = int.from_bytes(hashlib.sha256(repr(kinds).encode()).digest()[:7], "little")
-    told = peers.swap([torch.tensor([digest])] * peers.world_size)
+    told = peers.swap([torch.tensor([digest], device="cpu")] * peers.world_size)
     differ = [rank for rank, each in enumerate(told) if int(each) != digest]
     if differ:
         raise ValueError(
@@ -95,9 +95,9 @@ def weights_of(csc: CSC, weight: Tensor) -> WholeWeights:
 
 def alike(data: EdgeData, num_edges: int, num_src: int, device: torch.device) -> EdgeData:
     """Of so many edges and sources what `data` has, all the same."""
-    rows = _like(data, lambda shape, _: torch.ones(num_edges, *shape))
-    whole = None if data.whole is None else WholeWeights(*(torch.ones(num_src) for _ in WholeWeights._fields))
-    out = EdgeData(rows, whole)
+    rows = _like(data, lambda shape, _: torch.ones(num_edges, *shape, device=device))
+    ones = (torch.ones(num_src, device=device) for _ in WholeWeights._fields)
+    out = EdgeData(rows, None if data.whole is None else WholeWeights(*ones))
     return out.with_tensors([each.to(device) for each in out.tensors()])
 
 
@@ -105,7 +105,7 @@ def drawn(data: EdgeData, csc: CSC, draws: torch.Generator) -> EdgeData:
     """What `data` has, of the edges of another graph: numbers from 0.5 to 1.5, or integers as large as its own."""
 
     def draw(shape: torch.Size, most: int) -> Tensor:
-        numbers = torch.rand(csc.num_edges, *shape, generator=draws)
+        numbers = torch.rand(csc.num_edges, *shape, generator=draws, device="cpu")
         return numbers + 0.5 if most < 0 else numbers * (most + 1)
 
     rows = _like(data, draw)

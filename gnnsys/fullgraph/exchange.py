@@ -42,7 +42,7 @@ class Exchange:
         for number, chunk in enumerate(step.chunks):
             place = rows[num_core + chunk.first : num_core + chunk.end]
             is_direct = rows.device.type == "cpu" and dtype == rows.dtype
-            buffer = place if is_direct else torch.empty(place.shape, dtype=dtype)
+            buffer = place if is_direct else torch.empty(place.shape, dtype=dtype, device="cpu")
             token = (s, number, None if is_direct else buffer)
             self.peers.expect(chunk.peer, self._tag(s, chunk.number), buffer, token)
         return list(range(len(step.chunks)))
@@ -72,7 +72,8 @@ class Exchange:
         for number in range(len(step.sends)):
             self._grads[s, number] = {}
             for peer, rows in self._sent(s, number):
-                buffer = torch.empty((rows.numel(), source.shape[1]), dtype=self._travels_as(source))
+                shape = (rows.numel(), source.shape[1])
+                buffer = torch.empty(shape, dtype=self._travels_as(source), device="cpu")
                 self.peers.expect(peer, self._tag(s, number, back=True), buffer, (s, number, peer, rows, buffer))
                 numbers.append(number)
         return numbers

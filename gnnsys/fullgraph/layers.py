@@ -9,87 +9,21 @@ own and a barrier.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gnnsys.nn import GATConv
-from gnnsys.nn.gcn import whole_scales
-from gnnsys.nn.models import Stack
-from gnnsys.nn.structure import resolve
-from gnnsys.ops import CSC, WEIGHT, EdgeData, dropout_rows, edge_softmax, spmm, stream_key
+from gnnsys.fullgraph.apart import changed, flat, is_norm
+from gnnsys.fullgraph.calling import arguments, call
+from gnnsys.fullgraph.keyed import Rows, keyed, working_on
+from gnnsys.nn.plain import runs_as
+from gnnsys.ops import CSC, WEIGHT, EdgeData, stream_key
 from gnnsys.ops.memo import STRUCTURES
 
-
-class Rows(NamedTuple):
-    """Which rows a stage works on now: the nodes' original ids, and what their random numbers depend on besides."""
-
-    ids: Tensor
-    key: int
-
-
-@dataclass
-class _Turn:
-    """A stage at work on rows of some nodes; each use of dropout in it has a number."""
-
-    rows: Rows
-    num_drops: int = 0
-
-
-_MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's
 MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
-
-_NOW: ContextVar[_Turn | None] = ContextVar("gnnsys_rows", default=None)
-
-
-@contextmanager
-def working_on(rows: Rows) -> Iterator[None]:
-    """Inside it modules are given rows of these nodes."""
-    before = _NOW.set(_Turn(rows))
-    try:
-        yield
-    finally:
-        _NOW.reset(before)
-
-
-class Dropout(nn.Dropout):
-    """Dropout whose mask depends on seed, step, layer, node and column alone: the same on any number of ranks.
-
-    `HybridParallel` makes every `nn.Dropout` of its list one of these. Elsewhere it is torch's own.
-    """
-
-    def forward(self, rows: Tensor) -> Tensor:
-        now = _NOW.get()
-        if now is None or not self.training or self.p == 0:
-            return super().forward(rows)
-        if rows.shape[0] != now.rows.ids.numel():
-            raise ValueError(
-                f"dropout of {rows.shape[0]} rows where the bin has {now.rows.ids.numel()} nodes: drop its output"
-            )
-        now.num_drops += 1
-        if self.p == 1:
-            return rows * 0
-        return dropout_rows(rows, now.rows.ids, self.p, stream_key(now.rows.key, now.num_drops))
-
-
-class _OfStack(Dropout):
-    """What a reference model drops between two layers: its rate, and only while it trains."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__(stack.dropout)
-        self._stack = (stack,)  # in a tuple it is no child
-
-    def forward(self, rows: Tensor) -> Tensor:
-        self.p, self.training = self._stack[0].dropout, self._stack[0].training
-        return super().forward(rows)
 
 
 class Keep(nn.Identity):
@@ -163,6 +97,8 @@ class Stage:
     norm: nn.Module | None = None  # batch normalisation, alone
     keep_as: list[str] = field(default_factory=list)
     number: int = 0  # among the stages of a model
+    in_place: bool = False  # something in it was seen to write its input, though it has no `inplace` that says so
+    writes: bool = field(default=False, init=False)  # whether something works in place, as of the last look
 
     @property
     def joins(self) -> list[str]:
@@ -172,10 +108,10 @@ class Stage:
     def modules(self) -> list[nn.Module]:
         return [module for module in (self.conv, self.norm, *self.then) if module is not None]
 
-    @functools.cached_property
-    def writes(self) -> bool:
-        """Whether something in it works in place."""
-        return any(getattr(inner, "inplace", False) for module in self.modules for inner in module.modules())
+    def look(self) -> None:
+        """Reads of the modules what bins must know, once per pass."""
+        inner = (inner for module in self.modules for inner in module.modules())
+        self.writes = self.in_place or any(getattr(module, "inplace", False) for module in inner)
 
     def parameters(self) -> list[nn.Parameter]:
         found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
@@ -201,14 +137,14 @@ class Stage:
         return working_on(Rows(now.ids, stream_key(now.key, self.number)))
 
 
-def make_stages(layers: Sequence[nn.Module] | nn.Module, edges: Collection[str] = ()) -> list[Stage]:
+def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
     """The stages of a model, which is a list of modules or one of our reference models.
 
     `edges` are names of arguments that graph layers are given besides rows and structure.
     """
     stages, at = [Stage()], Stage()
     kept: set[str] = set()
-    for module in _flat(layers):
+    for module in flat(layers):
         _check(module)
         if isinstance(module, Keep):
             if module.name in kept:
@@ -218,7 +154,7 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module, edges: Collection[str] 
             stages.append(at)
         elif isinstance(module, Join) and module.name not in kept:
             raise ValueError(f"Join({module.name!r}) looks back to a Keep({module.name!r}), and none comes before it")
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
+        elif is_norm(module):
             stages += [Stage(norm=module), Stage()]
         elif takes_structure(module, edges):
             if stages[-1].modules:
@@ -233,6 +169,7 @@ def make_stages(layers: Sequence[nn.Module] | nn.Module, edges: Collection[str] 
             named += stage.keep_as
             continue
         stage.keep_as, named, stage.number = named + stage.keep_as, [], len(out)
+        stage.look()
         out.append(stage)
     if len(out) > MAX_STAGES:
         raise ValueError(f"{len(out)} stages are too many to number their messages: at most {MAX_STAGES}")
@@ -272,125 +209,16 @@ def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
     return [name for name in edges if name in found]
 
 
-def arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """What a module's forward takes, by name."""
-    return inspect.signature(getattr(module, "_orig_mod", module).forward).parameters  # also if it is compiled
-
-
-def keyed(module: nn.Module) -> nn.Module:
-    """The module; torch's dropout becomes ours, in its place, so that whoever has it can still switch it."""
-    if type(module) is nn.Dropout:
-        module.__class__ = Dropout
-    return module
-
-
-def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
-    """A graph layer, ours, PyG's or a user's own, on a bin: the nodes' rows are the first of the sources'."""
-    told = {}
-    if csc.edge_data is not None:
-        told = {name: given for name, given in csc.edge_data.rows.items() if name in arguments(conv)}
-    if not _is_pyg(conv):
-        now = _NOW.get()
-        if type(conv) is GATConv and conv.training and conv.dropout > 0 and now is not None:
-            return _keyed_attention(conv, rows, csc, now, **told)
-        return conv(rows, csc, **told)
-    edge_index = STRUCTURES.get(lambda: torch.stack([csc.indices.long(), csc.dst()]), csc, key="edge_index")
-    if csc.whole is None and csc.num_src == csc.num_dst:  # no piece
-        return conv(rows, edge_index, **told)
-    if _is_gcn(conv) and csc.whole is not None:
-        return _pyg_gcn(conv, rows, csc, edge_index, **told)
-    if not _takes_pair(type(conv).forward):  # a square graph, in which the other sources have no in-edges
-        out = conv(rows, edge_index, **told)
-        return out[: csc.num_dst] if isinstance(out, Tensor) else out
-    size = {"size": (csc.num_src, csc.num_dst)} if "size" in arguments(conv) else {}
-    return conv((rows, rows[: csc.num_dst]), edge_index, **told, **size)
-
-
-def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: _Turn, edge_attr: Tensor | None = None) -> Tensor:
-    """Our GATConv with a dropout of attention whose mask depends on seed, step, layer, node, in-edge and head alone.
-
-    An in-edge goes by its place among the node's, which keep their order on any number of ranks; the self loop is the
-    last.
-    """
-    now.num_drops += 1
-    node = conv.transform(rows, rows[: csc.num_dst], csc.num_dst)
-    edges, edge_score = conv.scored_edges(resolve(rows, csc), edge_attr)
-    dst = edges.dst()
-    score = node.score_src.index_select(0, edges.indices) + node.score_dst.index_select(0, dst)
-    score = score if edge_score is None else score + edge_score.to(score.dtype)
-    alpha = edge_softmax(edges, nn.functional.leaky_relu(score, conv.negative_slope))
-    place = torch.arange(edges.num_edges, device=dst.device) - edges.indptr.index_select(0, dst)
-    ids = now.rows.ids.index_select(0, dst).long() * _MAX_PLACES + place
-    alpha = dropout_rows(alpha, ids, conv.dropout, stream_key(now.rows.key, now.num_drops))
-    out = spmm(edges, node.rows, weight=alpha)
-    out = out.flatten(1) if conv.concat else out.mean(1)
-    out = out if conv.res is None else out + conv.res(rows[: csc.num_dst])
-    return out if conv.bias is None else out + conv.bias
-
-
-def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-    """PyG's GCNConv takes no pair of rows and counts degrees in what it is given: its halves, with the whole's.
-
-    Without edge weights every loop weighs 1: PyG takes no notice of `improved` then.
-    """
-    weight = edge_weight
-    if conv.normalize:
-
-        def normalised() -> tuple[Tensor, Tensor]:
-            is_weighted, has_loops = edge_weight is not None, conv.add_self_loops
-            fill = 2.0 if conv.improved and is_weighted else 1.0
-            src, dst, loop_weight = whole_scales(csc, has_loops, fill, rows.dtype, is_weighted)
-            kept = edge_index[0] != edge_index[1] if has_loops else slice(None)
-            edges = edge_index[:, kept]
-            weight = src.new_ones(edges.shape[1]) if edge_weight is None else edge_weight.to(src.dtype)[kept]
-            if has_loops:
-                loops = torch.arange(csc.num_dst, device=edges.device)
-                edges, weight = torch.cat([edges, loops.expand(2, -1)], dim=1), torch.cat([weight, loop_weight])
-            return edges, src[edges[0]] * weight * dst[edges[1]]
-
-        key = ("gcn", conv.add_self_loops, conv.improved, rows.dtype)
-        edge_index, weight = STRUCTURES.get(normalised, csc, key=key)
-    out = conv.propagate(edge_index, x=conv.lin(rows), edge_weight=weight, size=(csc.num_src, csc.num_src))
-    out = out[: csc.num_dst]
-    return out if conv.bias is None else out + conv.bias
-
-
-def _is_pyg(module: nn.Module) -> bool:
-    return any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)
-
-
-def _is_gcn(module: nn.Module) -> bool:
-    """PyG's GCNConv, or what inherits its forward."""
-    forward = type(module).forward
-    return (forward.__module__, forward.__qualname__) == ("torch_geometric.nn.conv.gcn_conv", "GCNConv.forward")
-
-
-@functools.lru_cache
-def _takes_pair(forward: Callable[..., Any]) -> bool:
-    """Whether a PyG layer says that it takes rows of sources and of destinations: a tuple in the type of its rows."""
-    rows = list(inspect.signature(forward, eval_str=True).parameters.values())[1]
-    return any(typing.get_origin(each) is tuple for each in (rows.annotation, *typing.get_args(rows.annotation)))
-
-
-def _flat(layers: Sequence[nn.Module] | nn.Module) -> Iterator[nn.Module]:
-    """Lists within lists, reference models taken apart, torch's dropouts made ours."""
-    if isinstance(layers, Stack):
-        for index, conv in enumerate(layers.convs):
-            yield conv
-            if index < len(layers.convs) - 1:
-                yield from _flat([layers.norms[index], nn.ReLU(), _OfStack(layers)])
-    elif isinstance(layers, (nn.Sequential, nn.ModuleList, list, tuple)):
-        for module in layers:
-            yield from _flat(module)
-    elif isinstance(layers, nn.Module):
-        inner = getattr(layers, "module", None)  # PyG's BatchNorm is a hull around torch's
-        yield inner if _is_pyg(layers) and isinstance(inner, nn.BatchNorm1d) else keyed(layers)
-    else:
-        raise ValueError(f"layers must be modules, got {type(layers).__name__}")
-
-
 def _check(module: nn.Module) -> None:
     """What inside a module would make other numbers than one process does."""
+    if isinstance(module, Keep) and not runs_as(module, Keep):
+        raise ValueError(f"{type(module).__name__} {changed(module)}, and a Keep is never called: put that behind it")
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and not is_norm(module):
+        reason = changed(module) or "is no plain nn.BatchNorm1d"
+        raise ValueError(
+            f"{type(module).__name__} {reason}, and the statistics of the whole graph are computed for a plain "
+            "nn.BatchNorm1d alone: use one, with what was added as a module behind it, or switch this one to eval()"
+        )
     for name, inner in module.named_modules():
         if inner is module or not inner.training:
             continue

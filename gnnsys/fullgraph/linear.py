@@ -8,13 +8,15 @@ and `passes` says how.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.layers import Join, Rows, Stage
+from gnnsys.fullgraph.apart import is_bare
+from gnnsys.fullgraph.keyed import Rows
+from gnnsys.fullgraph.layers import Join, Stage
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from gnnsys.nn.gcn import whole_scales
 from gnnsys.ops import CSC, WEIGHT, WholeDegrees
@@ -22,6 +24,7 @@ from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import native
 
 Dense = Callable[[Tensor, Tensor], Tensor]
+_SUMS = ("mean", "sum")
 
 
 class View:
@@ -134,13 +137,13 @@ class LinearStage(Stage):
     dense: Dense = field(default_factory=lambda: _sums_alone)
     takes_own: bool = False
     weighted: bool = False
-    uses: list[nn.Parameter] | None = None  # of the layer's parameters, where some are used elsewhere
+    uses: Callable[[], list[Tensor | None]] | None = None  # of the layer's parameters, where some are used elsewhere
 
     def parameters(self) -> list[nn.Parameter]:
         if self.uses is None:
             return super().parameters()
-        found = [*self.uses, *(p for module in self.then for p in module.parameters())]
-        return list({id(p): p for p in found if p.requires_grad}.values())
+        found = [*self.uses(), *(p for module in self.then for p in module.parameters())]
+        return list({id(p): p for p in found if p is not None and p.requires_grad}.values())
 
     def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: Rows) -> Tensor:
         """As `run`, from sums instead of rows of sources."""
@@ -157,51 +160,63 @@ def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False)
     """The stages, with graph layers that aggregate linearly as sums, after their dense half where that is narrower.
 
     A layer that reads features which never change (not `x_trains`) is left as it is: they travel and are summed once.
+    So is one that was changed, or one of whose linears was: it is called. What stages hold are modules, never their
+    parameters, which may be other ones in the next pass.
     `weighted` says that layers which take weights of edges are given some.
     """
     out: list[Stage] = []
     for index, stage in enumerate(stages):
         conv, may_narrow = stage.conv, index > 0 or x_trains
-        if type(conv) is SAGEConv and conv.aggr in ("mean", "sum") and not conv.project:
+        if isinstance(conv, SAGEConv) and is_bare(conv, SAGEConv) and conv.aggr in _SUMS and not conv.project:
             out += _sage(stage, conv, may_narrow)
-        elif type(conv) is GCNConv and not conv.improved and (conv.add_self_loops or not conv.normalize):
+        elif isinstance(conv, GCNConv) and is_bare(conv, GCNConv) and _is_looped(conv):
             out += _gcn(stage, conv, may_narrow, weighted)
-        elif type(conv) is GINConv:
+        elif isinstance(conv, GINConv) and is_bare(conv, GINConv):
             out.append(_linear(stage, "sum", _gin(conv), True))
         else:
             out.append(stage)
+    for stage in out:
+        stage.look()
     return out
+
+
+def _is_looped(conv: GCNConv) -> bool:
+    """Whether a View of "gcn", or of "sum" where nothing is normalised, is what it sums up."""
+    return not conv.improved and (conv.add_self_loops or not conv.normalize)
 
 
 def _linear(stage: Stage, kind: str, dense: Dense, takes_own: bool) -> LinearStage:
     return LinearStage(
-        stage.conv, stage.then, stage.norm, stage.keep_as, stage.number, kind=kind, dense=dense, takes_own=takes_own
-    )
+        stage.conv, stage.then, stage.norm, stage.keep_as, stage.number, stage.in_place, kind=kind, dense=dense,
+        takes_own=takes_own,
+    )  # fmt: skip
 
 
 def _sage(stage: Stage, conv: SAGEConv, may_narrow: bool) -> list[Stage]:
-    root = conv.lin_r if conv.root_weight else None
+    takes_own = conv.root_weight
 
     def finish(out: Tensor) -> Tensor:
         return nn.functional.normalize(out, dim=-1) if conv.normalize else out
 
     def last(sums: Tensor, own: Tensor) -> Tensor:
         out = conv.lin_l(sums)
-        return finish(out if root is None else torch.addmm(out, own, root.weight.t()))
+        return finish(torch.addmm(out, own, conv.lin_r.weight.t()) if takes_own else out)
+
+    def biased(sums: Tensor, own: Tensor) -> Tensor:
+        return sums if conv.lin_l.bias is None else sums + conv.lin_l.bias
 
     if not (may_narrow and _narrows(conv.lin_l)):
-        return [_linear(stage, conv.aggr, last, root is not None)]
-    bias = conv.lin_l.bias
-    first = Stage(then=[_Rows(conv.transform, conv.lin_l.weight)], keep_as=stage.keep_as, number=stage.number)
+        return [_linear(stage, conv.aggr, last, takes_own)]
+    dense_half = _Rows(conv.transform, lambda: [conv.lin_l.weight])
+    first = Stage(then=[dense_half], keep_as=stage.keep_as, number=stage.number)
     joins = []
-    if root is not None:
+    if takes_own:
         name = f"rows of stage {stage.number}"
         first.keep_as = [*stage.keep_as, name]
-        joins = [_Root(name, root)]
+        joins = [_Root(name, conv)]
     then = [*joins, *([_Rows(finish)] if conv.normalize else []), *stage.then]
-    rest = replace(stage, then=then, keep_as=[])
-    last_half = _linear(rest, conv.aggr, lambda sums, own: sums if bias is None else sums + bias, False)
-    last_half.uses = [] if bias is None else [bias]
+    last_half = _linear(replace(stage, then=then, keep_as=[]), conv.aggr, biased, False)
+    last_half.uses = lambda: [conv.lin_l.bias]
     return [first, last_half]
 
 
@@ -217,7 +232,7 @@ def _gcn(stage: Stage, conv: GCNConv, may_narrow: bool, weighted: bool) -> list[
         return [whole]
     first = Stage(then=[conv.lin], keep_as=stage.keep_as, number=stage.number)
     last_half = _linear(replace(stage, keep_as=[]), kind, lambda sums, own: biased(sums), False)
-    last_half.uses, last_half.weighted = [] if conv.bias is None else [conv.bias], weighted
+    last_half.uses, last_half.weighted = lambda: [conv.bias], weighted
     return [first, last_half]
 
 
@@ -230,22 +245,28 @@ def _narrows(linear: nn.Linear) -> bool:
 
 
 class _Rows(nn.Module):
-    """A function of rows, as a module that has the parameters it uses."""
+    """A function of rows, as a module that has the parameters it uses, which are those of a layer."""
 
-    def __init__(self, work: Callable[[Tensor], Tensor], *parameters: Tensor) -> None:
+    def __init__(self, work: Callable[[Tensor], Tensor], uses: Callable[[], list[nn.Parameter]] = list) -> None:
         super().__init__()
-        self.uses, self._work = nn.ParameterList(parameters), work
+        self._uses, self._work = uses, work
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from self._uses()
 
     def forward(self, rows: Tensor) -> Tensor:
         return self._work(rows)
 
 
 class _Root(Join):
-    """Adds what a linear layer makes of the rows at a mark."""
+    """Adds what a layer's `lin_r` makes of the rows at a mark."""
 
-    def __init__(self, name: str, root: nn.Linear) -> None:
+    def __init__(self, name: str, conv: SAGEConv) -> None:
         super().__init__(name)
-        self.root = root
+        self._conv = (conv,)  # in a tuple it is no child
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield self._conv[0].lin_r.weight
 
     def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
-        return torch.addmm(rows, kept, self.root.weight.t())
+        return torch.addmm(rows, kept, self._conv[0].lin_r.weight.t())

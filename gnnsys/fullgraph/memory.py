@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnsys.fullgraph.bins import Bin, Costs, make_bins
-from gnnsys.fullgraph.layers import Rows, Stage
+from gnnsys.fullgraph.keyed import Rows
+from gnnsys.fullgraph.layers import Stage
 from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.ops import CSC, WholeDegrees
@@ -107,7 +108,8 @@ def measure_stage(
         if stage.conv is None or isinstance(stage, LinearStage):
             here = Bin(first, end, None, None)
         else:
-            (here,) = make_bins(csc, [first, end], whole)
+            with torch.device("cpu"):  # whatever torch's default is
+                (here,) = make_bins(csc, [first, end], whole)
             assert here.csc is not None
             if not moves:
                 here.csc.transpose()

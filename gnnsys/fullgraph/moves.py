@@ -65,7 +65,7 @@ class CudaLanes:
         self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def buffer(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
         with torch.cuda.stream(self._in):
@@ -96,7 +96,7 @@ class CpuLanes:
     """The same where the device is the CPU: a copy is over when it was asked for."""
 
     def buffer(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
     def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
         return source.clone(), _Past()

@@ -24,6 +24,7 @@ class NormPass:
 
     def __init__(self, norm: Any, peers: Peers | None) -> None:
         self._norm, self._peers = norm, peers
+        self._weight, self._bias = norm.weight, norm.bias  # the module may have other ones on the way back
         self._by_batch = norm.training or norm.running_mean is None
         self._means: tuple[Tensor, Tensor] | None = None  # of the gradient, and of its product with normal rows
 
@@ -32,10 +33,10 @@ class NormPass:
         """The statistics of all rows, of which x are this rank's, looked at between `bounds`; rows come to `device`."""
         norm = self._norm
         if not self._by_batch:
-            self._mean, self._scale = norm.running_mean, (norm.running_var + norm.eps).rsqrt()
+            self._mean, self._scale = norm.running_mean.clone(), (norm.running_var + norm.eps).rsqrt()
             return
         wide = torch.promote_types(x.dtype, torch.float32)
-        count = torch.tensor([len(x)], dtype=torch.float64)
+        count = torch.tensor([len(x)], dtype=torch.float64, device="cpu")
         total = self._sum(torch.cat([_summed(lambda part: part, bounds, x), count]))
         self._count = float(total[-1])
         mean = (total[:-1] / self._count).to(wide)
@@ -47,28 +48,29 @@ class NormPass:
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        norm = self._norm
         out = self._normal(x)
-        return (out if norm.weight is None else out.mul_(norm.weight).add_(norm.bias)).to(x.dtype)
+        out = out if self._weight is None else out.mul_(self._weight)
+        return (out if self._bias is None else out.add_(self._bias)).to(x.dtype)
 
     @torch.no_grad()
-    def begin_back(self, x: Tensor, grad: Tensor, bounds: Sequence[int]) -> list[Tensor]:
-        """Sums over all rows' gradients; of this rank's rows alone, the gradients of the parameters that train."""
-        norm, device = self._norm, self._mean.device
+    def begin_back(
+        self, x: Tensor, grad: Tensor, bounds: Sequence[int], trained: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """Sums over all rows' gradients; of this rank's rows alone, those of its parameters that are `trained`."""
+        device = self._mean.device
         mean, scale = self._mean.to(x.device), self._scale.to(x.device)
         of_bias = _summed(lambda part: part, bounds, grad)
         of_weight = _summed(lambda part, rows: (rows - mean).mul_(scale).mul_(part), bounds, grad, x)
         if self._by_batch:
             both = (self._sum(torch.stack([of_bias, of_weight])) / self._count).to(device, mean.dtype)
-            both = both if norm.weight is None else both * norm.weight
+            both = both if self._weight is None else both * self._weight
             self._means = (both[0], both[1])
-        trained = [p for p in norm.parameters() if p.requires_grad]
-        return [(of_weight if p is norm.weight else of_bias).to(p) for p in trained]
+        return [(of_weight if p is self._weight else of_bias).to(p) for p in trained]
 
     @torch.no_grad()
     def backward(self, x: Tensor, grad: Tensor) -> Tensor:
         """The gradient of x."""
-        scaled = grad if self._norm.weight is None else grad * self._norm.weight
+        scaled = grad if self._weight is None else grad * self._weight
         if self._means is not None:
             scaled = scaled - self._means[0]
             scaled -= self._normal(x).mul_(self._means[1])
@@ -93,7 +95,7 @@ class NormPass:
 
 def _summed(work: Callable[..., Tensor], bounds: Sequence[int], *rows: Tensor) -> Tensor:
     """The sum of what `work` makes of each row, in float64 on the host; so many rows at a time as between bounds."""
-    total = torch.zeros(rows[0].shape[1], dtype=torch.float64)
+    total = torch.zeros(rows[0].shape[1], dtype=torch.float64, device="cpu")
     for first, end in pairwise(bounds):
         total += work(*(each[first:end] for each in rows)).sum(0, dtype=torch.float64).cpu()
     return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.apart import Layout
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.check import check_layers, check_parameters
@@ -113,25 +115,30 @@ class HybridParallel(nn.Module):
             raise ValueError("memory_budget sizes the bins: leave the schedule's packing away")
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
-        self.layers = layers if isinstance(layers, nn.Module) else nn.ModuleList(layers)
-        self._stages = make_stages(layers, edge_data or ())
+        self.layers = _as_module(layers)
+        self._edge_names = tuple(edge_data or ())
+        self._grounds: dict[Any, Ground] = {}
+        self._checked: set[Any] = set()
+        self._seen: Seen | None = None  # features whose halo is here
+        self._layout: Layout | None = None  # what the stages are made of
+        self._stages: list[Stage] = []
+        self._look()
         self._peers = Peers(group, timeout=timeout)
-        self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
         self.schedule = schedule or Schedule()
-        self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
-        data = edge_data_of(self.share, self.plan, edge_data or {}, self._peers)
-        self.plan = replace(self.plan, csc=replace(self.plan.csc, edge_data=data))
+        with torch.device("cpu"):  # where plans are made, whatever torch's default device is
+            self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
+            self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
+            data = edge_data_of(self.share, self.plan, edge_data or {}, self._peers)
+            self.plan = replace(self.plan, csc=replace(self.plan.csc, edge_data=data))
+            self._whole = _whole_degrees(self.plan, self._peers)
         self.recompute, self.wire_dtype, self.seed = recompute, wire_dtype, seed
         self.memory_budget = memory_budget
         self.times = Times()  # of the last pass
         self._passes: deque[PassTrace] = deque(maxlen=trace)
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self._whole = _whole_degrees(self.plan, self._peers)
-        self._grounds: dict[Any, Ground] = {}
-        self._checked: set[Any] = set()
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
         self._failure = ""  # what ended a pass in the middle
-        self._seen: Seen | None = None  # features whose halo is here
-        self._train_exchange = Exchange if approximate is None else approximate.begin(self)
+        with torch.device("cpu"):
+            self._train_exchange = Exchange if approximate is None else approximate.begin(self)
 
     @property
     def nodes(self) -> Tensor:
@@ -140,29 +147,25 @@ class HybridParallel(nn.Module):
 
     def total(self, value: Tensor | float) -> float:
         """The sum of a number over all ranks."""
-        here = torch.tensor([float(value)], dtype=torch.float64)
+        here = torch.tensor([float(value)], dtype=torch.float64, device="cpu")
         self._peers.all_reduce(here).wait()
         return float(here)
 
     def forward(self, x: Tensor) -> Tensor:
         """Rows of this rank's nodes, [num_core, width of the last layer], from theirs."""
-        if x.dim() != 2 or x.shape[0] != self.plan.num_core or not x.is_floating_point():
-            raise ValueError(
-                f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got {x.dtype} "
-                f"{list(x.shape)}"
-            )
         if self._failure:
             raise RuntimeError(
                 f"an earlier pass failed ({self._failure}) and left messages under way between the ranks: start again "
                 "from the last checkpoint"
             )
-        self._check(x)
+        is_known = self._agree(x)
         ground = self._ground(x)
         wants_grad = torch.is_grad_enabled()
         trains = [p for p in self.parameters() if p.requires_grad]
         if self.training:
             self.step += 1
         state = Pass(ground, stream_key(self.seed, int(self.step)), wants_grad)
+        state.is_known = is_known
         if self._passes.maxlen:
             self._passes.append(PassTrace(int(self.step)))
             state.times.spans = self._passes[-1].spans
@@ -215,15 +218,51 @@ class HybridParallel(nn.Module):
 
     def byte_matrix(self, width: int, itemsize: int = 4) -> Tensor:
         """Bytes per exchange of rows of `width`, [world_size, world_size]: line r is what rank r sends."""
-        rows = torch.zeros(self.plan.world_size, self.plan.world_size, dtype=torch.int64)
-        rows[self.plan.rank] = torch.tensor(self.plan.rows_to())
+        rows = torch.zeros(self.plan.world_size, self.plan.world_size, dtype=torch.int64, device="cpu")
+        rows[self.plan.rank] = torch.tensor(self.plan.rows_to(), device="cpu")
         self._peers.all_reduce(rows).wait()
         return rows * width * itemsize
 
-    def _check(self, x: Tensor) -> None:
+    def _look(self) -> tuple[bool, ...]:
+        """Reads the layers as they are now, and drops what was planned for others; which of their modules train."""
+        now = Layout.of(self.layers)
+        if self._layout is None or now.what != self._layout.what:
+            self._stages = make_stages(self.layers, self._edge_names)
+            self._grounds, self._checked, self._seen = {}, set(), None
+            self._layout = Layout.of(self.layers)  # dropouts became ours
+            self._digest = self._layout.digest()
+        return now.modes
+
+    def _agree(self, x: Tensor) -> bool:
+        """Whether all ranks have seen x before. What one of them refuses, of x or of the layers, all refuse."""
+        refusal, digest = None, 0
+        try:
+            if x.dim() != 2 or x.shape[0] != self.plan.num_core or not x.is_floating_point():
+                raise ValueError(
+                    f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got "
+                    f"{x.dtype} {list(x.shape)}"
+                )
+            self._check(x, self._look())
+            digest = zlib.crc32(repr((self._digest, x.shape[1], x.dtype)).encode())
+        except ValueError as error:
+            refusal = error
+        seen = self._seen
+        is_known = seen is not None and seen.x() is x and seen.version == _version(x)
+        told = torch.tensor([int(is_known), digest, -digest], device="cpu")
+        self._peers.all_reduce(told, dist.ReduceOp.MIN).wait()
+        if refusal is not None:
+            raise refusal
+        if told[1] != -told[2]:
+            raise ValueError(
+                "the layers, or the width or dtype of x, are not the same on all ranks, or another rank refused them: "
+                "change layers on every rank alike"
+            )
+        return bool(told[0])
+
+    def _check(self, x: Tensor, modes: tuple[bool, ...]) -> None:
         """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
         device = next((p.device for p in self.parameters()), x.device)
-        key = (x.shape[1], x.dtype, device, self.training)
+        key = (x.shape[1], x.dtype, device, modes, torch.is_grad_enabled())
         if key not in self._checked:
             check_layers(self._stages, x.shape[1], x.dtype, device, self.plan.csc.edge_data)
             self._checked.add(key)
@@ -231,6 +270,7 @@ class HybridParallel(nn.Module):
     @torch.inference_mode(False)
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
+        self._look()
         device = next((p.device for p in self.parameters()), x.device)
         cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         key = (x.shape[1], x.dtype, x.requires_grad, x.device, device, cast)
@@ -245,7 +285,7 @@ class HybridParallel(nn.Module):
                 stages = with_halves(stages, x.requires_grad, weighted)
             shapes = shapes_of(stages, self.plan, x, device)
             budget, costs = self._budget(stages, shapes, device, lanes is not None)
-            with self._explained(budget):
+            with self._explained(budget), torch.device("cpu"):
                 steps = make_steps(
                     stages, self.plan, self._whole, self._peers, self._packing(lanes is not None),
                     budget, shapes, costs, x.device, device, lanes is not None,
@@ -294,20 +334,16 @@ class HybridParallel(nn.Module):
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def _input(self, x: Tensor, steps: list[Step]) -> tuple[Tensor, bool]:
+    def _input(self, x: Tensor, steps: list[Step], is_known: bool) -> tuple[Tensor, bool]:
         """The first step's input by place, with room for the halo, and whether the halo is there already."""
-        seen = self._seen
-        remembers = not (x.requires_grad or x.is_inference())
-        known = remembers and seen is not None and seen.x() is x and seen.version == _version(x)
-        agreed = torch.tensor([int(known)])
-        self._peers.all_reduce(agreed, dist.ReduceOp.MIN).wait()
-        if int(agreed):
-            assert seen is not None
-            return seen.rows, True
+        if is_known:
+            assert self._seen is not None
+            return self._seen.rows, True
         num_rows = self.plan.num_local if steps[0].has_halo else self.plan.num_core
         rows = x.new_empty((num_rows, x.shape[1]))
         rows[: self.plan.num_core] = x.detach()[self.plan.order_on(x.device)]
-        self._seen = Seen(weakref.ref(x), _version(x), rows, {}) if remembers else None
+        version = _version(x)
+        self._seen = None if version is None else Seen(weakref.ref(x), version, rows, {})
         return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
 
     @contextlib.contextmanager
@@ -330,9 +366,21 @@ class HybridParallel(nn.Module):
         return f"rank {plan.rank} of {plan.world_size}, {plan.num_core:,} nodes, {plan.num_halo:,} in the halo"
 
 
-def _version(x: Tensor) -> tuple[int, int, torch.dtype]:
-    """What tells that a tensor is still what it was; writes through `x.data` leave no trace."""
-    return x._version, x.data_ptr(), x.dtype
+def _as_module(layers: Sequence[nn.Module] | nn.Module) -> nn.Module:
+    if isinstance(layers, nn.Module):
+        return layers
+    for each in layers:
+        if not isinstance(each, nn.Module):
+            raise ValueError(f"layers must be modules, got {type(each).__name__}")
+    return nn.ModuleList(layers)
+
+
+def _version(x: Tensor) -> tuple[int, int, torch.dtype] | None:
+    """What tells that a tensor is still what it was, None where nothing does.
+
+    Writes that torch does not count, through `x.data` and numpy, leave no trace.
+    """
+    return None if x.requires_grad or x.is_inference() else (x._version, x.data_ptr(), x.dtype)
 
 
 class _Whole(torch.autograd.Function):
@@ -340,7 +388,7 @@ class _Whole(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, model: HybridParallel, state: Pass, x: Tensor, *parameters: Tensor) -> Tensor:
-        rows, is_here = model._input(x, state.ground.steps)
+        rows, is_here = model._input(x, state.ground.steps, state.is_known)
         state.constant = None if model._seen is None else model._seen.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
         ctx.model, ctx.state, ctx.parameters, ctx.is_done = model, state, parameters, False

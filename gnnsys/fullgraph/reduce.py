@@ -12,17 +12,16 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm.peers import Peers
-from gnnsys.fullgraph.steps import Step
 
 _ALL = -1  # the bin under which sums are kept of bins that run in a fixed order
 
 
 class ParameterGrads:
-    """Those of all steps of one pass; every rank begins the sums of its steps in the same order."""
+    """Those of all steps of one pass, by step; every rank begins the sums of its steps in the same order."""
 
-    def __init__(self, steps: Sequence[Step], peers: Peers) -> None:
-        self._steps, self._peers = steps, peers
-        self._by_bin: list[dict[int, list[Tensor | None]]] = [{} for _ in steps]
+    def __init__(self, parameters: Sequence[Sequence[Tensor]], peers: Peers) -> None:
+        self._parameters, self._peers = parameters, peers
+        self._by_bin: list[dict[int, list[Tensor | None]]] = [{} for _ in parameters]
         self._reducing: list[tuple[int, Any, Any]] = []  # step; sums, or what travels; work, where it travels
 
     def put(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
@@ -36,7 +35,7 @@ class ParameterGrads:
 
     def begin(self, s: int) -> None:
         """Begins the sum over ranks of a step that is done here; of one rank, there is nothing to be added."""
-        parameters = self._steps[s].stage.parameters()
+        parameters = self._parameters[s]
         if parameters:
             sums, counts = _sums(parameters, self._by_bin[s])
             flat = _flat(parameters, sums, counts) if self._peers.world_size > 1 else None
@@ -47,7 +46,7 @@ class ParameterGrads:
         """The sums by the parameter's id, when they are there; one of several layers gets the sum of theirs."""
         found: dict[int, Tensor] = {}
         for s, sums, work in self._reducing:
-            parameters = self._steps[s].stage.parameters()
+            parameters = self._parameters[s]
             if work is not None:
                 work.wait()
                 sums = _split(parameters, sums)
@@ -75,7 +74,8 @@ def _flat(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], counts: S
     """One row of numbers in host memory, as it travels: sums, then counts."""
     dtype = _widest(parameters)
     parts = [p.new_zeros(p.shape) if grad is None else grad for p, grad in zip(parameters, sums)]
-    return torch.cat([*(part.reshape(-1).to("cpu", dtype) for part in parts), torch.tensor(counts, dtype=dtype)])
+    counted = torch.tensor(counts, dtype=dtype, device="cpu")
+    return torch.cat([*(part.reshape(-1).to("cpu", dtype) for part in parts), counted])
 
 
 def _split(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor | None]:

@@ -55,7 +55,7 @@ class Share:
             index = self.original_ids
         else:
             known = self.source.node_data[self.source.node_types[0]]
-            index = torch.arange(self.first, self.first + self.num_core)
+            index = torch.arange(self.first, self.first + self.num_core, device="cpu")
         if name not in known:
             raise ValueError(f"the nodes have no {name!r}, they have {list(known)}")
         return torch.as_tensor(known[name][index])
@@ -127,7 +127,7 @@ def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> 
 def _edges_into(graph: Graph, nodes: Tensor | None) -> Tensor:
     """The user's ids of the edges into nodes, by default all, in the order of the structure."""
     csc = _on_host(graph)
-    positions = torch.arange(csc.num_edges)
+    positions = torch.arange(csc.num_edges, device="cpu")
     if nodes is not None:
         found = in_subgraph(csc, nodes.to(csc.indices.dtype)).edge_ids
         assert found is not None
@@ -166,15 +166,16 @@ def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:
         indptr = parts.part(part).csc().indptr
         start = book.part_range(part, graph.edge_types[0]).start
         edges.append((start + int(indptr[first - own_ids.start]), start + int(indptr[end - own_ids.start])))
-    starts = [torch.zeros(1, dtype=torch.int64)]
-    for piece, _ in pieces:
-        starts.append(piece.indptr[1:] + starts[-1][-1])
+    starts, num_edges = [torch.zeros(1, dtype=torch.int64)], 0
+    for piece, _ in pieces:  # of which any may have no node
+        starts.append(piece.indptr[1:] + num_edges)
+        num_edges += piece.num_edges
     indices = torch.cat([piece.indices for piece, _ in pieces])
     csc = CSC(torch.cat(starts), indices, book.num_ids())
     original_ids = torch.cat([ids for _, ids in pieces]).long()
     return Share(
         rank, offsets, csc, original_ids, graph,
-        lambda: torch.cat([torch.arange(a, b) for a, b in edges]),
+        lambda: torch.cat([torch.arange(a, b, device="cpu") for a, b in edges]),
     )  # fmt: skip
 
 

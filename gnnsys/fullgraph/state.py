@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin
 from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.layers import Rows
+from gnnsys.fullgraph.keyed import Rows
 from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.moves import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.norm import NormPass
@@ -115,13 +115,16 @@ class Pass:
     rows: list[Tensor] = field(default_factory=list)
     needs: list[bool] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
+    parameters: list[list[nn.Parameter]] = field(default_factory=list)  # of each step, as they were when it began
     scales: dict[int, Tensor] = field(default_factory=dict)  # [num_rows, 1]
     norms: dict[int, NormPass] = field(default_factory=dict)
     times: Times = field(default_factory=Times)
+    is_known: bool = False  # whether the input, with its halo, is that of an earlier pass
     constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
     mover: Mover | None = None
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     _random: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _versions: list[list[int]] = field(default_factory=list)
     _autocast: Callable[[], Any] = contextlib.nullcontext
     _modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # whether modules trained on the way there
 
@@ -135,16 +138,30 @@ class Pass:
         self._autocast = _autocast_state(ground.device.type)
         self.marks = {name: index for index, step in enumerate(steps) for name in step.stage.keep_as}
         self.needs = [self.wants_grad and x.requires_grad]
+        for step in steps:
+            step.stage.look()
+        self.parameters = [step.stage.parameters() for step in steps]
         if self.wants_grad and ground.recompute:
+            self._versions = [[p._version for p in each] for each in self.parameters]
             modules = {id(m): m for step in steps for module in step.stage.modules for m in module.modules()}
             self._modes = [(module, module.training) for module in modules.values()]
         for index, step in enumerate(steps):
-            self.needs.append(self.needs[-1] or (self.wants_grad and bool(step.stage.parameters())))
+            self.needs.append(self.needs[-1] or (self.wants_grad and bool(self.parameters[index])))
             is_read = index + 1 < len(steps) and steps[index + 1].has_halo
             num_rows = ground.plan.num_local if is_read else ground.plan.num_core
             # In place the result of a step's one bin will be all of it
             whole = len(step.bins) == 1 and len(step.bins[0]) == num_rows and self.mover is None
             self.rows.append(x.new_empty((0 if whole else num_rows, step.width), dtype=step.dtype))
+
+    def begin_back(self) -> None:
+        """Raises RuntimeError where bins will be computed again, and parameters are not what they were then."""
+        for step, then, versions in zip(self.ground.steps, self.parameters, self._versions, strict=False):
+            now = step.stage.parameters()
+            if list(map(id, now)) != list(map(id, then)) or [p._version for p in then] != versions:
+                raise RuntimeError(
+                    "parameters were changed between a pass and its backward, which computes bins again: call "
+                    "optimizer.step() and load_state_dict() after backward(), or leave recompute and memory_budget away"
+                )
 
     def load(self, s: int, b: int, grad: Tensor | None = None) -> None:
         """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""

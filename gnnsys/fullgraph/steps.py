@@ -17,7 +17,8 @@ from gnnsys.comm.peers import Peers
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
 from gnnsys.fullgraph.edges import alike
 from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.layers import Rows, Stage, taken
+from gnnsys.fullgraph.keyed import Rows
+from gnnsys.fullgraph.layers import Stage, taken
 from gnnsys.fullgraph.linear import LinearStage, View
 from gnnsys.fullgraph.memory import measure_stage
 from gnnsys.fullgraph.moves import BINS_ON_DEVICE

@@ -1,0 +1,160 @@
+"""Which modules of a user's may be taken apart, and what their parts are; everything else is called.
+
+A model is computed stage by stage, batch normalisation over all ranks, some layers in halves. That is right only while
+a call of a module does what its class says: `gnnsys.nn.plain` knows. People change modules at any time, so a pass asks
+for the `Layout` of its layers, and plans anew where that is another than before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from gnnsys.fullgraph.keyed import Dropout, keyed
+from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
+from gnnsys.nn.models import Stack
+from gnnsys.nn.plain import has_hooks, is_bare_linear, runs_as
+
+_HALVES = ("transform", "aggregate")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# What of a layer's settings decides how it is taken in halves: they may be changed between passes
+_SETTINGS: dict[type, tuple[str, ...]] = {
+    SAGEConv: ("aggr", "normalize", "project", "root_weight"),
+    GCNConv: ("normalize", "improved", "add_self_loops"),
+}
+# The linears that halves read, and whether one may have a bias, which belongs behind the sum
+_LINEARS: dict[type, dict[str, bool]] = {
+    SAGEConv: {"lin_l": True, "lin_r": False}, GCNConv: {"lin": False}, GINConv: {}, GATConv: {},
+}  # fmt: skip
+
+
+class _OfStack(Dropout):
+    """What a reference model drops between two layers: its rate, and only while it trains."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack.dropout)
+        self._stack = (stack,)  # in a tuple it is no child
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.p, self.training = self._stack[0].dropout, self._stack[0].training
+        return super().forward(rows)
+
+
+def flat(layers: nn.Module) -> Iterator[nn.Module]:
+    """Lists within lists, reference models taken apart, torch's dropouts made ours."""
+    if runs_as(layers, Stack):
+        assert isinstance(layers, Stack)
+        for index, conv in enumerate(layers.convs):
+            yield conv
+            if index < len(layers.convs) - 1:
+                yield from flat(layers.norms[index])
+                yield from (nn.ReLU(), _OfStack(layers))
+    elif _is_list(layers) or runs_as(layers, nn.Sequential):
+        for module in layers._modules.values():  # `children` gives one that is there twice once
+            if module is None:
+                raise ValueError(f"{type(layers).__name__} holds None where a module is due")
+            yield from flat(module)
+    else:
+        inner = getattr(layers, "module", None) if runs_pyg(layers, "BatchNorm") else None  # a hull around torch's
+        yield inner if inner is not None and is_norm(inner) else keyed(layers)
+
+
+def _is_list(module: nn.Module) -> bool:
+    """A list that nobody calls, so hooks on it mean nothing."""
+    return (
+        isinstance(module, nn.ModuleList)
+        and type(module).forward is nn.ModuleList.forward
+        and "forward" not in vars(module)
+    )
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether it is batch normalisation as torch's, with parameters of its own."""
+    return (runs_as(module, nn.BatchNorm1d) or runs_as(module, nn.SyncBatchNorm)) and not hasattr(
+        module, "parametrizations"
+    )
+
+
+def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether a graph layer of ours may be computed in parts: the very class, nothing changed in it or its linears."""
+    return (
+        type(conv) is kind
+        and runs_as(conv, kind)
+        and not any(name in vars(conv) for name in _HALVES)
+        and all(
+            _is_bare_linear(conv._modules[name], bias) for name, bias in _LINEARS[kind].items() if name in conv._modules
+        )
+    )
+
+
+def _is_bare_linear(module: nn.Module | None, may_have_bias: bool) -> bool:
+    return is_bare_linear(module) and module is not None and (may_have_bias or module.bias is None)
+
+
+def is_pyg(module: nn.Module) -> bool:
+    return any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)
+
+
+def runs_pyg(module: nn.Module, name: str) -> bool:
+    """Whether a call of the module is that of PyG's class of this name and nothing else."""
+    return any(
+        base.__name__ == name and base.__module__.startswith("torch_geometric.") and runs_as(module, base)
+        for base in type(module).__mro__
+    )
+
+
+def changed(module: nn.Module) -> str:
+    """Why a module is called as a whole and not taken apart, as the end of a sentence; "" where nothing is the matter.
+
+    >>> changed(nn.Linear(1, 1))
+    ''
+    """
+    known = ("torch.nn.", "torch_geometric.", "gnnsys.")
+    kind = next((base for base in type(module).__mro__ if base.__module__.startswith(known)), None)
+    if has_hooks(module):
+        return "has hooks"
+    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+        return "is compiled"
+    return "" if kind is None or kind is nn.Module or runs_as(module, kind) else "has a forward of its own"
+
+
+class Layout(NamedTuple):
+    """What plans were made from: modules with their kinds, hooks and shapes. `modes` says which of them train now."""
+
+    modules: list[nn.Module]  # held, so that an id stays theirs
+    what: tuple[Any, ...]
+    modes: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, layers: nn.Module) -> Layout:
+        """As the modules are now; some microseconds each."""
+        modules = list(layers.modules())
+        return cls(modules, (has_hooks(layers), *map(_kind, modules)), tuple(module.training for module in modules))
+
+    def digest(self) -> int:
+        """A number that is the same on ranks whose layers are alike."""
+        kinds = [(each[2].__qualname__, *each[3:]) for each in self.what[1:]]
+        return zlib.crc32(repr(kinds).encode())
+
+
+def _kind(module: nn.Module) -> tuple[Any, ...]:
+    held = module.__dict__
+    return (
+        id(module),
+        tuple(map(id, held["_modules"].values())),
+        type(module),
+        any(held[name] for name in HOOKS),
+        tuple(held.get(name) is not None for name in ("forward", "_compiled_call_impl", *_HALVES)),
+        tuple(map(_shape, held["_parameters"].values())),
+        tuple(held.get(name) for name in _SETTINGS.get(type(module), ())),
+    )
+
+
+def _shape(p: Tensor | None) -> tuple[Any, ...]:
+    if p is None or isinstance(p, UninitializedTensorMixin):
+        return ()
+    return (p.dtype, *p.shape)

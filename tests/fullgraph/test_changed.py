@@ -1,0 +1,349 @@
+"""Modules that were changed are called or refused, whenever that was; a pass reads of them what it needs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, infer
+from gnnsys.fullgraph.apart import Layout
+from gnnsys.nn import GAT, GATConv, GCNConv, GraphSAGE, SAGEConv
+from tests.fullgraph.customised import OUT, WIDTH, Case, bins, check, check_infer, draws, make_graph
+from tests.fullgraph.ranks import run_ranks
+
+GRAPH = make_graph()
+N = GRAPH.num_nodes()
+RANKS = torch.randint(2, (N,), generator=torch.Generator().manual_seed(7))
+
+
+def seeded(*makers) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [make().double() for make in makers]
+
+
+def x() -> Tensor:
+    return draws(N, WIDTH, seed=3)
+
+
+class Headed(GraphSAGE):
+    """A reference model with a layer more."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(WIDTH, 5, num_layers, 5)
+        self.head = nn.Linear(5, OUT)
+
+    def forward(self, x, edges):
+        return self.head(super().forward(x, edges))
+
+
+class Louder(nn.Sequential):
+    def forward(self, rows):
+        return 2 * super().forward(rows) + 1
+
+
+class Scaled(nn.BatchNorm1d):
+    def forward(self, rows):
+        return 2 * super().forward(rows)
+
+
+class Half(nn.Dropout):
+    def forward(self, rows):
+        return super().forward(rows) / 2
+
+
+class Fading(GATConv):
+    def forward(self, x, edges, edge_attr=None, size=None, return_attention_weights=None):
+        return super().forward(x, edges) / 2
+
+
+def test_a_subclass_of_a_model_with_its_own_forward_is_called_or_refused():
+    (one,) = seeded(lambda: Headed(1))
+    assert check(Case([one], GRAPH, options=bins(3))) == check_infer(Case([one], GRAPH)) == ""
+    (two,) = seeded(lambda: Headed(2))
+    reason = r"Headed gives other rows on a piece.*Headed has a forward of its own, so it is called as a whole.*list"
+    with pytest.raises(ValueError, match=reason):
+        infer(two, GRAPH, x())
+    with pytest.raises(ValueError, match=reason):
+        HybridParallel(two, GRAPH)(x())
+
+
+def test_a_model_with_hooks_is_not_taken_apart():
+    model = seeded(lambda: GraphSAGE(WIDTH, 5, 2, OUT))[0]
+    handle = model.register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match="GraphSAGE has hooks, so it is called as a whole"):
+        infer(model, GRAPH, x())
+    handle.remove()
+    model.eval()
+    assert torch.allclose(infer(model, GRAPH, x())[1], model(x(), GRAPH.csc()))
+
+
+def hooked(module: nn.Module, work=lambda _, __, out: 2 * out + 1) -> nn.Module:
+    module.register_forward_hook(work)
+    return module
+
+
+ROW_BY_ROW = {
+    "a subclass of Sequential": lambda: Louder(nn.Linear(OUT, 3), nn.ELU()),
+    "hooks on a Sequential": lambda: hooked(nn.Sequential(nn.Linear(OUT, 3), nn.ELU())),
+    "a Sequential inside a list": lambda: nn.ModuleList([nn.Sequential(nn.Linear(OUT, 3), hooked(nn.ELU()))]),
+    "a Sequential inside a Sequential": lambda: nn.Sequential(Louder(nn.Linear(OUT, 3)), nn.ELU()),
+    "hooks on a dropout": lambda: hooked(nn.Dropout(0.0)),
+    "a module that writes its input": lambda: Writes(),
+    "an old backward hook": lambda: backward_hooked(nn.Linear(OUT, 3)),
+}
+
+
+class Writes(nn.Module):
+    """In place, without a word about it."""
+
+    def forward(self, rows):
+        return rows.mul_(2)
+
+
+def backward_hooked(module: nn.Module) -> nn.Module:
+    module.register_full_backward_hook(lambda _, grads, __: tuple(3 * g for g in grads))
+    return module
+
+
+def test_modules_that_work_row_by_row_are_called():
+    for name, make in ROW_BY_ROW.items():
+        first = seeded(lambda: SAGEConv(WIDTH, OUT, bias=False, root_weight=False))
+        layers = nn.ModuleList([*first, *seeded(make)])
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, **bins(3))
+        for number in range(2):
+            model.zero_grad()
+            rows, same = x(), x()
+            out = model(rows)
+            out.square().sum().backward()
+            layers.zero_grad()
+            want = layers[0](same, GRAPH.csc())
+            for module in layers[1] if isinstance(layers[1], nn.ModuleList) else [layers[1]]:
+                want = module(want)
+            want.square().sum().backward()
+            assert torch.allclose(out, want, rtol=1e-12), f"{name}, pass {number}"
+            for got, p in zip(model.parameters(), layers.parameters(), strict=True):
+                assert torch.allclose(got.grad, p.grad, rtol=1e-10), f"{name}, pass {number}"
+
+
+REFUSED = {
+    "a subclass of batch normalisation": (lambda: Scaled(OUT), "Scaled has a forward of its own, and the statistics"),
+    "hooks on batch normalisation": (lambda: hooked(nn.BatchNorm1d(OUT)), "BatchNorm1d has hooks, and the statistics"),
+    "a subclass of dropout": (lambda: Half(0.5), "Half gives other rows every time"),
+    "a hook that looks at all rows": (
+        lambda: hooked(nn.Linear(OUT, 3), lambda _, __, out: out - out.mean(0)),
+        "Linear makes a node's row depend on which others.*Linear has hooks",
+    ),
+    "a backward hook that looks at all rows": (
+        lambda: _clipped(nn.Linear(OUT, 3)),
+        "Linear gives other gradients on pieces of a graph than on the whole",
+    ),
+    "graph layers in a Sequential with hooks": (
+        lambda: hooked(nn.Sequential(SAGEConv(OUT, OUT))),
+        "Sequential cannot be applied to rows.*Sequential has hooks, so it is called as a whole",
+    ),
+    "attention of a subclass that drops": (lambda: Fading(OUT, 3, dropout=0.5), "Fading gives other rows every time"),
+    "attention with hooks that drops": (lambda: hooked(GATConv(OUT, 3, dropout=0.5)), "gives other rows every time"),
+    "hooks on a mark": (lambda: hooked(Keep("here")), "Keep has hooks, and a Keep is never called"),
+    "a residual that writes": (
+        lambda: Residual(SAGEConv(OUT, OUT), project=nn.ReLU(inplace=True)),
+        "Residual writes the rows it is given",
+    ),
+}
+
+
+def _clipped(module: nn.Module) -> nn.Module:
+    module.register_full_backward_pre_hook(lambda _, grads: tuple(g / g.norm() for g in grads))
+    return module
+
+
+def test_what_cannot_be_right_in_bins_is_refused_with_the_reason():
+    for name, (make, reason) in REFUSED.items():
+        layers = seeded(lambda: SAGEConv(WIDTH, OUT), make)
+        with pytest.raises(ValueError, match=reason):
+            HybridParallel(layers, GRAPH)(x())
+            pytest.fail(name)
+
+
+def test_batch_normalisation_of_a_subclass_is_called_in_evaluation():
+    layers = seeded(lambda: SAGEConv(WIDTH, OUT), lambda: Scaled(OUT), lambda: hooked(nn.BatchNorm1d(OUT)))
+    assert check_infer(Case(layers, GRAPH, options=bins(3))) == ""
+
+
+def test_hooks_for_all_modules_are_called():
+    layers = seeded(lambda: SAGEConv(WIDTH, OUT), nn.ELU)
+    handle = torch_module.register_module_forward_hook(
+        lambda module, _, out: 3 * out if isinstance(module, nn.ELU) else None
+    )
+    try:
+        assert check(Case(layers, GRAPH, options=bins(3))) == ""
+        with pytest.raises(ValueError, match="Sequential has hooks, so it is called as a whole"):
+            HybridParallel(nn.Sequential(*layers), GRAPH)(x())
+    finally:
+        handle.remove()
+
+
+def test_a_hook_that_comes_and_goes_between_passes_is_called_while_it_is_there():
+    layers = seeded(lambda: SAGEConv(WIDTH, 3), nn.ELU, lambda: GCNConv(3, 2))
+    model = HybridParallel(layers, GRAPH, **bins(3)).eval()
+    plain = model(x())
+    for module in (layers[0], layers[1], layers[2].lin):
+        handle = module.register_forward_hook(lambda _, __, out: 3 * out)
+        changed = model(x())
+        assert not torch.allclose(changed, plain)
+        assert torch.allclose(changed, layers[2](layers[1](layers[0](x(), GRAPH.csc())), GRAPH.csc()))
+        handle.remove()
+        assert torch.equal(model(x()), plain)
+
+
+REPLACED = {
+    "a layer": lambda layers: layers.__setitem__(2, seeded(lambda: SAGEConv(4, 3))[0]),
+    "a layer of another kind and width": lambda layers: layers.__setitem__(2, seeded(lambda: GATConv(4, 7))[0]),
+    "one more layer": lambda layers: layers.append(seeded(lambda: GCNConv(3, 2))[0]),
+    "one layer less": lambda layers: layers.__delitem__(3),
+    "the order of two": lambda layers: _swapped(layers),
+    "a module that is there twice": lambda layers: layers.__setitem__(1, layers[3]),
+    "the linear of a layer": lambda layers: setattr(layers[2], "lin_l", seeded(lambda: nn.Linear(4, 3))[0]),
+    "a setting": lambda layers: setattr(layers[2], "aggr", "sum"),
+    "the bias": lambda layers: setattr(layers[2].lin_l, "bias", None),
+    "parameters": lambda layers: layers.load_state_dict(
+        {name: 2 * value for name, value in layers.state_dict().items()}, assign=True
+    ),
+    "what trains": lambda layers: layers[2].requires_grad_(False) and layers[0].lin_l.requires_grad_(False),
+    "in place": lambda layers: setattr(layers[3], "inplace", True),
+}
+
+
+def _swapped(layers) -> None:
+    first, second = layers[1], layers[3]
+    layers[1], layers[3] = second, first
+
+
+def narrowing() -> list[nn.Module]:
+    return seeded(lambda: SAGEConv(WIDTH, 4), nn.Tanh, lambda: SAGEConv(4, 3), nn.ELU)
+
+
+def test_what_was_replaced_after_a_pass_counts_in_the_next():
+    for name, change in REPLACED.items():
+        assert check(Case(narrowing(), GRAPH, change=change, options=bins(3))) == "", name
+        assert check(Case(narrowing(), GRAPH, change=change, x_grad=False)) == "", name
+
+
+def test_what_was_replaced_counts_on_all_ranks_and_where_bins_are_computed_again():
+    for number, (name, change) in enumerate(REPLACED.items()):
+        options = {"recompute": True} if number % 2 else {}
+        assert check(Case(narrowing(), GRAPH, {}, 2, RANKS, change, bins(2) | options)) == "", name
+
+
+def test_layers_that_one_rank_alone_changed_are_refused_on_all():
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=60)
+        own = x()[model.nodes]
+        model(own)
+        if rank:
+            model.layers[2] = seeded(lambda: SAGEConv(4, 5))[0]
+        with pytest.raises(ValueError, match=r"not the same on all ranks.*change layers on every rank alike"):
+            model(own)
+        model.layers[2] = seeded(lambda: SAGEConv(4, 5))[0]
+        return model(own).shape[1]
+
+    layers = narrowing()
+    assert run_ranks(2, work) == [5, 5]
+
+
+def test_what_one_rank_refuses_all_refuse():
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=60)
+        own = x()[model.nodes]
+        with pytest.raises(ValueError, match="x must be float" if rank else "another rank refused"):
+            model(own[:-1] if rank else own)
+        return model(own).shape[1]
+
+    layers = narrowing()
+    assert run_ranks(2, work) == [3, 3]
+
+
+def test_parameters_that_change_between_a_pass_and_its_backward():
+    layers = narrowing()
+    model = HybridParallel(layers, GRAPH, **bins(3))
+    before = list(model.parameters())
+    out = model(x())
+    model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()}, assign=True)
+    out.sum().backward()  # goes to the parameters of the pass, as elsewhere
+    assert all(p.grad is not None for p in before) and all(p.grad is None for p in model.parameters())
+    again = HybridParallel(narrowing(), GRAPH, recompute=True)
+    out = again(x())
+    with torch.no_grad():
+        again.layers[0].lin_l.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="parameters were changed between a pass and its backward"):
+        out.sum().backward()
+
+
+def test_a_pass_that_finds_the_layers_unchanged_plans_nothing(monkeypatch):
+    model = HybridParallel(seeded(lambda: GAT(WIDTH, 4, 3, 3, dropout=0.5, norm="batch"))[0], GRAPH, **bins(3))
+    model(x())
+    monkeypatch.setattr("gnnsys.fullgraph.parallel.make_stages", None)
+    monkeypatch.setattr("gnnsys.fullgraph.parallel.make_steps", None)
+    monkeypatch.setattr("gnnsys.fullgraph.parallel.check_layers", None)
+    model(x()).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()
+    model.zero_grad()
+    model.load_state_dict(model.state_dict())
+    model(x())
+    assert Layout.of(model.layers).what == model._layout.what
+
+
+def test_joins_of_ones_own_are_tried_and_called():
+    class Weighted(Join):
+        def forward(self, rows, kept):
+            return rows + 2 * kept
+
+    class Centred(Join):
+        def forward(self, rows, kept):
+            return rows + kept - kept.mean(0)
+
+    def layers(join):
+        return [Keep("x"), *seeded(lambda: SAGEConv(WIDTH, WIDTH)), join("x"), *seeded(lambda: SAGEConv(WIDTH, OUT))]
+
+    assert check(Case(layers(Weighted), GRAPH, options=bins(3))) == ""
+    with pytest.raises(ValueError, match="Centred makes a node's row depend on which others"):
+        HybridParallel(layers(Centred), GRAPH)(x())
+
+
+def test_writes_that_torch_does_not_count_are_seen_in_another_tensor_of_the_same_memory():
+    """Features are read once per tensor and version; through numpy and `.data` neither changes."""
+    model = HybridParallel(seeded(lambda: SAGEConv(WIDTH, 3)), GRAPH).eval()
+    for write in (lambda rows: rows.data.mul_(2), lambda rows: rows.numpy().__imul__(2)):
+        rows = x()
+        before = model(rows)
+        write(rows)
+        assert torch.equal(model(rows), before)
+        assert torch.allclose(model(rows.detach()), model.layers[0](rows, GRAPH.csc()))
+        rows.mul_(2)
+        assert torch.allclose(model(rows), model.layers[0](rows, GRAPH.csc()))
+
+
+def test_a_default_device_of_torchs_is_not_where_plans_are_made():
+    """On the meta device nothing has values: whatever is made there by default fails."""
+
+    def work(rank, group):
+        mine = copy.deepcopy(layers)
+        with torch.device("meta"):
+            model = HybridParallel(mine, GRAPH, ranks=RANKS, group=group, timeout=60, **bins(2))
+            own = rows[model.nodes].requires_grad_()
+            out = model(own)
+            (out * out).sum().backward()
+            assert model.total(1.0) == 2.0 and len(model.describe(own)) > 0 and model.byte_matrix(3).sum() > 0
+        return out.detach(), model.nodes, own.grad
+
+    layers = seeded(lambda: SAGEConv(WIDTH, 4), lambda: nn.BatchNorm1d(4), nn.ELU, lambda: SAGEConv(4, 3))
+    rows = x()
+    whole = rows.clone().requires_grad_()
+    want = layers[3](layers[2](layers[1](layers[0](whole, GRAPH.csc()))), GRAPH.csc())
+    (want * want).sum().backward()
+    for out, nodes, grad in run_ranks(2, work):
+        assert torch.allclose(out, want[nodes]) and torch.allclose(grad, whole.grad[nodes])
