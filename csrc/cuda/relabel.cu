@@ -2,11 +2,10 @@
 //
 // The count of ids lives in the table's header, on the device. Only `relabel` waits, for the number of new ids; what
 // `relabel_seeds` found wrong is told there. A table that was given a bad id is void until it is initialised again.
+#include "common/register.h"
 #include "cuda/id_table.cuh"
 
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <tuple>
 
@@ -189,10 +188,10 @@ Tensor lookup(const Tensor& table, const Tensor& ids) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("id_table_init", TORCH_BOX(&id_table_init));
-  m.impl("relabel_seeds", TORCH_BOX(&relabel_seeds));
-  m.impl("relabel", TORCH_BOX(&relabel));
-  m.impl("lookup", TORCH_BOX(&lookup));
+  REGISTER_OP(m, "id_table_init", &id_table_init);
+  REGISTER_OP(m, "relabel_seeds", &relabel_seeds);
+  REGISTER_OP(m, "relabel", &relabel);
+  REGISTER_OP(m, "lookup", &lookup);
 }
 
 }  // namespace gnnsys::cuda
