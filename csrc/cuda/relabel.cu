@@ -112,6 +112,7 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
   constexpr int64_t kTold = Control::kWords + 2;
   const int64_t cleared = kTold + num_tiles(size);
   const Tensor workspace = device.workspace<word_t>(cleared + (size + 1) / 2);
+  Tensor room = device.empty({size}, ids.scalar_type());  // before the table changes: there may be no memory
   auto* const begin = static_cast<word_t*>(workspace.mutable_data_ptr());
   CUDA_CHECK(cudaMemsetAsync(begin, 0xFF, static_cast<size_t>(cleared) * sizeof(word_t), device.stream()));
   list.slot_of = reinterpret_cast<uint32_t*>(begin + cleared);
@@ -124,7 +125,7 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
   check_fault(told[0], table, device);
 
   const auto num_fresh = static_cast<int64_t>(told[Control::kWords]);
-  Tensor fresh = device.empty({num_fresh}, ids.scalar_type());
+  const Tensor fresh = torch::stable::narrow(room, 0, 0, num_fresh);
   list.local = mutable_data<int64_t>(local);
   list.fresh = fresh.mutable_data_ptr();
   list.fresh_base = static_cast<int64_t>(told[Control::kWords + 1]);
