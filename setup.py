@@ -31,14 +31,14 @@ def compile_args() -> list[str]:
         f"-DPy_LIMITED_API={PYTHON_3_10}",
     ]
     if sys.platform != "darwin":
-        args.append("-fopenmp")
+        args += ["-fopenmp", "-DGNNSYS_WRAPPED_NEW"]
     return args + sanitizer_args()
 
 
 def link_args() -> list[str]:
     args = ["-ltorch_cpu"]
     if sys.platform != "darwin":
-        args.append("-fopenmp")
+        args += ["-fopenmp", "-Wl,--wrap=_Znwm"]  # operator new, to csrc/cpu/operator_new.cpp
     return args + sanitizer_args()
 
 
@@ -63,7 +63,7 @@ def has_cuda() -> bool:
 
 def cuda_extension() -> CUDAExtension:
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
-    host = [a for a in compile_args() if a not in ("-fopenmp", "-Wall")]
+    host = [a for a in compile_args() if a not in ("-fopenmp", "-DGNNSYS_WRAPPED_NEW", "-Wall")]
     plain = [a for a in host if not a.startswith("-f")]
     through = ",".join(a for a in host if a.startswith("-f"))
     return CUDAExtension(

@@ -1,6 +1,6 @@
 // Every op of the native core, by schema. Kernels are registered beside their code in cpu/ (and cuda/); what an op
 // means in full is in the docstring of its typed face in gnnsys/ops/.
-#include <torch/csrc/stable/library.h>
+#include "common/shim.h"
 
 #include <Python.h>
 

@@ -1,8 +1,7 @@
 // Checks at the boundary of every op, before any loop starts. A failed check is the user's ValueError.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
+#include "common/shim.h"
 
 #include <cstdint>
 #include <optional>
@@ -15,8 +14,7 @@ namespace gnnsys {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Without streams: they crash where this library carries a libstdc++ of its own beside torch's (the two share the
-// locale's facet ids, but not its facets).
+// Without streams: shim.h says why.
 template <typename T>
 void append_to(std::string& message, const T& part) {
   if constexpr (std::is_arithmetic_v<T>) {

@@ -2,21 +2,23 @@
 //
 // The thread count is torch's (torch.set_num_threads, per calling thread). Work is cut into fixed chunks whose
 // bounds depend on the range and the thread count alone; a body must write only what its own index range owns, so
-// results never depend on the number of threads. Bodies must not throw.
+// results never depend on the number of threads. Where bodies throw (there may be no memory for their scratch), one of
+// the errors is thrown again once all threads are done.
 //
 // Threads are OpenMP's, torch's own pool. ThreadSanitizer cannot see how that pool synchronizes, so builds for it define
 // GNNSYS_STD_THREADS and get a std::thread each; the C++ tests, which have no torch, define GNNSYS_WITHOUT_TORCH.
 #pragma once
 
 #ifndef GNNSYS_WITHOUT_TORCH
-#include <torch/csrc/stable/ops.h>
+#include "common/shim.h"
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <exception>
 
 #ifdef GNNSYS_STD_THREADS
-#include <atomic>
 #include <thread>
 #include <vector>
 #elif defined(_OPENMP)
@@ -58,6 +60,34 @@ inline int num_threads_for(int64_t size, int64_t grain) {
   return static_cast<int>(std::clamp<int64_t>(wanted, 1, max_threads()));
 }
 
+// What the threads of a loop threw: an exception that left its thread would end the process.
+class ThreadErrors {
+ public:
+  template <typename Body>
+  void guard(const Body& body) noexcept {
+    try {
+      body();
+    } catch (...) {
+      if (!any_.exchange(true)) {
+        first_ = std::current_exception();
+      }
+    }
+  }
+
+  bool any() const { return any_.load(std::memory_order_relaxed); }
+
+  // When all threads are done.
+  void rethrow() const {
+    if (first_) {
+      std::rethrow_exception(first_);
+    }
+  }
+
+ private:
+  std::atomic<bool> any_{false};
+  std::exception_ptr first_;
+};
+
 // Runs body(thread, num_threads) once on each of num_threads threads.
 template <typename Body>
 void on_threads(int num_threads, const Body& body) {
@@ -65,10 +95,11 @@ void on_threads(int num_threads, const Body& body) {
     body(0, 1);
     return;
   }
+  ThreadErrors errors;
 #ifdef GNNSYS_STD_THREADS
   const auto run = [&](int t) {
     inside_loop() = true;
-    body(t, num_threads);
+    errors.guard([&] { body(t, num_threads); });
     inside_loop() = false;
   };
   std::vector<std::thread> others;
@@ -85,7 +116,7 @@ void on_threads(int num_threads, const Body& body) {
   {
     // OpenMP may grant fewer threads than asked for: a stride over the missing ones keeps all work covered.
     for (int t = omp_get_thread_num(); t < num_threads; t += omp_get_num_threads()) {
-      body(t, num_threads);
+      errors.guard([&] { body(t, num_threads); });
     }
   }
 #else
@@ -93,6 +124,7 @@ void on_threads(int num_threads, const Body& body) {
     body(t, num_threads);
   }
 #endif
+  errors.rethrow();
 }
 
 // Even split: the range [begin, end) of `size` items that thread t of num_threads owns.
@@ -138,12 +170,16 @@ void parallel_for_dynamic(int64_t size, int64_t chunk, const Body& body) {
     }
   });
 #else
+  ThreadErrors errors;
 #ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
 #endif
   for (int64_t c = 0; c < num_chunks; ++c) {
-    body(c * chunk, std::min(size, (c + 1) * chunk));
+    if (!errors.any()) {
+      errors.guard([&] { body(c * chunk, std::min(size, (c + 1) * chunk)); });
+    }
   }
+  errors.rethrow();
 #endif
 }
 

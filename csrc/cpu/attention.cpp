@@ -8,12 +8,12 @@
 //   alpha * (keep * d_alpha - <grad[v, h], out[v, h]>)
 // because the sum of keep * alpha * d_alpha over a row is <grad, out> (as in FlashAttention, Dao et al. 2022, 3.1).
 #include "common/philox.h"
+#include "common/register.h"
+#include "cpu/block_sum.h"
 #include "cpu/dot.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
 #include "cpu/softmax.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 #include <tuple>
@@ -132,6 +132,7 @@ void forward_rows(const Forward<T, id_t>& p) {
   parallel_for_rows(p.indptr, p.num_dst, [&](int64_t begin, int64_t end) {
     RowSoftmax<A> softmax(shape.heads);
     RowSum<T> output(shape.size());
+    BlockSum<A> blocks;
     std::vector<A> row;
     for (int64_t v = begin; v < end; ++v) {
       T* const out = p.out + v * shape.size();
@@ -142,10 +143,12 @@ void forward_rows(const Forward<T, id_t>& p) {
       }
       attend(p, v, softmax, row);
       A* const sum = output.begin(out);
-      for (int64_t e = p.indptr[v]; e < p.indptr[v + 1]; e += kChunk) {
-        const Neighbors<id_t> near{p.indices + e, std::min(kChunk, p.indptr[v + 1] - e), num_edges - e};
-        const A* const coefficients = row.data() + (e - p.indptr[v]) * shape.heads;
-        accumulate_heads(sum, p.x, shape, near, coefficients, e == p.indptr[v], true);
+      const int64_t first = p.indptr[v];
+      const int64_t count = p.indptr[v + 1] - first;
+      for (int64_t k = 0; k < count; k += kChunk) {
+        const Neighbors<id_t> near{p.indices + first + k, std::min(kChunk, count - k), num_edges - first - k};
+        accumulate_heads(sum, p.x, shape, near, row.data() + k * shape.heads, begins_block(k), true);
+        blocks.after(sum, shape.size(), k + near.count, count);
       }
       output.finish(out, sum, shape.size(), A{1});
     }
@@ -242,19 +245,28 @@ void backward_rows(const Backward<T, id_t>& p) {
   parallel_for_rows(p.indptr, p.num_src, [&](int64_t begin, int64_t end) {
     RowSum<T> output(shape.size());
     OutEdges<A> edges(shape.heads);
+    BlockSum<A> blocks, score_blocks;
     for (int64_t u = begin; u < end; ++u) {
       T* const grad_x = p.grad_x + u * shape.size();
-      std::fill_n(p.grad_src + u * shape.heads, shape.heads, A{0});
-      if (p.indptr[u] == p.indptr[u + 1]) {
+      A* const grad_src = p.grad_src + u * shape.heads;
+      const int64_t first = p.indptr[u];
+      const int64_t count = p.indptr[u + 1] - first;
+      if (count == 0) {
         std::fill(grad_x, grad_x + shape.size(), T{0});
+        std::fill_n(grad_src, shape.heads, A{0});
         continue;
       }
       A* const sum = output.begin(grad_x);
-      for (int64_t j = p.indptr[u]; j < p.indptr[u + 1]; j += kChunk) {
-        const Neighbors<id_t> near{p.indices + j, std::min(kChunk, p.indptr[u + 1] - j), num_edges - j};
-        recompute_alpha(p, u, j, near, edges);
-        score_gradients(p, u, j, near, edges);
-        accumulate_heads(sum, p.grad, shape, near, edges.alpha.data(), j == p.indptr[u], false);
+      for (int64_t k = 0; k < count; k += kChunk) {
+        const Neighbors<id_t> near{p.indices + first + k, std::min(kChunk, count - k), num_edges - first - k};
+        if (begins_block(k)) {
+          std::fill_n(grad_src, shape.heads, A{0});
+        }
+        recompute_alpha(p, u, first + k, near, edges);
+        score_gradients(p, u, first + k, near, edges);
+        score_blocks.after(grad_src, shape.heads, k + near.count, count);
+        accumulate_heads(sum, p.grad, shape, near, edges.alpha.data(), begins_block(k), false);
+        blocks.after(sum, shape.size(), k + near.count, count);
       }
       output.finish(grad_x, sum, shape.size(), A{1});
     }
@@ -265,13 +277,11 @@ void backward_rows(const Backward<T, id_t>& p) {
 template <typename A>
 void sum_edges(const int64_t* indptr, int64_t num_dst, int64_t heads, const A* values, A* sums) {
   parallel_for_rows(indptr, num_dst, [&](int64_t begin, int64_t end) {
+    BlockSum<A> blocks;
     for (int64_t v = begin; v < end; ++v) {
-      std::fill_n(sums + v * heads, heads, A{0});
-      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-        for (int64_t h = 0; h < heads; ++h) {
-          sums[v * heads + h] += values[e * heads + h];
-        }
-      }
+      const A* const row = values + indptr[v] * heads;
+      sum_terms(blocks, sums + v * heads, heads, indptr[v + 1] - indptr[v],
+                [&](int64_t k, int64_t h) { return row[k * heads + h]; });
     }
   });
 }
@@ -316,7 +326,7 @@ std::tuple<Tensor, Tensor> gat_aggregate(const Tensor& indptr, const Tensor& ind
   const Shape shape = check_attention(x, score_src, score_dst, edge_score, num_dst, indices.numel(), dropout);
   check_structure(indptr, indices, shape.num_rows);
   Tensor out = new_features(x, num_dst);
-  Tensor log_total = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));
+  Tensor log_total = empty_cpu({num_dst, shape.heads}, sum_type(x));
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     using A = acc_t<T>;
@@ -353,10 +363,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
   check_dtype(out, x.scalar_type(), "out");
   check_dtype(log_total, x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float, "log_total");
   Tensor grad_x = new_features(x, shape.num_rows);
-  Tensor grad_src = torch::stable::new_empty(x, {shape.num_rows, shape.heads}, sum_type(x));
-  Tensor grad_dst = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));
-  Tensor grad_edge = torch::stable::new_empty(x, {num_edges, shape.heads}, sum_type(x));
-  Tensor grad_dot_out = torch::stable::new_empty(x, {num_dst, shape.heads}, sum_type(x));
+  Tensor grad_src = empty_cpu({shape.num_rows, shape.heads}, sum_type(x));
+  Tensor grad_dst = empty_cpu({num_dst, shape.heads}, sum_type(x));
+  Tensor grad_edge = empty_cpu({num_edges, shape.heads}, sum_type(x));
+  Tensor grad_dot_out = empty_cpu({num_dst, shape.heads}, sum_type(x));
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     using A = acc_t<T>;
@@ -378,8 +388,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("gat_aggregate", TORCH_BOX(&gat_aggregate));
-  m.impl("gat_aggregate_grad", TORCH_BOX(&gat_aggregate_grad));
+  REGISTER_OP(m, "gat_aggregate", &gat_aggregate);
+  REGISTER_OP(m, "gat_aggregate_grad", &gat_aggregate_grad);
 }
 
 }  // namespace gnnsys

@@ -1,10 +1,9 @@
 // bucket_ids: groups ids by the range they fall into (the part that owns them), keeping their order.
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/owners.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <tuple>
@@ -71,6 +70,6 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("bucket_ids", TORCH_BOX(&bucket_ids)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "bucket_ids", &bucket_ids); }
 
 }  // namespace gnnsys

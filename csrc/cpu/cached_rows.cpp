@@ -4,9 +4,8 @@
 // Work and bytes: one read and one write of every row, plus an id and a slot per row.
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "cpu/row_copy.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <atomic>
 #include <optional>
@@ -81,6 +80,6 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("gather_cached", TORCH_BOX(&gather_cached)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "gather_cached", &gather_cached); }
 
 }  // namespace gnnsys

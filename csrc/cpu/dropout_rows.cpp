@@ -3,12 +3,11 @@
 // Work and bytes: one Philox block per four columns, sixteen of them at a time, one read and one write of every row. A
 // row of a width that is no multiple of four leaves the last words of its last block unused.
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/row_dropout.h"
 #include "common/tensors.h"
 #include "cpu/features.h"
 #include "cpu/philox_lanes.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -167,7 +166,7 @@ Tensor dropout_rows(const Tensor& x, const Tensor& ids, double p, int64_t key) {
     shape.push_back(x.size(d));
   }
   const int64_t width = row_size(x);
-  const Tensor out = torch::stable::new_empty(x, shape, x.scalar_type());
+  const Tensor out = empty_cpu(shape, x.scalar_type());
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     dispatch_ids(ids, [&](auto id) {
@@ -190,6 +189,6 @@ Tensor dropout_rows(const Tensor& x, const Tensor& ids, double p, int64_t key) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("dropout_rows", TORCH_BOX(&dropout_rows)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "dropout_rows", &dropout_rows); }
 
 }  // namespace gnnsys

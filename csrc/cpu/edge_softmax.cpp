@@ -2,11 +2,10 @@
 //
 // Work: one exp per edge and head. Bytes: each score read and each alpha written once (rows stay in the cache between
 // their passes). The backward pass is grad_score = alpha * (grad - sum of alpha * grad over the row).
+#include "common/register.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
 #include "cpu/softmax.h"
-
-#include <torch/csrc/stable/library.h>
 
 namespace gnnsys {
 namespace {
@@ -41,13 +40,12 @@ void softmax_grad_rows(const int64_t* indptr, int64_t num_dst, int64_t heads, co
   using A = acc_t<T>;
   parallel_for_rows(indptr, num_dst, [&](int64_t begin, int64_t end) {
     std::vector<A> total(heads);
+    BlockSum<A> blocks;
     for (int64_t v = begin; v < end; ++v) {
-      std::fill(total.begin(), total.end(), A{0});
-      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-        for (int64_t h = 0; h < heads; ++h) {
-          total[h] += static_cast<A>(alpha[e * heads + h]) * static_cast<A>(grad[e * heads + h]);
-        }
-      }
+      const int64_t first = indptr[v] * heads;
+      sum_terms(blocks, total.data(), heads, indptr[v + 1] - indptr[v], [&](int64_t k, int64_t h) {
+        return static_cast<A>(alpha[first + k * heads + h]) * static_cast<A>(grad[first + k * heads + h]);
+      });
       for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t i = e * heads + h;
@@ -60,7 +58,7 @@ void softmax_grad_rows(const int64_t* indptr, int64_t num_dst, int64_t heads, co
 
 Tensor edge_softmax(const Tensor& indptr, const Tensor& scores) {
   const int64_t heads = check_scores(indptr, scores, "scores");
-  Tensor alpha = torch::stable::empty_like(scores);
+  Tensor alpha = empty_cpu(shape_of(scores), scores.scalar_type());
   dispatch_features(scores, "scores", [&](auto value) {
     using T = decltype(value);
     softmax_rows(const_data<int64_t>(indptr), indptr.numel() - 1, heads, const_data<T>(scores), mutable_data<T>(alpha));
@@ -73,7 +71,7 @@ Tensor edge_softmax_grad(const Tensor& indptr, const Tensor& alpha, const Tensor
   check_contiguous(grad, "grad");
   check_same_dtype(grad, "grad", alpha, "alpha");
   CHECK_ARG(grad.numel() == alpha.numel(), "grad must have the shape of alpha");
-  Tensor grad_scores = torch::stable::empty_like(alpha);
+  Tensor grad_scores = empty_cpu(shape_of(alpha), alpha.scalar_type());
   dispatch_features(alpha, "alpha", [&](auto value) {
     using T = decltype(value);
     softmax_grad_rows(const_data<int64_t>(indptr), indptr.numel() - 1, heads, const_data<T>(alpha),
@@ -85,8 +83,8 @@ Tensor edge_softmax_grad(const Tensor& indptr, const Tensor& alpha, const Tensor
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("edge_softmax", TORCH_BOX(&edge_softmax));
-  m.impl("edge_softmax_grad", TORCH_BOX(&edge_softmax_grad));
+  REGISTER_OP(m, "edge_softmax", &edge_softmax);
+  REGISTER_OP(m, "edge_softmax_grad", &edge_softmax_grad);
 }
 
 }  // namespace gnnsys

@@ -87,7 +87,7 @@ inline Tensor new_features(const Tensor& x, int64_t num_rows) {
   if (x.dim() == 3) {
     sizes.push_back(x.size(2));
   }
-  return torch::stable::new_empty(x, sizes, x.scalar_type());
+  return empty_cpu(sizes, x.scalar_type());
 }
 
 // [num_rows] beside features without heads, [num_rows, heads] beside features with heads.
@@ -96,7 +96,7 @@ inline Tensor new_head_values(const Tensor& x, int64_t num_rows) {
   if (x.dim() == 3) {
     sizes.push_back(x.size(1));
   }
-  return torch::stable::new_empty(x, sizes, x.scalar_type());
+  return empty_cpu(sizes, x.scalar_type());
 }
 
 // Calls body with a value of the feature type.

@@ -1,9 +1,8 @@
 // find_edges: from pairs of nodes to positions in a CSC.
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <vector>
@@ -55,6 +54,6 @@ Tensor find_edges(const Tensor& indptr, const Tensor& indices, const Tensor& src
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("find_edges", TORCH_BOX(&find_edges)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "find_edges", &find_edges); }
 
 }  // namespace gnnsys

@@ -7,9 +7,8 @@
 #include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/philox.h"
+#include "common/register.h"
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <cmath>
 #include <vector>
@@ -305,8 +304,8 @@ void generate_features(const Tensor& rows, const Tensor& label, const Tensor& me
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("generate_permutation", TORCH_BOX(&gnnsys::generate_permutation));
-  m.impl("generate_rmat", TORCH_BOX(&gnnsys::generate_rmat));
-  m.impl("generate_planted", TORCH_BOX(&gnnsys::generate_planted));
-  m.impl("generate_features", TORCH_BOX(&gnnsys::generate_features));
+  REGISTER_OP(m, "generate_permutation", &gnnsys::generate_permutation);
+  REGISTER_OP(m, "generate_rmat", &gnnsys::generate_rmat);
+  REGISTER_OP(m, "generate_planted", &gnnsys::generate_planted);
+  REGISTER_OP(m, "generate_features", &gnnsys::generate_features);
 }

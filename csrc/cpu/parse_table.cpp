@@ -4,9 +4,8 @@
 // take ranges of whole lines and append to columns of their own, which are joined in order. Work: one visit per byte.
 #include "common/check.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <charconv>
 #include <cstring>
@@ -247,4 +246,4 @@ std::vector<Tensor> parse_table(const Tensor& text, std::string kinds, int64_t d
 }  // namespace
 }  // namespace gnnsys
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("parse_table", TORCH_BOX(&gnnsys::parse_table)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "parse_table", &gnnsys::parse_table); }

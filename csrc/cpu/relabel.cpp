@@ -4,10 +4,9 @@
 // id, and sixteen of them won a sixth over one. Batches are relabelled side by side instead, one per loading thread.
 #include "common/check.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/id_table.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <cstring>
@@ -262,11 +261,11 @@ std::tuple<std::vector<Tensor>, std::vector<Tensor>> compact(const Tensor& scrat
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("id_table_init", TORCH_BOX(&id_table_init));
-  m.impl("relabel_seeds", TORCH_BOX(&relabel_seeds));
-  m.impl("relabel", TORCH_BOX(&relabel));
-  m.impl("lookup", TORCH_BOX(&lookup));
-  m.impl("compact", TORCH_BOX(&compact));
+  REGISTER_OP(m, "id_table_init", &id_table_init);
+  REGISTER_OP(m, "relabel_seeds", &relabel_seeds);
+  REGISTER_OP(m, "relabel", &relabel);
+  REGISTER_OP(m, "lookup", &lookup);
+  REGISTER_OP(m, "compact", &compact);
 }
 
 }  // namespace gnnsys

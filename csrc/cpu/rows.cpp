@@ -3,10 +3,9 @@
 // Work and bytes: one read and one write of every row moved, plus the indices.
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/row_copy.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 #include <vector>
@@ -81,7 +80,7 @@ Tensor gather_rows(const Tensor& src, const Tensor& index, std::optional<ScalarT
   for (int64_t d = 1; d < src.dim(); ++d) {
     shape.push_back(src.size(d));
   }
-  Tensor out = torch::stable::new_empty(src, shape, dtype.value_or(src.scalar_type()));
+  Tensor out = empty_cpu(shape, dtype.value_or(src.scalar_type()));
   gather_rows_out(src, index, out);
   return out;
 }
@@ -107,9 +106,9 @@ void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("gather_rows", TORCH_BOX(&gather_rows));
-  m.impl("gather_rows_out", TORCH_BOX(&gather_rows_out));
-  m.impl("scatter_rows", TORCH_BOX(&scatter_rows));
+  REGISTER_OP(m, "gather_rows", &gather_rows);
+  REGISTER_OP(m, "gather_rows_out", &gather_rows_out);
+  REGISTER_OP(m, "scatter_rows", &scatter_rows);
 }
 
 }  // namespace gnnsys

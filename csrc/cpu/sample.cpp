@@ -5,11 +5,10 @@
 // seed, positions come out in the order of its candidates: the input's edge order, or by time where times are given.
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/sample_general.h"
 #include "cpu/sample_plain.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <functional>
@@ -156,6 +155,6 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "sample_neighbors", &sample_neighbors); }
 
 }  // namespace gnnsys

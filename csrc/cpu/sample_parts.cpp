@@ -5,11 +5,10 @@
 // id. Work: as sample_neighbors, and one read of a part's halo per neighbour that lies there.
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/owners.h"
 #include "cpu/sample_plain.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <atomic>
 #include <limits>
@@ -270,6 +269,6 @@ std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std:
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("sample_parts", TORCH_BOX(&sample_parts)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "sample_parts", &sample_parts); }
 
 }  // namespace gnnsys

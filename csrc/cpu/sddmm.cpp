@@ -2,11 +2,10 @@
 //
 // Work: E x size multiply-adds. Bytes: one gathered row of src_rows per edge, one of dst_rows per destination, one
 // number per edge and head written. The gradient of an edge weight, and dot-product attention.
+#include "common/register.h"
 #include "cpu/dot.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 
@@ -87,6 +86,6 @@ Tensor sddmm(const Tensor& indptr, const Tensor& indices, const OptionalTensor& 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("sddmm", TORCH_BOX(&sddmm)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "sddmm", &sddmm); }
 
 }  // namespace gnnsys

@@ -2,11 +2,13 @@
 #pragma once
 
 #include "common/exp.h"
+#include "cpu/block_sum.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 namespace gnnsys {
 
@@ -15,6 +17,7 @@ template <typename A>
 struct RowSoftmax {
   std::vector<A> shift;
   std::vector<A> total;
+  BlockSum<A> blocks;
 
   explicit RowSoftmax(int64_t heads) : shift(heads), total(heads) {}
 
@@ -22,7 +25,6 @@ struct RowSoftmax {
   void operator()(A* scores, int64_t count) {
     const int64_t heads = static_cast<int64_t>(shift.size());
     std::fill(shift.begin(), shift.end(), -std::numeric_limits<A>::infinity());
-    std::fill(total.begin(), total.end(), A{0});
     for (int64_t k = 0; k < count; ++k) {
       for (int64_t h = 0; h < heads; ++h) {
         shift[h] = std::max(shift[h], scores[k * heads + h]);
@@ -34,11 +36,7 @@ struct RowSoftmax {
       }
     }
     exp_all(scores, count * heads);
-    for (int64_t k = 0; k < count; ++k) {
-      for (int64_t h = 0; h < heads; ++h) {
-        total[h] += scores[k * heads + h];
-      }
-    }
+    sum_terms(blocks, total.data(), heads, count, [&](int64_t k, int64_t h) { return scores[k * heads + h]; });
     for (int64_t k = 0; k < count; ++k) {
       for (int64_t h = 0; h < heads; ++h) {
         scores[k * heads + h] /= total[h];

@@ -2,11 +2,11 @@
 //
 // Work: E x size multiply-adds. Bytes: one gathered row of x per edge, one written row per destination, the structure
 // once; no message is ever stored. Mean is dst_scale = 1 / degree; a transposed mean is src_scale = 1 / degree.
+#include "common/register.h"
 #include "cpu/accumulate.h"
+#include "cpu/block_sum.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 
@@ -52,18 +52,21 @@ void load_coefficients(const Problem<T, id_t>& p, int64_t first, int64_t count, 
 }
 
 template <bool kWeighted, typename T, typename id_t>
-void sum_row(const Problem<T, id_t>& p, int64_t v, acc_t<T>* sum) {
+void sum_row(const Problem<T, id_t>& p, int64_t v, acc_t<T>* sum, BlockSum<acc_t<T>>& blocks) {
   acc_t<T> coefficient[kChunk];
   const int64_t width = p.shape.width;
-  for (int64_t e = p.indptr[v]; e < p.indptr[v + 1]; e += kChunk) {
-    const Neighbors<id_t> near{p.indices + e, std::min(kChunk, p.indptr[v + 1] - e), p.num_edges() - e};
+  const int64_t count = p.indptr[v + 1] - p.indptr[v];
+  for (int64_t done = 0; done < count; done += kChunk) {
+    const int64_t e = p.indptr[v] + done;
+    const Neighbors<id_t> near{p.indices + e, std::min(kChunk, count - done), p.num_edges() - e};
     for (int64_t h = 0; h < p.shape.heads; ++h) {
       if constexpr (kWeighted) {
         load_coefficients(p, e, near.count, h, coefficient);
       }
       accumulate_chunk<kWeighted>(sum + h * width, p.x + h * width, width, p.shape.size(), near,
-                                  kWeighted ? coefficient : nullptr, e == p.indptr[v], h == 0 ? p.x : nullptr);
+                                  kWeighted ? coefficient : nullptr, begins_block(done), h == 0 ? p.x : nullptr);
     }
+    blocks.after(sum, p.shape.size(), done + near.count, count);
   }
 }
 
@@ -72,6 +75,7 @@ void spmm_rows(const Problem<T, id_t>& p) {
   const int64_t size = p.shape.size();
   parallel_for_rows(p.indptr, p.num_dst, [&](int64_t begin, int64_t end) {
     RowSum<T> row(size);
+    BlockSum<acc_t<T>> blocks;
     std::vector<acc_t<T>> scratch(p.add ? static_cast<size_t>(size) : 0);
     for (int64_t v = begin; v < end; ++v) {
       T* const out = p.out + v * size;
@@ -83,14 +87,14 @@ void spmm_rows(const Problem<T, id_t>& p) {
       }
       if (p.add) {
         const acc_t<T> scale = p.dst_scale != nullptr ? p.dst_scale[v] : acc_t<T>{1};
-        p.weighted() ? sum_row<true>(p, v, scratch.data()) : sum_row<false>(p, v, scratch.data());
+        p.weighted() ? sum_row<true>(p, v, scratch.data(), blocks) : sum_row<false>(p, v, scratch.data(), blocks);
         for (int64_t f = 0; f < size; ++f) {
           out[f] = static_cast<T>(static_cast<acc_t<T>>(out[f]) + scratch[f] * scale);
         }
         continue;
       }
       acc_t<T>* const sum = row.begin(out);
-      p.weighted() ? sum_row<true>(p, v, sum) : sum_row<false>(p, v, sum);
+      p.weighted() ? sum_row<true>(p, v, sum, blocks) : sum_row<false>(p, v, sum, blocks);
       row.finish(out, sum, size, p.dst_scale != nullptr ? p.dst_scale[v] : acc_t<T>{1});
     }
   });
@@ -177,9 +181,9 @@ Tensor inverse_degrees(const Tensor& indptr, ScalarType dtype) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("spmm", TORCH_BOX(&spmm));
-  m.impl("spmm_add", TORCH_BOX(&spmm_add));
-  m.impl("inverse_degrees", TORCH_BOX(&inverse_degrees));
+  REGISTER_OP(m, "spmm", &spmm);
+  REGISTER_OP(m, "spmm_add", &spmm_add);
+  REGISTER_OP(m, "inverse_degrees", &inverse_degrees);
 }
 
 }  // namespace gnnsys

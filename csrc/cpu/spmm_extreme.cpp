@@ -3,11 +3,10 @@
 // A NaN wins against everything, as in torch.
 //
 // Forward: the work and bytes of spmm, and four bytes more per output. Backward: O(output), never O(E x size).
+#include "common/register.h"
 #include "cpu/accumulate.h"
 #include "cpu/features.h"
 #include "cpu/row_work.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -161,7 +160,7 @@ std::tuple<Tensor, Tensor> spmm_extreme(const Tensor& indptr, const Tensor& indi
   }
   const int64_t num_dst = indptr.numel() - 1;
   Tensor out = new_features(x, num_dst);
-  Tensor arg = torch::stable::new_empty(x, {num_dst, shape.size()}, ScalarType::Int);
+  Tensor arg = empty_cpu({num_dst, shape.size()}, ScalarType::Int);
   dispatch_features(x, "x", [&](auto value) {
     using T = decltype(value);
     dispatch_ids(indices, [&](auto id) {
@@ -237,7 +236,7 @@ Tensor spmm_extreme_grad_x(const Tensor& indptr, const Tensor& indices, const Te
   }
   check_id_range(indices, num_src, "indices");
   // In the type of sums, whatever grad is: many small terms meet in one place.
-  Tensor grad_x = torch::stable::new_zeros(grad, {num_src, shape.size()}, sum_type(grad));
+  Tensor grad_x = zeros_cpu({num_src, shape.size()}, sum_type(grad));
   dispatch_features(grad, "grad", [&](auto value) {
     using T = decltype(value);
     dispatch_ids(indices, [&](auto id) {
@@ -276,7 +275,7 @@ Tensor spmm_extreme_grad_weight(const Tensor& indptr, const Tensor& indices, con
   check_same_dtype(x, "x", grad, "grad");
   CHECK_ARG(x_shape.heads == shape.heads && x_shape.width == shape.width, "x must have rows of the shape of grad's");
   check_id_range(indices, x_shape.num_rows, "indices");
-  Tensor grad_weight = torch::stable::new_zeros(grad, {indices.numel(), shape.heads}, sum_type(grad));
+  Tensor grad_weight = zeros_cpu({indices.numel(), shape.heads}, sum_type(grad));
   dispatch_features(grad, "grad", [&](auto value) {
     using T = decltype(value);
     dispatch_ids(indices, [&](auto id) {
@@ -291,9 +290,9 @@ Tensor spmm_extreme_grad_weight(const Tensor& indptr, const Tensor& indices, con
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("spmm_extreme", TORCH_BOX(&spmm_extreme));
-  m.impl("spmm_extreme_grad_x", TORCH_BOX(&spmm_extreme_grad_x));
-  m.impl("spmm_extreme_grad_weight", TORCH_BOX(&spmm_extreme_grad_weight));
+  REGISTER_OP(m, "spmm_extreme", &spmm_extreme);
+  REGISTER_OP(m, "spmm_extreme_grad_x", &spmm_extreme_grad_x);
+  REGISTER_OP(m, "spmm_extreme_grad_weight", &spmm_extreme_grad_weight);
 }
 
 }  // namespace gnnsys

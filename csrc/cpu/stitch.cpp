@@ -3,9 +3,8 @@
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <limits>
@@ -257,6 +256,6 @@ std::tuple<Tensor, Tensor, Tensor> stitch(const Tensor& order, std::vector<Tenso
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("name_neighbors", TORCH_BOX(&gnnsys::name_neighbors));
-  m.impl("stitch", TORCH_BOX(&gnnsys::stitch));
+  REGISTER_OP(m, "name_neighbors", &gnnsys::name_neighbors);
+  REGISTER_OP(m, "stitch", &gnnsys::stitch);
 }

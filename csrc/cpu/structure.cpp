@@ -2,10 +2,9 @@
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/group.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <limits>
 #include <tuple>
@@ -174,9 +173,9 @@ void expand_indptr(const Tensor& indptr, int64_t first, Tensor out) {
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("coo_to_csc", TORCH_BOX(&gnnsys::coo_to_csc));
-  m.impl("transpose", TORCH_BOX(&gnnsys::transpose));
-  m.impl("degrees", TORCH_BOX(&gnnsys::degrees));
-  m.impl("expand_indptr", TORCH_BOX(&gnnsys::expand_indptr));
-  m.impl("validate_csc", TORCH_BOX(&gnnsys::validate_csc));
+  REGISTER_OP(m, "coo_to_csc", &gnnsys::coo_to_csc);
+  REGISTER_OP(m, "transpose", &gnnsys::transpose);
+  REGISTER_OP(m, "degrees", &gnnsys::degrees);
+  REGISTER_OP(m, "expand_indptr", &gnnsys::expand_indptr);
+  REGISTER_OP(m, "validate_csc", &gnnsys::validate_csc);
 }

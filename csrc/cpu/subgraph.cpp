@@ -3,9 +3,8 @@
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <limits>
 #include <optional>
@@ -221,7 +220,7 @@ Tensor bfs_order(const Tensor& indptr, const Tensor& indices, const Tensor& root
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("in_subgraph", TORCH_BOX(&gnnsys::in_subgraph));
-  m.impl("induced_subgraph", TORCH_BOX(&gnnsys::induced_subgraph));
-  m.impl("bfs_order", TORCH_BOX(&gnnsys::bfs_order));
+  REGISTER_OP(m, "in_subgraph", &gnnsys::in_subgraph);
+  REGISTER_OP(m, "induced_subgraph", &gnnsys::induced_subgraph);
+  REGISTER_OP(m, "bfs_order", &gnnsys::bfs_order);
 }

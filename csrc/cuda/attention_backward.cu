@@ -2,10 +2,9 @@
 //
 // One number per edge and head, the gradient of its score, is made from log_total; rows, and those numbers, are then
 // summed by the transposed structure and by the structure itself.
+#include "common/register.h"
 #include "cuda/attention_sum.cuh"
 #include "cuda/edge_softmax.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <tuple>
 #include <utility>
@@ -66,7 +65,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
   check_edges(num_dst, shape.num_rows, num_edges);
   const Segments rows{const_data<int64_t>(indptr), num_dst, num_edges};
   const Segments columns{const_data<int64_t>(t_indptr), shape.num_rows, num_edges};
-  Tensor grad_x = torch::stable::empty_like(x);
+  Tensor grad_x = device.empty(shape_of(x), x.scalar_type());
   Tensor grad_src = device.empty({shape.num_rows, shape.heads}, sum_type(x));
   Tensor grad_dst = device.empty({num_dst, shape.heads}, sum_type(x));
   Tensor grad_edge = device.empty({num_edges, shape.heads}, sum_type(x));
@@ -97,6 +96,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> gat_aggregate_grad(
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("gat_aggregate_grad", TORCH_BOX(&gat_aggregate_grad)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "gat_aggregate_grad", &gat_aggregate_grad); }
 
 }  // namespace gnnsys::cuda

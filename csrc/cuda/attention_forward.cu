@@ -2,10 +2,9 @@
 //
 // The softmax's totals per row and head (edge_softmax.cuh), then out = sum of keep * alpha * x[u], the coefficient
 // computed again by every lane that needs it: nothing of the size of the edges is stored.
+#include "common/register.h"
 #include "cuda/attention_sum.cuh"
 #include "cuda/edge_softmax.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <tuple>
 
@@ -84,6 +83,6 @@ std::tuple<Tensor, Tensor> gat_aggregate(const Tensor& indptr, const Tensor& ind
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("gat_aggregate", TORCH_BOX(&gat_aggregate)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "gat_aggregate", &gat_aggregate); }
 
 }  // namespace gnnsys::cuda

@@ -3,12 +3,11 @@
 //
 // A stable sort of (owner, position) by the few bits that owners need: one pass for up to 256 of them. Bytes per int64
 // id: 8 + 8 to find its owner, 20 a pass, and 8 + 24 for what is returned.
+#include "common/register.h"
 #include "cuda/group.cuh"
 #include "cuda/sort.h"
 
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <limits>
@@ -119,6 +118,6 @@ std::tuple<Tensor, Tensor, Tensor> bucket_ids(const Tensor& ids, const Tensor& b
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("bucket_ids", TORCH_BOX(&bucket_ids)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "bucket_ids", &bucket_ids); }
 
 }  // namespace gnnsys::cuda

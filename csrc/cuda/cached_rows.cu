@@ -6,9 +6,8 @@
 //
 // Work and bytes: one read and one write of every row, of which the misses come over the bus where `src` is in host
 // memory, plus an id and a slot per row.
+#include "common/register.h"
 #include "cuda/row_order.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 
@@ -132,6 +131,6 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("gather_cached", TORCH_BOX(&gather_cached)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "gather_cached", &gather_cached); }
 
 }  // namespace gnnsys::cuda

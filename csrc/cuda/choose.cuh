@@ -258,7 +258,9 @@ void choose(const Device& device, const Request<id_t>& q, const Source& source, 
         q, source, offsets, neighbors, positions);
     CUDA_CHECK_LAUNCH();
   };
-  if (q.fanout < 0) {
+  // A seed that draws takes the whole fanout. Where that is more than all seeds take together, none does: there is nothing
+  // to draw, and a workspace of the fanout's size, however large that is, is not made.
+  if (q.fanout < 0 || q.fanout > total) {
     take_all<<<num_blocks(total, kChooseThreads), kChooseThreads, 0, device.stream()>>>(
         q.num_seeds, total, q.indices, source, offsets, neighbors, positions);
     CUDA_CHECK_LAUNCH();

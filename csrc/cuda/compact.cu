@@ -3,11 +3,10 @@
 // Work O(ids). Bytes per int64 id: 12 to clear 1.5 slots (24 for 3, where there are few), 8 + 4 to read it and note its
 // slot, 4 + 4 + 8 to read that twice and write its local id; random accesses of a sector: one to insert, one to look up,
 // one more for ids that are new.
+#include "common/register.h"
 #include "cuda/id_table.cuh"
 
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <optional>
@@ -234,6 +233,6 @@ Compacted compact(const Tensor& scratch, std::vector<Tensor> seeds, std::vector<
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("compact", TORCH_BOX(&compact)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "compact", &compact); }
 
 }  // namespace gnnsys::cuda

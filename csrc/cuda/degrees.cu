@@ -1,9 +1,8 @@
 // Counting ids, and the column of every edge: one kernel each, and no wait. A bad argument ends the kernel.
+#include "common/register.h"
 #include "cuda/group.cuh"
 
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <limits>
 
@@ -73,6 +72,6 @@ void expand_indptr(const Tensor& indptr, int64_t first, Tensor out) {
 }  // namespace gnnsys::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("degrees", TORCH_BOX(&gnnsys::cuda::degrees));
-  m.impl("expand_indptr", TORCH_BOX(&gnnsys::cuda::expand_indptr));
+  REGISTER_OP(m, "degrees", &gnnsys::cuda::degrees);
+  REGISTER_OP(m, "expand_indptr", &gnnsys::cuda::expand_indptr);
 }

@@ -10,12 +10,8 @@
 #pragma once
 
 #include "common/check.h"
-
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/device.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/headeronly/util/shim_utils.h>
+#include "common/tensors.h"
+#include "cuda/out_of_memory.h"
 
 #include <cuda_runtime.h>
 
@@ -26,18 +22,31 @@
 #include <string>
 #include <vector>
 
+// torch's words for the last error, where torch has them: from 2.13 on.
+extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+
 namespace gnnsys::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-#define CUDA_CHECK(call)                                                                                  \
-  do {                                                                                                    \
-    const cudaError_t status_ = (call);                                                                   \
-    if (status_ != cudaSuccess) {                                                                         \
-      (void)cudaGetLastError(); /* told here: not once more by the next op */                             \
-      throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status_) + " in " #call);       \
-    }                                                                                                     \
+// The driver itself may be out of memory: where a kernel is loaded, for one, which is when it is first launched.
+[[noreturn]] inline void throw_cuda(cudaError_t status, const char* call) {
+  (void)cudaGetLastError();  // told here: not once more by the next op
+  if (status == cudaErrorMemoryAllocation) {
+    int device = -1;
+    (void)cudaGetDevice(&device);
+    throw OutOfDeviceMemory(kBytesUnknown, device, -1, -1, call);
+  }
+  throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(status) + " in " + call);
+}
+
+#define CUDA_CHECK(call)                            \
+  do {                                              \
+    const cudaError_t status_ = (call);             \
+    if (status_ != cudaSuccess) {                   \
+      ::gnnsys::cuda::throw_cuda(status_, #call);   \
+    }                                               \
   } while (0)
 
 // After every launch: kernel<<<...>>>(...); CUDA_CHECK_LAUNCH();
@@ -47,6 +56,19 @@ constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 __device__ inline void fault(const char* what, long long value, long long bound) {
   printf("gnnsys: %s must be in [0, %lld), got %lld\n", what, bound, value);
   __trap();
+}
+
+// torch's allocator has given back what it could and found no memory; or the device is broken, which is said instead.
+[[noreturn]] inline void throw_no_memory(int64_t bytes, int device) {
+  size_t free = 0;
+  size_t total = 0;
+  CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  const bool was_asked = bytes != kBytesOverflow && torch_exception_get_what_without_backtrace != nullptr;
+  const char* const said = was_asked ? torch_exception_get_what_without_backtrace() : nullptr;
+  if (said != nullptr && std::strstr(said, "memory") == nullptr) {
+    throw std::runtime_error(said);
+  }
+  throw OutOfDeviceMemory(bytes, device, static_cast<int64_t>(free), static_cast<int64_t>(total), said);
 }
 
 // Pinned memory of this thread that small results land in: the driver would take pageable memory through its own, and
@@ -88,18 +110,17 @@ class Device {
   }
 
   Tensor empty(std::initializer_list<int64_t> shape, ScalarType type) const {
-    return empty(std::vector<int64_t>(shape), type);
+    return empty(shape.begin(), shape.size(), type);
   }
 
   Tensor empty(const std::vector<int64_t>& shape, ScalarType type) const {
-    return torch::stable::empty(shape, type, std::nullopt,
-                                torch::stable::Device(torch::headeronly::DeviceType::CUDA, index_));
+    return empty(shape.data(), shape.size(), type);
   }
 
   // Workspace of `count` values of T, alive as long as the tensor.
   template <typename T>
   Tensor workspace(int64_t count) const {
-    return empty({count * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte);
+    return empty({count, static_cast<int64_t>(sizeof(T))}, ScalarType::Byte);
   }
 
   // Copies `count` values to the host and waits for everything queued before: the one synchronisation there is.
@@ -115,6 +136,11 @@ class Device {
   }
 
  private:
+  Tensor empty(const int64_t* sizes, size_t num_dims, ScalarType type) const {
+    return new_tensor(sizes, num_dims, type, aoti_torch_device_type_cuda(), index_,
+                      [this](int64_t bytes) { throw_no_memory(bytes, index_); });
+  }
+
   int index_;
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;

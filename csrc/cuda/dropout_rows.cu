@@ -4,10 +4,9 @@
 // walks over a row; a lane takes 16 bytes at a time where width and address allow it (twice 16 of float64, 8 of half
 // precision where no more are aligned), else the values of one Philox block one by one. Rows that are long and few are
 // shared by several blocks of threads.
+#include "common/register.h"
 #include "common/row_dropout.h"
 #include "cuda/features.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <vector>
@@ -154,6 +153,6 @@ Tensor dropout_rows(const Tensor& x, const Tensor& ids, double p, int64_t key) {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("dropout_rows", TORCH_BOX(&dropout_rows)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "dropout_rows", &dropout_rows); }
 
 }  // namespace gnnsys::cuda

@@ -1,9 +1,8 @@
 // edge_softmax on the device: the rows' totals, then alpha for every edge and head.
 //
 // Bytes: scores are read three times (the last two from a cache for all but long rows) and written once.
+#include "common/register.h"
 #include "cuda/edge_softmax.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 namespace gnnsys::cuda {
 namespace {
@@ -82,7 +81,7 @@ Tensor edge_softmax(const Tensor& indptr, const Tensor& scores) {
   check_on_device(scores, "scores");
   const Device device(scores);
   const int64_t heads = check_scores(device, indptr, scores, "scores");
-  Tensor alpha = torch::stable::empty_like(scores);
+  Tensor alpha = device.empty(shape_of(scores), scores.scalar_type());
   const Segments segments{const_data<int64_t>(indptr), indptr.numel() - 1, scores.size(0)};
   dispatch_features(scores, "scores", [&](auto value) {
     using T = decltype(value);
@@ -103,7 +102,7 @@ Tensor edge_softmax_grad(const Tensor& indptr, const Tensor& alpha, const Tensor
   check_contiguous(grad, device, "grad");
   check_dtype(grad, alpha.scalar_type(), "grad");
   CHECK_ARG(grad.numel() == alpha.numel(), "grad must have the shape of alpha");
-  Tensor grad_scores = torch::stable::empty_like(alpha);
+  Tensor grad_scores = device.empty(shape_of(alpha), alpha.scalar_type());
   const Segments segments{const_data<int64_t>(indptr), indptr.numel() - 1, alpha.size(0)};
   dispatch_features(alpha, "alpha", [&](auto value) {
     using T = decltype(value);
@@ -120,8 +119,8 @@ Tensor edge_softmax_grad(const Tensor& indptr, const Tensor& alpha, const Tensor
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("edge_softmax", TORCH_BOX(&edge_softmax));
-  m.impl("edge_softmax_grad", TORCH_BOX(&edge_softmax_grad));
+  REGISTER_OP(m, "edge_softmax", &edge_softmax);
+  REGISTER_OP(m, "edge_softmax_grad", &edge_softmax_grad);
 }
 
 }  // namespace gnnsys::cuda

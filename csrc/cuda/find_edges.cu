@@ -1,11 +1,10 @@
 // find_edges on the device: from pairs of nodes to positions in a CSC. Work: the in-degree of each dst, twice, and a sort
 // of what is found. The host waits twice: how many are found, and how many of them are different.
+#include "common/register.h"
 #include "cuda/columns.cuh"
 #include "cuda/sample_filter.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
-#include <torch/csrc/stable/library.h>
-
 namespace gnnsys::cuda {
 namespace {
 
@@ -101,6 +100,6 @@ Tensor find_edges(const Tensor& indptr, const Tensor& indices, const Tensor& src
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("find_edges", TORCH_BOX(&find_edges)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "find_edges", &find_edges); }
 
 }  // namespace gnnsys::cuda

@@ -2,11 +2,10 @@
 //
 // The count of ids lives in the table's header, on the device. Only `relabel` waits, for the number of new ids; what
 // `relabel_seeds` found wrong is told there. A table that was given a bad id is void until it is initialised again.
+#include "common/register.h"
 #include "cuda/id_table.cuh"
 
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <tuple>
 
@@ -113,6 +112,7 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
   constexpr int64_t kTold = Control::kWords + 2;
   const int64_t cleared = kTold + num_tiles(size);
   const Tensor workspace = device.workspace<word_t>(cleared + (size + 1) / 2);
+  Tensor room = device.empty({size}, ids.scalar_type());  // before the table changes: there may be no memory
   auto* const begin = static_cast<word_t*>(workspace.mutable_data_ptr());
   CUDA_CHECK(cudaMemsetAsync(begin, 0xFF, static_cast<size_t>(cleared) * sizeof(word_t), device.stream()));
   list.slot_of = reinterpret_cast<uint32_t*>(begin + cleared);
@@ -125,7 +125,7 @@ std::tuple<Tensor, Tensor> relabel(const Tensor& table, const Tensor& ids) {
   check_fault(told[0], table, device);
 
   const auto num_fresh = static_cast<int64_t>(told[Control::kWords]);
-  Tensor fresh = device.empty({num_fresh}, ids.scalar_type());
+  const Tensor fresh = torch::stable::narrow(room, 0, 0, num_fresh);
   list.local = mutable_data<int64_t>(local);
   list.fresh = fresh.mutable_data_ptr();
   list.fresh_base = static_cast<int64_t>(told[Control::kWords + 1]);
@@ -189,10 +189,10 @@ Tensor lookup(const Tensor& table, const Tensor& ids) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("id_table_init", TORCH_BOX(&id_table_init));
-  m.impl("relabel_seeds", TORCH_BOX(&relabel_seeds));
-  m.impl("relabel", TORCH_BOX(&relabel));
-  m.impl("lookup", TORCH_BOX(&lookup));
+  REGISTER_OP(m, "id_table_init", &id_table_init);
+  REGISTER_OP(m, "relabel_seeds", &relabel_seeds);
+  REGISTER_OP(m, "relabel", &relabel);
+  REGISTER_OP(m, "lookup", &lookup);
 }
 
 }  // namespace gnnsys::cuda

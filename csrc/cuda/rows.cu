@@ -1,8 +1,7 @@
 // gather_rows and scatter_rows on the device: the CPU's semantics (cpu/rows.cpp), with `src` on the device or in pinned
 // host memory, which is read through unified addressing: no staging buffer and no copy by the host.
+#include "common/register.h"
 #include "cuda/row_order.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 #include <vector>
@@ -119,9 +118,9 @@ void scatter_rows(Tensor dst, const Tensor& index, const Tensor& src) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("gather_rows", TORCH_BOX(&gather_rows));
-  m.impl("gather_rows_out", TORCH_BOX(&gather_rows_out));
-  m.impl("scatter_rows", TORCH_BOX(&scatter_rows));
+  REGISTER_OP(m, "gather_rows", &gather_rows);
+  REGISTER_OP(m, "gather_rows_out", &gather_rows_out);
+  REGISTER_OP(m, "scatter_rows", &scatter_rows);
 }
 
 }  // namespace gnnsys::cuda

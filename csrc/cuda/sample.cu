@@ -3,11 +3,10 @@
 // Candidates that are contiguous (nothing filtered, times stored sorted, exclusions) are sampled here: one launch finds
 // each seed's candidates and sums the counts, the host reads size and faults once, one launch chooses and writes.
 // Candidates that must be listed first (weights, unsorted times) are in sample_listed.cu.
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cuda/choose.cuh"
 #include "cuda/sample_contiguous.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <optional>
@@ -133,6 +132,6 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("sample_neighbors", TORCH_BOX(&sample_neighbors)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "sample_neighbors", &sample_neighbors); }
 
 }  // namespace gnnsys::cuda

@@ -8,12 +8,11 @@
 // Bytes per edge with 32-bit ids: 16 to choose it, 16 to number it (id and slot, each written or read twice), 12 for
 // its local id, 40 to write row, column and edge id from what was kept; and random sectors, one in the graph and two or
 // three in the table.
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cuda/choose.cuh"
 #include "cuda/hops.cuh"
 #include "cuda/id_table.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <optional>
@@ -354,6 +353,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, con
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("sample_hops", TORCH_BOX(&sample_hops)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "sample_hops", &sample_hops); }
 
 }  // namespace gnnsys::cuda

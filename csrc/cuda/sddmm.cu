@@ -1,8 +1,7 @@
 // sddmm: out[e, h] = src_scale[u] * dst_scale[v] * <dst_rows[v, h], src_rows[u, h]> for every edge e = (u, v). What the
 // op means is in cpu/sddmm.cpp, the kernel in spmm_edges.cuh.
+#include "common/register.h"
 #include "cuda/spmm_edges.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 namespace gnnsys::cuda {
 namespace {
@@ -55,6 +54,6 @@ Tensor sddmm(const Tensor& indptr, const Tensor& indices, const OptionalTensor& 
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { m.impl("sddmm", TORCH_BOX(&sddmm)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) { REGISTER_OP(m, "sddmm", &sddmm); }
 
 }  // namespace gnnsys::cuda

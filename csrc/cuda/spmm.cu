@@ -1,9 +1,8 @@
 // spmm and spmm_add: out[v] = dst_scale[v] * sum over in-edges e = (u, v) of src_scale[u] * weight[e] * x[u]. What the
 // ops mean is in cpu/spmm.cpp, the kernel in spmm_rows.cuh; inverse_degrees makes a sum a mean.
+#include "common/register.h"
 #include "cuda/padding.cuh"
 #include "cuda/spmm_rows.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 namespace gnnsys::cuda {
 
@@ -133,9 +132,9 @@ Tensor inverse_degrees(const Tensor& indptr, ScalarType dtype) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("spmm", TORCH_BOX(&spmm));
-  m.impl("spmm_add", TORCH_BOX(&spmm_add));
-  m.impl("inverse_degrees", TORCH_BOX(&inverse_degrees));
+  REGISTER_OP(m, "spmm", &spmm);
+  REGISTER_OP(m, "spmm_add", &spmm_add);
+  REGISTER_OP(m, "inverse_degrees", &inverse_degrees);
 }
 
 }  // namespace gnnsys::cuda

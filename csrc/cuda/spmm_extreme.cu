@@ -4,10 +4,9 @@
 // grad_x gathers, as every sum does, so that it is the same on every run: over the transposed structure, each source
 // adds up the gradients of those destinations that took their value from it. O(E x size) where the CPU scatters
 // O(output).
+#include "common/register.h"
 #include "cuda/spmm_edges.cuh"
 #include "cuda/spmm_launch.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <tuple>
 
@@ -154,9 +153,9 @@ Tensor spmm_extreme_grad_weight(const Tensor& indptr, const Tensor& indices, con
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("spmm_extreme", TORCH_BOX(&spmm_extreme));
-  m.impl("spmm_extreme_grad_x", TORCH_BOX(&spmm_extreme_grad_x));
-  m.impl("spmm_extreme_grad_weight", TORCH_BOX(&spmm_extreme_grad_weight));
+  REGISTER_OP(m, "spmm_extreme", &spmm_extreme);
+  REGISTER_OP(m, "spmm_extreme_grad_x", &spmm_extreme_grad_x);
+  REGISTER_OP(m, "spmm_extreme_grad_weight", &spmm_extreme_grad_weight);
 }
 
 }  // namespace gnnsys::cuda

@@ -3,12 +3,11 @@
 // Grouping edges by an endpoint is a stable radix sort of (endpoint, position), as many bits of it as there are groups;
 // the groups' bounds are then searched in the sorted endpoints. Bytes per edge with 32-bit ids: 16 a pass of eight
 // bits, and 28 before and after.
+#include "common/register.h"
 #include "cuda/group.cuh"
 #include "cuda/sort.h"
 
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <limits>
 #include <tuple>
@@ -343,7 +342,7 @@ void validate_csc(const Tensor& indptr, const Tensor& indices, int64_t num_src) 
 }  // namespace gnnsys::cuda
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("coo_to_csc", TORCH_BOX(&gnnsys::cuda::coo_to_csc));
-  m.impl("transpose", TORCH_BOX(&gnnsys::cuda::transpose));
-  m.impl("validate_csc", TORCH_BOX(&gnnsys::cuda::validate_csc));
+  REGISTER_OP(m, "coo_to_csc", &gnnsys::cuda::coo_to_csc);
+  REGISTER_OP(m, "transpose", &gnnsys::cuda::transpose);
+  REGISTER_OP(m, "validate_csc", &gnnsys::cuda::validate_csc);
 }

@@ -1,10 +1,9 @@
 // Parts of a CSC on the device: all in-edges of some nodes, all edges among some nodes; bit-equal to cpu/subgraph.cpp.
 // Work in proportion to the columns of the nodes, not to the whole graph; the host waits once, for the size.
+#include "common/register.h"
 #include "cuda/choose.cuh"
 #include "cuda/columns.cuh"
 #include "cuda/sample_filter.cuh"
-
-#include <torch/csrc/stable/library.h>
 
 #include <limits>
 #include <optional>
@@ -225,8 +224,8 @@ Result induced_subgraph(const Tensor& indptr, const Tensor& indices, const Tenso
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CUDA, m) {
-  m.impl("in_subgraph", TORCH_BOX(&in_subgraph));
-  m.impl("induced_subgraph", TORCH_BOX(&induced_subgraph));
+  REGISTER_OP(m, "in_subgraph", &in_subgraph);
+  REGISTER_OP(m, "induced_subgraph", &induced_subgraph);
 }
 
 }  // namespace gnnsys::cuda

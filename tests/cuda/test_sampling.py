@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, find_edges, sample_neighbors, stream_key
+from gnnsys.ops import CSC, find_edges, sample_hops, sample_neighbors, stream_key
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -147,6 +147,33 @@ def test_thousands_of_edges_of_one_node_are_chosen_from_a_workspace(mode: str) -
         if "time" in mode:
             options["seed_time"] = torch.full((5,), 1000)
         assert check(csc, seeds, fanout, **options) > fanout
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fanout_beyond_all_edges_takes_them_all_and_no_more_memory(mode: str) -> None:
+    csc = graph(torch.int64, seed=6)
+    seeds = some_seeds(torch.int64, 203, seed=7)
+    options = options_of(mode, csc, 203, seed=8)
+    if "replace" in mode:  # as many as are asked for are drawn
+        check(csc, seeds[:3], 9002, **options_of(mode, csc, 3, seed=8))
+        return
+    for fanout in (9001, 9002, 50_000, 10**8, 2**28 - 1):  # from the longest row to more than all rows have
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        check(csc, seeds, fanout, **options)
+        assert fanout < 10**6 or torch.cuda.max_memory_allocated() - before < 64 << 20
+
+
+def test_all_hops_at_once_take_a_fanout_beyond_all_edges_for_all() -> None:
+    csc = on_device(graph(torch.int64, seed=6), pinned=False)
+    seeds = torch.arange(100)
+    expected = sample_hops(csc, seeds, [-1, -1], keys=[1, 2], on=csc.indptr)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    got = sample_hops(csc, seeds, [10**8, 2**28 - 1], keys=[1, 2], on=csc.indptr)
+    assert torch.cuda.max_memory_allocated() - before < 160 << 20  # 64 MiB of it is the table of ids
+    assert all(torch.equal(a, b) for a, b in zip(got[:3], expected[:3], strict=True)) and got[3] == expected[3]
 
 
 @pytest.mark.parametrize("degree", [2, 3, 5, 16, 17, 33, 40, 64])

@@ -46,6 +46,21 @@ def build_planted(library: Path, extra: list[str]) -> Path:
     return library
 
 
+def build_thrown(library: Path, extra: list[str]) -> Path:
+    """An op that throws what csrc/cuda throws, as a library that torch takes it from."""
+    from sysconfig import get_path
+
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    includes = [CORE, *(f"-isystem{path}" for path in [*include_paths(), get_path("include")])]
+    sources = [str(HERE / "thrown" / "thrown.cpp"), str(HERE.parents[1] / "csrc" / "cuda" / "out_of_memory.cpp")]
+    defines = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030A0000"]
+    torch = [flag for path in library_paths() for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
+    flags = ["-shared", "-fPIC", "-fvisibility=hidden", *FLAGS]
+    call([*flags, *extra, *defines, *includes, *sources, "-o", str(library), *torch, "-ltorch_cpu"])
+    return library
+
+
 def call(arguments: list[str]) -> None:
     command = [compiler() or "g++", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

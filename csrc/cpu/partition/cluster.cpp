@@ -8,11 +8,10 @@
 // carried out in order, each if it still makes sense. Hence the same clusters on any number of threads. Nodes with
 // neighbouring ids, which are often neighbours, are kept out of one block. Work O(rounds * edges), memory O(nodes).
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/partition/adjacency.h"
 #include "cpu/partition/small_map.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <numeric>
@@ -242,4 +241,4 @@ std::tuple<Tensor, int64_t> cluster(std::vector<Tensor> indptr, std::vector<Tens
 }  // namespace
 }  // namespace gnnsys::partition
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("partition_cluster", TORCH_BOX(&gnnsys::partition::cluster)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "partition_cluster", &gnnsys::partition::cluster); }

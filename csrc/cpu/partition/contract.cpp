@@ -7,11 +7,10 @@
 //
 // One pass over the finer edges finds what each coarse node keeps; that is transposed, and both are merged.
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/partition/adjacency.h"
 #include "cpu/partition/small_map.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <limits>
@@ -222,4 +221,4 @@ std::tuple<Tensor, Tensor, Tensor> contract(std::vector<Tensor> indptr, std::vec
 }  // namespace
 }  // namespace gnnsys::partition
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("partition_contract", TORCH_BOX(&gnnsys::partition::contract)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "partition_contract", &gnnsys::partition::contract); }

@@ -6,9 +6,8 @@
 // which rises with the part's excess; at these prices nodes move and swap among all parts, with partners of their own
 // weight that wait to go to an overloaded one (v_min). A temperature lets the search pay now for what helps later. Kept
 // is the assignment with the smallest largest load: it only falls, so nothing repeats.
+#include "common/register.h"
 #include "cpu/partition/volume_arguments.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <numeric>
 
@@ -105,4 +104,4 @@ SearchResult even_out(const Tensor& indptr, const Tensor& indices, const Tensor&
 }  // namespace
 }  // namespace gnnsys
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("even_out", TORCH_BOX(&gnnsys::even_out)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "even_out", &gnnsys::even_out); }

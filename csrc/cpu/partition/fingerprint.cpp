@@ -7,9 +7,8 @@
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <atomic>
 #include <cstring>
@@ -204,7 +203,7 @@ Tensor fingerprint_edge_rows(const Tensor& indptr, const Tensor& rows, const std
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("fingerprint_edges", TORCH_BOX(&gnnsys::fingerprint_edges));
-  m.impl("fingerprint_rows", TORCH_BOX(&gnnsys::fingerprint_rows));
-  m.impl("fingerprint_edge_rows", TORCH_BOX(&gnnsys::fingerprint_edge_rows));
+  REGISTER_OP(m, "fingerprint_edges", &gnnsys::fingerprint_edges);
+  REGISTER_OP(m, "fingerprint_rows", &gnnsys::fingerprint_rows);
+  REGISTER_OP(m, "fingerprint_edge_rows", &gnnsys::fingerprint_edge_rows);
 }

@@ -2,10 +2,9 @@
 //
 // Every move is made with exact, current gains, so the cut never rises but to restore balance. Candidates are found in
 // parallel, moves are carried out in order: the result is the same on any number of threads.
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/partition/state.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <tuple>
 
@@ -115,4 +114,4 @@ std::tuple<int64_t, double> refine(std::vector<Tensor> indptr, std::vector<Tenso
 }  // namespace
 }  // namespace gnnsys::partition
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("partition_refine", TORCH_BOX(&gnnsys::partition::refine)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "partition_refine", &gnnsys::partition::refine); }

@@ -6,10 +6,9 @@
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/partition/bits.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <atomic>
 #include <limits>
@@ -261,8 +260,8 @@ int64_t mark_ids(Tensor mask, const Tensor& ids) {
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("mark_halo", TORCH_BOX(&gnnsys::mark_halo));
-  m.impl("collect_halo", TORCH_BOX(&gnnsys::collect_halo));
-  m.impl("local_columns", TORCH_BOX(&gnnsys::local_columns));
-  m.impl("mark_ids", TORCH_BOX(&gnnsys::mark_ids));
+  REGISTER_OP(m, "mark_halo", &gnnsys::mark_halo);
+  REGISTER_OP(m, "collect_halo", &gnnsys::collect_halo);
+  REGISTER_OP(m, "local_columns", &gnnsys::local_columns);
+  REGISTER_OP(m, "mark_ids", &gnnsys::mark_ids);
 }

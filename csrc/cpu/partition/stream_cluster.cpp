@@ -3,9 +3,8 @@
 //
 // Work: one visit per neighbour. Bytes: per node a label, a size and a count; the graph between clusters is a hash
 // table of fixed size that forgets its lightest edges when it is full.
+#include "common/register.h"
 #include "cpu/partition/stream.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <utility>
@@ -224,6 +223,6 @@ void stream_contract(const Tensor& indptr, const Tensor& indices, int64_t first,
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("stream_cluster", TORCH_BOX(&gnnsys::stream_cluster));
-  m.impl("stream_contract", TORCH_BOX(&gnnsys::stream_contract));
+  REGISTER_OP(m, "stream_cluster", &gnnsys::stream_cluster);
+  REGISTER_OP(m, "stream_contract", &gnnsys::stream_contract);
 }

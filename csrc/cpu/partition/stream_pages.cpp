@@ -1,7 +1,6 @@
 // Gives back the memory that a mapped file's pages hold once they were read.
 #include "common/check.h"
-
-#include <torch/csrc/stable/library.h>
+#include "common/register.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -27,4 +26,4 @@ void drop_pages(const Tensor& rows) {
 }  // namespace
 }  // namespace gnnsys
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("drop_pages", TORCH_BOX(&gnnsys::drop_pages)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "drop_pages", &gnnsys::drop_pages); }

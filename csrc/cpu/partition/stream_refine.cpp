@@ -3,10 +3,9 @@
 // passes are its restreaming (Nishimura and Ugander, KDD 2013), with all neighbours known.
 //
 // Work: one visit per neighbour, and per node the parts it sees. Bytes: a part per node.
+#include "common/register.h"
 #include "cpu/partition/adjacency.h"
 #include "cpu/partition/stream.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <tuple>
@@ -247,6 +246,6 @@ int64_t stream_cut(const Tensor& indptr, const Tensor& indices, int64_t first, c
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("stream_refine", TORCH_BOX(&gnnsys::stream_refine));
-  m.impl("stream_cut", TORCH_BOX(&gnnsys::stream_cut));
+  REGISTER_OP(m, "stream_refine", &gnnsys::stream_refine);
+  REGISTER_OP(m, "stream_cut", &gnnsys::stream_cut);
 }

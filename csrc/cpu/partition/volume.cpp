@@ -1,9 +1,8 @@
 // communication_volume: how many rows each part needs of each other part. volume_changes: what any one move would do.
 #include "common/parallel.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/partition/volume_arguments.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <vector>
@@ -88,6 +87,6 @@ Tensor volume_changes(const Tensor& indptr, const Tensor& indices, const Tensor&
 }  // namespace gnnsys
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("communication_volume", TORCH_BOX(&gnnsys::communication_volume));
-  m.impl("volume_changes", TORCH_BOX(&gnnsys::volume_changes));
+  REGISTER_OP(m, "communication_volume", &gnnsys::communication_volume);
+  REGISTER_OP(m, "volume_changes", &gnnsys::volume_changes);
 }

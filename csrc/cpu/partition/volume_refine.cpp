@@ -1,7 +1,6 @@
 // refine_volume: from any assignment to one within all limits that sends fewer rows (the first stage of G3 §4.3.2).
+#include "common/register.h"
 #include "cpu/partition/volume_arguments.h"
-
-#include <torch/csrc/stable/library.h>
 
 namespace gnnsys {
 namespace {
@@ -74,4 +73,4 @@ SearchResult refine_volume(const Tensor& indptr, const Tensor& indices, const Te
 }  // namespace
 }  // namespace gnnsys
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("refine_volume", TORCH_BOX(&gnnsys::refine_volume)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "refine_volume", &gnnsys::refine_volume); }

@@ -3,11 +3,10 @@
 // Writes ascend, as if the table were in one piece; rows of parts that are not given are left alone. Work and bytes:
 // one comparison per id and bound, one read and one write per row.
 #include "common/id_range.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/owners.h"
 #include "cpu/row_copy.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <optional>
 #include <vector>
@@ -108,6 +107,6 @@ void gather_parts(std::vector<Tensor> srcs, std::vector<int64_t> parts, const Te
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("gather_parts", TORCH_BOX(&gather_parts)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "gather_parts", &gather_parts); }
 
 }  // namespace gnnsys

@@ -3,11 +3,10 @@
 // What a pull does with rows that are at hand (both lists) and with rows that arrived (no index): they go straight to
 // their place in the caller's buffer. Work and bytes: one read and one write per row, plus the lists.
 #include "common/id_range.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/row_copy.h"
 #include "cpu/store/versions.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <atomic>
 #include <optional>
@@ -179,6 +178,6 @@ bool move_rows(const Tensor& src, const std::optional<Tensor>& index, const std:
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { m.impl("move_rows", TORCH_BOX(&move_rows)); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "move_rows", &move_rows); }
 
 }  // namespace gnnsys

@@ -5,12 +5,11 @@
 // a row, so nothing depends on the number of threads. Work: a hash of every id, one read of every gradient, one read
 // and write of every row touched and its state.
 #include "common/id_range.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/id_table.h"
 #include "cpu/row_copy.h"
 #include "cpu/store/versions.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <array>
 #include <atomic>
@@ -207,8 +206,8 @@ int64_t sparse_adagrad_step(Tensor rows, Tensor sum, std::vector<Tensor> version
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("sparse_adam_step", TORCH_BOX(&sparse_adam_step));
-  m.impl("sparse_adagrad_step", TORCH_BOX(&sparse_adagrad_step));
+  REGISTER_OP(m, "sparse_adam_step", &sparse_adam_step);
+  REGISTER_OP(m, "sparse_adagrad_step", &sparse_adagrad_step);
 }
 
 }  // namespace gnnsys

@@ -5,11 +5,10 @@
 // the last write wins and sums are formed in order, for any number of threads.
 #include "common/id_range.h"
 #include "common/philox.h"
+#include "common/register.h"
 #include "common/tensors.h"
 #include "cpu/row_copy.h"
 #include "cpu/store/versions.h"
-
-#include <torch/csrc/stable/library.h>
 
 #include <atomic>
 #include <optional>
@@ -153,8 +152,8 @@ void fill_uniform(Tensor rows, int64_t first, double low, double high, int64_t k
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
-  m.impl("update_rows", TORCH_BOX(&update_rows));
-  m.impl("fill_uniform", TORCH_BOX(&fill_uniform));
+  REGISTER_OP(m, "update_rows", &update_rows);
+  REGISTER_OP(m, "fill_uniform", &fill_uniform);
 }
 
 }  // namespace gnnsys

@@ -1,0 +1,46 @@
+"""What csrc/cuda throws where a device has no memory left arrives as torch.OutOfMemoryError, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.native.build_native import COMPILE_SECONDS, build_thrown, compiler
+
+CALLS = """
+import ctypes, sys, torch
+library = ctypes.CDLL(sys.argv[1])
+run_out = torch.ops.gnnsys_thrown.run_out
+
+class Fails(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x * 2)
+    backward = staticmethod(lambda ctx, grad: run_out(grad))
+
+x = torch.ones(1, requires_grad=True)
+for call in (lambda: run_out(x), lambda: run_out.default(x), lambda: Fails.apply(x).sum().backward()):
+    try:
+        call()
+    except torch.OutOfMemoryError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("link", [[], ["-static-libstdc++"]], ids=["shared libstdc++", "a libstdc++ of its own"])
+def test_no_device_memory_is_torchs_own_error(tmp_path: Path, link: list[str]):
+    if os.environ.get("GNNSYS_SANITIZER"):
+        pytest.skip("the library that throws is not instrumented")
+    if compiler() is None or sys.platform == "darwin":
+        pytest.skip("there is no C++ compiler, or one without libstdc++")
+    library = build_thrown(tmp_path / "thrown.so", link)
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, str(library)], capture_output=True, text=True, timeout=COMPILE_SECONDS
+    )
+    words = (
+        "CUDA out of memory: gnnsys::spmm asked for 3221225472 bytes (3.00 GiB) on cuda:1, where 1000 of 2000 bytes "
+        "are free. torch says: words of torch"
+    )
+    assert done.stdout.splitlines() == [words] * 3, done.stdout + done.stderr
