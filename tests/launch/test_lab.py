@@ -16,6 +16,7 @@ from gnnsys.bench.lab import Lab, available, groups, state, wait_all
 from tests.launch.lab_programs import ALL_REDUCE, LISTEN, REACH, SEND, SPIN
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
+WAIT_ALL = "gnnsys.bench.lab.lab.wait_all"
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 
@@ -208,6 +209,28 @@ def test_an_interrupt_reaches_the_command(lab):
     command.signal(signal.SIGINT)
     result = command.wait(30)
     assert "KeyboardInterrupt" in result.output and result.code
+
+
+def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing_running(lab, monkeypatch):
+    """In the middle of making it, and between that and the wait for its end."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for where, what in (("gnnsys.bench.lab.command.threading.Thread.start", "starts"), (WAIT_ALL, "waits")):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                lab.exec(1, "setsid sleep 1000 & sleep 1000")
+        left = [pid for path in lab._places[0].paths for pid in groups.processes([*path.glob("command-*")])]
+        assert left == [], what
+
+
+def test_a_command_that_is_killed_before_it_has_joined_its_groups_ends_at_once(lab, monkeypatch):
+    monkeypatch.setattr("gnnsys.bench.lab.command._JOIN", "exec sleep 1000")
+    begin = time.monotonic()
+    command = lab.start(1, "true")
+    assert command.kill().code == -signal.SIGKILL and time.monotonic() - begin < 8
 
 
 def test_killing_a_host_ends_its_commands_alone(lab):

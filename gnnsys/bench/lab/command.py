@@ -5,6 +5,7 @@ Whatever a command leaves behind when it ends, daemons included, is killed with 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -41,7 +42,10 @@ class Result:
 
 
 class Command:
-    """A running command; `Lab.start` makes them."""
+    """A running command; `Lab.start` makes them. One that is being made is in `known` before anything of it runs.
+
+    So whoever kills what is in that list kills it, wherever an interrupt came in between.
+    """
 
     def __init__(
         self,
@@ -53,9 +57,13 @@ class Command:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         heard: Callable[[str], None] | None = None,
+        known: list[Command] | None = None,
     ) -> None:
         self.host = host
-        self._leaves = place.leaf(f"command-{secrets.token_hex(4)}")
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        name = f"command-{secrets.token_hex(4)}"
+        self._leaves = [path / name for path in place.paths]
         self._heard = heard
         self._lines: list[str] = []
         self._begin = time.monotonic()
@@ -64,7 +72,10 @@ class Command:
         spaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
         inside = ["sh", "-c", _IN_FOLDER, "sh", cwd or os.getcwd(), *argv]
         entering = ["nsenter", f"--target={first_pid}", *spaces, "--", *inside]
+        if known is not None:
+            known.append(self)
         try:
+            place.leaf(name)
             self._process = subprocess.Popen(
                 ["sh", "-c", _JOIN, "sh", str(len(self._leaves)), *map(str, self._leaves), *entering],
                 stdin=subprocess.DEVNULL,
@@ -75,11 +86,11 @@ class Command:
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
             )
+            self._reader = threading.Thread(target=self._listen, name=f"lab-host-{host}", daemon=True)
+            self._reader.start()
         except BaseException:
-            groups.remove(self._leaves)
+            self.kill()
             raise
-        self._reader = threading.Thread(target=self._listen, name=f"lab-host-{host}", daemon=True)
-        self._reader.start()
 
     @property
     def output(self) -> str:
@@ -87,11 +98,12 @@ class Command:
         return "".join(self._lines)
 
     def done(self) -> bool:
-        return self._process.poll() is not None
+        return self._process is None or self._process.poll() is not None
 
     def signal(self, number: int) -> None:
         """Sends a signal to its foreground processes, as a terminal would on Ctrl-C."""
-        for pid in groups.processes(self._leaves) - {self._process.pid}:
+        assert self._process is not None
+        for pid in self.pids():
             try:
                 if os.getpgid(pid) == self._process.pid:
                     os.kill(pid, number)
@@ -100,34 +112,39 @@ class Command:
 
     def pids(self) -> set[int]:
         """Everything it runs, as numbered outside the lab."""
-        return groups.processes(self._leaves) - {self._process.pid}
+        return groups.processes(self._leaves) - {0 if self._process is None else self._process.pid}
 
     def wait(self, timeout: float) -> Result:
         """Its result; at the deadline it is killed and the result has no code."""
         with self._lock:
             if self._result is None:
-                try:
-                    code: int | None = self._process.wait(timeout)
-                except subprocess.TimeoutExpired:
-                    code = None
+                code: int | None = None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = None if self._process is None else self._process.wait(timeout)
                 self._finish(code)
             assert self._result is not None
             return self._result
 
     def kill(self) -> Result:
         """Kills it with all it started."""
+        if self._process is not None:
+            self._process.kill()  # it may not have joined its groups yet
         groups.kill(self._leaves)
         return self.wait(10.0)
 
     def _finish(self, code: int | None) -> None:
+        """Without its groups, what has not joined them yet ends by itself."""
         seconds = time.monotonic() - self._begin
         groups.remove(self._leaves)
-        self._process.wait(10.0)
-        self._reader.join(10.0)  # all writers are dead: the end of the stream is there
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10.0)
+        if self._reader is not None and self._reader.ident is not None:
+            self._reader.join(10.0)  # all writers are dead: the end of the stream is there
         self._result = Result(self.host, code, self.output, seconds)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
+        assert self._process is not None and self._process.stdout is not None
         with self._process.stdout as stream:
             for line in stream:
                 self._lines.append(line)

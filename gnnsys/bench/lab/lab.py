@@ -249,11 +249,17 @@ class Lab:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         heard: Callable[[str], None] | None = None,
+        known: list[Command] | None = None,
     ) -> Command:
-        """Starts a command on a host (a string is for the shell) and returns at once; `heard` gets every line."""
+        """Starts a command on a host (a string is for the shell) and returns at once; `heard` gets every line.
+
+        It is appended to `known` before anything of it runs: for who kills it should an interrupt come.
+        """
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         index = self._check(host) - 1
-        return Command(host, argv, self._places[index], self._first_pids[index], env=env, cwd=cwd, heard=heard)
+        return Command(
+            host, argv, self._places[index], self._first_pids[index], env=env, cwd=cwd, heard=heard, known=known
+        )
 
     def exec(
         self,
@@ -267,8 +273,13 @@ class Lab:
         heard: Callable[[str], None] | None = None,
     ) -> Result:
         """Runs a command on one host to its end. RuntimeError if it fails, unless `check` is False."""
-        started = self.start(host, command, env=env, cwd=cwd, heard=heard)
-        return wait_all([started], timeout, check=check)[0]
+        started: list[Command] = []
+        try:
+            self.start(host, command, env=env, cwd=cwd, heard=heard, known=started)
+            return wait_all(started, timeout, check=check)[0]
+        finally:
+            for each in started:
+                each.kill()
 
     def run(
         self,
@@ -296,7 +307,7 @@ class Lab:
         try:
             for host in chosen:
                 listen = None if heard is None else partial(heard, host)
-                started.append(self.start(host, [*torchrun, *args], env=own, cwd=cwd, heard=listen))
+                self.start(host, [*torchrun, *args], env=own, cwd=cwd, heard=listen, known=started)
             return wait_all(started, timeout, check=check)
         finally:
             for command in started:
