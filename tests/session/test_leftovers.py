@@ -88,6 +88,8 @@ def test_ten_sessions_with_embeddings_leave_nothing_whoever_keeps_them(parts, tm
         embedding(torch.arange(3))
     with pytest.raises(ValueError, match="which is closed"):
         DistEmbedding(graph, 60, 4, "new")
+    with pytest.raises(ValueError, match=r"is closed|does not exist"):
+        graph.store.save("emb", tmp_path / "late")
     assert graph.node_data["node"]["x"][torch.arange(5)].shape[0] == 5, "files are still read"
     one = leftovers()["files"] / len(kept)
     del kept[1:], session, graph, embedding
