@@ -63,14 +63,13 @@ def contribution_in(request: Request) -> tuple[int, Contribution]:
     """The number of a table and what a rank brings to a step of it; ValueError where the request is none."""
     arrays, options = request.arrays, request.options
     numbers: list[Any] = [options.get(name) for name in ("table", "step", "world_size")]
-    flags = [options.get("is_gradient", True), options.get("skip", False)]
-    problem = options.get("problem")
+    is_gradient, skip, problem = options.get("is_gradient", True), options.get("skip", False), options.get("problem")
     if not all(type(n) is int for n in numbers) or not isinstance(options.get("optimizer"), dict):
         raise ValueError("malformed request: a step has a table, a number, a world_size and an optimizer")
-    if not all(type(flag) is bool for flag in flags) or not isinstance(problem, str | None):
+    if type(is_gradient) is not bool or type(skip) is not bool or not isinstance(problem, str | None):
         raise ValueError("malformed request: is_gradient and skip are true or false, a problem is text")
     number, step, world_size = numbers
     found = [(part, named_array(arrays, ids), named_array(arrays, grads)) for part, ids, grads in read_plan(arrays, 3)]
-    return number, Contribution(
-        request.sender, world_size, options["optimizer"], found, request.incarnation, step, *flags, problem
-    )
+    new = Contribution(request.sender, world_size, options["optimizer"], found, request.incarnation, step)
+    new.is_gradient, new.skip, new.problem = is_gradient, skip, problem
+    return number, new

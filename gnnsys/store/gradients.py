@@ -94,7 +94,7 @@ class GradientValues(Tensor):
 class EmbeddingHandle(Tensor):
     """An embedding, as an optimizer's parameter: its shape, without memory for it, and the gradients of its rows."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     embedding: DistEmbedding
 
     @staticmethod
@@ -120,7 +120,7 @@ class EmbeddingHandle(Tensor):
     def __deepcopy__(self, _: Any) -> Any:
         return self.embedding.__getstate__()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"EmbeddingHandle({self.embedding.name!r}, {list(self.shape)})"
 
 

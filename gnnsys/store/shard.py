@@ -206,7 +206,7 @@ class Shard:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ValueError("this shard is being closed")
+            raise ValueError("this shard is closed, and its tables are gone: its session has ended")
 
     def handlers(self) -> dict[int, Handler]:
         """What a server serves, by kind."""
@@ -277,6 +277,7 @@ class Shard:
         self._deadlines.after(life.lost_after / _LOOKS, self._look_for_ranks)
 
     def _create(self, request: Request) -> Reply | Future[Reply]:
+        self._check_open()
         options = request.options
         bounds = bounds_in(request.arrays[0]) if request.arrays else None
         generation, parts = int(options.get("generation", 0)), [int(part) for part in options["parts"]]
@@ -310,6 +311,7 @@ class Shard:
 
     def _save(self, request: Request) -> Reply | Future[Reply]:
         """Writes a table; or takes a snapshot, to be written later; or says when that was done."""
+        self._check_open()
         options = request.options
         if "written" in options:
             return self._snapshots.written(str(options["written"]))

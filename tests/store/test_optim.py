@@ -7,6 +7,7 @@ two ranks of two machines; torch's runs it in one process with the mean of the r
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -316,6 +317,8 @@ def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
         assert optimizer.embeddings == [embedding]
         with pytest.raises(ValueError, match="come from its backward passes alone"):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(ROWS, DIM)
+        with pytest.raises(ValueError, match="'emb' lives in the shards"):
+            copy.deepcopy(optimizer)
 
 
 def test_states_of_optimizers_are_checked_and_those_of_before_groups_still_load():
