@@ -195,7 +195,7 @@ def test_a_dgl_model_trains_on_blocks_from_parts(plain) -> None:
     ("sampler", "options", "message"),
     [
         ({"mask": "w"}, {}, "keep it as numbers"),
-        ({"prob": "nothing"}, {}, "no edge or node type has rows named 'nothing'"),
+        ({"prob": "nothing"}, {}, "no edge type has an array 'nothing'"),
         ({"prefetch_node_feats": ["nothing"]}, {}, "prefetch_node_feats: 'node' has no 'nothing'"),
         ({"prefetch_edge_feats": ["x"]}, {}, "prefetch_edge_feats"),
         ({"fanouts": [{"likes": 2}]}, {}, "edge type 'likes' must be one of"),

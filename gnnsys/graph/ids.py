@@ -65,7 +65,9 @@ def as_integers(values: Any, name: str) -> Tensor:
         return found.new_empty(found.shape, dtype=torch.int64)
     if found.dtype in (torch.int8, torch.int16):
         return found.long()
-    raise ValueError(f"{name} must be ids or a mask, got {found.dtype} {list(found.shape)}: {_REMEDY}")
+    raise ValueError(
+        f"{name} must be ids or a mask, int32, int64 or bool, got {found.dtype} {list(found.shape)}: {_REMEDY}"
+    )
 
 
 def as_links(values: Any, name: str) -> Tensor:

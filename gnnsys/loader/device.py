@@ -149,7 +149,12 @@ class Copy:
             for tensor in tensors():
                 tensor.record_stream(stream)
         else:  # whatever a transform has made of the batch
-            through(copied.item, lambda tensor: tensor.record_stream(stream) or tensor)
+
+            def note(tensor: Tensor) -> Tensor:
+                tensor.record_stream(stream)
+                return tensor
+
+            through(copied.item, note)
         return copied.item
 
     def wait(self) -> None:

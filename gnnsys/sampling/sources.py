@@ -69,7 +69,7 @@ def check_fanouts(graph: Typed, num_neighbors: Fanouts) -> dict[EdgeType, tuple[
 
 def _lengths(fanouts: Mapping[EdgeType, tuple[int, ...]]) -> str:
     """An edge type of each number of hops: all of them may be hundreds."""
-    first = {len(values): edge_type for edge_type, values in reversed(fanouts.items())}
+    first = {len(values): edge_type for edge_type, values in reversed(list(fanouts.items()))}
     return ", ".join(f"{hops} for {edge_type}" for hops, edge_type in sorted(first.items()))
 
 

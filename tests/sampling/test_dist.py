@@ -225,7 +225,7 @@ def test_lookups_agree_with_the_whole_graph(parted_types) -> None:
         graphs[0].csc(WRITES)
     with pytest.raises(ValueError, match="does not exist"):
         graphs[0].num_edges(("paper", "cites", "author"))
-    with pytest.raises(ValueError, match="no edge or node type has rows named 'nothing'"):
+    with pytest.raises(ValueError, match="no edge type has an array 'nothing'"):
         NeighborSampler(graphs[0], [2], weight="nothing")
 
 
