@@ -21,7 +21,7 @@ from gnnsys.nn import SAGEConv
 
 
 class TypedSAGE(nn.Module):
-    """Layers of one `SAGEConv` per edge type; what arrives at a node from several types is added."""
+    """Layers of one `SAGEConv` per edge type; what arrives at a node from several types is added. Papers come out."""
 
     def __init__(self, widths: dict[str, int], edge_types: list[EdgeType], hidden: int, num_layers: int, out: int):
         super().__init__()
@@ -32,7 +32,7 @@ class TypedSAGE(nn.Module):
             inputs = widths if layer == 0 else dict.fromkeys(widths, hidden)
             self.layers.append(nn.ModuleList(SAGEConv((inputs[s], inputs[d]), width) for s, _, d in edge_types))
 
-    def forward(self, x: dict[str, Tensor], edges: dict[EdgeType, Tensor]) -> dict[str, Tensor]:
+    def forward(self, x: dict[str, Tensor], edges: dict[EdgeType, Tensor]) -> Tensor:
         for number, layer in enumerate(self.layers):
             sums: dict[str, Tensor] = {}
             for edge_type, conv in zip(self.edge_types, layer, strict=True):
@@ -40,7 +40,7 @@ class TypedSAGE(nn.Module):
                 arrived = conv((x[src], x[dst]), edges[edge_type])
                 sums[dst] = sums[dst] + arrived if dst in sums else arrived
             x = sums if number == len(self.layers) - 1 else {t: rows.relu() for t, rows in sums.items()}
-        return x
+        return x["paper"]
 
 
 def main(argv: Sequence[str] | None = None) -> float:
@@ -68,8 +68,8 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     num_classes = 1 + int(total(torch.cat([labels, labels.new_zeros(1)]).max(), dist.ReduceOp.MAX))
     model: nn.Module = TypedSAGE(widths, graph.edge_types, args.hidden, len(args.fanout), num_classes)
     if session.world_size > 1:
-        # The last layers into authors and institutions lead to no loss, so their parameters get no gradient. Without
-        # this DDP ends the second step with "Expected to have finished reduction in the prior iteration".
+        # The last layer's rows of authors and institutions are not used, so its weights into them get no gradient.
+        # Without this DDP ends the second step with "Expected to have finished reduction in the prior iteration".
         model = DistributedDataParallel(model, find_unused_parameters=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):
@@ -99,7 +99,7 @@ def graph_of(name: str) -> gnnsys.Graph | gnnsys.DistGraph:
 def loss_of(model: nn.Module, batch: gnnsys.Batch) -> tuple[Tensor, Tensor]:
     """The mean over the batch's papers, 0 of none, so that every rank takes every step; and how many are right."""
     papers = batch["paper"]
-    out = model(batch.x_dict, batch.edge_index_dict)["paper"][: papers.batch_size]
+    out = model(batch.x_dict, batch.edge_index_dict)[: papers.batch_size]
     y = papers.y[: papers.batch_size]
     return F.cross_entropy(out, y, reduction="sum") / max(1, y.numel()), (out.argmax(1) == y).sum()
 

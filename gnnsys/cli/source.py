@@ -37,11 +37,11 @@ def opened_source(
     from gnnsys.partition.memory import LOAD_BYTES_PER_EDGE
 
     path = Path(source)
-    given = path.exists()
-    if not given and not is_generated(source):
+    is_path = path.exists()
+    if not is_path and not is_generated(source):
         path = find(source)
     if not path.is_file() or path.suffix == ".npz":
-        what = "a dataset" if not given else "a saved graph" if path.is_dir() else "a .npz file"
+        what = "a dataset" if not is_path else "a saved graph" if path.is_dir() else "a .npz file"
         for option, given in (("columns", columns), ("num-nodes", num_nodes)):
             if given is not None:
                 raise ValueError(f"--{option} is for tables of edges; {source!r} is {what}, which says that itself")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def map_npy(path: Path) -> np.ndarray:
     """The array of a `.npy`, memory-mapped and private to the process where written to; ValueError as `read_header`."""
     with open(path, "rb") as stream:
         header = read_header(stream, os.fstat(stream.fileno()).st_size)
-    order = "F" if header.fortran_order else "C"
+    order: Literal["C", "F"] = "F" if header.fortran_order else "C"
     if 0 in header.shape:  # nothing to map
         return np.empty(header.shape, header.dtype, order)
     return np.memmap(path, header.dtype, "c", header.offset, header.shape, order)
