@@ -355,5 +355,5 @@ def test_layers_are_tried_on_loops_of_which_no_node_has_several():
     csc, _ = _sample(torch.device("cpu"), torch.Generator().manual_seed(0), None)
     edges = torch.stack([csc.indices.long(), csc.dst()])
     loops, counts = edges[0, edges[0] == edges[1]].unique(return_counts=True)
-    assert 0 < len(loops) and int(counts.max()) == 1
+    assert len(loops) > 0 and int(counts.max()) == 1
     assert edges.unique(dim=1).shape[1] < edges.shape[1] and int(csc.in_degrees().min()) == 0
