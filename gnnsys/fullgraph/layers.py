@@ -174,7 +174,15 @@ def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
     if len(out) > MAX_STAGES:
         raise ValueError(f"{len(out)} stages are too many to number their messages: at most {MAX_STAGES}")
     if not any(stage.conv is not None for stage in out):
-        raise ValueError("layers must hold at least one graph layer: a module whose forward takes rows and a structure")
+        reason = changed(layers)
+        raise ValueError(
+            "layers must hold at least one graph layer: a module whose forward takes rows and a structure"
+            + (
+                f". {type(layers).__name__} {reason}, so it is called as a whole: give its parts as a list"
+                if reason
+                else ""
+            )
+        )
     asked = {name for stage in out if stage.conv is not None for name in taken(stage.conv, edges)}
     for name in edges:
         if name not in asked:

@@ -12,7 +12,9 @@ from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule
 from gnnsys.fullgraph.moves import CudaLanes
+from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
+from tests.customise import CHANGES, OF_THE_LAYER
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import DEADLINE, run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
@@ -231,3 +233,99 @@ def test_a_bin_is_brought_while_another_computes(monkeypatch):
     with torch.no_grad():
         model(x)
     assert len(overlaps) == 5 and all(overlaps)
+
+
+def told_on(device: str, conv, edge_name: str, rows: torch.Tensor, **options):
+    """Rows and gradients of a layer of PyG's that is told of edges, on a graph with one self loop per node at most."""
+    edges = random_graph(N, 1500, 1).edge_index()
+    is_loop = edges[0] == edges[1]
+    loops = edges[0, is_loop].unique()
+    edges = torch.cat([edges[:, ~is_loop], loops.expand(2, -1)], dim=1)
+    graph = Graph.from_edge_index(edges, N)
+    mine = copy.deepcopy(conv).double().to(device)
+    x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(device)
+    x.requires_grad_()
+    model = HybridParallel([mine], graph, edge_data={edge_name: rows[: edges.shape[1]]}, **options)
+    out = model(x)
+    out.square().sum().backward()
+    return out.detach().cpu(), x.grad.cpu(), [p.grad.cpu() for p in mine.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": Schedule(packing=Packing(num_bins=4))}], ids=["one bin", "bins"])
+def test_pygs_layers_that_are_told_of_edges_run_on_a_device(options):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    draws = torch.Generator().manual_seed(4)
+    weight, attr = torch.rand(1500, dtype=torch.float64, generator=draws) + 0.1, torch.randn(1500, 3, generator=draws)
+    torch.manual_seed(0)
+    for conv, name, rows in [
+        (pyg.GCNConv(WIDTH, 8), "edge_weight", weight),
+        (pyg.GCNConv(WIDTH, 8, improved=True), "edge_weight", weight),
+        (pyg.GraphConv(WIDTH, 8), "edge_weight", weight),
+        (pyg.GATConv(WIDTH, 8, edge_dim=3), "edge_attr", attr.double()),
+    ]:
+        want, found = (told_on(device, conv, name, rows, **options) for device in ("cpu", "cuda"))
+        close(found[0], want[0])
+        close(found[1], want[1])
+        largest = max(float(grad.abs().max()) for grad in want[2])
+        for got, grad in zip(found[2], want[2], strict=True):
+            close(got, grad, at_least=1e-3 * largest)
+
+
+@pytest.mark.parametrize("rows_on", ["cpu", "cuda"])
+def test_torchs_default_device_changes_nothing(rows_on):
+    want = epochs(rows_on)
+    torch.set_default_device("cuda")
+    try:
+        found = epochs_beside_default(rows_on)
+    finally:
+        torch.set_default_device(None)
+    agree(found, want)
+
+
+def epochs_beside_default(rows_on: str) -> tuple[list[float], list[torch.Tensor]]:
+    """As `epochs`; what a user makes on the host he says so."""
+    with torch.device("cpu"):
+        graph = random_graph(3000, 30_000, 5)
+        x = torch.randn(3000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(rows_on)
+    mine = [layer.double().cuda() for layer in copy.deepcopy(MODEL)]
+    model = HybridParallel(mine, graph, seed=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(4):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert model.total(1.0) == 1.0
+    return losses, [p.grad.cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("rows_on", ["cpu", "cuda"])
+def test_changed_layers_on_a_device_are_what_they_are_on_the_cpu(rows_on):
+    """Bins stay on the device, or move there; changes come after a first pass."""
+    for what in ("LoRA around", "weight_norm", "prune", "parametrised", "backward hook", "assign=True", "subclass"):
+        for make in (lambda: SAGEConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6), lambda: GATConv(WIDTH, 6)):
+            found = []
+            for device in ("cpu", "cuda"):
+                torch.manual_seed(0)
+                conv = make().double()
+                rows = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+                x = rows.to(rows_on if device == "cuda" else "cpu").requires_grad_()
+                model = HybridParallel([conv.to(device)], random_graph(N, 1500, 1), **OPTIONS[2])
+                model(x).square().sum().backward()
+                (CHANGES | OF_THE_LAYER)[what](conv)
+                model.zero_grad(set_to_none=True)
+                x.grad = None
+                out = model(x)
+                out.square().sum().backward()
+                grads = [None if p.grad is None else p.grad.cpu() for p in model.parameters()]
+                found.append((out.detach().cpu(), x.grad.cpu(), grads))
+            want, got = found
+            close(got[0], want[0])
+            close(got[1], want[1])
+            largest = max(float(grad.abs().max()) for grad in want[2] if grad is not None)
+            for grad, wanted in zip(got[2], want[2], strict=True):
+                assert (grad is None) == (wanted is None), what
+                if grad is not None:
+                    close(grad, wanted, at_least=1e-3 * largest)

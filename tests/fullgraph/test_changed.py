@@ -11,6 +11,7 @@ from torch.nn.modules import module as torch_module
 
 from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, infer
 from gnnsys.fullgraph.apart import Layout
+from gnnsys.fullgraph.check import _sample
 from gnnsys.nn import GAT, GATConv, GCNConv, GraphSAGE, SAGEConv
 from tests.fullgraph.customised import OUT, WIDTH, Case, bins, check, check_infer, draws, make_graph
 from tests.fullgraph.ranks import run_ranks
@@ -347,3 +348,12 @@ def test_a_default_device_of_torchs_is_not_where_plans_are_made():
     (want * want).sum().backward()
     for out, nodes, grad in run_ranks(2, work):
         assert torch.allclose(out, want[nodes]) and torch.allclose(grad, whole.grad[nodes])
+
+
+def test_layers_are_tried_on_loops_of_which_no_node_has_several():
+    """Of several loops PyG keeps the weight of one, on a device of any of them."""
+    csc, _ = _sample(torch.device("cpu"), torch.Generator().manual_seed(0), None)
+    edges = torch.stack([csc.indices.long(), csc.dst()])
+    loops, counts = edges[0, edges[0] == edges[1]].unique(return_counts=True)
+    assert len(loops) > 0 and int(counts.max()) == 1
+    assert edges.unique(dim=1).shape[1] < edges.shape[1] and int(csc.in_degrees().min()) == 0

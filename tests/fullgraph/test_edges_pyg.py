@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Told
+from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv
 from tests.fullgraph.test_edges import (
     ATTR,
@@ -88,3 +91,17 @@ def test_degrees_by_weights_of_another_name_are_refused_with_the_reason(make):
 def test_a_layer_that_divides_by_weights_of_what_it_sees_is_refused():
     with pytest.raises(ValueError, match="SGConv gives other rows on a piece"):
         HybridParallel(made(lambda: pyg.SGConv(WIDTH, OUT)), GRAPH, edge_data=WEIGHT)(GRAPH.node_data["node"]["x"])
+
+
+def test_half_precision_counts_more_in_edges_than_it_can_say():
+    """A node of 70,000 in-edges, where float16 ends at 65,504; one of its neighbours is not zero."""
+    num_nodes = 70_001
+    src = torch.arange(1, num_nodes)
+    graph = Graph.from_edge_index(torch.stack([src, torch.zeros_like(src)]), num_nodes)
+    x = torch.zeros(num_nodes, WIDTH)
+    x[5] = 100.0
+    torch.manual_seed(0)
+    conv = pyg.GCNConv(WIDTH, OUT)
+    want = HybridParallel([copy.deepcopy(conv)], graph, schedule=SCHEDULES["four bins"])(x)[0].detach()
+    found = HybridParallel([conv.half()], graph, schedule=SCHEDULES["four bins"])(x.half())[0].detach().float()
+    assert want.abs().max() > 0.1 and torch.allclose(found, want, rtol=0.01, atol=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -198,3 +199,49 @@ def test_rows_that_are_not_there_are_named(opened):
     for graph in (opened(2, 1), make_graph()):
         with pytest.raises(ValueError, match=r"the nodes have no 'z', they have .*'x'"):
             share_of(graph, 0, 1).rows("z")
+
+
+RANKS = {
+    "nothing on the first": [1, 1, 1, 2, 2, 2],
+    "nothing on the first two": [2] * 6,
+    "nothing in the middle": [0, 0, 2, 2, 2, 2],
+    "nothing on the last": [0, 0, 0, 1, 1, 1],
+    "nothing but on the first": [0] * 6,
+    "one node each": [0, 1, 2, 2, 2, 2],
+}
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_parts_without_nodes_without_edges_and_without_labels_take_part(name, tmp_path):
+    """Node 5 has no in-edge, node 0 is a source alone; the loss is that of nodes 2 and 3."""
+    edges = torch.tensor([[0, 0, 1, 2, 5, 3, 4, 4, 4], [1, 2, 2, 3, 3, 4, 4, 4, 3]])
+    draws = torch.Generator().manual_seed(5)
+    rows = {"x": torch.randn(6, WIDTH, dtype=torch.float64, generator=draws), "y": torch.arange(6)}
+    graph, assignment = Graph.from_edge_index(edges, 6, rows), tmp_path / "ranks.npy"
+    np.save(assignment, np.array(RANKS[name]))
+    partition_graph(graph, 3, tmp_path / "parts", method=f"assignment={assignment}")
+    torch.manual_seed(0)
+    made = [layer.double() for layer in (SAGEConv(WIDTH, 6), nn.BatchNorm1d(6), nn.ReLU(), GCNConv(6, OUT))]
+
+    def train(layers, source, group, **options):
+        model = HybridParallel(layers, source, group=group, timeout=60, **options)
+        x = model.share.rows("x").requires_grad_()
+        loss = model(x)[torch.isin(model.share.rows("y"), torch.tensor([2, 3]))].square().sum()
+        loss.backward()
+        return model.total(loss.detach()), [p.grad for p in model.parameters()], model.nodes, x.grad
+
+    whole = copy.deepcopy(made)
+    x = rows["x"].clone().requires_grad_()
+    out = dense_forward(whole, x, adjacency(graph))
+    loss = out[2:4].square().sum()
+    loss.backward()
+    opened = open_alone(tmp_path / "parts", verify=True)
+    for options in ({}, {"recompute": True, "schedule": Schedule(packing=Packing(bin_nodes=1))}):
+        for world_size in (1, 3):
+            work = lambda rank, group: train(copy.deepcopy(made), opened, group, **options)  # noqa: E731, B023
+            for total, grads, nodes, x_grad in run_ranks(world_size, work):
+                assert abs(total - loss.item()) <= TOLERANCE * loss.item()
+                assert torch.allclose(x_grad, x.grad[nodes], atol=1e-12)
+                wanted = [p.grad for layer in whole for p in layer.parameters()]
+                for got, want in zip(grads, wanted, strict=True):
+                    assert torch.allclose(got, want, atol=1e-12)
