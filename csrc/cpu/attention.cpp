@@ -281,7 +281,7 @@ void sum_edges(const int64_t* indptr, int64_t num_dst, int64_t heads, const A* v
     for (int64_t v = begin; v < end; ++v) {
       const A* const row = values + indptr[v] * heads;
       sum_terms(blocks, sums + v * heads, heads, indptr[v + 1] - indptr[v],
-                [&](int64_t k, int64_t h) { return row[k * heads + h]; });
+                [=](int64_t k, int64_t h) { return row[k * heads + h]; });
     }
   });
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 namespace gnnsys {
@@ -42,19 +43,38 @@ class BlockSum {
   std::vector<double> total_;
 };
 
-// sums[h] = sum of term(k, h) over k in [0, count).
+// sums[h] = sum of term(k, h) over k in [begin, end): four heads at a time, which fit a vector, then one.
 template <typename A, typename Term>
-void sum_terms(BlockSum<A>& blocks, A* sums, int64_t heads, int64_t count, const Term& term) {
-  std::fill_n(sums, heads, A{0});
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = std::min(begin + kBlock, count);
-    std::fill_n(sums, heads, A{0});
-    for (int64_t k = begin; k < end; ++k) {
-      for (int64_t h = 0; h < heads; ++h) {
-        sums[h] += term(k, h);
+inline __attribute__((always_inline)) void sum_block(A* sums, int64_t heads, int64_t begin, int64_t end, Term term) {
+  int64_t first = 0;
+  const auto add = [&](auto width) {
+    constexpr int64_t kHeads = decltype(width)::value;
+    for (; first + kHeads <= heads; first += kHeads) {
+      A sum[kHeads] = {};
+      for (int64_t k = begin; k < end; ++k) {
+        for (int64_t h = 0; h < kHeads; ++h) {
+          sum[h] += term(k, first + h);
+        }
       }
+      std::copy_n(sum, kHeads, sums + first);
     }
-    blocks.after(sums, heads, end, count);
+  };
+  add(std::integral_constant<int64_t, 4>{});
+  add(std::integral_constant<int64_t, 1>{});
+}
+
+// The same over a row of `count` terms, however many.
+template <typename A, typename Term>
+inline __attribute__((always_inline)) void sum_terms(BlockSum<A>& blocks, A* sums, int64_t heads, int64_t count,
+                                                     Term term) {
+  sum_block(sums, heads, 0, std::min(kBlock, count), term);
+  if (count > kBlock) {
+    blocks.after(sums, heads, kBlock, count);
+    for (int64_t begin = kBlock; begin < count; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, count);
+      sum_block(sums, heads, begin, end, term);
+      blocks.after(sums, heads, end, count);
+    }
   }
 }
 

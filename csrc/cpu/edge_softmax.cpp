@@ -43,7 +43,7 @@ void softmax_grad_rows(const int64_t* indptr, int64_t num_dst, int64_t heads, co
     BlockSum<A> blocks;
     for (int64_t v = begin; v < end; ++v) {
       const int64_t first = indptr[v] * heads;
-      sum_terms(blocks, total.data(), heads, indptr[v + 1] - indptr[v], [&](int64_t k, int64_t h) {
+      sum_terms(blocks, total.data(), heads, indptr[v + 1] - indptr[v], [=](int64_t k, int64_t h) {
         return static_cast<A>(alpha[first + k * heads + h]) * static_cast<A>(grad[first + k * heads + h]);
       });
       for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {

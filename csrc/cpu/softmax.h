@@ -36,7 +36,7 @@ struct RowSoftmax {
       }
     }
     exp_all(scores, count * heads);
-    sum_terms(blocks, total.data(), heads, count, [&](int64_t k, int64_t h) { return scores[k * heads + h]; });
+    sum_terms(blocks, total.data(), heads, count, [=](int64_t k, int64_t h) { return scores[k * heads + h]; });
     for (int64_t k = 0; k < count; ++k) {
       for (int64_t h = 0; h < heads; ++h) {
         scores[k * heads + h] /= total[h];
