@@ -26,7 +26,7 @@ class GraphLayer(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], Proxy) and traced_by_pyg(args):
-            self.__class__ = _shown_to_pyg(type(self))  # type: ignore[assignment]
+            self.__class__ = _shown_to_pyg(type(self))  # type: ignore[assignment, arg-type]
         return super().__call__(*args, **kwargs)
 
     def register_message_forward_hook(self, *_: Any) -> None:
@@ -47,7 +47,7 @@ def _shown_to_pyg(kind: type[nn.Module]) -> type[nn.Module]:
     class Shown(kind, MessagePassing):  # type: ignore[misc, valid-type]
         def __reduce_ex__(self, protocol: Any) -> Any:
             """Copied, pickled: PyG has looked."""
-            self.__class__ = kind
+            self.__class__ = kind  # type: ignore[assignment]
             return self.__reduce_ex__(protocol)
 
     Shown.__name__, Shown.__qualname__, Shown.__module__ = kind.__name__, kind.__qualname__, kind.__module__
