@@ -94,7 +94,7 @@ class NodeDraw:
         return weight.cumsum(0)
 
     def draw(self, count: int, stream: torch.Generator, limit: Tensor | None = None) -> Tensor:
-        """`count` nodes, int64; the i-th has time <= limit[i % len(limit)] (the earliest node where none has)."""
+        """`count` nodes; the i-th has time <= limit[i % len(limit)] (where none has: the earliest with weight)."""
         if self._time is None or limit is None:
             if self._running is None:
                 return torch.randint(self._num_nodes, (count,), generator=stream, device="cpu")
@@ -103,10 +103,12 @@ class NodeDraw:
             allowed = torch.searchsorted(self._time, limit.contiguous(), right=True)
             allowed = allowed.repeat(-(-count // max(1, limit.numel())))[:count]
         chance = torch.rand(count, generator=stream, dtype=torch.float64, device="cpu")
+        first = 0
         if self._running is None:
             place = (chance * allowed).long()
         else:
             total = self._running[(allowed - 1).clamp_(min=0)]
             place = torch.searchsorted(self._running, chance * total, right=True)
-        place = torch.minimum(place, allowed - 1).clamp_(min=0)
+            first = int(torch.searchsorted(self._running, 0.0, right=True))  # a node without weight is never drawn
+        place = torch.minimum(place, allowed - 1).clamp_(min=first)
         return place if self._order is None else self._order[place]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, Graph
 from gnnsys.loader import LinkNeighborLoader, NegativeSampling
+from gnnsys.loader.negatives import NodeDraw
 from gnnsys.sampling import DistGraph
 from tests.sampling.machines import CITES, WRITES, homogeneous, machines, typed
 
@@ -81,3 +82,12 @@ def test_weights_that_cannot_be_drawn_by_are_refused_when_the_loader_is_made(tmp
             ):
                 with pytest.raises(ValueError, match=match):
                     LinkNeighborLoader(of, [2], edge_label_index=EDGE, neg_sampling=("binary", 1, None, wrong))
+
+
+def test_a_node_without_weight_is_never_drawn_in_time_neither() -> None:
+    """Nodes 0 and 1 are first and have no weight: while there is no other, the earliest that has some stands in."""
+    time, weight = torch.tensor([0, 1, 5, 9, 9]), torch.tensor([0.0, 0.0, 1.0, 2.0, 0.0])
+    draw = NodeDraw(5, weight, time, "weight")
+    for limit, allowed in ((-3, {2}), (0, {2}), (4, {2}), (5, {2}), (9, {2, 3})):
+        drawn = draw.draw(50, torch.Generator().manual_seed(0), torch.tensor([limit]))
+        assert set(drawn.tolist()) == allowed, limit
