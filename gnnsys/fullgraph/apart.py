@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.keyed import Dropout, keyed
 from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
@@ -160,6 +160,6 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _shape(p: Tensor | None) -> tuple[Any, ...]:
-    if p is None or isinstance(p, UninitializedTensorMixin):
+    if p is None or isinstance(p, (UninitializedParameter, UninitializedBuffer)):
         return ()
     return (p.dtype, *p.shape)
