@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.keyed import Dropout, keyed
 from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
@@ -142,19 +142,24 @@ class Layout(NamedTuple):
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    held = module.__dict__
+    held, kind = module.__dict__, type(module)
+    children, parameters, settings = held["_modules"], held["_parameters"], _SETTINGS.get(kind)
     return (
         id(module),
-        tuple(map(id, held["_modules"].values())),
-        type(module),
-        any(held[name] for name in HOOKS),
-        tuple(held.get(name) is not None for name in ("forward", "_compiled_call_impl", *_HALVES)),
-        tuple(map(_shape, held["_parameters"].values())),
-        tuple(held.get(name) for name in _SETTINGS.get(type(module), ())),
+        tuple(map(id, children.values())) if children else (),
+        kind,
+        bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
+        or bool(held["_backward_hooks"] or held["_backward_pre_hooks"]),
+        "forward" in held,
+        held.get("_compiled_call_impl") is not None,
+        "transform" in held,
+        "aggregate" in held,
+        tuple(map(_shape, parameters.values())) if parameters else (),
+        None if settings is None else tuple(held.get(name) for name in settings),
     )
 
 
 def _shape(p: Tensor | None) -> tuple[Any, ...]:
-    if p is None or isinstance(p, UninitializedTensorMixin):
+    if p is None or isinstance(p, (UninitializedParameter, UninitializedBuffer)):
         return ()
     return (p.dtype, *p.shape)

@@ -32,7 +32,7 @@ def arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
     own = vars(module).get("forward")
     if own is not None and not _is_open(own, False):
         return inspect.signature(own).parameters
-    takes = list(inspect.signature(_forward_of(type(module))).parameters.items())
+    takes = list(inspect.signature(_forward_of(module.__class__)).parameters.items())  # type: ignore[arg-type]
     return dict(takes[1:])
 
 
@@ -56,7 +56,8 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
         told = {name: given for name, given in csc.edge_data.rows.items() if name in arguments(conv)}
     if not is_pyg(getattr(conv, "_orig_mod", conv)):
         now = turn_now()
-        if now is not None and is_bare(conv, GATConv) and conv.training and conv.dropout > 0:
+        is_gat = isinstance(conv, GATConv) and is_bare(conv, GATConv)
+        if now is not None and is_gat and conv.training and float(conv.dropout) > 0:  # type: ignore[arg-type]
             assert isinstance(conv, GATConv)
             return _keyed_attention(conv, rows, csc, now, **told)
         return conv(rows, csc, **told)
@@ -128,7 +129,7 @@ def _takes_pair(conv: nn.Module) -> bool:
     own = vars(conv).get("forward")
     if own is not None and not _is_open(own, False):
         return False
-    return _says_pair(_forward_of(type(conv)))
+    return _says_pair(_forward_of(conv.__class__))  # type: ignore[arg-type]
 
 
 @functools.lru_cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,12 +138,12 @@ class LinearStage(Stage):
     dense: Dense = field(default_factory=lambda: _sums_alone)
     takes_own: bool = False
     weighted: bool = False
-    uses: Callable[[], list[Tensor | None]] | None = None  # of the layer's parameters, where some are used elsewhere
+    uses: Callable[[], list[Any]] | None = None  # of the layer's parameters, where some are used elsewhere
 
     def parameters(self) -> list[nn.Parameter]:
         if self.uses is None:
             return super().parameters()
-        found = [*self.uses(), *(p for module in self.then for p in module.parameters())]
+        found: list[Any] = [*self.uses(), *(p for module in self.then for p in module.parameters())]
         return list({id(p): p for p in found if p is not None and p.requires_grad}.values())
 
     def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: Rows) -> Tensor:
@@ -207,7 +208,7 @@ def _sage(stage: Stage, conv: SAGEConv, may_narrow: bool) -> list[Stage]:
 
     if not (may_narrow and _narrows(conv.lin_l)):
         return [_linear(stage, conv.aggr, last, takes_own)]
-    dense_half = _Rows(conv.transform, lambda: [conv.lin_l.weight])
+    dense_half = _Rows(conv.transform, lambda: [_weight(conv.lin_l)])
     first = Stage(then=[dense_half], keep_as=stage.keep_as, number=stage.number)
     joins = []
     if takes_own:
@@ -244,6 +245,11 @@ def _narrows(linear: nn.Linear) -> bool:
     return linear.out_features < linear.in_features
 
 
+def _weight(linear: Any) -> nn.Parameter:
+    weight: nn.Parameter = linear.weight
+    return weight
+
+
 class _Rows(nn.Module):
     """A function of rows, as a module that has the parameters it uses, which are those of a layer."""
 
@@ -266,7 +272,7 @@ class _Root(Join):
         self._conv = (conv,)  # in a tuple it is no child
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        yield self._conv[0].lin_r.weight
+        yield _weight(self._conv[0].lin_r)
 
     def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
         return torch.addmm(rows, kept, self._conv[0].lin_r.weight.t())
