@@ -172,4 +172,4 @@ class _Mail:
 
 def _ids(number: int, count: int) -> torch.Tensor:
     first = (number % 2) * _PIECE_ROWS
-    return torch.arange(first, first + count)
+    return torch.arange(first, first + count, device="cpu")

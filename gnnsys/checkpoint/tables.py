@@ -224,7 +224,7 @@ class SavedTable:
 
     def _ids(self, begin: int, end: int, originals: Sequence[Tensor]) -> Tensor:
         if not self._is_moved:
-            return torch.arange(begin, end)
+            return torch.arange(begin, end, device="cpu")
         assert self._graph is not None
         found, first = [], 0
         for values in originals:

@@ -101,10 +101,10 @@ class Peers:
 
     def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d, one dtype, any length."""
-        sizes = [torch.tensor([len(each)]) for each in rows]
-        told = [torch.zeros(1, dtype=torch.int64) for _ in rows]
+        sizes = [torch.tensor([len(each)], device="cpu") for each in rows]
+        told = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in rows]
         self._swap(sizes, told, _TAG_IDS)
-        got = [torch.empty(int(size), dtype=rows[0].dtype) for size in told]
+        got = [torch.empty(int(size), dtype=rows[0].dtype, device="cpu") for size in told]
         self._swap([each.contiguous() for each in rows], got, _TAG_IDS + 1)
         got[self.rank] = rows[self.rank]
         return got
@@ -285,6 +285,8 @@ def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arriva
 def _probe(group: Any, peer: int, told: SimpleQueue[int]) -> None:
     """Tells of a peer that cannot be sent to; one that can does not take the byte, and is not told of in time."""
     try:
-        group.send([torch.zeros(1, dtype=torch.uint8)], peer, _TAG_IDS + 2).wait(timedelta(seconds=10 * _PROBE_SECONDS))
+        group.send([torch.zeros(1, dtype=torch.uint8, device="cpu")], peer, _TAG_IDS + 2).wait(
+            timedelta(seconds=10 * _PROBE_SECONDS)
+        )
     except Exception:
         told.put(peer)

@@ -8,7 +8,7 @@ for the `Layout` of its layers, and plans anew where that is another than before
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from gnnsys.fullgraph.keyed import Dropout, keyed
 from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
 from gnnsys.nn.models import Stack
-from gnnsys.nn.plain import has_hooks, is_bare_linear, runs_as
+from gnnsys.nn.plain import has_hooks, is_bare_linear, is_bare_product, runs_as
 
 _HALVES = ("transform", "aggregate")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -26,10 +26,13 @@ _SETTINGS: dict[type, tuple[str, ...]] = {
     SAGEConv: ("aggr", "normalize", "project", "root_weight"),
     GCNConv: ("normalize", "improved", "add_self_loops"),
 }
-# The linears that halves read, and whether one may have a bias, which belongs behind the sum
-_LINEARS: dict[type, dict[str, bool]] = {
-    SAGEConv: {"lin_l": True, "lin_r": False}, GCNConv: {"lin": False}, GINConv: {}, GATConv: {},
-}  # fmt: skip
+# The linears that halves read. Behind a sum there is room for a bias; what changes places with one must have none.
+_LINEARS: dict[type, dict[str, Callable[[nn.Module | None], bool]]] = {
+    SAGEConv: {"lin_l": is_bare_linear, "lin_r": is_bare_product},
+    GCNConv: {"lin": is_bare_product},
+    GINConv: {},
+    GATConv: {},
+}
 
 
 class _OfStack(Dropout):
@@ -85,14 +88,8 @@ def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
         type(conv) is kind
         and runs_as(conv, kind)
         and not any(name in vars(conv) for name in _HALVES)
-        and all(
-            _is_bare_linear(conv._modules[name], bias) for name, bias in _LINEARS[kind].items() if name in conv._modules
-        )
+        and all(is_plain(conv._modules[name]) for name, is_plain in _LINEARS[kind].items() if name in conv._modules)
     )
-
-
-def _is_bare_linear(module: nn.Module | None, may_have_bias: bool) -> bool:
-    return is_bare_linear(module) and module is not None and (may_have_bias or module.bias is None)
 
 
 def is_pyg(module: nn.Module) -> bool:

@@ -80,7 +80,7 @@ def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: Turn, edge_attr
     last.
     """
     now.num_drops += 1
-    node = conv.transform(rows, rows[: csc.num_dst], csc.num_dst)
+    node = conv.transform(rows, rows[: csc.num_dst], csc.num_dst, dst_is_first=True)
     edges, edge_score = conv.scored_edges(resolve(rows, csc), edge_attr)
     dst = edges.dst()
     score = node.score_src.index_select(0, edges.indices) + node.score_dst.index_select(0, dst)

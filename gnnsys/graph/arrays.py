@@ -75,7 +75,7 @@ class ArrayStream:
     def __enter__(self) -> ArrayStream:
         self._file = open(self._path, "wb", buffering=0)
         try:
-            like = torch.empty(0, dtype=_AS_BITS.get(self._dtype, self._dtype)).numpy()
+            like = torch.empty(0, dtype=_AS_BITS.get(self._dtype, self._dtype), device="cpu").numpy()
             descr = np.lib.format.dtype_to_descr(like.dtype)
             header = {"descr": descr, "fortran_order": False, "shape": tuple(self._shape)}
             np.lib.format.write_array_header_1_0(self, header)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ class RawFile:
 def map_raw(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """A file without a header as a tensor, memory-mapped and private to the process where written to."""
     if 0 in shape:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(np.memmap(path, np.uint8, "c")).view(dtype).view(shape)
 
 
@@ -116,7 +116,7 @@ class EdgeSort:
         self._num_nodes = num_nodes
         self._memory = memory
         self._spool = RawFile(folder / "edges")
-        self._spool.append(torch.empty(0, 2, dtype=id_dtype))
+        self._spool.append(torch.empty(0, 2, dtype=id_dtype, device="cpu"))
         self._id_dtype = id_dtype
         self._largest = -1
         self._is_sorted = True
@@ -161,9 +161,9 @@ class EdgeSort:
         self._keeps_ids = edge_ids and not self._is_sorted
         self._progress = progress or (lambda share: None)
         self._indptr, self._indices, self._numbers = (RawFile(self.folder / n) for n in ("indptr", "indices", "ids"))
-        self._indptr.append(torch.zeros(1, dtype=torch.int64))
-        self._indices.append(torch.empty(0, dtype=self._index_dtype))
-        self._numbers.append(torch.empty(0, dtype=self._number_dtype))
+        self._indptr.append(torch.zeros(1, dtype=torch.int64, device="cpu"))
+        self._indices.append(torch.empty(0, dtype=self._index_dtype, device="cpu"))
+        self._numbers.append(torch.empty(0, dtype=self._number_dtype, device="cpu"))
         self._place(_Bucket(self._spool.path, self._id_dtype, False, 0, num_dst))
         indptr, indices, numbers = self._indptr.map(), self._indices.map(), self._numbers.map()
         return CSC(indptr, indices, num_src, numbers if self._keeps_ids else None)
@@ -204,10 +204,10 @@ class EdgeSort:
         """The in-edges of one destination, more than fit in memory, are in order as they are."""
         start = self._indices.num_rows
         for piece in self._pieces(bucket):
-            self._append(piece[:, 0], torch.empty(0, dtype=torch.int64))
+            self._append(piece[:, 0], torch.empty(0, dtype=torch.int64, device="cpu"))
             if self._keeps_ids:
                 self._numbers.append(piece[:, 2].to(self._number_dtype))
-        self._indptr.append(torch.tensor([start + bucket.num_edges]))
+        self._indptr.append(torch.tensor([start + bucket.num_edges], device="cpu"))
 
     def _append(self, src: Tensor, ends: Tensor) -> None:
         self._indptr.append(ends + self._indices.num_rows)
@@ -219,7 +219,7 @@ class EdgeSort:
     def _divide(self, bucket: _Bucket) -> list[_Bucket]:
         num_dst = bucket.end - bucket.begin
         cell = max(-(-num_dst // _CELLS), 1)  # destinations per cell
-        counts = torch.zeros(-(-num_dst // cell), dtype=torch.int64)
+        counts = torch.zeros(-(-num_dst // cell), dtype=torch.int64, device="cpu")
         for piece in self._pieces(bucket):
             counts += torch.bincount((piece[:, 1] - bucket.begin) // cell, minlength=counts.numel())
         bucket_of_cell, starts = self._choose_buckets(counts, cell, num_dst)
@@ -230,7 +230,7 @@ class EdgeSort:
             chosen = bucket_of_cell[(piece[:, 1] - bucket.begin) // cell]
             piece = piece.to(self._record_dtype)
             if bucket.numbered < self._keeps_ids:
-                numbers = torch.arange(position, position + piece.shape[0], dtype=self._record_dtype)
+                numbers = torch.arange(position, position + piece.shape[0], dtype=self._record_dtype, device="cpu")
                 piece = torch.cat([piece, numbers[:, None]], 1)
                 position += piece.shape[0]
             self._distribute(piece, chosen, files)
@@ -255,7 +255,7 @@ class EdgeSort:
                 full = [count, cell]
             held = full
             bucket_of_cell.append(len(starts) - 1)
-        return torch.tensor(bucket_of_cell, dtype=torch.int32), starts
+        return torch.tensor(bucket_of_cell, dtype=torch.int32, device="cpu"), starts
 
     @staticmethod
     def _distribute(piece: Tensor, chosen: Tensor, files: list[RawFile]) -> None:

@@ -48,7 +48,7 @@ def expected_accuracy(graph: Graph, max_nodes: int = 20_000) -> ExpectedAccuracy
     nodes = nodes[random_permutation(nodes.numel(), key=0)[:max_nodes].long()]
 
     other = (1 - homophily) / max(num_classes - 1, 1)
-    mixing = torch.full((num_classes, num_classes), other).fill_diagonal_(homophily)  # [c, k] = P(k | c)
+    mixing = torch.full((num_classes, num_classes), other, device="cpu").fill_diagonal_(homophily)  # [c, k] = P(k | c)
     own = _log_likelihood(x[nodes], means)
     around = in_subgraph(graph.csc(), nodes)
     neighbors = around.indices.long()

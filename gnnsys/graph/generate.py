@@ -47,8 +47,10 @@ def rmat(
     edges = rmat_edges(order, num_edges, a, b, c, stream_key(seed, _EDGES))
     node_data: dict[str, Tensor] = {}
     if num_features:
-        zeros = torch.zeros(num_nodes, dtype=torch.int64)
-        node_data["x"] = class_features(zeros, torch.zeros(1, num_features), 1.0, stream_key(seed, _FEATURES))
+        zeros = torch.zeros(num_nodes, dtype=torch.int64, device="cpu")
+        node_data["x"] = class_features(
+            zeros, torch.zeros(1, num_features, device="cpu"), 1.0, stream_key(seed, _FEATURES)
+        )
     info = {"generator": "rmat", "a": a, "b": b, "c": c, "d": d, "seed": seed}
     return Graph.from_edge_index(edges, num_nodes, node_data, info=info)
 
@@ -176,8 +178,8 @@ def class_means(num_classes: int, num_features: int, separation: float, seed: in
     """[num_classes, num_features] random directions, of length about `separation`."""
     _check_count("num_classes", num_classes, 1)
     _check_count("num_features", num_features, 1)
-    zeros = torch.zeros(num_classes, dtype=torch.int64)
-    noise = class_features(zeros, torch.zeros(1, num_features), 1.0, stream_key(seed, _MEANS))
+    zeros = torch.zeros(num_classes, dtype=torch.int64, device="cpu")
+    noise = class_features(zeros, torch.zeros(1, num_features, device="cpu"), 1.0, stream_key(seed, _MEANS))
     return noise * (separation / num_features**0.5)
 
 

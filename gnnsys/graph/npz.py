@@ -154,7 +154,7 @@ def _build(content: Content) -> Graph:
     num_chosen = 0
     for i, (src, relation, dst) in enumerate(content.edge_types):
         chosen = torch.from_numpy(np.flatnonzero(content.edge_type == i))
-        first = torch.tensor([[content.first_node[src]], [content.first_node[dst]]])
+        first = torch.tensor([[content.first_node[src]], [content.first_node[dst]]], device="cpu")
         num_chosen += chosen.numel()
         edges[src, relation, dst] = edge_index[:, chosen].long() - first
         edge_data[src, relation, dst] = {name: array[chosen] for name, array in rows.items()}
@@ -214,7 +214,7 @@ def _take_features(
 def _dense(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, shape: np.ndarray) -> Tensor:
     num_rows, num_columns = check_csr(data, indices, indptr, shape)
     check_rows_fit(num_rows, num_columns, "x")
-    dense = torch.zeros(num_rows, num_columns)
+    dense = torch.zeros(num_rows, num_columns, device="cpu")
     row = np.repeat(np.arange(num_rows), np.diff(indptr))
     dense[torch.from_numpy(row), torch.from_numpy(indices.astype(np.int64))] = as_float32("x_data", data)
     return dense
@@ -226,7 +226,7 @@ def _take_splits(arrays: Arrays, num_nodes: int) -> dict[str, Tensor]:
     for name in list(arrays):
         check_mask(name, arrays[name])
         if match := _INDEX.fullmatch(name):
-            mask = torch.zeros(num_nodes, dtype=torch.bool)
+            mask = torch.zeros(num_nodes, dtype=torch.bool, device="cpu")
             mask[as_ids(torch.from_numpy(arrays.pop(name)), num_nodes, name)] = True
             splits[f"{match[1]}_mask{match[2] or ''}"] = mask
         elif match := _MASKS.fullmatch(name):

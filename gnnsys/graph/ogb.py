@@ -87,7 +87,7 @@ def from_ogb_dict(
     for part, ids_by_type in split.items():
         for node_type, ids in ids_by_type.items():
             rows = _of_type(node_data, node_type, "split")
-            mask = torch.zeros(num_nodes[node_type], dtype=torch.bool)
+            mask = torch.zeros(num_nodes[node_type], dtype=torch.bool, device="cpu")
             mask[as_ids(_tensor(ids), num_nodes[node_type], f"split[{part!r}]")] = True
             rows[_MASKS.get(part, f"{part}_mask")] = mask
     return Graph.from_edge_indices(edge_index, num_nodes, node_data, edge_data, info)

@@ -77,7 +77,13 @@ def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) ->
     layout = _inspect(path, delimiter, columns)
     names = list(columns or layout.header or ("src", "dst"))
     if layout.num_fields == 0:
-        yield 1.0, {name: torch.empty(0, dtype=torch.int64 if name in _INTEGERS else torch.float32) for name in names}
+        yield (
+            1.0,
+            {
+                name: torch.empty(0, dtype=torch.int64 if name in _INTEGERS else torch.float32, device="cpu")
+                for name in names
+            },
+        )
         return
     if len(names) != layout.num_fields:
         raise ValueError(f"{path}: its lines have {layout.num_fields} fields, but columns names {len(names)}: {names}")

@@ -88,6 +88,6 @@ def _edges(csc: CSC, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         first = int(torch.searchsorted(csc.indptr, begin, right=True)) - 1
         last = int(torch.searchsorted(csc.indptr, end))
         degrees = csc.indptr[first : last + 1].clamp(begin, end).diff()
-        dst = torch.repeat_interleave(torch.arange(first, last), degrees, output_size=end - begin)
+        dst = torch.repeat_interleave(torch.arange(first, last, device="cpu"), degrees, output_size=end - begin)
         yield csc.indices[begin:end].long(), dst
         drop_pages(csc.indices[begin:end])

@@ -295,6 +295,6 @@ def split_parts(part: Tensor, num_parts: int, trainers_per_part: int) -> Tensor:
     size = torch.bincount(part, minlength=num_parts)
     order = torch.argsort(part, stable=True)
     rank = torch.empty_like(order)
-    rank[order] = torch.arange(len(part)) - torch.repeat_interleave(size.cumsum(0) - size, size)
+    rank[order] = torch.arange(len(part), device="cpu") - torch.repeat_interleave(size.cumsum(0) - size, size)
     share = rank * trainers_per_part // size.clamp(min=1)[part.long()]
     return (part * trainers_per_part + share).int()

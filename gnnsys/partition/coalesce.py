@@ -27,19 +27,19 @@ def coalesce(ties: Tensor, group_size: int) -> Tensor:
     if size % group_size:
         raise ValueError(f"{size} subparts cannot be grouped by {group_size}")
     if group_size == 1:
-        return torch.arange(size, dtype=torch.int32)
+        return torch.arange(size, dtype=torch.int32, device="cpu")
     ties = ties.double().clone().fill_diagonal_(0)
     group = _grown(ties, group_size)
     _exchange(ties, group)
     order = torch.argsort(group, stable=True)
-    number = torch.empty(size, dtype=torch.int32)
-    number[order] = torch.arange(size, dtype=torch.int32)
+    number = torch.empty(size, dtype=torch.int32, device="cpu")
+    number[order] = torch.arange(size, dtype=torch.int32, device="cpu")
     return number
 
 
 def _grown(ties: Tensor, group_size: int) -> Tensor:
     size = ties.shape[0]
-    group = torch.full((size,), -1, dtype=torch.int64)
+    group = torch.full((size,), -1, dtype=torch.int64, device="cpu")
     for number in range(size // group_size):
         free = (group < 0).nonzero().view(-1)
         inside = ties[free][:, free]
@@ -76,7 +76,7 @@ def _exchange(ties: Tensor, group: Tensor) -> None:
 
 def edges_between(graph: Graph, part: Mapping[NodeType, Tensor], num_parts: int) -> Tensor:
     """How many edges lead from part p to part q, int64 [num_parts, num_parts]; read in pieces."""
-    counts = torch.zeros(num_parts * num_parts, dtype=torch.int64)
+    counts = torch.zeros(num_parts * num_parts, dtype=torch.int64, device="cpu")
     for edge_type in graph.edge_types:
         csc, of_src, of_dst = graph.csc(edge_type), part[edge_type[0]], part[edge_type[2]]
         for first, end in column_pieces(csc.indptr):

@@ -59,7 +59,7 @@ class Constraints:
 
     def loads(self, part: Tensor, num_parts: int) -> Tensor:
         """The weight of every part, int64 [num_parts, num_constraints]."""
-        loads = torch.zeros(num_parts, len(self.columns), dtype=torch.int64)
+        loads = torch.zeros(num_parts, len(self.columns), dtype=torch.int64, device="cpu")
         for begin, end in self._pieces():
             piece = part[begin:end].long()
             for i, weight in enumerate(self.columns.values()):
@@ -68,7 +68,7 @@ class Constraints:
 
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor]:
-        total = torch.zeros(len(self.columns), dtype=torch.int64)
+        total = torch.zeros(len(self.columns), dtype=torch.int64, device="cpu")
         heaviest = torch.zeros_like(total)
         for begin, end in self._pieces():
             for i, weight in enumerate(self.columns.values()):
@@ -148,7 +148,7 @@ def constraints_of(graph: Graph, balance: Sequence[str] = ()) -> Constraints:
     >>> constraints_of(gnnsys.graph.dataset("sbm-1k"), ["train", "edges"]).names  # doctest: +SKIP
     ('nodes', 'train', 'edges')
     """
-    columns: dict[str, Weight] = {"nodes": lambda begin, end: torch.ones(end - begin, dtype=torch.int64)}
+    columns: dict[str, Weight] = {"nodes": lambda begin, end: torch.ones(end - begin, dtype=torch.int64, device="cpu")}
     for name in balance:
         check_name(name)
         for label, weight in _columns(graph, name):
@@ -181,7 +181,7 @@ def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
 
 
 def _ones(begin: int, end: int) -> Tensor:
-    return torch.ones(end - begin, dtype=torch.int64)
+    return torch.ones(end - begin, dtype=torch.int64, device="cpu")
 
 
 def _in_degrees(indptr: Tensor) -> Weight:
@@ -207,7 +207,7 @@ def _joined(graph: Graph, weights: Sequence[tuple[NodeType, Weight]]) -> Weight:
     first = first_nodes(graph)
 
     def weight(begin: int, end: int) -> Tensor:
-        total = torch.zeros(end - begin, dtype=torch.int64)
+        total = torch.zeros(end - begin, dtype=torch.int64, device="cpu")
         for node_type, of_type in weights:
             low = max(begin, first[node_type])
             high = min(end, first[node_type] + graph.num_nodes(node_type))

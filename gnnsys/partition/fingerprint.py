@@ -108,7 +108,7 @@ def edge_rows(indptr: Tensor, rows_of: Callable[[int, int], Tensor], dst: Tensor
     total = 0
     for first, end in column_pieces(indptr):
         piece = rows_of(first, end).contiguous()
-        names = torch.arange(first, end) if dst is None else dst[first:end]
+        names = torch.arange(first, end, device="cpu") if dst is None else dst[first:end]
         part = fingerprint_edge_rows(indptr[first : end + 1] - indptr[first], piece, names)
         total = add_fingerprints(total, part)
     return total
@@ -125,7 +125,7 @@ def _source_edge_rows(csc: CSC, rows: Tensor) -> int:
 def ids_of_columns(csc: CSC, first: int, end: int) -> Tensor:
     """The user's edge ids of the edges of columns first to end, int64."""
     start, stop = int(csc.indptr[first]), int(csc.indptr[end])
-    return torch.arange(start, stop) if csc.edge_ids is None else csc.edge_ids[start:stop].long()
+    return torch.arange(start, stop, device="cpu") if csc.edge_ids is None else csc.edge_ids[start:stop].long()
 
 
 def _hex(value: int) -> str:

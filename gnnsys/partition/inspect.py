@@ -189,9 +189,11 @@ class _Counted:
     def __init__(self, parts: Parts, part: Part) -> None:
         types, trainers = parts.schema.node_types, parts.trainers_per_part
         self.index, self.stored_bytes = part.index, parts.stored_bytes(part.index)
-        self.nodes = {t: torch.zeros(trainers, dtype=torch.int64) for t in types}
-        self.edges = {t: torch.zeros(trainers, dtype=torch.int64) for t in types}  # by type of the destination
-        self.cut = {t: torch.zeros(trainers, dtype=torch.int64) for t in types}
+        self.nodes = {t: torch.zeros(trainers, dtype=torch.int64, device="cpu") for t in types}
+        self.edges = {
+            t: torch.zeros(trainers, dtype=torch.int64, device="cpu") for t in types
+        }  # by type of the destination
+        self.cut = {t: torch.zeros(trainers, dtype=torch.int64, device="cpu") for t in types}
         self.num_halo = {t: part.num_halo(t) for t in types}
         self.received = {t: _owners(parts, part, t) for t in types}  # by the subpart that sends
         self.feature_bytes = {t: sum(rows.nbytes for rows in part.node_data[t].values()) for t in types}
@@ -207,7 +209,7 @@ class _Counted:
 
 
 def _total(by_type: dict[NodeType, Tensor], size: int) -> Tensor:
-    return sum(by_type.values(), torch.zeros(size, dtype=torch.int64))
+    return sum(by_type.values(), torch.zeros(size, dtype=torch.int64, device="cpu"))
 
 
 def _owners(parts: Parts, part: Part, node_type: NodeType) -> Tensor:

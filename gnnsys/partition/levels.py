@@ -43,7 +43,7 @@ def flat_csc(graph: Graph) -> CSC:
         torch.stack([graph.csc(t).indices.int() + first[t[0]], (graph.csc(t).dst() + first[t[2]]).int()])
         for t in graph.edge_types
     ]
-    edges = torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int32)
+    edges = torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int32, device="cpu")
     return CSC.from_edge_index(edges, num_nodes)
 
 

@@ -92,8 +92,8 @@ def _weight(parts: Parts, part: Part, node_type: NodeType, name: str) -> Tensor:
         if mask is not None:
             return mask if mask.dtype == torch.bool and mask.dim() == 1 else mask.reshape(num_core, -1)[:, 0].ne(0)
     if kind == "nodes" or (kind == "ntype" and which == node_type):
-        return torch.ones(1, dtype=torch.int64).expand(num_core)
-    total = torch.zeros(num_core, dtype=torch.int64)
+        return torch.ones(1, dtype=torch.int64, device="cpu").expand(num_core)
+    total = torch.zeros(num_core, dtype=torch.int64, device="cpu")
     for edge_type in parts.schema.edge_types if kind in ("edges", "etype") else []:
         if edge_type[2] == node_type and name in ("edges", etype_label(edge_type)):
             total += part.csc(edge_type).indptr[: num_core + 1].diff()

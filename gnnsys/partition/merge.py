@@ -23,7 +23,7 @@ def merge_parts(parts: Parts) -> Graph:
     for node_type, arrays in parts.schema.node_data.items():
         node_data[node_type] = {}
         for name, spec in arrays.items():
-            merged = torch.zeros(parts.book.num_ids(node_type), *spec.row_shape, dtype=spec.dtype)
+            merged = torch.zeros(parts.book.num_ids(node_type), *spec.row_shape, dtype=spec.dtype, device="cpu")
             for part in map(parts.part, range(parts.num_parts)):
                 rows, ids = part.node_data[node_type][name], part.original_ids(node_type)
                 for first, end in row_pieces(rows, rows.shape[0]):
@@ -58,11 +58,11 @@ def _merge_edges(parts: Parts, edge_type: EdgeType, original: Tensor) -> tuple[C
     indptr = _merge_indptr(parts, edge_type)
     if int(indptr[-1]) != num_edges:
         raise ValueError(f"{parts.path}: the parts do not hold every node of type {dst!r} once")
-    indices = torch.empty(num_edges, dtype=parts.schema.index_dtype[edge_type])
+    indices = torch.empty(num_edges, dtype=parts.schema.index_dtype[edge_type], device="cpu")
     id_dtype = parts.schema.edge_id_dtype[edge_type] if parts.has_edge_ids else None
-    edge_ids = None if id_dtype is None else torch.empty(num_edges, dtype=id_dtype)
+    edge_ids = None if id_dtype is None else torch.empty(num_edges, dtype=id_dtype, device="cpu")
     data = {
-        name: torch.zeros(num_edges, *spec.row_shape, dtype=spec.dtype)
+        name: torch.zeros(num_edges, *spec.row_shape, dtype=spec.dtype, device="cpu")
         for name, spec in parts.schema.edge_data[edge_type].items()
     }
     for part in map(parts.part, range(parts.num_parts)):
@@ -84,7 +84,7 @@ def _merge_edges(parts: Parts, edge_type: EdgeType, original: Tensor) -> tuple[C
 
 def _merge_indptr(parts: Parts, edge_type: EdgeType) -> Tensor:
     dst = edge_type[2]
-    indptr = torch.zeros(parts.book.num_ids(dst) + 1, dtype=torch.int64)
+    indptr = torch.zeros(parts.book.num_ids(dst) + 1, dtype=torch.int64, device="cpu")
     for part in map(parts.part, range(parts.num_parts)):
         num_core = part.num_core(dst)
         degrees = part.csc(edge_type).indptr[: num_core + 1].diff()

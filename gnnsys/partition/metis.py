@@ -16,13 +16,15 @@ _SEEDS = 1 << 31  # METIS may have been built for 32 bits
 def metis(level: Level, num_parts: int, *, recursive: bool, seed: int, imbalance: float = 0.03) -> Tensor:
     """int32 [num_nodes]: METIS's partition by one weight per node, the mean of its shares in all constraints."""
     if num_parts == 1 or level.num_nodes <= num_parts:
-        return torch.arange(level.num_nodes, dtype=torch.int32) % num_parts
+        return torch.arange(level.num_nodes, dtype=torch.int32, device="cpu") % num_parts
     if len(level.lists) != 1 or level.lists[0].weight is None:  # several lists, edges listed twice: METIS wants neither
-        level = contract(level, torch.arange(level.num_nodes, dtype=torch.int32), level.num_nodes, heaviest=False)
+        level = contract(
+            level, torch.arange(level.num_nodes, dtype=torch.int32, device="cpu"), level.num_nodes, heaviest=False
+        )
     (neighbors,) = level.lists
     assert neighbors.weight is not None
     if neighbors.indices.numel() == 0:
-        return torch.arange(level.num_nodes, dtype=torch.int32) % num_parts
+        return torch.arange(level.num_nodes, dtype=torch.int32, device="cpu") % num_parts
     _, part = pymetis.part_graph(
         num_parts,
         pymetis.CSRAdjacency(_ids(neighbors.indptr), _ids(neighbors.indices)),
@@ -31,7 +33,7 @@ def metis(level: Level, num_parts: int, *, recursive: bool, seed: int, imbalance
         recursive=recursive,
         options=pymetis.Options(seed=seed % _SEEDS, ufactor=max(1, round(imbalance * 1000))),
     )
-    return torch.tensor(part, dtype=torch.int32)
+    return torch.tensor(part, dtype=torch.int32, device="cpu")
 
 
 def node_weight(level: Level) -> Tensor:

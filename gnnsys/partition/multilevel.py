@@ -69,7 +69,7 @@ def multilevel(
     effort = effort or Effort.for_size(finest.num_entries, num_parts)
     run = _Run(finest, num_parts, limits, effort, _Steps(progress, finest.num_nodes, 1 + effort.cycles))
     if num_parts == 1 or finest.num_nodes == 0:
-        part = torch.zeros(finest.num_nodes, dtype=torch.int32)
+        part = torch.zeros(finest.num_nodes, dtype=torch.int32, device="cpu")
         return part, refine(finest, part, num_parts, limits, passes=0)
     with LevelStack(finest, folder) as stack:
         run.coarsen(stack, None, seed)
@@ -129,7 +129,7 @@ class _Run:
                 break
             stack.push(contract(level, clusters, count), clusters)
             if part is not None:
-                part = torch.empty(count, dtype=torch.int32).index_copy_(0, clusters.long(), part)
+                part = torch.empty(count, dtype=torch.int32, device="cpu").index_copy_(0, clusters.long(), part)
         return part
 
     def initial(self, level: Level, seed: int) -> Tensor:

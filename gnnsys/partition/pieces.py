@@ -58,4 +58,6 @@ def ramps(indptr: Tensor, starts: Tensor) -> Tensor:
     """Column i's entries count up from starts[i], int64: ids of edges that are consecutive inside each column."""
     num_entries = int(indptr[-1] - indptr[0])
     shift = starts.long() - (indptr[:-1] - indptr[0])
-    return torch.arange(num_entries) + torch.repeat_interleave(shift, indptr.diff(), output_size=num_entries)
+    return torch.arange(num_entries, device="cpu") + torch.repeat_interleave(
+        shift, indptr.diff(), output_size=num_entries
+    )

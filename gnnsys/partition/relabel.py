@@ -36,7 +36,7 @@ def relabel(graph: Graph, assignment: Assignment) -> Relabelling:
     node_offsets: dict[NodeType, Tensor] = {}
     for node_type in graph.node_types:
         num_nodes = graph.num_nodes(node_type)
-        numbers = torch.arange(num_nodes, dtype=id_dtype(num_nodes))
+        numbers = torch.arange(num_nodes, dtype=id_dtype(num_nodes), device="cpu")
         # Nodes grouped by subpart, in order: a stable counting sort, which is what COO to CSC does to edges.
         subpart = assignment.subpart[node_type].to(numbers.dtype)
         grouped = CSC.from_edge_index(torch.stack([numbers, subpart]), num_nodes, assignment.num_subparts)
@@ -52,7 +52,7 @@ def relabel(graph: Graph, assignment: Assignment) -> Relabelling:
 
 
 def _edge_offsets(csc: CSC, subpart: Tensor, num_subparts: int) -> Tensor:
-    counts = torch.zeros(num_subparts, dtype=torch.int64)
+    counts = torch.zeros(num_subparts, dtype=torch.int64, device="cpu")
     for first in range(0, csc.num_dst, _PIECE):
         degrees = csc.indptr[first : first + _PIECE + 1].diff()
         counts.index_add_(0, subpart[first : first + _PIECE].long(), degrees)

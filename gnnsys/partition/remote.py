@@ -97,7 +97,7 @@ def _seeds(part: Part, parts: Parts, has_split: bool) -> dict[NodeType, Tensor]:
     for t in parts.schema.node_types:
         mask, num_core = part.node_data[t].get("train_mask"), part.num_core(t)
         if mask is None:
-            seeds[t] = torch.full((num_core,), not has_split)
+            seeds[t] = torch.full((num_core,), not has_split, device="cpu")
         else:
             seeds[t] = (mask if mask.dim() == 1 else mask[:, 0]).ne(0)
     return seeds
@@ -136,7 +136,7 @@ def _log_misses(
     parts: Parts, part: Part, new: dict[NodeType, Tensor], fanout: int, meter: Meter, what: str
 ) -> dict[NodeType, Tensor]:
     """log(1 - reach) of every local node up to the first hop, from the edges of the part's core nodes."""
-    logs = {t: torch.zeros(_num_local(part, t)) for t in parts.schema.node_types}
+    logs = {t: torch.zeros(_num_local(part, t), device="cpu") for t in parts.schema.node_types}
     for edge_type in parts.schema.edge_types:
         src, _, dst = edge_type
         csc, num_core = part.csc(edge_type), part.num_core(dst)
@@ -164,7 +164,7 @@ def _to_global(parts: Parts, part: Part, local: dict[NodeType, Tensor]) -> dict[
     spread = {}
     for t, chance in local.items():
         own = parts.book.part_range(part.index, t)
-        spread[t] = torch.zeros(parts.book.num_ids(t))
+        spread[t] = torch.zeros(parts.book.num_ids(t), device="cpu")
         spread[t][own.start : own.stop] = chance[: len(own)]
         spread[t].index_copy_(0, _first_hop(part, t).long(), chance[len(own) :])
     return spread

@@ -24,7 +24,7 @@ def random_assignment(num_nodes: int, num_parts: int, seed: int = 0) -> Tensor:
 
 def chunk_assignment(num_nodes: int, num_parts: int) -> Tensor:
     """int32: the first nodes to the first part, and so on, in equal shares."""
-    return (torch.arange(num_nodes) * num_parts // max(num_nodes, 1)).int()
+    return (torch.arange(num_nodes, device="cpu") * num_parts // max(num_nodes, 1)).int()
 
 
 def file_assignment(path: str | os.PathLike[str], graph: Graph, num_parts: int) -> Tensor:
@@ -34,7 +34,7 @@ def file_assignment(path: str | os.PathLike[str], graph: Graph, num_parts: int) 
     if file.suffix == ".npz":
         found = _read_npz(file, graph.node_types)
         values = [_checked(f"{file}, node type {t!r},", found[t], count, num_parts) for t, count in num_nodes.items()]
-        return torch.cat(values) if values else torch.empty(0, dtype=torch.int32)
+        return torch.cat(values) if values else torch.empty(0, dtype=torch.int32, device="cpu")
     return _checked(
         str(file), _read_npy(file) if file.suffix == ".npy" else _read_text(file), sum(num_nodes.values()), num_parts
     )
@@ -54,7 +54,7 @@ def _checked(name: str, values: np.ndarray, num_nodes: int, num_parts: int) -> T
     if values.size != num_nodes:
         raise ValueError(f"{name} assigns {values.size:,} nodes, the graph has {num_nodes:,}")
     if values.size == 0:  # of whatever dtype
-        return torch.empty(0, dtype=torch.int32)
+        return torch.empty(0, dtype=torch.int32, device="cpu")
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name} must hold integers, got {values.dtype}")
     if not 0 <= values.min() <= values.max() < num_parts:

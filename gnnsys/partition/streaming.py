@@ -150,7 +150,7 @@ class _Constraints:
         return limit.expand(-1, num_parts).contiguous()
 
     def _sums(self) -> tuple[Tensor, Tensor]:
-        total = torch.zeros(len(self._weights), dtype=torch.int64)
+        total = torch.zeros(len(self._weights), dtype=torch.int64, device="cpu")
         heaviest = torch.zeros_like(total)
         for first in range(0, self._num_nodes, _PIECE):
             weight = self.of(first, min(_PIECE, self._num_nodes - first))
@@ -171,7 +171,7 @@ def _first_parts(
 
     A node without neighbours is in no cluster, and in no part (-1) yet.
     """
-    nobody = torch.full((adjacency.num_nodes,), -1, dtype=torch.int32)
+    nobody = torch.full((adjacency.num_nodes,), -1, dtype=torch.int32, device="cpu")
     if num_parts == 1 or adjacency.num_neighbors == 0:
         yield nobody
         return
@@ -186,7 +186,7 @@ def _first_parts(
         return
     most = min(pair_budget // BYTES_PER_COARSE_PAIR, adjacency.num_neighbors)
     table = PairTable(1 << max(int(most * 8 / 5).bit_length() - 1, 6))
-    counts = torch.zeros(adjacency.num_nodes, dtype=torch.int32)
+    counts = torch.zeros(adjacency.num_nodes, dtype=torch.int32, device="cpu")
     for run in adjacency.runs():
         table.add(run, label, counts)
         report("contracting", _share(run, adjacency))
@@ -209,15 +209,15 @@ def _spread(value: Tensor, label: Tensor) -> Tensor:
 def _cluster(adjacency: Adjacency, constraints: _Constraints, num_least: int, report: Report) -> Tensor:
     """The cluster of every node, named by one of them; none weighs more than 1 / `num_least` of all nodes."""
     num_nodes = adjacency.num_nodes
-    label = torch.arange(num_nodes, dtype=torch.int32)
-    size = torch.empty(num_nodes, dtype=torch.int64)
+    label = torch.arange(num_nodes, dtype=torch.int32, device="cpu")
+    size = torch.empty(num_nodes, dtype=torch.int64, device="cpu")
     for run in adjacency.runs():
         size[run.first : run.first + _size(run)] = constraints.combined(run.first, _size(run))
     limit = int(size.sum()) // num_least
-    counts = torch.zeros(num_nodes, dtype=torch.int32)
+    counts = torch.zeros(num_nodes, dtype=torch.int32, device="cpu")
     for i in range(_CLUSTER_PASSES):
         gathers = i >= _CLUSTER_PASSES - _ORPHAN_PASSES
-        orphans = torch.full((num_nodes,), -1, dtype=torch.int32) if gathers else None
+        orphans = torch.full((num_nodes,), -1, dtype=torch.int32, device="cpu") if gathers else None
         for run in adjacency.runs():
             weight = constraints.combined(run.first, _size(run))
             stream_cluster(run, weight, label, size, counts, limit, orphans)
@@ -227,7 +227,7 @@ def _cluster(adjacency: Adjacency, constraints: _Constraints, num_least: int, re
 
 def _number(label: Tensor, adjacency: Adjacency) -> int:
     """Numbers the clusters from 0, in place; nodes without neighbours leave theirs (-1)."""
-    used = torch.zeros(label.numel(), dtype=torch.bool)
+    used = torch.zeros(label.numel(), dtype=torch.bool, device="cpu")
     for run in adjacency.runs():
         mine = label[run.first : run.first + _size(run)]
         mine[run.indptr.diff() == 0] = -1
@@ -238,7 +238,7 @@ def _number(label: Tensor, adjacency: Adjacency) -> int:
 
 
 def _cluster_weights(label: Tensor, num_clusters: int, adjacency: Adjacency, constraints: _Constraints) -> Tensor:
-    weight = torch.zeros(num_clusters, dtype=torch.int64)
+    weight = torch.zeros(num_clusters, dtype=torch.int64, device="cpu")
     for run in adjacency.runs():
         mine = label[run.first : run.first + _size(run)]
         held = mine >= 0
@@ -265,7 +265,7 @@ def _metis(table: PairTable, weight: Tensor, num_parts: int) -> list[Tensor]:
         _, part = pymetis.part_graph(
             num_parts, graph, vweights=weight.numpy(), eweights=edge_weight.numpy(), recursive=recursive
         )
-        parts.append(torch.as_tensor(part, dtype=torch.int32))
+        parts.append(torch.as_tensor(part, dtype=torch.int32, device="cpu"))
     return parts
 
 

@@ -148,7 +148,7 @@ def _permutation(parts: Parts, node_type: NodeType) -> Iterator[str]:
             if bool((ids[mine.start - own.start : mine.stop - own.start].diff() <= 0).any()):
                 yield f"part {index}: original ids of type {node_type!r} do not ascend in subpart {subpart}"
     if not complete:
-        missing = torch.ones(parts.book.num_ids(node_type), dtype=torch.bool)
+        missing = torch.ones(parts.book.num_ids(node_type), dtype=torch.bool, device="cpu")
         missing[original_by_global(parts, node_type).long()] = False
         lost = missing.nonzero().view(-1)
         yield f"{lost.numel()} nodes of type {node_type!r} are missing, the first is {int(lost[0])}"
@@ -162,7 +162,7 @@ def _inverse(parts: Parts, node_type: NodeType) -> Iterator[str]:
     bounds = original_bounds(original.numel(), parts.num_parts)
     for index in range(parts.num_parts):
         back = gather_rows(original, parts.part(index).global_of_original(node_type))
-        if not torch.equal(back.long(), torch.arange(bounds[index], bounds[index + 1])):
+        if not torch.equal(back.long(), torch.arange(bounds[index], bounds[index + 1], device="cpu")):
             yield f"part {index}: global ids of original ids of type {node_type!r} are of other nodes"
 
 
@@ -173,7 +173,7 @@ def _halo(parts: Parts, part: Part, node_type: NodeType) -> Iterator[str]:
     if mark_ids(empty_bits(parts.book.num_ids(node_type)), halo) != halo.numel():
         yield f"{where} has a node twice"
     needed = empty_bits(hops[-1])
-    count = mark_ids(needed, torch.arange(hops[0]))
+    count = mark_ids(needed, torch.arange(hops[0], device="cpu"))
     for hop in range(1, len(hops)):
         highest = -1
         for edge_type in parts.schema.edge_types:

@@ -100,5 +100,5 @@ def _rows_of(run: Run, rows: Tensor, first: int, count: int) -> Tensor:
     """A copy of some of a run's rows, in order."""
     if run.order is None:
         return rows[first : first + count].clone(memory_format=torch.contiguous_format)
-    out = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype)
+    out = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype, device="cpu")
     return move_rows(rows.contiguous(), out, index=run.order[first : first + count])
