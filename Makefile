@@ -7,7 +7,7 @@ SOURCES := $(shell find csrc -name "*.cpp" -o -name "*.h" -o -name "*.cu" -o -na
 SECONDS ?= 600
 export DGLBACKEND := pytorch
 
-.PHONY: demo test lint bench chaos fuzz soak sanitize sanitize-quick sanitize-cuda sanitize-selftest clean
+.PHONY: demo test lint bench chaos fuzz fuzz-numbers soak sanitize sanitize-quick sanitize-cuda sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
@@ -34,6 +34,12 @@ bench: $(VENV)/.built $(VENV)/.tools ## every benchmark that needs no GPU, besid
 fuzz: $(VENV)/.built $(VENV)/.tools ## a million mutated messages, a thousand faults in part files
 	$(BIN)/python -m tests.fuzz.faults --faults 1000
 	$(BIN)/python -m tests.fuzz.run --messages 1000000
+
+SEED ?= 0
+fuzz-numbers: $(VENV)/.built $(VENV)/.tools ## random models, loaders and training against plain torch, each for SECONDS
+	$(BIN)/python -m tests.fuzz.fullgraph --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.sampling --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.state --seconds $(SECONDS) --seed $(SEED)
 
 soak: $(VENV)/.built $(VENV)/.tools ## a server at full load for SECONDS; fails where anything grows
 	$(BIN)/python -m tests.fuzz.soak --seconds $(SECONDS)

@@ -302,22 +302,24 @@ def epochs_beside_default(rows_on: str) -> tuple[list[float], list[torch.Tensor]
 
 
 @pytest.mark.parametrize("rows_on", ["cpu", "cuda"])
-def test_changed_layers_on_a_device_are_what_they_are_on_the_cpu(rows_on):
+def test_changed_layers_on_a_device_are_the_plain_ones_on_the_whole_graph(rows_on):
     """Bins stay on the device, or move there; changes come after a first pass."""
+    graph = random_graph(N, 1500, 1)
+    csc = graph.csc().to("cuda")
     for what in ("LoRA around", "weight_norm", "prune", "parametrised", "backward hook", "assign=True", "subclass"):
         for make in (lambda: SAGEConv(WIDTH, 6), lambda: GCNConv(WIDTH, 6), lambda: GATConv(WIDTH, 6)):
+            torch.manual_seed(0)
+            conv = make().double().cuda()
+            rows = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+            x = rows.to(rows_on).requires_grad_()
+            model = HybridParallel([conv], graph, **OPTIONS[2])
+            model(x).square().sum().backward()
+            (CHANGES | OF_THE_LAYER)[what](conv)
             found = []
-            for device in ("cpu", "cuda"):
-                torch.manual_seed(0)
-                conv = make().double()
-                rows = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-                x = rows.to(rows_on if device == "cuda" else "cpu").requires_grad_()
-                model = HybridParallel([conv.to(device)], random_graph(N, 1500, 1), **OPTIONS[2])
-                model(x).square().sum().backward()
-                (CHANGES | OF_THE_LAYER)[what](conv)
+            for run in (conv, None):
                 model.zero_grad(set_to_none=True)
                 x.grad = None
-                out = model(x)
+                out = model(x) if run is None else run(x.cuda(), csc)
                 out.square().sum().backward()
                 grads = [None if p.grad is None else p.grad.cpu() for p in model.parameters()]
                 found.append((out.detach().cpu(), x.grad.cpu(), grads))

@@ -11,7 +11,7 @@ from gnnsys.ops import CSC, edge_softmax, gat_aggregate, sddmm, spmm, spmm_add
 LONG = 120_001  # many blocks of kBlock (csrc/cpu/block_sum.h), and a rest
 NUM_NODES = 50
 WIDTHS = (1, 7, 64)
-TOLERANCE = 1e-5
+TOLERANCE = 2e-5  # plain float32 sums were off by 1.6e-4; the kernels of a GPU are by 1.1e-5
 
 
 def graph(long: int = LONG, turned: bool = False) -> CSC:

@@ -150,7 +150,8 @@ def with_host_rows(work: Workload) -> HostRows:
         train = _from_the_start(work, whole, x, y)
         train()  # what is made once is no epoch's
         peak = peak_of(work, train)
-        budget = peak // BUDGET_SHARE
+        # Of the small graph a quarter is less than the gradients of the parameters alone.
+        budget = peak // BUDGET_SHARE if work.sizes is FULL else peak
         makers: Makers = {
             NO_BUDGET: lambda: _from_the_start(work, whole, x, y),
             OURS: lambda: _from_the_start(work, hybrid(memory_budget=budget), x, y),
