@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.checkpoint import folder as folders
+from gnnsys.ops import as_bytes
 from gnnsys.store import DistTensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -114,7 +115,7 @@ def same(one: Any, other: Any) -> bool:
             and isinstance(other, Tensor)
             and one.dtype == other.dtype
             and one.shape == other.shape
-            and torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8))
+            and torch.equal(as_bytes(one), as_bytes(other))
         )
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)

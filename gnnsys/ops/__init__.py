@@ -10,6 +10,7 @@ from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.parse import parse_table
 from gnnsys.ops.parted import PartedCSC, sample_parts
+from gnnsys.ops.raw import as_bytes
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
@@ -40,6 +41,7 @@ __all__ = [
     "Piece",
     "WholeDegrees",
     "WholeWeights",
+    "as_bytes",
     "bfs_order",
     "bucket_ids",
     "class_features",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph
-from gnnsys.ops import CSC, gather_rows, in_subgraph
+from gnnsys.ops import CSC, as_bytes, gather_rows, in_subgraph
 from gnnsys.partition.layout import Schema
 from gnnsys.partition.merge import core_ids, original_by_global, original_by_local
 from gnnsys.partition.part import Part
@@ -20,7 +20,7 @@ def same_bytes(left: Tensor, right: Tensor) -> bool:
     """Equality of bits: a NaN equals itself, and 0.0 is not -0.0."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
-    return torch.equal(*(rows.contiguous().reshape(-1).view(torch.uint8) for rows in (left, right)))
+    return torch.equal(as_bytes(left), as_bytes(right))
 
 
 def compare_with_source(parts: Parts, graph: Graph, meter: Meter) -> Iterator[str]:
