@@ -181,6 +181,7 @@ class Case:
             assert "not finite" in str(error), error
         else:
             raise AssertionError("an infinite gradient was applied")
+        self._forget_gradients()  # of which torch has none that could be set to zero
         return f"emb{i}"
 
     def clear(self) -> str:
