@@ -81,15 +81,19 @@ class SparseOptimizer(torch.optim.Optimizer):
         gradient that is not finite is a ValueError on every rank, and nothing was changed; under a GradScaler that has
         found one, on whatever rank, all ranks skip.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        counted = [e.gradients.found_inf for e in self.embeddings if e.gradients.found_inf is not None]
-        skipped = self._finish([*self._begin(timeout)])
-        if skipped:
-            self._tell_scaler(counted)
-        return loss
+        try:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            counted = [e.gradients.found_inf for e in self.embeddings if e.gradients.found_inf is not None]
+            if self._finish([*self._begin(timeout)]):
+                self._tell_scaler(counted)
+            return loss
+        except BaseException:
+            for told in ("grad_scale", "found_inf"):  # a GradScaler takes them back only after a step that returns
+                vars(self).pop(told, None)
+            raise
 
     def _begin(self, timeout: float | None) -> Iterable[PendingPush]:
         """Sends what this rank has for each embedding: all of it, or that no rank may apply theirs."""

@@ -298,6 +298,35 @@ def test_a_rank_that_has_no_scaler_is_told_that_another_has_skipped():
         c.on_ranks(body)
 
 
+def test_a_step_that_failed_under_a_scaler_leaves_nothing_to_the_next():
+    ids = torch.tensor([1, 2])
+    tables = []
+    for fails in (False, True):
+        with alone() as store:
+            embedding = DistEmbedding(store, ROWS, DIM, "emb", init=1.0)
+            optimizer = SparseAdagrad([embedding], lr=0.1, eps=1.0)  # with this eps the size of a gradient counts
+            for bad in (torch.nan, None) if fails else ():  # a rate that is refused; a loop that is stopped in a closure
+                scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+                scaler.scale(embedding(ids).sum() * (torch.inf if bad is None else 1.0)).backward()
+                optimizer.lr = 0.1 if bad is None else bad
+                with pytest.raises(KeyboardInterrupt if bad is None else ValueError):
+                    scaler.step(optimizer, *([stop] if bad is None else []))
+                assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
+                optimizer.zero_grad()
+            optimizer.lr = 0.1
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            scaler.scale(embedding(ids).sum()).backward()
+            scaler.step(optimizer)
+            embedding(ids).sum().backward()
+            optimizer.step()
+            tables.append(embedding.table[:])
+    assert torch.equal(*tables)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
     with alone() as store:
         embedding, other = (DistEmbedding(store, ROWS, DIM, name) for name in ("emb", "other"))
