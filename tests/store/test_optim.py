@@ -369,6 +369,28 @@ def test_states_of_optimizers_are_checked_and_those_of_before_groups_still_load(
         assert (other.lr, other.lr_decay, other.initial_accumulator_value, other.eps) == (0.3, 0.5, 0.6, 1e-4)
 
 
+def test_norms_of_gradients_and_clipping_are_torchs_over_several_backward_passes():
+    passes = [torch.tensor(ids) for ids in ([0, 0, 7], [7, 0, 3], [9])]
+    with alone() as store:
+        embedding = DistEmbedding(store, ROWS, DIM, "emb", init=0.0)
+        optimizer = SparseAdagrad([embedding], lr=0.1, eps=1.0)
+        plain = nn.Embedding.from_pretrained(torch.zeros(ROWS, DIM), freeze=False)
+        dense = torch.optim.Adagrad(plain.parameters(), lr=0.1, eps=1.0)
+        for most in (1e9, 0.5):
+            for module in (embedding, plain):
+                for number, ids in enumerate(passes, 1):
+                    (number * module(ids).sum()).backward()
+            params = optimizer.param_groups[0]["params"]
+            torch.testing.assert_close(
+                nn.utils.clip_grad_norm_(params, most), nn.utils.clip_grad_norm_(plain.parameters(), most)
+            )
+            assert params[0].grad.shape == (4, DIM)
+            for each in (optimizer, dense):
+                each.step()
+                each.zero_grad()
+            torch.testing.assert_close(embedding.table[:], plain.weight.detach(), rtol=1e-6, atol=1e-7)
+
+
 def test_options_of_a_group_never_go_to_the_tables_of_another():
     with alone() as store:
         a, b, c = (DistEmbedding(store, ROWS, DIM, name) for name in "abc")
