@@ -396,7 +396,7 @@ def test_options_of_a_group_never_go_to_the_tables_of_another():
         a, b, c = (DistEmbedding(store, ROWS, DIM, name) for name in "abc")
         first = SparseAdam([{"params": [a, b], "lr": 0.1}, {"params": [c], "lr": 0.01}])
         state = first.state_dict()
-        for groups in ([[c], [a, b]], [[a], [b, c]], [[c, b], [a]]):
+        for groups in ([[c, b], [a]], [[c], [a, b]], [[a], [b, c]]):  # the first as large as those that were saved
             other = SparseAdam([{"params": group} for group in groups], lr=7.0)
             with pytest.raises(ValueError, match=r"list the groups as they were then, \[\['a', 'b'\], \['c'\]\]"):
                 other.load_state_dict(state)
