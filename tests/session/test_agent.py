@@ -22,10 +22,14 @@ if session.rank == 1:
 pids = session.group.gather("pids", [os.getpid(), session.status()[0]["pid"]])
 with open(sys.argv[2], "w" if session.rank == 0 else "a") as file:
     file.write(json.dumps(sorted({pid for each in pids for pid in each})) if session.rank == 0 else "")
-while True:  # no step fails: the store and the other rank are there
-    dist.all_reduce(torch.ones(1))
-    session.status()
-    time.sleep(0.01)
+try:
+    while True:  # no step fails: the store and the other rank are there
+        dist.all_reduce(torch.ones(1))
+        session.status()
+        time.sleep(0.01)
+finally:  # rank 0 has heeded the signal
+    while session.rank == 1:
+        time.sleep(0.01)
 """
 
 
@@ -116,7 +120,7 @@ print("ends by itself", flush=True)
 
 
 def test_who_closes_the_session_when_its_agent_has_ended_ends_by_itself_and_no_file_of_its_is_written_to(tmp_path):
-    """Whether the kernel tells of the end, or the trainer looks; what the program does to its environment is nothing."""
+    """Whether the kernel tells of the end, or the trainer looks; what a program does to its environment is nothing."""
     script = tmp_path / "orphan.py"
     script.write_text(ORPHAN)
     for way in ("waits", "polls"):
