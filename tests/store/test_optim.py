@@ -305,7 +305,7 @@ def test_a_step_that_failed_under_a_scaler_leaves_nothing_to_the_next():
         with alone() as store:
             embedding = DistEmbedding(store, ROWS, DIM, "emb", init=1.0)
             optimizer = SparseAdagrad([embedding], lr=0.1, eps=1.0)  # with this eps the size of a gradient counts
-            for bad in (torch.nan, None) if fails else ():  # a rate that is refused; a loop that is stopped in a closure
+            for bad in (torch.nan, None) if fails else ():  # a rate that is refused; a Ctrl-C
                 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
                 scaler.scale(embedding(ids).sum() * (torch.inf if bad is None else 1.0)).backward()
                 optimizer.lr = 0.1 if bad is None else bad
