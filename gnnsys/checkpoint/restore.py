@@ -202,7 +202,7 @@ def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
 def _tables_of(session: Session | None, states: States, found: Found) -> list[SavedTable]:
     """The tables of a checkpoint; ValueError, with a reason, where one has no meaning for what is here now."""
     tables, entries = [], found.manifest["tables"]
-    for name, saved in sorted(states.saved_tables(entries).items()):
+    for name, saved in sorted(states.saved_tables(entries, session).items()):
         table = states.tables[name]
         tables.append(SavedTable(saved, entries[saved], table, graph_of(table, session)))
         tables[-1].check()
@@ -212,7 +212,7 @@ def _tables_of(session: Session | None, states: States, found: Found) -> list[Sa
 def _fitting(group: Group, session: Session | None, states: States, found: Found) -> list[SavedTable]:
     def check() -> list[SavedTable]:
         manifest = found.manifest
-        known = states.saved_tables(manifest["tables"])
+        known = states.saved_tables(manifest["tables"], session)
         for kind, names in states.names().items():
             is_table = kind == "tables"
             missing = sorted(set(names) - set(known if is_table else manifest[kind]))

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from gnnsys.checkpoint.tables import graph_of, rows_of
 from gnnsys.store import DistEmbedding, DistTensor, Store
 from gnnsys.store.optim import SparseOptimizer
+
+if TYPE_CHECKING:
+    from gnnsys.session import Session
 
 _SHARED = (
     nn.Module,
@@ -45,20 +49,29 @@ class States:
         """What every rank must have alike, and a checkpoint too."""
         return {"shared": sorted(self.shared), "own": sorted(self.own), "tables": sorted(self.tables)}
 
-    def saved_tables(self, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    def saved_tables(self, saved: Mapping[str, Mapping[str, Any]], session: Session | None = None) -> dict[str, str]:
         """The name that each table has in a checkpoint whose tables are `saved`; those that it lacks are left out.
 
         It may be another one than here: earlier versions took the first in the order of `resume`'s arguments. A place
-        in an optimizer's list says less than the table's own name: the list may be in another order now.
+        in an optimizer's list says less than the table's own name and its graph: the list may be in another order now.
+        Tables of two graphs may have one name, and the place tells them apart where nothing else does.
         """
         found: dict[str, str] = {}
+        fits: list[tuple[tuple[bool, bool, bool], str, str]] = []  # how badly, a table's name here, a place
         for name, table in self.tables.items():
             known = [other for other in self.reached.get(name, [name]) if other in saved]
             if known and known[0] in self.places:
-                moved = [p for p in sorted(self.places & saved.keys()) if saved[p]["spec"]["name"] == table.name]
-                known = moved or known
-            if known and known[0] not in found.values():
+                graph = _graph_in(rows_of(table, graph_of(table, session)))
+                for place in sorted(self.places & saved.keys()):
+                    is_other = saved[place]["spec"]["name"] != table.name
+                    if not is_other or place == known[0]:
+                        is_elsewhere = _graph_in(saved[place].get("rows")) != graph
+                        fits.append(((is_other, is_elsewhere, place != known[0]), name, place))
+            elif known and known[0] not in found.values():
                 found[name] = known[0]
+        for _, name, place in sorted(fits):  # the best first: a place is one table's
+            if name not in found and place not in found.values():
+                found[name] = place
         return found
 
     def stores(self) -> list[Store]:
@@ -114,6 +127,11 @@ def _embeddings_in(name: str, value: Any) -> Iterator[tuple[str, DistEmbedding, 
     elif isinstance(value, SparseOptimizer):
         for number, found in enumerate(value.embeddings):
             yield f"{name}.{number}", found, True
+
+
+def _graph_in(rows: Mapping[str, Any] | None) -> str | None:
+    """The graph of a table's rows (see `rows_of`)."""
+    return None if rows is None else rows["graph"]
 
 
 def _same(table: DistTensor, other: DistTensor) -> bool:

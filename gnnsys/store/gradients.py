@@ -54,16 +54,15 @@ class Gradients:
             self._were_taken, self.found_inf = False, None
 
     def values(self) -> GradientValues:
-        """The gradients as one tensor that may be changed in place, a row for every id; no rows where there are none.
+        """The gradients as one tensor that may be changed in place, one row for each id; no rows where there are none.
 
+        Those of several backward passes are added here, so that a norm of them is that of their sum.
         Not None then: a rank without gradients takes part in a step, and a GradScaler must not stumble over it.
         """
         with self._lock:
             entries = sorted(self._entries, key=lambda entry: entry[0])
             if len(entries) > 1:
-                device = next((grads.device for _, ids, grads in entries if ids.numel()), entries[0][2].device)
-                ids = torch.cat([ids for _, ids, _ in entries])
-                self._entries = [(entries[0][0], ids, torch.cat([grads.to(device) for _, _, grads in entries]))]
+                self._entries = [(entries[0][0], *_added(entries))]
             plain = self._entries[0][2] if self._entries else self._no_rows()[1]
         values = plain.as_subclass(GradientValues)
         values.of = self
@@ -71,6 +70,16 @@ class Gradients:
 
     def _no_rows(self) -> tuple[Tensor, Tensor]:
         return torch.empty(0, dtype=torch.int64, device="cpu"), torch.empty(0, self._dim, device="cpu")
+
+
+def _added(entries: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The ids of all entries, each once, and the sums of their gradients, in the order of the entries."""
+    device = next((grads.device for _, ids, grads in entries if ids.numel()), entries[0][2].device)
+    ids, places = torch.cat([ids for _, ids, _ in entries]).unique(return_inverse=True)
+    total = torch.zeros(ids.numel(), entries[0][2].shape[1], device=device)
+    for place, (_, _, grads) in zip(places.split([ids.numel() for _, ids, _ in entries]), entries, strict=True):
+        total[place.to(device)] += grads.to(device)  # an entry has an id once: nothing is left to chance on a GPU
+    return ids, total
 
 
 class GradientValues(Tensor):

@@ -81,15 +81,19 @@ class SparseOptimizer(torch.optim.Optimizer):
         gradient that is not finite is a ValueError on every rank, and nothing was changed; under a GradScaler that has
         found one, on whatever rank, all ranks skip.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        counted = [e.gradients.found_inf for e in self.embeddings if e.gradients.found_inf is not None]
-        skipped = self._finish([*self._begin(timeout)])
-        if skipped:
-            self._tell_scaler(counted)
-        return loss
+        try:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            counted = [e.gradients.found_inf for e in self.embeddings if e.gradients.found_inf is not None]
+            if self._finish([*self._begin(timeout)]):
+                self._tell_scaler(counted)
+            return loss
+        except BaseException:
+            for told in ("grad_scale", "found_inf"):  # a GradScaler takes them back only after a step that returns
+                vars(self).pop(told, None)
+            raise
 
     def _begin(self, timeout: float | None) -> Iterable[PendingPush]:
         """Sends what this rank has for each embedding: all of it, or that no rank may apply theirs."""
@@ -140,10 +144,18 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """What the optimizer is; its moments lie beside the rows and are saved with them."""
-        return {**super().state_dict(), "kind": self.kind}
+        return {**super().state_dict(), "kind": self.kind, "tables": self._tables()}
+
+    def _tables(self) -> list[list[str]]:
+        """The tables of each group."""
+        return [[handle.embedding.name for handle in group["params"]] for group in self.param_groups]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
-        """Takes learning rates and the rest from a state; ValueError for an optimizer of another kind."""
+        """Takes learning rates and the rest from a state, group by group.
+
+        ValueError for an optimizer of another kind, and where a table was in another group than it is now: it would
+        get that one's options. Groups are not put in another order, as schedulers know them by their numbers.
+        """
         kind = state_dict.get("kind")
         if kind != self.kind:
             raise ValueError(f"the state is of {kind!r}, this optimizer is {self.kind!r}")
@@ -151,6 +163,14 @@ class SparseOptimizer(torch.optim.Optimizer):
             check_optimizer(state_dict)
             self._set_options(state_dict)
             return
+        saved, here = _groups_of(state_dict.get("tables", [])), _groups_of(self._tables())
+        for table in sorted(saved.keys() & here.keys()):
+            if saved[table] != here[table]:
+                raise ValueError(
+                    f"table {table!r} is in group {_listed(here[table])} of this optimizer, and was in group "
+                    f"{_listed(saved[table])} of the one that was saved: list the groups as they were then, "
+                    f"{state_dict['tables']}"
+                )
         for group in state_dict["param_groups"]:
             check_optimizer(self.options({**self.defaults, **group}))
         super().load_state_dict(dict(state_dict))
@@ -227,3 +247,16 @@ class SparseAdagrad(SparseOptimizer):
 def _number(lr: Any) -> Any:
     """A learning rate as a number: torch's may be tensors of one."""
     return lr.item() if isinstance(lr, Tensor) and lr.numel() == 1 else lr
+
+
+def _groups_of(tables: Iterable[Iterable[str]]) -> dict[str, list[int]]:
+    """The numbers of the groups that have each table; two stores may have tables of one name."""
+    found: dict[str, list[int]] = {}
+    for number, names in enumerate(tables):
+        for name in names:
+            found.setdefault(name, []).append(number)
+    return found
+
+
+def _listed(groups: list[int]) -> str:
+    return " and ".join(map(str, groups))

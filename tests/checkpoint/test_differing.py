@@ -163,6 +163,30 @@ def test_a_digest_depends_on_every_bit_and_its_place_and_on_nothing_else():
     assert digest_states({"a": odd}) == digest_states({"a": odd.clone()}) != digest_states({"a": 2 * odd})
 
 
+def test_a_digest_tells_large_tensors_apart_that_have_the_same_rows_in_another_order():
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(4096, generator=generator)
+    labels = nn.functional.one_hot(torch.arange(4096) % 64, 64)
+    half = torch.randint(0, 2, (512, 64), generator=generator)
+    masks = [torch.stack([each, 1 - each], -1).view(512, 128).float() for each in (half, half[order[:512] % 512])]
+    pairs = [(labels, labels[order]), (masks[0], masks[1])]
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int64):
+        one = torch.eye(1024, dtype=dtype)
+        for apart in (1, 8, 16, 128, 256, 512):
+            two = one.clone()
+            two[[0, apart]] = two[[apart, 0]]
+            both = two.clone()  # and two others back: the places' sum is what it was
+            both[[1, apart + 1]] = both[[apart + 1, 1]]
+            pairs += [(one, two), (one, both), (two, both)]
+        column = torch.zeros(4096, 256 // dtype.itemsize, dtype=dtype)
+        inner, outer = column.clone(), column.clone()
+        inner[[1, 2], 0], outer[[0, 3], 0] = 1, 1
+        pairs.append((inner, outer))
+    for one, other in pairs:
+        assert not torch.equal(one, other)
+        assert digest_states({"a": one}) != digest_states({"a": other}), (one.dtype, one.shape)
+
+
 def test_states_of_any_form_come_back_from_what_differs():
     for one, other in (
         ({"a": 1, "b": torch.ones(2)}, {"a": 1, "b": torch.zeros(2)}),

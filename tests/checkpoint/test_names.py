@@ -11,6 +11,9 @@ from torch import nn
 
 import gnnsys
 from gnnsys.checkpoint import folder as folders
+from gnnsys.checkpoint.states import sort_states
+from gnnsys.graph import Graph
+from gnnsys.partition import partition_graph
 from gnnsys.store import Shard, Store
 
 ROWS, DIM = 6, 2
@@ -93,3 +96,39 @@ def test_a_checkpoint_of_other_names_is_still_refused(tmp_path):
     rename_table(tmp_path / "step-0000000000", "sparse.1", "sparse.7")
     with pytest.raises(ValueError, match=r"it has no 'sparse.1'"):
         life(tmp_path, [0], names=("sparse",))
+
+
+def test_tables_of_two_graphs_that_have_one_name_get_each_its_own_rows(tmp_path):
+    for seed, name in enumerate("ab"):
+        edges = torch.randint(0, ROWS, (2, 20), generator=torch.Generator().manual_seed(seed))
+        partition_graph(Graph.from_edge_index(edges, ROWS), 2, tmp_path / name)
+
+    def life(order: str, *, save: bool) -> list[float]:
+        with gnnsys.init(process_group=False) as session:
+            graphs = [gnnsys.open(tmp_path / name) for name in order]
+            made = [gnnsys.DistEmbedding(graph, ROWS, DIM, "node/node/e", init=0.0) for graph in graphs]
+            with gnnsys.resume(tmp_path / "saved", session=session, sparse=gnnsys.SparseAdam(made)) as saver:
+                if save:
+                    for number, embedding in enumerate(made, 1):
+                        embedding.table[:] = torch.full((ROWS, DIM), float(number))
+                    saver.save()
+                assert save or saver.restored is not None
+                return [float(embedding.table[:].mean()) for embedding in made]
+
+    assert life("ab", save=True) == [1.0, 2.0]
+    assert life("ab", save=False) == [1.0, 2.0]
+    assert life("ba", save=False) == [2.0, 1.0], "each graph's rows, in another order of the list too"
+
+
+def test_tables_of_two_stores_that_have_one_name_are_told_apart_by_their_places():
+    stores = [Store(machine_of_part=[0], local=Shard(0)) for _ in range(2)]
+    made = [gnnsys.DistEmbedding(store, ROWS, DIM, "e") for store in stores]
+    other = gnnsys.DistEmbedding(stores[0], ROWS, DIM, "other")
+    for listed in ([*made, other], [other, *made], [made[0], other, made[1]]):
+        states = sort_states({"sparse": gnnsys.SparseAdam(listed)})
+        saved = {name: {"spec": {"name": table.name}, "rows": None} for name, table in states.tables.items()}
+        assert states.saved_tables(saved) == {name: name for name in saved}
+        first = {f"sparse.{i}": {"spec": {"name": name}, "rows": None} for i, name in enumerate(("e", "e", "other"))}
+        found = states.saved_tables(first)
+        assert sorted(found.values()) == sorted(first)
+        assert all(first[place]["spec"]["name"] == states.tables[name].name for name, place in found.items())

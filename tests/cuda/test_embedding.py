@@ -65,3 +65,20 @@ def test_embeddings_on_the_device_and_on_the_host_share_an_optimizer_and_a_scale
                 moved = torch.zeros(ROWS, DIM)
                 moved[:3] = 0.0 if overflow else 0.1
                 torch.testing.assert_close(rows - embedding.table[:], moved, rtol=1e-4, atol=1e-5)
+
+
+def test_norms_and_sums_over_several_backward_passes_are_torchs_on_the_device():
+    with alone(2) as store:
+        embedding = DistEmbedding(store, ROWS, DIM, "emb")
+        plain = nn.Embedding.from_pretrained(embedding.table[:].cuda(), freeze=False)
+        optimizer = SparseAdagrad([embedding])
+        for number in range(4):
+            ids = random_ids(200, ROWS, seed=number)
+            for module in (embedding, plain):
+                given = ids.cuda() if number != 2 or module is plain else ids  # a pass on the host, too
+                (module(given) * (1 + 0.1 * number)).square().sum().cuda().backward()
+        params = optimizer.param_groups[0]["params"]
+        norms = [nn.utils.clip_grad_norm_(each, 1e9) for each in (params, plain.parameters())]
+        torch.testing.assert_close(norms[0], norms[1])
+        assert params[0].grad.is_cuda
+        torch.testing.assert_close(params[0].grad.clone(), plain.weight.grad[plain.weight.grad.abs().sum(1) > 0])

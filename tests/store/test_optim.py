@@ -298,6 +298,35 @@ def test_a_rank_that_has_no_scaler_is_told_that_another_has_skipped():
         c.on_ranks(body)
 
 
+def test_a_step_that_failed_under_a_scaler_leaves_nothing_to_the_next():
+    ids = torch.tensor([1, 2])
+    tables = []
+    for fails in (False, True):
+        with alone() as store:
+            embedding = DistEmbedding(store, ROWS, DIM, "emb", init=1.0)
+            optimizer = SparseAdagrad([embedding], lr=0.1, eps=1.0)  # with this eps the size of a gradient counts
+            for bad in (torch.nan, None) if fails else ():  # a rate that is refused; a Ctrl-C
+                scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+                scaler.scale(embedding(ids).sum() * (torch.inf if bad is None else 1.0)).backward()
+                optimizer.lr = 0.1 if bad is None else bad
+                with pytest.raises(KeyboardInterrupt if bad is None else ValueError):
+                    scaler.step(optimizer, *([stop] if bad is None else []))
+                assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
+                optimizer.zero_grad()
+            optimizer.lr = 0.1
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            scaler.scale(embedding(ids).sum()).backward()
+            scaler.step(optimizer)
+            embedding(ids).sum().backward()
+            optimizer.step()
+            tables.append(embedding.table[:])
+    assert torch.equal(*tables)
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
 def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
     with alone() as store:
         embedding, other = (DistEmbedding(store, ROWS, DIM, name) for name in ("emb", "other"))
@@ -321,20 +350,23 @@ def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
             copy.deepcopy(optimizer)
 
 
-def test_states_of_optimizers_are_checked_and_those_of_before_groups_still_load():
+def test_norms_of_gradients_and_clipping_are_torchs_over_several_backward_passes():
+    passes = [torch.tensor(ids) for ids in ([0, 0, 7], [7, 0, 3], [9])]
     with alone() as store:
-        embedding = DistEmbedding(store, ROWS, DIM, "emb")
-        optimizer = SparseAdam([embedding], lr=0.1)
-        state = optimizer.state_dict()
-        with pytest.raises(ValueError, match="the state is of 'adam', this optimizer is 'adagrad'"):
-            SparseAdagrad([embedding]).load_state_dict(state)
-        broken = {**state, "param_groups": [{**state["param_groups"][0], "lr": "much"}]}
-        with pytest.raises(ValueError, match="lr must be a finite number"):
-            optimizer.load_state_dict(broken)
-        optimizer.load_state_dict({"kind": "adam", "lr": 0.3, "beta1": 0.5, "beta2": 0.6, "eps": 1e-4})
-        assert (optimizer.lr, optimizer.betas, optimizer.eps) == (0.3, (0.5, 0.6), 1e-4)
-        optimizer.load_state_dict(state)
-        assert (optimizer.lr, optimizer.betas, optimizer.eps) == (0.1, (0.9, 0.999), 1e-8)
-        other = SparseAdagrad([embedding])
-        other.load_state_dict({"kind": "adagrad", "lr": 0.3, "lr_decay": 0.5, "initial": 0.6, "eps": 1e-4})
-        assert (other.lr, other.lr_decay, other.initial_accumulator_value, other.eps) == (0.3, 0.5, 0.6, 1e-4)
+        embedding = DistEmbedding(store, ROWS, DIM, "emb", init=0.0)
+        optimizer = SparseAdagrad([embedding], lr=0.1, eps=1.0)
+        plain = nn.Embedding.from_pretrained(torch.zeros(ROWS, DIM), freeze=False)
+        dense = torch.optim.Adagrad(plain.parameters(), lr=0.1, eps=1.0)
+        for most in (1e9, 0.5):
+            for module in (embedding, plain):
+                for number, ids in enumerate(passes, 1):
+                    (number * module(ids).sum()).backward()
+            params = optimizer.param_groups[0]["params"]
+            torch.testing.assert_close(
+                nn.utils.clip_grad_norm_(params, most), nn.utils.clip_grad_norm_(plain.parameters(), most)
+            )
+            assert params[0].grad.shape == (4, DIM)
+            for each in (optimizer, dense):
+                each.step()
+                each.zero_grad()
+            torch.testing.assert_close(embedding.table[:], plain.weight.detach(), rtol=1e-6, atol=1e-7)
