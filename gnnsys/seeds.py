@@ -228,9 +228,10 @@ class _Listed:
 class _Masked:
     mask: Tensor
     offsets: Sequence[int]
+    name: str = "the mask"
 
     def counts(self) -> Sequence[int]:
-        return count_true(self.mask, self.offsets)
+        return count_true(self.mask, self.offsets, self.name)
 
     def ids(self, first: int, end: int) -> Tensor:
         return select_true(self.mask, first, end)
@@ -288,10 +289,10 @@ def _choose(
         rows = _data_of(graph, type)[name]
         label = f"{name!r} of {type!r}"
         if isinstance(rows, Tensor):
-            return _Masked(mask_column(rows, column, label).cpu(), offsets)
+            return _Masked(mask_column(rows, column, label).cpu(), offsets, label)
         if not isinstance(graph, Graph) and _is_stored(graph, type, name, rows):
             return _InParts(graph, Mask(type, name, column))
-        return _Masked(mask_column(_read_all(rows), column, label), offsets)
+        return _Masked(mask_column(_read_all(rows), column, label), offsets, label)
     is_bytes = getattr(what, "dtype", None) in (torch.uint8, np.uint8)  # how some files keep masks
     given = torch.as_tensor(what, device="cpu") if is_bytes else as_integers(what, "what to split")
     if given.dtype in (torch.bool, torch.uint8):

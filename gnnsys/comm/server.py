@@ -324,11 +324,7 @@ class Server:
         The ping came behind the requests it asks about, on their connection: what is unknown now was lost.
         """
         try:
-            arrays = wire.read_message(header, frames, self._limits).arrays
-            if any(array.dtype != torch.int64 or array.ndim != 1 for array in arrays) or len(arrays) > 1:
-                raise WireError("ping", "a ping carries at most one array of request ids")
-            if arrays and arrays[0].numel() > self._limits.max_queue:
-                raise WireError("ping", f"a ping about {arrays[0].numel()} requests, {self._limits.max_queue} may wait")
+            arrays = wire.read_message(header, frames, self._limits, self._check_ping).arrays
         except WireError as error:
             self._refuse(identity, frames[0].buffer, error)
             return
@@ -342,6 +338,13 @@ class Server:
                 states.append(KNOWN if key in self._jobs or key in self._kept else UNKNOWN)
             answered = [torch.tensor(states, dtype=torch.uint8, device="cpu")] if arrays else []
             self._send(identity, header, wire.encode(wire.reply_header(header), answered, None, self._limits))
+
+    def _check_ping(self, plan: wire.Plan) -> None:
+        """WireError for what is no list of request ids. Pings are read by the thread that all others wait for."""
+        if len(plan) > 1 or any(dtype != torch.int64 or len(shape) != 1 for _, _, dtype, shape, _ in plan):
+            raise WireError("ping", "a ping carries at most one array of request ids")
+        if plan and plan[0][-1] > self._limits.max_queue:
+            raise WireError("ping", f"a ping about {plan[0][-1]} requests, {self._limits.max_queue} may wait")
 
     def _expire(self, now: float) -> None:
         """Answers what nobody answered in its time: a future that never came, a queue that never moved."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ BUSY = 6
 
 _HEADER = struct.Struct("<4sHHBBHQqiiQqqiIQIII")
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
+# of each array: its frames' memory (none: the first frame's), offset, dtype, shape and count
+Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
 _PADDING = tuple(bytes(-position % 8) for position in range(8))
 
 
@@ -280,8 +282,13 @@ def read_prefix(front: bytes | memoryview) -> Header | None:
     return make_header(kind, request_id, flags=flags)._replace(version=version, status=status)
 
 
-def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) -> Message:
-    """The message whose first frame begins with `header`; WireError where its parts disagree."""
+def read_message(
+    header: Header, frames: Sequence[zmq.Frame], limits: Limits, check: Callable[[Plan], None] | None = None
+) -> Message:
+    """The message whose first frame begins with `header`; WireError where its parts disagree.
+
+    `check` may refuse what the message describes before any of it is copied.
+    """
     front = frames[0].buffer
     num_arrays, at = header.num_arrays, _HEADER.size + 2 * header.num_arrays
     kinds = bytes(front[_HEADER.size : at])
@@ -295,6 +302,8 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
     at += 8 * num_dims
     options = _read_options(bytes(front[at : at + header.num_option_bytes])) if header.num_option_bytes else {}
     plan = locate_arrays(kinds, dims, at + header.num_option_bytes, frames, limits)
+    if check is not None:
+        check(plan)
     if not plan:
         return Message(header, [], options)
     front = aligned(front)
@@ -305,14 +314,12 @@ def read_message(header: Header, frames: Sequence[zmq.Frame], limits: Limits) ->
     return Message(header, arrays, options)
 
 
-def locate_arrays(
-    kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits
-) -> list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]:
-    """Where each array lies: its frames' memory (none: the first frame's), offset, dtype, shape and count.
+def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence[zmq.Frame], limits: Limits) -> Plan:
+    """Where each array lies.
 
     WireError where descriptors, dimensions and frames disagree; nothing is allocated for what they say.
     """
-    plan: list[tuple[Any, int, torch.dtype, tuple[int, ...], int]] = []
+    plan: Plan = []
     begin, num_used = 0, 1
     for code, ndim in zip(kinds[::2], kinds[1::2]):
         shape = dims[begin : begin + ndim]

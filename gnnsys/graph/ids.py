@@ -14,6 +14,7 @@ from torch import Tensor
 
 IdsLike: TypeAlias = "Tensor | np.ndarray[Any, Any] | list[int] | list[bool] | tuple[int, ...] | range"
 
+_ID_TYPES = (torch.int32, torch.int64)
 _REMEDY = "give whole numbers (.long() or .astype(int)), or a mask of bools with an entry for each"
 
 
@@ -33,6 +34,8 @@ def as_ids(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tens
 
 def ids_of(values: IdsLike, num_ids: int, name: str, what: str = "node") -> Tensor:
     """The same without a look at the values: ids may be on a device, where that would mean to wait for it."""
+    if isinstance(values, Tensor) and values.dtype in _ID_TYPES and values.dim() == 1:  # every batch's seeds
+        return values
     ids = ids_or_mask(values, name)
     if ids.dtype != torch.bool:
         return ids

@@ -7,7 +7,6 @@ others to nodes. Some names mean more, see `load_npz`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +31,12 @@ from gnnsys.graph.npz_checks import (
     check_kinds,
     check_mask,
     check_masks,
+    check_once,
     check_types,
     count_in,
     edge_types_in,
     is_per_edge,
+    mask_name,
     offsets_in,
     owner_of,
     take,
@@ -43,8 +44,6 @@ from gnnsys.graph.npz_checks import (
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
 
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
-_INDEX = re.compile(r"(train|val|test)_idx(_\w+)?")
-_MASKS = re.compile(r"(train|val|test)_masks")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ def load_npz(path: Path) -> Graph:
     numbering, type t holding `node_type_offsets[t]:node_type_offsets[t+1]` (`node_type_names`). Rows of a type end in
     its name: `x_<type>`, `year_<type>`, `train_idx_<type>` become its `x`, `year` and `train_mask`; what has a row per
     node and names no type belongs to `target_type` (default: the first). A name that begins with another type's is
-    refused: whose rows they are is not to be guessed.
+    refused, and so is one that ends in another type's where the rows may be the target's: whose they are is not to be
+    guessed. Two underscores before the type, `year__<type>`, say it without doubt. So are two arrays that would be one.
     """
     arrays = load_npz_arrays(path)
     try:
@@ -99,14 +99,16 @@ def _homogeneous(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Te
     info = _take_info(arrays)
     rows = _take_features(arrays, dense)
     num_nodes = _take_num_nodes(arrays, rows, edge_index, folder)
+    num_edges = edge_index.shape[1]
+    per_edge = {
+        name: array
+        for name, array in arrays.items()
+        if mask_name(name) is None and is_per_edge(name, array, num_nodes, num_edges)
+    }
+    check_once((NODE, name, name) for name in (*rows, *arrays) if name not in per_edge)
     node_data = _take_splits(arrays, num_nodes) | rows
-    edge_rows: Arrays = {}
-    for name, array in arrays.items():
-        if is_per_edge(name, array, num_nodes, edge_index.shape[1]):
-            edge_rows[name] = array
-        else:
-            node_data[name] = as_rows(name, array)
-    return Content(edge_index, [EDGE], None, {NODE: 0}, {NODE: num_nodes}, {NODE: node_data}, edge_rows, info)
+    node_data |= {name: as_rows(name, array) for name, array in arrays.items() if name not in per_edge}
+    return Content(edge_index, [EDGE], None, {NODE: 0}, {NODE: num_nodes}, {NODE: node_data}, per_edge, info)
 
 
 def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor], folder: Path | None) -> Content:
@@ -121,20 +123,22 @@ def _typed(edge_index: np.ndarray, arrays: Arrays, dense: Callable[..., Tensor],
     check_types(names, list(offsets), target)
 
     node_data: dict[NodeType, dict[str, Tensor]] = {node_type: {} for node_type in offsets}
+    names_of = []  # node type, name there, name in the file
     for name, features in _take_features(arrays, dense, list(offsets)).items():
-        owner = name.removeprefix("x_") if name != "x" else target
-        node_data[owner]["x"] = features
+        of_type = name.removeprefix("x_") if name != "x" else target
+        node_data[of_type]["x"] = features
+        names_of.append((of_type, "x", name))
     edge_rows: Arrays = {}
-    of_type: dict[NodeType, Arrays] = {node_type: {} for node_type in offsets}
+    own_arrays: dict[NodeType, Arrays] = {node_type: {} for node_type in offsets}
     for name, array in arrays.items():
         owner, own_name = owner_of(name, array, num_nodes, target, edge_type.size)
         if owner is None:
             edge_rows[name] = array
-        elif own_name in of_type[owner] or own_name in node_data[owner]:
-            raise ValueError(f"has {own_name!r} of node type {owner!r} twice, as {own_name} and {own_name}_{owner}")
         else:
-            of_type[owner][own_name] = array
-    for node_type, own in of_type.items():
+            own_arrays[owner][own_name] = array
+            names_of.append((owner, own_name, name))
+    check_once(names_of)
+    for node_type, own in own_arrays.items():
         node_data[node_type] |= _take_splits(own, num_nodes[node_type])
         node_data[node_type] |= {name: as_rows(name, array) for name, array in own.items()}
     first_node = {node_type: begin for node_type, (begin, _) in offsets.items()}
@@ -225,13 +229,16 @@ def _take_splits(arrays: Arrays, num_nodes: int) -> dict[str, Tensor]:
     splits = {}
     for name in list(arrays):
         check_mask(name, arrays[name])
-        if match := _INDEX.fullmatch(name):
+        becomes = mask_name(name)
+        if becomes is None:
+            continue
+        if name.partition("_")[2] == "masks":
+            check_masks(name, arrays[name])
+            splits[becomes] = torch.from_numpy(arrays.pop(name).T.copy())
+        else:
             mask = torch.zeros(num_nodes, dtype=torch.bool, device="cpu")
             mask[as_ids(torch.from_numpy(arrays.pop(name)), num_nodes, name)] = True
-            splits[f"{match[1]}_mask{match[2] or ''}"] = mask
-        elif match := _MASKS.fullmatch(name):
-            check_masks(name, arrays[name])
-            splits[f"{match[1]}_mask"] = torch.from_numpy(arrays.pop(name).T.copy())
+            splits[becomes] = mask
     return splits
 
 

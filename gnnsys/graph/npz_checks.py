@@ -7,7 +7,7 @@ do not fit. What is let through here is neither lost nor misread later.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 _OF_EDGES = ("weight", "time")  # as in a table of edges
 _SPLIT = re.compile(r"(train|val|test)_(mask|masks|idx)")
+_LISTED = re.compile(r"(train|val|test)_(idx(_\w+)?|masks)")  # become masks
 _MASK = re.compile(r"(train|val|test)_mask(_\w+)?")
 
 
@@ -122,27 +123,70 @@ def owner_of(
     """The node type that an array of a typed graph belongs to and its name there; None where it has a row per edge.
 
     `year_book` is `year` of books. What names no type is the target's, unless its number of rows says edges. ValueError
-    for `book_year`, which would be taken for the target's.
+    for `book_year`, which would be taken for the target's, and for `first_book` that may be of either by its rows.
     """
     whole = bool(_SPLIT.fullmatch(name))  # train_mask, though a type may be called mask
-    ends = [node_type for node_type in num_nodes if name.endswith(f"_{node_type}") and not whole]
+    ends = [t for t in num_nodes if name.endswith(f"_{t}") and name.removesuffix(f"_{t}").strip("_") and not whole]
     owner = max(ends, key=len, default=target)
-    if is_per_edge(name, array, num_nodes[owner], num_edges):
+    own_name = name.removesuffix(f"_{owner}").removesuffix("_") if ends else name
+    if owner != target and not name.endswith(f"__{owner}"):
+        _check_not_the_targets(name, own_name, array, num_nodes, owner, target, num_edges)
+    is_list = bool(_LISTED.fullmatch(own_name))  # of ids, as many as there happen to be
+    if not is_list and is_per_edge(name, array, num_nodes[owner], num_edges):
         begins = [t for t in num_nodes if name.startswith(f"{t}_") and array.shape[0] == num_nodes[t]]
         if not begins:
             return None, name
     if ends:
-        return owner, name.removesuffix(f"_{owner}")
+        return owner, own_name
     begins = [node_type for node_type in num_nodes if name.startswith(f"{node_type}_")]
     other = max(begins, key=len, default=target)
     if other != target:
         bare = name.removeprefix(f"{other}_")
         raise ValueError(
             f"{name} begins with the node type {other!r}, but a name without a type at its end belongs to "
-            f"{target!r}, the target_type: call it {bare}_{other} if it has a row per {other!r}, or "
+            f"{target!r}, the target_type: call it {bare}__{other} if it has a row per {other!r}, or "
             f"{name}_{target} if it has one per {target!r}"
         )
     return target, name
+
+
+def _check_not_the_targets(
+    name: str,
+    own_name: str,
+    array: np.ndarray,
+    num_nodes: Mapping[NodeType, int],
+    owner: NodeType,
+    target: NodeType,
+    num_edges: int,
+) -> None:
+    """ValueError for an array that ends in a type's name, but has as many rows as the target, whose it may be."""
+    is_known = own_name in ("x", "y") or _SPLIT.fullmatch(own_name) is not None
+    is_targets = array.ndim > 0 and array.shape[0] == num_nodes[target]
+    if is_known or not is_targets or is_per_edge(name, array, num_nodes[target], num_edges):
+        return
+    raise ValueError(
+        f"{name} ends in the node type {owner!r}, but its {array.shape[0]} rows may be of {target!r} as well, the "
+        f"target_type: call it {name}_{target} if it has a row per {target!r}, or {own_name}__{owner}, with two "
+        f"underscores, if it has one per {owner!r}"
+    )
+
+
+def check_once(names: Iterable[tuple[NodeType, str, str]]) -> None:
+    """ValueError where two arrays would be one. Each is its node type, its name there and its name in the file."""
+    seen: dict[tuple[NodeType, str], str] = {}
+    for node_type, own_name, name in names:
+        becomes = mask_name(own_name) or own_name
+        other = seen.setdefault((node_type, becomes), name)
+        if other != name:
+            raise ValueError(
+                f"has {becomes!r} of node type {node_type!r} twice, as {other} and as {name}: leave one of them away"
+            )
+
+
+def mask_name(name: str) -> str | None:
+    """What a list of ids, or masks by split, are called once they are a mask with a row per node."""
+    match = _LISTED.fullmatch(name)
+    return f"{match[1]}_mask{match[3] or ''}" if match else None
 
 
 def count_in(name: str, array: np.ndarray) -> int:

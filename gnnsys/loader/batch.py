@@ -42,6 +42,7 @@ class Batch:
 
     A name that is looked up on the batch itself is found in its only node and edge type (homogeneous), or in the type
     the seeds are of (`batch.batch_size`, `batch.input_id`); `NAME_dict` collects a name over all types that have it.
+    A name that nodes and edges both have is a ValueError there: `batch.nodes[type]` and `batch.edges[type]` have them.
     """
 
     def __init__(
@@ -104,9 +105,9 @@ class Batch:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        for store in self._visible():
-            if name in store:
-                return store[name]
+        store = self._holder(name)
+        if store is not None:
+            return store[name]
         if name.endswith("_dict"):
             found = self.collect(name[: -len("_dict")])
             if found:
@@ -120,11 +121,8 @@ class Batch:
         if name in self.__dict__:
             self.__dict__[name] = value
             return
-        for store in self._visible():
-            if name in store:
-                store[name] = value
-                return
-        self.extra[name] = value
+        store = self._holder(name)
+        (self.extra if store is None else store)[name] = value
 
     def __contains__(self, name: str) -> bool:
         return any(name in store for store in self._visible())
@@ -142,6 +140,17 @@ class Batch:
             return [self.extra, *self.nodes.values(), *self.edges.values()]
         seeds: Mapping[Any, Store] = self.edges if isinstance(self.input_type, tuple) else self.nodes
         return [self.extra, seeds[self.input_type]] if self.input_type in seeds else [self.extra]
+
+    def _holder(self, name: str) -> Store | None:
+        """Where a name that is looked up on the batch itself is; ValueError where nodes and edges both have it."""
+        having = [store for store in self._visible() if name in store]
+        if len(having) > 1 and having[0] is not self.extra:
+            node_type, edge_type = next(iter(self.nodes)), next(iter(self.edges))
+            raise ValueError(
+                f"nodes and edges both have {name!r}: write batch.nodes[{node_type!r}][{name!r}] or "
+                f"batch.edges[{edge_type!r}][{name!r}]"
+            )
+        return having[0] if having else None
 
     def _stores(self) -> Iterator[tuple[Any, Store]]:
         yield from self.nodes.items()

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,6 +121,8 @@ def check_sampling(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 
 def plain(value: Any) -> Any:
     """As a checkpoint keeps it: numbers, text, lists, dictionaries by text; a tensor as its checksum."""
+    if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.dim() == 0):
+        return value.item()
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {checksum(value):08x}"
     if isinstance(value, Mapping):

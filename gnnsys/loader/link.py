@@ -126,7 +126,7 @@ class LinkNeighborLoader(Loader):
             "subgraph_type": subgraph_type,
             "exclude_supervision": exclude_supervision,
             "reverse_edge_type": reverse_edge_type,
-            "neg_sampling": None if negatives is None else vars(negatives),
+            "neg_sampling": seeder.told_negatives,
         }
         super().__init__(
             graph,

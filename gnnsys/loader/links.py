@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType, is_source
 from gnnsys.graph.listing import some
 from gnnsys.graph.names import did_you_mean
+from gnnsys.loader.identity import checksum
 from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
 from gnnsys.loader.read import read_rows
@@ -111,6 +113,18 @@ class LinkSeeder:
             self._draw_dst = NodeDraw(num_nodes[1], negatives.dst_weight, node_time[1], "neg_sampling: dst_weight")
             if not negatives.is_triplet:
                 self._draw_src = NodeDraw(num_nodes[0], negatives.src_weight, node_time[0], "neg_sampling: src_weight")
+
+    @cached_property
+    def told_negatives(self) -> dict[str, Any] | None:
+        """What negatives are drawn of, as a loader's state says it: weights by a checksum, whatever held them.
+
+        It is of their values as float32, which a list, an array of doubles and a tensor have in common.
+        """
+        if self._negatives is None:
+            return None
+        weights = {name: getattr(self._negatives, name) for name in ("src_weight", "dst_weight")}
+        told = {name: None if w is None else f"{w.numel()} {checksum(w.float()):08x}" for name, w in weights.items()}
+        return {"mode": self._negatives.mode, "amount": self._negatives.amount, **told}
 
     def __call__(self, links: Links, stream: torch.Generator) -> LinkSeeds:
         num_positives = links.src.numel()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gnnsys.loader.batch import Batch
+from gnnsys.loader.batch import Batch, Store
 from gnnsys.loader.negatives import NegativeSampling
 
 _ALWAYS = ("n_id", "e_id", "edge_index", "input_id", "num_sampled_nodes", "num_sampled_edges")
 _OF_BATCH = frozenset(name for name in (*vars(Batch), *Batch.__annotations__) if not name.startswith("_"))
+_OF_STORE = frozenset(name for name in dir(Store) if not name.startswith("_"))  # batch["paper"].values is a method
 
 
 def node_names(is_disjoint: bool, is_timed: bool) -> tuple[str, ...]:
@@ -31,7 +32,7 @@ def link_names(
 
 def check_names_free(arrays: Mapping[Any, Sequence[str]], own: Iterable[str], is_homogeneous: bool) -> None:
     """ValueError for an array, by type, that batches could not have under its name."""
-    taken = {*own, *_OF_BATCH} if is_homogeneous else set(own)
+    taken = {*own, *(_OF_BATCH if is_homogeneous else _OF_STORE)}
     for key, names in arrays.items():
         for name in names:
             if name in taken:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.loader.negatives import NegativeSampling as Negatives
-
 _NAMES = ("node", "row", "col", "label", "time")  # of PyG's inputs, whichever they are
 
 
@@ -41,9 +39,3 @@ def check_options(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     for name, value in ours.items():
         if name != "inputs" and name in state and state[name] != value:
             raise ValueError(f"this state is of a loader with {name}={state[name]}, here it is {value}")
-
-
-def negatives_of(neg_sampling: Any) -> dict[str, Any] | None:
-    """PyG's description of negatives, as a state keeps it."""
-    negatives = Negatives.cast(neg_sampling)
-    return None if negatives is None else vars(negatives)

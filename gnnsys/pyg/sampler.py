@@ -235,6 +235,12 @@ class NeighborSampler(BaseSampler):
         """ValueError, before the first batch, for negatives that cannot be drawn."""
         self._seeder(edge_type or EDGE, neg_sampling)
 
+    def told_negatives(
+        self, edge_type: EdgeType | None, neg_sampling: NegativeSampling | None
+    ) -> dict[str, Any] | None:
+        """What negatives are drawn of, as a loader's state says it."""
+        return None if neg_sampling is None else self._seeder(edge_type or EDGE, neg_sampling).told_negatives
+
     def _seeder(self, edge_type: EdgeType, neg_sampling: NegativeSampling | None) -> LinkSeeder:
         known = self._seeders.get(edge_type)
         if known is None or known[0] is not neg_sampling:

@@ -27,7 +27,7 @@ from gnnsys.ops.buffers import BufferPool
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
-from gnnsys.pyg.identity import check_options, fingerprint, negatives_of
+from gnnsys.pyg.identity import check_options, fingerprint
 from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
 from gnnsys.pyg.join import Join, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
@@ -298,7 +298,8 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             return {}
         if self._graph_identity is None:
             self._graph_identity = graph_identity(self._sampler.graph)
-        options = {**self._sampler.options(), "neg_sampling": negatives_of(getattr(self, "neg_sampling", None))}
+        negatives = self._sampler.told_negatives(self.input_data.input_type, getattr(self, "neg_sampling", None))
+        options = {**self._sampler.options(), "neg_sampling": negatives}
         return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": plain(options)}}
 
     def input_ids(self, input_id: Tensor) -> Tensor:

@@ -21,10 +21,19 @@ from gnnsys.partition import Parts
 BLOCK = 1 << 20  # rows looked at together: a megabyte of mask
 
 
-def count_true(mask: Tensor, bounds: Sequence[int]) -> list[int]:
-    """How many rows of `mask` are true in each [bounds[i], bounds[i + 1])."""
+def count_true(mask: Tensor, bounds: Sequence[int], name: str = "the mask") -> list[int]:
+    """How many rows of `mask` are true in each [bounds[i], bounds[i + 1]); ValueError for bytes that are not 0 or 1."""
+
+    def count(block: Tensor) -> int:
+        if block.dtype != torch.bool and block.numel() and (largest := int(block.max())) > 1:
+            raise ValueError(
+                f"{name} must be a mask, bools or bytes of 0 and 1, got {block.dtype} with {largest}: give ids as "
+                "int64 (.long() or .astype(int)), or the mask of what you mean (rows != 0)"
+            )
+        return int(torch.count_nonzero(block))
+
     return [
-        sum(int(torch.count_nonzero(mask[at : min(at + BLOCK, end)])) for at in range(first, end, BLOCK))
+        sum(count(mask[at : min(at + BLOCK, end)]) for at in range(first, end, BLOCK))
         for first, end in pairwise(bounds)
     ]
 
@@ -95,7 +104,8 @@ class PartMasks:
             book = self._parts.book
             first = part * book.trainers_per_part
             ranges = [book.subpart_range(first + i, mask.type) for i in range(book.trainers_per_part)]
-            known = count_true(self._rows(mask, part), [0, *(ids.stop - ranges[0].start for ids in ranges)])
+            bounds = [0, *(ids.stop - ranges[0].start for ids in ranges)]
+            known = count_true(self._rows(mask, part), bounds, f"{mask.name!r} of {mask.type!r}")
             with self._lock:
                 self._counts[mask, part] = known
         return known

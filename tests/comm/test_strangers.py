@@ -15,7 +15,7 @@ import pytest
 import torch
 import zmq
 
-from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, wire
+from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, arrays, wire
 from gnnsys.comm.arrays import FRAME_BYTES
 from tests.comm.endpoints import DEADLINE, joined, until
 
@@ -378,6 +378,29 @@ def test_a_ping_about_more_requests_than_can_wait_is_refused(stranger):
         for count, status in ((101, wire.MALFORMED), (100, wire.OK)):
             dealer.send_multipart(wire.encode(header, [torch.zeros(count, dtype=torch.int64)], None, Limits()))
             assert wire.read_header(dealer.recv_multipart()[0], Limits()).status == status
+
+
+def test_of_a_ping_that_is_refused_nothing_is_copied(stranger, monkeypatch):
+    """The thread that reads it reads everybody's messages."""
+    joins: list[int] = []
+
+    def join(memories, size):
+        joins.append(size)
+        return arrays.join(memories, size)
+
+    monkeypatch.setattr(wire, "join", join)
+    header = wire.make_header(Kind.PING, 81, timeout_us=10**7)
+    large = torch.zeros(2 * FRAME_BYTES, dtype=torch.uint8)
+    with Server({16: echo}) as server:
+        dealer = stranger(server.endpoints[0])
+        for carried in ([large], [large.view(torch.int64)], [large, large], [torch.zeros(2, 2, dtype=torch.int64)]):
+            dealer.send_multipart(wire.encode(header, carried, None, Limits()))
+            assert wire.read_header(dealer.recv_multipart()[0], Limits()).status == wire.MALFORMED
+        assert not joins
+        dealer.send_multipart(wire.encode(wire.make_header(16, 82, timeout_us=10**7), [large], None, Limits()))
+        assert wire.read_header(dealer.recv_multipart()[0], Limits()).status == wire.OK
+        assert joins == [large.nbytes], "large requests are joined, and this test sees it"
+        assert server.counters()["events"] == {"malformed: ping": 4}
 
 
 def num_connections() -> int:

@@ -25,6 +25,15 @@ CSR = {
     "x_indptr": np.array([0, 1, 2, 2]),
     "x_shape": np.array([3, 2]),
 }
+# As many papers as authors, and as many edges as either: 5.
+EQUAL = {
+    "edge_index": np.array([[0, 1, 5, 2, 3], [5, 6, 0, 7, 8]]),
+    "edge_type": np.array([0, 0, 1, 0, 0]),
+    "edge_type_names": np.array(["paper|by|author", "author|of|paper"]),
+    "node_type_names": np.array(["paper", "author"]),
+    "node_type_offsets": np.array([0, 5, 10]),
+}
+ROWS, MASK, SOME_IDS = np.arange(5), np.eye(5, dtype=bool)[0], np.array([1, 2])
 
 
 def plain(**arrays):
@@ -64,6 +73,15 @@ MALFORMED = [
     (plain(**without(CSR, "x_indices")), "has x_data, but no x_indices"),
     (plain(train_mask=np.zeros((3, 0), bool)), r"train_mask must have shape \[num_nodes\] or"),
     (plain(val_mask=np.zeros((3, 2, 2), bool)), r"val_mask must have shape \[num_nodes\] or"),
+    (EQUAL | {"x": np.eye(5), "x_paper": np.eye(5)}, "has 'x' of node type 'paper' twice, as x and as x_paper"),
+    (EQUAL | {"x_author": np.eye(5), "x__author": np.eye(5)}, "has 'x' of node type 'author' twice"),
+    (EQUAL | {"train_idx_paper": SOME_IDS, "train_mask": MASK}, ".* twice, as train_idx_paper and as train_mask"),
+    (EQUAL | {"train_idx": SOME_IDS, "train_mask": MASK}, ".* twice, as train_idx and as train_mask"),
+    (EQUAL | {"year": ROWS, "year_paper": ROWS}, ".* twice, as year and as year_paper"),
+    (EQUAL | {"first_author": ROWS}, "first_author ends in .*first_author_paper if .* or first__author, with two"),
+    (plain(train_idx=SOME_IDS, train_mask=MASK[:3]), ".* twice, as train_idx and as train_mask"),
+    (plain(val_masks=np.eye(3) > 0, val_idx=SOME_IDS), ".* twice, as val_masks and as val_idx"),
+    (plain(val_mask_2=MASK[:3], val_idx_2=SOME_IDS), "has 'val_mask_2' of node type 'node' twice"),
     (plain(test_masks=np.zeros(3, bool)), r"test_masks must have shape \[num_splits, num_nodes\]"),
 ]
 
@@ -92,6 +110,29 @@ def test_with_as_many_nodes_as_edges_names_decide_what_rows_are_of(tmp_path):
     np.savez(tmp_path / "g.npz", **plain(**dict.fromkeys(names, rows)))
     graph = load(tmp_path / "g.npz")
     assert list(graph.edge_data[EDGE]) == names[:-1] and list(graph.node_data[NODE]) == ["score"]
+
+
+def test_each_array_of_a_typed_graph_is_where_its_name_says_however_many_rows_it_has(tmp_path):
+    """Five of everything: no number of rows tells one from another."""
+    ids = np.array([4, 3, 2, 1, 0])
+    arrays = {
+        "first_author_paper": ROWS,
+        "first__author": ROWS + 10,
+        "y_author": ROWS + 20,
+        "train_idx": ids,
+        "val_idx_author": ids,
+        "test_masks": np.zeros((5, 5), bool),
+        "edge_of_author": ROWS + 30,
+        "_author": ROWS + 40,
+    }
+    np.savez(tmp_path / "g.npz", **EQUAL | arrays)
+    graph = load(tmp_path / "g.npz")
+    assert set(graph.node_data["paper"]) == {"first_author", "train_mask", "test_mask", "_author"}
+    assert set(graph.node_data["author"]) == {"first", "y", "val_mask"}
+    assert graph.node_data["paper"]["first_author"].tolist() == ROWS.tolist()
+    assert graph.node_data["author"]["first"].tolist() == (ROWS + 10).tolist()
+    assert graph.node_data["author"]["val_mask"].all() and graph.node_data["paper"]["train_mask"].all()
+    assert graph.edge_data["author", "of", "paper"]["edge_of_author"].tolist() == [32]
 
 
 def test_a_full_disk_while_unpacking_is_not_called_an_unreadable_file(tmp_path):

@@ -102,6 +102,40 @@ def test_a_state_is_refused_by_a_loader_of_other_links_or_negatives() -> None:
     )
 
 
+def test_weights_of_negatives_are_told_by_their_values_whatever_holds_them() -> None:
+    """A list, an array, a tensor and an array of the graph; another one's state is refused, and none carries them."""
+    pyg = pytest.importorskip("gnnsys.pyg")
+    from torch_geometric.sampler import NegativeSampling as PyGs
+
+    graph, weight = homogeneous(), torch.rand(120, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    graph.set_node_data("chance", weight)
+    graph.set_node_data("other_chance", weight.flip(0))
+    data = to_pyg(graph)
+
+    def of_pyg(weights: Any) -> Any:
+        negatives = PyGs("triplet", 1, dst_weight=weights)
+        return pyg.LinkNeighborLoader(data, [3], edge_label_index=LINKS, batch_size=8, seed=1, neg_sampling=negatives)
+
+    def native(weights: Any) -> Any:
+        return links(graph, neg_sampling={"mode": "triplet", "dst_weight": weights})
+
+    holders = [weight, weight.float(), weight.numpy(), weight.tolist(), tuple(weight.tolist()), weight[:, None]]
+    others = [weight.flip(0), weight.flip(0).numpy(), weight.flip(0).tolist(), None]
+    for make, same, different in (
+        (native, [*holders, list(weight.numpy()), "chance"], [*others, "other_chance"]),
+        (of_pyg, [weight, weight.float()], [others[0], None]),
+    ):
+        states = [make(holder).state_dict() for holder in same]
+        told = [state[NAME]["sampling"]["neg_sampling"]["dst_weight"] for state in states]
+        assert len(set(told)) == 1 and len(told[0]) < 30
+        for holder, state in zip(same, states, strict=True):
+            make(weight).load_state_dict(state)
+            make(holder).load_state_dict(states[0])
+        for other in different:
+            with pytest.raises(ValueError, match="neg_sampling"):
+                make(other).load_state_dict(states[0])
+
+
 def test_a_state_is_refused_by_a_loader_of_another_type() -> None:
     graph = typed()
     few = torch.arange(0, 40, 2)

@@ -67,6 +67,28 @@ def test_typed_graphs_and_parts_refuse_them_too(tmp_path: Path) -> None:
         NeighborLoader(graph, [2], fetch=["x"])
 
 
+def test_methods_of_a_types_values_are_refused_as_names_and_are_free_in_one_type() -> None:
+    """`batch["paper"].values` is a method of dictionaries, whatever array is called so; `batch.values` is none."""
+    for name in (n for n in dir(dict) if not n.startswith("_")):
+        for key in ("paper", CITES):
+            with pytest.raises(ValueError, match=f"array '{name}'"):
+                NeighborLoader(with_array(typed(), key, name), [2], input_nodes="paper")
+    graph = with_array(homogeneous(), "node", "values")
+    batch = next(iter(NeighborLoader(graph, [2], batch_size=4, num_threads=0)))
+    assert torch.equal(batch.values, graph.node_data["node"]["values"][batch.n_id])
+
+
+def test_a_name_of_nodes_and_edges_alike_is_not_guessed() -> None:
+    graph = with_array(with_array(homogeneous(), "node", "time"), EDGE, "time")
+    batch = next(iter(NeighborLoader(graph, [2], batch_size=4, num_threads=0)))
+    assert torch.equal(batch.nodes["node"]["time"], graph.node_data["node"]["time"][batch.n_id])
+    assert torch.equal(batch.edges[EDGE]["time"], graph.edge_data[EDGE]["time"][batch.e_id])
+    for read in (lambda: batch.time, lambda: batch["time"], lambda: setattr(batch, "time", batch.n_id)):
+        with pytest.raises(ValueError, match=r"both have 'time'.*batch.nodes\['node'\].*batch.edges\[\('node', "):
+            read()
+    assert "time" in batch and set(batch.time_dict) == {"node", EDGE} and "time=" in repr(batch)
+
+
 def test_names_that_a_loader_does_not_set_are_free() -> None:
     graph = with_array(with_array(homogeneous(), "node", "batch"), EDGE, "edge_label")
     batch = next(iter(NeighborLoader(graph, [2], batch_size=4, num_threads=0)))

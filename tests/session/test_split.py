@@ -17,6 +17,7 @@ from gnnsys.server import GraphServer
 from gnnsys.session import init
 from gnnsys.store import Store
 from tests.partition.part_graphs import heterogeneous, homogeneous, random_assignment
+from tests.sampling.machines import machines
 
 
 def local_share(counts, placement, trainers, shares):
@@ -117,6 +118,24 @@ def test_masks_ids_and_everything_may_be_split(graph):
     assert torch.equal(split(graph, "many", column=2).ids, column)
     everything = split(graph, None, placement=ranks(3)[2])
     assert isinstance(everything.ids, IdRange) and everything.ids.to_tensor().tolist() == list(range(133, 200))
+
+
+def test_bytes_are_a_mask_where_they_are_0_and_1_and_refused_where_they_are_not(tmp_path):
+    """Splits numbered 0, 1, 2 and small ids are bytes as well."""
+    graph, bits = homogeneous(40, 100), torch.arange(40).remainder(3).eq(1)
+    numbers = torch.arange(40).remainder(3).byte()
+    graph.set_node_data("bits", bits.byte())
+    graph.set_node_data("numbers", numbers)
+    many = torch.stack([bits.byte(), numbers], 1)
+    for what, column in ((bits.byte(), None), (bits.byte().numpy(), None), ("bits", None), (many, 0)):
+        assert torch.equal(split(graph, what, column=column).ids, bits.nonzero().view(-1))
+    for what, column in ((numbers, None), (numbers.numpy(), None), ("numbers", None), (many, 1)):
+        with pytest.raises(ValueError, match=r"(the mask|'numbers' of 'node') must be a mask.* got torch.uint8 with 2"):
+            split(graph, what, column=column)
+    with machines(graph, tmp_path / "parts", 2, machine_of_part=[0, 0]) as (parts,):
+        assert len(split(parts, "bits")) == int(bits.sum())
+        with pytest.raises(ValueError, match="'numbers' of 'node' must be a mask"):
+            split(parts, "numbers")
 
 
 def test_edges_are_split_by_mask_and_without(graph):
