@@ -139,7 +139,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS, *_FACES, "__version__"})
+    dunders = {name for name in globals() if name.startswith("__")}
+    return sorted({*dunders, *__all__, *_ROOMS, *_FACES, "__version__"})
 
 
 def _version() -> str:
