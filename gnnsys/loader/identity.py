@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.loader.leftover import InputIds
+from gnnsys.ops import as_bytes
 from gnnsys.sampling import AnyGraph
 
 NAME = "made_of"  # where it is in a loader's state
@@ -32,9 +32,8 @@ def checksum(*values: Any, before: int = 0) -> int:
         if isinstance(value, InputIds):
             value = value.own
         if isinstance(value, Tensor):
-            plain = value.detach().cpu().contiguous()
-            told = zlib.crc32(f"{plain.dtype} {list(plain.shape)}".encode(), told)
-            told = zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data, told)
+            told = zlib.crc32(f"{value.dtype} {list(value.shape)}".encode(), told)
+            told = zlib.crc32(as_bytes(value.cpu()).numpy().data, told)
         else:
             told = zlib.crc32(_shown(value).encode(), told)
     return told

@@ -6,8 +6,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from gnnsys.loader.identity import checksum
 
 _NAMES = ("node", "row", "col", "label", "time")  # of PyG's inputs, whichever they are
 
@@ -20,9 +21,7 @@ def fingerprint(inputs: Any) -> int:
     for value in (*values, getattr(ids, "own", None)):
         told = zlib.crc32(b"-" if value is None else b"+", told)
         if isinstance(value, Tensor):
-            plain = value.detach().cpu().contiguous()
-            told = zlib.crc32(f"{plain.dtype} {list(plain.shape)}".encode(), told)
-            told = zlib.crc32(plain.view(-1).view(torch.uint8).numpy().data, told)
+            told = checksum(value, before=told)
     return told
 
 
