@@ -37,11 +37,11 @@ class Stack(nn.Module):
         self.dropout = dropout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_pyg(args)
+        self._refuse_pyg(args, kwargs)
         return super().__call__(*args, **kwargs)
 
-    def _refuse_pyg(self, args: tuple[Any, ...]) -> None:
-        if traced_by_pyg(args):
+    def _refuse_pyg(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if traced_by_pyg(args, kwargs):
             raise ValueError(
                 f"PyG's to_hetero cannot take gnnsys.nn.{type(self).__name__} apart: write a module whose forward "
                 "calls layers of gnnsys.nn, and transform that"
@@ -65,7 +65,7 @@ class Stack(nn.Module):
         `num_sampled_nodes`, of a batch whose edges come hop by hop, drops in each layer what its output cannot depend
         on; the result has rows for the seeds alone, equal to the first rows of the untrimmed one.
         """
-        self._refuse_pyg((x,))
+        self._refuse_pyg((x, edges), {})
         if num_sampled_nodes is not None:
             x, edges = self._trim(x, edges, num_sampled_nodes, edge_rows)
         per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(self.convs)
