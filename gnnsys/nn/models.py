@@ -83,6 +83,11 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, list[CSC]]:
         if edge_rows or not isinstance(x, Tensor) or isinstance(edges, Sequence):
             raise ValueError("num_sampled_nodes needs one tensor x, one structure and no edge rows")
+        if any(isinstance(module, GCNConv) and module.normalize for module in self.convs.modules()):
+            raise ValueError(
+                "num_sampled_nodes gives layers prefixes of the batch, and GCNConv divides by degrees in the whole "
+                f"batch, which those lack: drop num_sampled_nodes, or GCNConv from {type(self).__name__}"
+            )
         csc = from_edge_index(edges, x.shape[0], x.shape[0])[0] if isinstance(edges, Tensor) else as_csc(edges)
         layers = hop_prefixes(csc, num_sampled_nodes, len(self.convs))
         return x[: layers[0].num_src], layers
@@ -166,9 +171,6 @@ class GCN(Stack):
     ) -> None:
         widths = _widths(hidden_channels, num_layers, out_channels)
         super().__init__([GCNConv(i, o) for i, o in zip([in_channels, *widths], widths)], widths, norm, dropout)
-
-    def _trim(self, *_: object) -> tuple[Tensor, list[CSC]]:
-        raise ValueError("GCN divides by degrees in the whole batch, which its prefixes lack: drop num_sampled_nodes")
 
 
 class GAT(Stack):
