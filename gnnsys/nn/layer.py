@@ -13,6 +13,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Proxy
 
+from gnnsys.nn.plain import note_written
+
 _PYG_TRACER = "torch_geometric.nn.fx"
 
 
@@ -26,6 +28,10 @@ def traced_by_pyg(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 class GraphLayer(nn.Module):
     """A layer that passes messages over edges."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        note_written(cls, "forward", "__call__", "transform", "aggregate")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if traced_by_pyg(args, kwargs):

@@ -17,6 +17,7 @@ from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv
 from gnnsys.nn.gin import GINConv
 from gnnsys.nn.layer import traced_by_pyg
+from gnnsys.nn.plain import note_written
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
 from gnnsys.nn.structure import Edges, Rows, as_csc, from_edge_index
@@ -91,6 +92,9 @@ class Stack(nn.Module):
         csc = from_edge_index(edges, x.shape[0], x.shape[0])[0] if isinstance(edges, Tensor) else as_csc(edges)
         layers = hop_prefixes(csc, num_sampled_nodes, len(self.convs))
         return x[: layers[0].num_src], layers
+
+
+note_written(Stack, "forward", "__call__")
 
 
 def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) -> list[CSC]:
