@@ -23,6 +23,7 @@ from gnnsys.nn.gcn import whole_scales
 from gnnsys.ops import CSC, WEIGHT, WholeDegrees
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import native
+from gnnsys.ops.aggregate import narrow_weights
 
 Dense = Callable[[Tensor, Tensor], Tensor]
 _SUMS = ("mean", "sum")
@@ -41,6 +42,10 @@ class View:
         self._of_weights = None if csc.edge_data is None else replace(csc.edge_data, rows={})
         if kind == "gcn":
             csc, weight = self._looped(csc, weight)
+        self._factors: Tensor | None = None  # of each node's weights: float16 can say what is left, others lose nothing
+        if kind == "gcn" and weight is not None:
+            narrow, self._factors = narrow_weights(csc, weight)
+            weight = narrow.to(weight.dtype) if weight.is_floating_point() else narrow
         self.csc, self.weight = csc, weight
         self._ends = self.csc.indptr.cpu()  # to cut by without asking a device
         self._transposed: tuple[CSC, Tensor] | None = None
@@ -74,7 +79,8 @@ class View:
         if dtype not in self._scales:
             if self.kind == "gcn":
                 piece = replace(self.csc, whole=self._whole, edge_data=self._of_weights)
-                self._scales[dtype] = whole_scales(piece, True, 1.0, dtype, self._of_weights is not None)[:2]
+                src, dst, _ = whole_scales(piece, True, 1.0, dtype, self._of_weights is not None)
+                self._scales[dtype] = (src, dst if self._factors is None else dst / self._factors.to(dtype))
             elif self.kind == "mean":
                 self._scales[dtype] = (None, native.inverse_degrees(self.csc.indptr, dtype))
             else:

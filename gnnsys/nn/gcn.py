@@ -16,7 +16,7 @@ from gnnsys.nn.plain import as_written, is_bare_product
 from gnnsys.nn.structure import Edges, Inputs, last_self_loop, resolve, self_loops, without_self_loops
 from gnnsys.ops import CSC, WEIGHT, spmm
 from gnnsys.ops._features import sum_dtype
-from gnnsys.ops.aggregate import scaled_spmm
+from gnnsys.ops.aggregate import narrow_weights, scaled_spmm
 
 _OTHER_WEIGHTS = f"a piece of a graph knows degrees by its own {WEIGHT} alone, and these are others"
 
@@ -63,7 +63,7 @@ class GCNConv(GraphLayer):
         if self.normalize and csc.whole is not None:
             return self._aggregate_piece(csc, rows, edge_weight)
         if not self.normalize:
-            return spmm(csc, rows, weight=None if edge_weight is None else edge_weight.to(rows.dtype))
+            return _plain_sum(csc, rows, edge_weight)
         dtype, loop_weight = sum_dtype(rows.dtype), None
         edge_weight = None if edge_weight is None else edge_weight.to(dtype)
         if self.add_self_loops:
@@ -141,6 +141,13 @@ def _without_self_loops(csc: CSC, edge_weight: Tensor | None) -> tuple[CSC, Tens
     return csc, edge_weight if edge_weight is None or kept is None else edge_weight.index_select(0, kept)
 
 
+def _plain_sum(csc: CSC, rows: Tensor, edge_weight: Tensor | None) -> Tensor:
+    if edge_weight is None or rows.dtype != torch.float16 or edge_weight.requires_grad:
+        return spmm(csc, rows, weight=None if edge_weight is None else edge_weight.to(rows.dtype))
+    weight, factors = narrow_weights(csc, edge_weight)
+    return scaled_spmm(csc, rows, weight.to(rows.dtype), None, 1 / factors)
+
+
 def _normalised_sum(
     csc: CSC,
     rows: Tensor,
@@ -152,12 +159,16 @@ def _normalised_sum(
     """scale_dst * (sum of edge_weight * scale_src * rows, and loop_weight times the own ones), in the dtype of rows.
 
     Scales and weights are float32 or wider. So is the sum before it is scaled: of a node with many in-edges it may be
-    more than float16 can say, where the result is not.
+    more than float16 can say, where the result is not. Weights become float16 only as shares of their destination's.
     """
     dtype, num_dst = rows.dtype, csc.num_dst
-    if dtype != scale_src.dtype and not scale_src.requires_grad and not scale_dst.requires_grad:
-        weight = None if edge_weight is None else edge_weight.to(dtype)
-        out = scaled_spmm(csc, rows, weight, scale_src, scale_dst)
+    trains = any(each is not None and each.requires_grad for each in (scale_src, scale_dst, edge_weight))
+    if dtype != scale_src.dtype and not trains:
+        weight, of_sums = edge_weight, scale_dst
+        if weight is not None and dtype == torch.float16:
+            weight, factors = narrow_weights(csc, weight)
+            of_sums = scale_dst / factors
+        out = scaled_spmm(csc, rows, None if weight is None else weight.to(dtype), scale_src, of_sums)
         if loop_weight is None:
             return out
         return out + _scaled(rows[:num_dst], (scale_src[:num_dst] * loop_weight * scale_dst).to(dtype))

@@ -13,19 +13,28 @@ from typing import Any
 from torch import nn
 from torch.fx import Proxy
 
+from gnnsys.nn.plain import note_written
+
 _PYG_TRACER = "torch_geometric.nn.fx"
 
 
-def traced_by_pyg(values: tuple[Any, ...]) -> bool:
+def traced_by_pyg(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a module is called with these in the course of one of PyG's transformations."""
-    return any(isinstance(value, Proxy) and type(value.tracer).__module__ == _PYG_TRACER for value in values)
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Proxy) and type(value.tracer).__module__ == _PYG_TRACER:
+            return True
+    return False
 
 
 class GraphLayer(nn.Module):
     """A layer that passes messages over edges."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        note_written(cls, "forward", "__call__", "transform", "aggregate")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], Proxy) and traced_by_pyg(args):
+        if traced_by_pyg(args, kwargs):
             self.__class__ = _shown_to_pyg(type(self))  # type: ignore[assignment, arg-type]
         return super().__call__(*args, **kwargs)
 

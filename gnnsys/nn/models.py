@@ -17,6 +17,7 @@ from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv
 from gnnsys.nn.gin import GINConv
 from gnnsys.nn.layer import traced_by_pyg
+from gnnsys.nn.plain import note_written
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
 from gnnsys.nn.structure import Edges, Rows, as_csc, from_edge_index
@@ -37,11 +38,11 @@ class Stack(nn.Module):
         self.dropout = dropout
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_pyg(args)
+        self._refuse_pyg(args, kwargs)
         return super().__call__(*args, **kwargs)
 
-    def _refuse_pyg(self, args: tuple[Any, ...]) -> None:
-        if traced_by_pyg(args):
+    def _refuse_pyg(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if traced_by_pyg(args, kwargs):
             raise ValueError(
                 f"PyG's to_hetero cannot take gnnsys.nn.{type(self).__name__} apart: write a module whose forward "
                 "calls layers of gnnsys.nn, and transform that"
@@ -65,7 +66,7 @@ class Stack(nn.Module):
         `num_sampled_nodes`, of a batch whose edges come hop by hop, drops in each layer what its output cannot depend
         on; the result has rows for the seeds alone, equal to the first rows of the untrimmed one.
         """
-        self._refuse_pyg((x,))
+        self._refuse_pyg((x, edges), {})
         if num_sampled_nodes is not None:
             x, edges = self._trim(x, edges, num_sampled_nodes, edge_rows)
         per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(self.convs)
@@ -83,9 +84,17 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, list[CSC]]:
         if edge_rows or not isinstance(x, Tensor) or isinstance(edges, Sequence):
             raise ValueError("num_sampled_nodes needs one tensor x, one structure and no edge rows")
+        if any(isinstance(module, GCNConv) and module.normalize for module in self.convs.modules()):
+            raise ValueError(
+                "num_sampled_nodes gives layers prefixes of the batch, and GCNConv divides by degrees in the whole "
+                f"batch, which those lack: drop num_sampled_nodes, or GCNConv from {type(self).__name__}"
+            )
         csc = from_edge_index(edges, x.shape[0], x.shape[0])[0] if isinstance(edges, Tensor) else as_csc(edges)
         layers = hop_prefixes(csc, num_sampled_nodes, len(self.convs))
         return x[: layers[0].num_src], layers
+
+
+note_written(Stack, "forward", "__call__")
 
 
 def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) -> list[CSC]:
@@ -166,9 +175,6 @@ class GCN(Stack):
     ) -> None:
         widths = _widths(hidden_channels, num_layers, out_channels)
         super().__init__([GCNConv(i, o) for i, o in zip([in_channels, *widths], widths)], widths, norm, dropout)
-
-    def _trim(self, *_: object) -> tuple[Tensor, list[CSC]]:
-        raise ValueError("GCN divides by degrees in the whole batch, which its prefixes lack: drop num_sampled_nodes")
 
 
 class GAT(Stack):

@@ -7,41 +7,65 @@ layers one by one. That is right only while nobody has changed what a call does.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 # What `nn.Module.__call__` looks at besides `forward`, on the module and for all modules.
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_ALL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
+
+# Methods as their authors wrote them: some tools put others into the class itself, where all of its modules find them.
+_WRITTEN: dict[tuple[type, str], Any] = {}
+
+
+def note_written(kind: type, *methods: str) -> None:
+    """Keeps in mind which methods a class has now."""
+    _WRITTEN.update({(kind, name): getattr(kind, name) for name in methods if hasattr(kind, name)})
+
+
+for _kind in (nn.Linear, nn.BatchNorm1d, nn.SyncBatchNorm, nn.Sequential):
+    note_written(_kind, "forward", "__call__")
+_LINEAR_FORWARD, _CALL = nn.Linear.forward, nn.Module.__call__
+
+
+def _any_hooks_for_all() -> bool:
+    return bool(
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module runs more than its forward."""
-    return any(getattr(module, name, None) for name in _OWN_HOOKS) or any(
-        getattr(torch_module, name, None) for name in _ALL_HOOKS
-    )
+    return any(getattr(module, name, None) for name in _OWN_HOOKS) or _any_hooks_for_all()
 
 
 def as_written(module: nn.Module, kind: type[nn.Module], *methods: str) -> bool:
-    """Whether these methods of the module are those of `kind`: neither a subclass nor the instance has others."""
-    return all(getattr(type(module), name) is getattr(kind, name) and name not in vars(module) for name in methods)
+    """Whether these methods of the module are those of `kind`: neither a subclass nor the instance has others.
+
+    Nor has `kind` itself got others since it was noted.
+    """
+    has, own = type(module), module.__dict__
+    for name in methods:
+        method = getattr(kind, name)
+        if name in own or getattr(has, name) is not method or _WRITTEN.get((kind, name), method) is not method:
+            return False
+    return True
 
 
 def runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether a call of the module is `kind.forward` and nothing else.
 
-    A subclass that keeps `forward` is; one with its own, an instance whose `forward` was replaced, a compiled module
-    and one with hooks are not.
+    A subclass that keeps `forward` is; one with its own, an instance or a class whose `forward` was replaced, a
+    compiled module and one with hooks are not.
     """
     return (
         isinstance(module, kind)
         and as_written(module, kind, "forward")
-        and type(module).__call__ is kind.__call__
+        and type(module).__call__ is _WRITTEN.get((kind, "__call__"), kind.__call__)
         and getattr(module, "_compiled_call_impl", None) is None
         and not has_hooks(module)
     )
@@ -51,15 +75,25 @@ def is_bare_linear(module: nn.Module | None) -> bool:
     """Whether a call of the module is `F.linear(x, module.weight, module.bias)` with parameters of its own.
 
     The exact class is asked for: subclasses (quantised, LoRA, `parametrize`) may give `weight` another meaning. So may
-    subclasses of tensors (quantised ones, DTensor).
+    subclasses of tensors (quantised ones, DTensor). Layers ask in each forward, so it says what `runs_as` would by
+    reading the module's own dictionary: `nn.Module` finds attributes slowly.
     """
-    return (
-        module is not None
-        and type(module) is nn.Linear
-        and runs_as(module, nn.Linear)
-        and type(module._parameters.get("weight")) is nn.Parameter
-        and type(module._parameters.get("bias")) in (nn.Parameter, type(None))
-    )
+    if type(module) is not nn.Linear or nn.Linear.forward is not _LINEAR_FORWARD or nn.Linear.__call__ is not _CALL:
+        return False
+    own = module.__dict__
+    if (
+        "forward" in own
+        or own.get("_compiled_call_impl") is not None
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or _any_hooks_for_all()
+    ):
+        return False
+    parameters = own["_parameters"]
+    bias = parameters.get("bias")
+    return type(parameters.get("weight")) is nn.Parameter and (bias is None or type(bias) is nn.Parameter)
 
 
 def is_bare_product(module: nn.Module | None) -> bool:

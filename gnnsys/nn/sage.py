@@ -67,30 +67,31 @@ class SAGEConv(GraphLayer):
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
         rows = self.lin(given.src).relu() if self.project else given.src
-        out, own = self._reduced(given, rows)
-        if self.root_weight and own is not None:
-            is_bare = is_bare_product(self.lin_r)  # whose product adds what is there already as it goes
-            out = torch.addmm(out, own, self.lin_r.weight.t()) if is_bare else out + self.lin_r(own)
+        lin_r = self.lin_r if self.root_weight else None
+        adds_own = is_bare_product(lin_r)  # a product that adds what is there already as it goes
+        out, own = self._reduced(given, rows, adds_own)
+        if lin_r is not None and own is not None:
+            out = torch.addmm(out, own, lin_r.weight.t()) if adds_own else out + lin_r(own)
         return F.normalize(out, dim=-1) if self.normalize else out
 
-    def _reduced(self, given: Inputs, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _reduced(self, given: Inputs, rows: Tensor, adds_own: bool) -> tuple[Tensor, Tensor | None]:
         """lin_l of the reduced rows, and the destinations' own rows."""
-        is_bare, aggregates_as_written = is_bare_linear(self.lin_l), as_written(self, SAGEConv, "aggregate")
+        lin_l = self.lin_l
+        is_bare, aggregates_as_written = is_bare_linear(lin_l), as_written(self, SAGEConv, "aggregate")
         transforms_as_written = as_written(self, SAGEConv, "transform")
-        bias = self.lin_l.bias if is_bare else None
         has_order = not (is_bare and aggregates_as_written and transforms_as_written and self.aggr in ("mean", "sum"))
         if not has_order and transform_first(given.csc, rows, self.out_channels):
-            out = self.aggregate(given.csc, self.transform(rows))
+            out, bias = self.aggregate(given.csc, F.linear(rows, lin_l.weight)), lin_l.bias
             return out if bias is None else out + bias, given.dst
-        own, shares_rows = given.dst, given.dst_is_first and not self.project
-        if shares_rows and aggregates_as_written and self.root_weight and is_bare_product(self.lin_r):
+        own = given.dst
+        if adds_own and given.dst_is_first and not self.project and aggregates_as_written:
             reduced, own = spmm_and_own(given.csc, rows, self.aggr)
         else:
             reduced = self.aggregate(given.csc, rows)
         if transforms_as_written:
-            return self.lin_l(reduced), own  # the product adds the bias as it goes
+            return lin_l(reduced), own  # the product adds the bias as it goes
         out = self.transform(reduced)
-        return out if bias is None else out + bias, own
+        return out + lin_l.bias if is_bare and lin_l.bias is not None else out, own
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, aggr={self.aggr}"

@@ -63,6 +63,19 @@ def scaled_spmm(
     return _spmm(csc.indptr, csc.indices, None, x, weight, src_scale, dst_scale, *transposed_if_needed(csc, x))
 
 
+def narrow_weights(csc: CSC, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of edges that float16 can say, and what sums of them are to be divided by: [num_edges] and [num_dst].
+
+    float16 ends at 65504 and at 6e-8, and weights may be any: each destination's are multiplied by a power of two such
+    that together they are 8192 to 16384. Both results are in the dtype that sums are made in, where that is exact.
+    """
+    weight = weight.detach().to(sum_dtype(weight.dtype))
+    totals = spmm(csc, weight.new_ones(csc.num_src, 1), weight=weight.abs()).view(-1)
+    totals = torch.where(totals == 0, 1.0, totals.clamp(1e-30, 1e30))
+    factors = torch.frexp(totals).mantissa / totals * 2.0**14
+    return weight * factors.index_select(0, csc.dst()), factors
+
+
 def spmm_and_own(csc: CSC, x: Tensor, reduce: str = "sum") -> tuple[Tensor, Tensor]:
     """`spmm(csc, x, reduce=reduce)`, and `x[:num_dst]`: what layers take of a block, whose destinations come first.
 

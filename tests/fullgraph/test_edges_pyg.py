@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Told
+from gnnsys.fullgraph.moves import CpuLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv
 from tests.fullgraph.test_edges import (
@@ -105,3 +106,24 @@ def test_half_precision_counts_more_in_edges_than_it_can_say():
     want = HybridParallel([copy.deepcopy(conv)], graph, schedule=SCHEDULES["four bins"])(x)[0].detach()
     found = HybridParallel([conv.half()], graph, schedule=SCHEDULES["four bins"])(x.half())[0].detach().float()
     assert want.abs().max() > 0.1 and torch.allclose(found, want, rtol=0.01, atol=1e-3)
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("size", [1e5, 1e-8])
+def test_half_precision_takes_weights_that_it_cannot_say(size, moves, monkeypatch):
+    if moves:
+        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    torch.manual_seed(0)
+    x, weight = GRAPH.node_data["node"]["x"].float(), size * (0.5 + GRAPH.edge_data[GRAPH.edge_types[0]]["w"].float())
+    for width in (OUT, 2 * WIDTH):
+        conv = GCNConv(WIDTH, width)
+        want = conv(x, GRAPH.edge_index(), weight)
+        of_weight = torch.autograd.grad(want.sum(), conv.lin.weight)[0]
+        half = copy.deepcopy(conv).half()
+        model = HybridParallel([half], GRAPH, edge_data={"edge_weight": weight}, schedule=SCHEDULES["four bins"])
+        found = model(x.half())
+        found.float().sum().backward()
+        assert torch.allclose(found.float(), want, rtol=0.01, atol=5e-3)
+        assert torch.allclose(
+            half.lin.weight.grad.float(), of_weight, rtol=0.02, atol=0.02 * float(of_weight.abs().max())
+        )

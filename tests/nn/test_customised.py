@@ -12,6 +12,8 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import gnnsys.nn as ours
+from gnnsys.nn.models import Stack
+from gnnsys.nn.plain import runs_as
 from gnnsys.ops import CSC, spmm
 from tests.customise import CHANGES, OF_THE_LAYER, linears
 from tests.nn.conftest import random_rows
@@ -145,6 +147,46 @@ def test_other_linear_layers_may_be_put_in_place(kind: type[nn.Module], edges: T
             setattr(of_peer, name, copy.deepcopy(other))
         given = x, edges, _told(told, edges.shape[1])
         assert_same(*(passes(each, *given) for each in (layer, peer)), case)
+
+
+def test_a_forward_that_is_replaced_in_the_class_of_linear_layers_is_called(edges: Tensor, monkeypatch):
+    """As tools that quantise do it. PyG's own linear layer is another class, so torch's are put into both."""
+
+    def signs(self: nn.Linear, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.sign() * self.weight.abs().mean(), self.bias).tanh()
+
+    for case, (make, told) in LAYERS.items():
+        layer, peer = _pair(make)
+        x = random_rows(40, _num_in(layer))
+        for (parent, name, linear), (of_peer, _, _) in zip(linears(layer), linears(peer), strict=True):
+            num_out, num_in = linear.weight.shape
+            other = nn.Linear(num_in, num_out, bias=linear.bias is not None).double()
+            setattr(parent, name, other)
+            setattr(of_peer, name, copy.deepcopy(other))
+        given = x, edges, _told(told, edges.shape[1])
+        with monkeypatch.context() as patches:
+            patches.setattr(nn.Linear, "forward", signs)
+            assert_same(*(passes(each, *given) for each in (layer, peer)), case)
+        assert_same(*(passes(each, *given) for each in (layer, peer)), f"{case}, as it was")
+
+
+def test_other_methods_in_a_class_are_seen(monkeypatch):
+    modules = [nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.ReLU()), ours.SAGEConv(2, 2), ours.GIN(2, 2, 1)]
+    for module, kind in zip(modules, (nn.Linear, nn.BatchNorm1d, nn.Sequential, ours.SAGEConv, Stack), strict=True):
+        for name in ("forward", "__call__"):
+            assert runs_as(module, kind)
+            with monkeypatch.context() as patches:
+                patches.setattr(kind, name, lambda self, *args, **kwargs: None)
+                assert not runs_as(module, kind), (kind, name)
+
+
+@pytest.mark.parametrize("widths", [(9, 2), (2, 9)])
+def test_a_half_that_is_replaced_in_our_class_is_run_at_pygs_place(widths: tuple[int, int], edges: Tensor, monkeypatch):
+    x, layer = random_rows(40, widths[0]), ours.SAGEConv(*widths).double()
+    plain = ours.SAGEConv.aggregate
+    monkeypatch.setattr(ours.SAGEConv, "aggregate", lambda self, csc, rows: plain(self, csc, rows).tanh())
+    reduced = spmm(CSC.from_edge_index(edges, 40), x, reduce="mean").tanh()
+    torch.testing.assert_close(layer(x, edges), layer.lin_l(reduced) + layer.lin_r(x), rtol=1e-10, atol=1e-10)
 
 
 class LoudTransform(ours.SAGEConv):

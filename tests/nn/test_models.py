@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
 
-from gnnsys.nn import GAT, GCN, GIN, RGCN, GraphSAGE
+from gnnsys.nn import GAT, GCN, GIN, RGCN, GCNConv, GraphSAGE
 from gnnsys.nn.models import hop_prefixes
 from gnnsys.ops import CSC
 
@@ -34,10 +35,27 @@ def test_trimmed_layers_give_the_seeds_rows_of_the_untrimmed_model(rows, model, 
     torch.testing.assert_close(trimmed, whole[:2])
 
 
+class Wrapped(nn.Module):
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x, edges):
+        return self.conv(x, edges)
+
+
 def test_gcn_refuses_to_be_trimmed_instead_of_giving_other_numbers(rows):
     edge_index, num_sampled_nodes = two_hop_batch()
-    with pytest.raises(ValueError, match="GCN divides by degrees"):
-        GCN(12, 8, 2, 5).double()(rows(9, 12), edge_index, num_sampled_nodes=num_sampled_nodes)
+    x, inside, mixed, unscaled = rows(9, 12), GraphSAGE(12, 8, 2, 5), GraphSAGE(12, 8, 2, 5), GraphSAGE(12, 8, 2, 5)
+    mixed.convs[0] = GCNConv(12, 8)
+    inside.convs[1] = Wrapped(GCNConv(8, 5))
+    for network in (GCN(12, 8, 2, 5), mixed, inside):
+        with pytest.raises(ValueError, match=r"GCNConv divides by degrees .* drop num_sampled_nodes"):
+            network.double()(x, edge_index, num_sampled_nodes=num_sampled_nodes)
+    unscaled.convs[0] = GCNConv(12, 8, normalize=False)
+    unscaled.double()
+    trimmed = unscaled(x, edge_index, num_sampled_nodes=num_sampled_nodes)
+    torch.testing.assert_close(trimmed, unscaled(x, edge_index)[:2])
 
 
 @pytest.mark.parametrize("model", [GraphSAGE, GCN, GAT, GIN])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 from gnnsys.nn import GATConv, GCNConv, GINConv, RGCNConv, SAGEConv
@@ -96,6 +98,31 @@ def test_a_node_of_more_edges_than_half_precision_can_count_has_its_row(weighted
     with torch.autocast("cpu", dtype=torch.float16):
         mean = SAGEConv(2, 2)(x, edges)
     assert mean.isfinite().all() and mean[0].abs().sum() > 0
+
+
+def test_weights_that_half_precision_cannot_say_count_as_pygs_do(edge_index: Tensor):
+    """float16 ends at 65504 and at 6e-8: large ones, small ones, and both in one graph."""
+    generator = torch.Generator().manual_seed(6)
+    drawn = 0.5 + torch.rand(edge_index.shape[1], generator=generator)
+    mixed = drawn * 10.0 ** torch.randint(-8, 6, drawn.shape, generator=generator)
+    weights = {"large": 1e5 * drawn, "small": 1e-8 * drawn, "mixed": mixed}
+    for loops, narrow, (name, weight) in itertools.product((True, False), (True, False), weights.items()):
+        torch.manual_seed(1)
+        peer = pyg.GCNConv(*((12, 3) if narrow else (3, 12)), add_self_loops=loops)
+        layer = GCNConv(*((12, 3) if narrow else (3, 12)), add_self_loops=loops)
+        layer.load_state_dict(peer.state_dict())
+        x = torch.rand(40, 12 if narrow else 3, generator=generator).half().float()
+        found = []
+        for each, dtype in ((layer, torch.float16), (layer, torch.bfloat16), (peer, None)):
+            rows = x.clone().requires_grad_()
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                out = each(rows, edge_index, weight)
+            of_rows = torch.autograd.grad(out.float().sum(), rows)[0]
+            found.append((out.detach().float(), of_rows))
+        for got, dtype in zip(found, HALF, strict=False):
+            for ours, theirs in zip(got, found[-1], strict=True):
+                near = 16 * torch.finfo(dtype).eps * theirs.abs().max()
+                assert (ours - theirs).abs().max() <= near, (loops, narrow, name, dtype)
 
 
 @pytest.mark.parametrize("loops", [False, True])

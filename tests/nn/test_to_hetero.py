@@ -29,6 +29,19 @@ class Model(nn.Module):
         return self.second(self.between(self.first(x, edge_index).relu()), edge_index)
 
 
+class ByName(nn.Module):
+    """Calls one layer by keywords, and one with a keyword for the edges alone."""
+
+    def __init__(self, lib: Any, first: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.second = first or lib.SAGEConv(5, 6), lib.SAGEConv(6, 3)
+        self.edges = "edges" if lib is ours else "edge_index"
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        edges = {self.edges: edge_index}
+        return self.second(self.first(x=x, **edges).relu(), **edges)
+
+
 def typed_graph(equal_widths: bool = False) -> tuple[dict[str, Tensor], dict[Any, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     x = {t: torch.randn(n, 5 if t == "a" or equal_widths else 4, generator=generator) for t, n in SIZES.items()}
@@ -67,6 +80,15 @@ def test_a_transformed_model_is_pygs_transformed(name: str):
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_calls_layers_by_keywords_is_pygs_transformed():
+    x, edges = typed_graph(equal_widths=True)
+    typed = [pyg.to_hetero(ByName(lib), METADATA) for lib in (ours, pyg)]
+    typed[0].load_state_dict(typed[1].state_dict())
+    torch.testing.assert_close(typed[0](x, edges), typed[1](x, edges), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="transform that"):
+        pyg.to_hetero(ByName(ours, first=ours.GraphSAGE(5, 6, 2)), METADATA)
 
 
 def test_bipartite_layers_that_add_self_loops_are_refused_as_pygs_are():
