@@ -35,16 +35,17 @@ _LINEARS: dict[type, dict[str, Callable[[nn.Module | None], bool]]] = {
 }
 
 
-class _OfStack(Dropout):
-    """What a reference model drops between two layers: its rate, and only while it trains."""
+class OfStack(Dropout):
+    """What a reference model drops between two layers: its rate, and only while it trains, as of the last look."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__(stack.dropout)
         self._stack = (stack,)  # in a tuple it is no child
+        self.look()
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def look(self) -> None:
+        """Once per pass: bins of a pass that are computed again drop what they did."""
         self.p, self.training = self._stack[0].dropout, self._stack[0].training
-        return super().forward(rows)
 
 
 def flat(layers: nn.Module) -> Iterator[nn.Module]:
@@ -55,7 +56,7 @@ def flat(layers: nn.Module) -> Iterator[nn.Module]:
             yield conv
             if index < len(layers.convs) - 1:
                 yield from flat(layers.norms[index])
-                yield from (nn.ReLU(), _OfStack(layers))
+                yield from (nn.ReLU(), OfStack(layers))
     elif _is_list(layers) or runs_as(layers, nn.Sequential):
         for module in layers._modules.values():  # `children` gives one that is there twice once
             if module is None:

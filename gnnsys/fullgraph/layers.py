@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.apart import changed, flat, is_norm
+from gnnsys.fullgraph.apart import OfStack, changed, flat, is_norm
 from gnnsys.fullgraph.calling import arguments, call
 from gnnsys.fullgraph.keyed import Rows, keyed, working_on
 from gnnsys.nn.plain import runs_as
@@ -110,6 +110,9 @@ class Stage:
 
     def look(self) -> None:
         """Reads of the modules what bins must know, once per pass."""
+        for module in self.then:
+            if isinstance(module, OfStack):
+                module.look()
         inner = (inner for module in self.modules for inner in module.modules())
         self.writes = self.in_place or any(getattr(module, "inplace", False) for module in inner)
 
