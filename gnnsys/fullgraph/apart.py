@@ -7,6 +7,7 @@ for the `Layout` of its layers, and plans anew where that is another than before
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,9 +20,9 @@ from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
 from gnnsys.nn.models import Stack
 from gnnsys.nn.plain import has_hooks, is_bare_linear, is_bare_product, runs_as
 
-_HALVES = ("transform", "aggregate")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# What of a layer's settings decides how it is taken in halves: they may be changed between passes
+# What of a layer's settings decides how it is taken in halves: they may be changed between passes. Modules of ours for
+# lists of layers say by `decides` what plans are made from.
 _SETTINGS: dict[type, tuple[str, ...]] = {
     SAGEConv: ("aggr", "normalize", "project", "root_weight"),
     GCNConv: ("normalize", "improved", "add_self_loops"),
@@ -88,7 +89,7 @@ def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
     return (
         type(conv) is kind
         and runs_as(conv, kind)
-        and not any(name in vars(conv) for name in _HALVES)
+        and vars(conv).keys().isdisjoint(_methods(kind))
         and all(is_plain(conv._modules[name]) for name, is_plain in _LINEARS[kind].items() if name in conv._modules)
     )
 
@@ -141,20 +142,33 @@ class Layout(NamedTuple):
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
     held, kind = module.__dict__, type(module)
-    children, parameters, settings = held["_modules"], held["_parameters"], _SETTINGS.get(kind)
+    children, parameters, settings = held["_modules"], held["_parameters"], _settings(kind)
     return (
         id(module),
         tuple(map(id, children.values())) if children else (),
         kind,
         bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
         or bool(held["_backward_hooks"] or held["_backward_pre_hooks"]),
-        "forward" in held,
+        None if held.keys().isdisjoint(_methods(kind)) else tuple(sorted(held.keys() & _methods(kind))),
         held.get("_compiled_call_impl") is not None,
-        "transform" in held,
-        "aggregate" in held,
         tuple(map(_shape, parameters.values())) if parameters else (),
-        None if settings is None else tuple(held.get(name) for name in settings),
+        tuple(_frozen(held.get(name)) for name in settings) if settings else (),
     )
+
+
+@functools.lru_cache
+def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    """What an instance of a class must not have of its own, to do what the class says."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
+
+
+@functools.lru_cache
+def _settings(kind: type[nn.Module]) -> tuple[str, ...]:
+    return _SETTINGS.get(kind, getattr(kind, "decides", ()))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, dict) else value
 
 
 def _shape(p: Tensor | None) -> tuple[Any, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, infer
+from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, Told, infer
 from gnnsys.fullgraph.apart import Layout
 from gnnsys.fullgraph.check import _sample
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
@@ -21,9 +22,13 @@ N = GRAPH.num_nodes()
 RANKS = torch.randint(2, (N,), generator=torch.Generator().manual_seed(7))
 
 
+SEEDING = threading.Lock()  # ranks are threads, and torch has one generator
+
+
 def seeded(*makers) -> list[nn.Module]:
-    torch.manual_seed(0)
-    return [make().double() for make in makers]
+    with SEEDING:
+        torch.manual_seed(0)
+        return [make().double() for make in makers]
 
 
 def x() -> Tensor:
@@ -479,3 +484,44 @@ def test_a_weight_of_batch_normalisation_that_was_written_before_backward_is_ref
         _write(layers[1].weight)
         with pytest.raises(RuntimeError, match=r"between a pass and its backward.*call optimizer.step\(\)"):
             out.square().sum().backward()
+
+
+def test_marks_and_joins_that_change_after_a_pass_count_in_the_next():
+    first, second = seeded(lambda: SAGEConv(WIDTH, 4), lambda: SAGEConv(4, 4))
+    keeps, join = [Keep("a"), Keep("b")], Join("a")
+    model = HybridParallel([first, keeps[0], nn.Tanh(), keeps[1], second, join], GRAPH, **bins(3))
+    for how, name, kept in (("add", "a", 0), ("cat", "a", 0), ("cat", "b", 1), ("add", "b", 1)):
+        join.how, join.name = how, name
+        early = first(x(), GRAPH.csc())
+        late = early.tanh()
+        assert torch.allclose(model(x()), join(second(late, GRAPH.csc()), (early, late)[kept])), (how, name)
+    keeps[0].name, keeps[1].name = "b", "a"
+    assert torch.allclose(model(x()), second(late, GRAPH.csc()) + early)
+
+
+def test_what_a_layer_is_told_of_edges_may_change_after_a_pass():
+    data = GRAPH.edge_data[GRAPH.edge_types[0]]["w"]
+    told = Told(seeded(lambda: GCNConv(WIDTH, 3))[0], edge_weight="edge_weight")
+    model = HybridParallel([told], GRAPH, edge_data={"edge_weight": "w"})
+    assert torch.allclose(model(x()), told.conv(x(), GRAPH.edge_index(), data))
+    del told.names["edge_weight"]
+    with pytest.raises(ValueError, match="no graph layer takes an argument 'edge_weight'"):
+        model(x())
+
+
+def test_layers_with_methods_of_their_own_are_called_whenever_they_got_them():
+    def louder(layers) -> None:
+        for conv in (layers[0], layers[2]):
+            reduced = conv._reduced
+            conv._reduced = lambda *args, reduced=reduced: (lambda out, *rest: (3 * out, *rest))(*reduced(*args))
+
+    layers = narrowing()
+    louder(layers)
+    assert HybridParallel(layers, GRAPH).eval()(x()).shape == (N, 3)
+    for options in ({}, bins(3)):
+        model = HybridParallel(narrowing(), GRAPH, **options)
+        model(x())
+        louder(model.layers)
+        first, tanh, second, elu = model.layers
+        want = elu(second(tanh(first(x(), GRAPH.csc())), GRAPH.csc()))
+        assert torch.allclose(model(x()), want, rtol=1e-10)
