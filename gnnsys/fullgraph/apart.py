@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -92,6 +92,11 @@ def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
         and vars(conv).keys().isdisjoint(_methods(kind))
         and all(is_plain(conv._modules[name]) for name, is_plain in _LINEARS[kind].items() if name in conv._modules)
     )
+
+
+def is_lazy(modules: Iterable[nn.Module]) -> bool:
+    """Whether some parameter will get its size, and be drawn, when a module is first called."""
+    return any(isinstance(p, UninitializedParameter) for module in modules for p in module.parameters())
 
 
 def is_pyg(module: nn.Module) -> bool:

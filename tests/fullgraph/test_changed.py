@@ -525,3 +525,19 @@ def test_layers_with_methods_of_their_own_are_called_whenever_they_got_them():
         first, tanh, second, elu = model.layers
         want = elu(second(tanh(first(x(), GRAPH.csc())), GRAPH.csc()))
         assert torch.allclose(model(x()), want, rtol=1e-10)
+
+
+def test_lazy_layers_are_drawn_as_in_a_first_call():
+    for kind in (SAGEConv, GATConv, GCNConv):
+        for options in ({}, bins(3), {"memory_budget": 1 << 15}):
+            layers, plain = (seeded(*[lambda kind=kind: kind(-1, 8)] * 3) for _ in range(2))
+            torch.manual_seed(5)
+            rows = x()
+            for conv in plain:
+                rows = conv(rows, GRAPH.csc())
+            drawn = torch.rand(1)
+            torch.manual_seed(5)
+            out = HybridParallel(layers, GRAPH, **options)(x())
+            assert torch.equal(torch.rand(1), drawn) and torch.allclose(out, rows), (kind, options)
+            weights = [next(p for p in conv.parameters() if p.dim() == 2 and p.shape == (8, 8)) for conv in layers[1:]]
+            assert not torch.equal(*weights)
