@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -143,6 +143,16 @@ class Layout(NamedTuple):
         """A number that is the same on ranks whose layers are alike."""
         kinds = [(each[2].__qualname__, *each[3:]) for each in self.what[1:]]
         return zlib.crc32(repr(kinds).encode())
+
+
+def numbers_of(modules: Iterable[nn.Module], names: Sequence[str]) -> list[tuple[str, Any]]:
+    """What modules have by these names of their own, where it is a number or None."""
+    return [
+        (name, held[name])
+        for held in map(vars, modules)
+        for name in names
+        if name in held and (held[name] is None or isinstance(held[name], (bool, int, float)))
+    ]
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
