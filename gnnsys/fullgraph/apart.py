@@ -7,8 +7,9 @@ for the `Layout` of its layers, and plans anew where that is another than before
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -19,9 +20,9 @@ from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
 from gnnsys.nn.models import Stack
 from gnnsys.nn.plain import has_hooks, is_bare_linear, is_bare_product, runs_as
 
-_HALVES = ("transform", "aggregate")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# What of a layer's settings decides how it is taken in halves: they may be changed between passes
+# What of a layer's settings decides how it is taken in halves: they may be changed between passes. Modules of ours for
+# lists of layers say by `decides` what plans are made from.
 _SETTINGS: dict[type, tuple[str, ...]] = {
     SAGEConv: ("aggr", "normalize", "project", "root_weight"),
     GCNConv: ("normalize", "improved", "add_self_loops"),
@@ -35,16 +36,17 @@ _LINEARS: dict[type, dict[str, Callable[[nn.Module | None], bool]]] = {
 }
 
 
-class _OfStack(Dropout):
-    """What a reference model drops between two layers: its rate, and only while it trains."""
+class OfStack(Dropout):
+    """What a reference model drops between two layers: its rate, and only while it trains, as of the last look."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__(stack.dropout)
         self._stack = (stack,)  # in a tuple it is no child
+        self.look()
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def look(self) -> None:
+        """Once per pass: bins of a pass that are computed again drop what they did."""
         self.p, self.training = self._stack[0].dropout, self._stack[0].training
-        return super().forward(rows)
 
 
 def flat(layers: nn.Module) -> Iterator[nn.Module]:
@@ -55,7 +57,7 @@ def flat(layers: nn.Module) -> Iterator[nn.Module]:
             yield conv
             if index < len(layers.convs) - 1:
                 yield from flat(layers.norms[index])
-                yield from (nn.ReLU(), _OfStack(layers))
+                yield from (nn.ReLU(), OfStack(layers))
     elif _is_list(layers) or runs_as(layers, nn.Sequential):
         for module in layers._modules.values():  # `children` gives one that is there twice once
             if module is None:
@@ -87,9 +89,14 @@ def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
     return (
         type(conv) is kind
         and runs_as(conv, kind)
-        and not any(name in vars(conv) for name in _HALVES)
+        and vars(conv).keys().isdisjoint(_methods(kind))
         and all(is_plain(conv._modules[name]) for name, is_plain in _LINEARS[kind].items() if name in conv._modules)
     )
+
+
+def is_lazy(modules: Iterable[nn.Module]) -> bool:
+    """Whether some parameter will get its size, and be drawn, when a module is first called."""
+    return any(isinstance(p, UninitializedParameter) for module in modules for p in module.parameters())
 
 
 def is_pyg(module: nn.Module) -> bool:
@@ -138,22 +145,45 @@ class Layout(NamedTuple):
         return zlib.crc32(repr(kinds).encode())
 
 
+def numbers_of(modules: Iterable[nn.Module], names: Sequence[str]) -> list[tuple[str, Any]]:
+    """What modules have by these names of their own, where it is a number or None."""
+    return [
+        (name, held[name])
+        for held in map(vars, modules)
+        for name in names
+        if name in held and (held[name] is None or isinstance(held[name], (bool, int, float)))
+    ]
+
+
 def _kind(module: nn.Module) -> tuple[Any, ...]:
     held, kind = module.__dict__, type(module)
-    children, parameters, settings = held["_modules"], held["_parameters"], _SETTINGS.get(kind)
+    children, parameters, settings = held["_modules"], held["_parameters"], _settings(kind)
     return (
         id(module),
         tuple(map(id, children.values())) if children else (),
         kind,
         bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
         or bool(held["_backward_hooks"] or held["_backward_pre_hooks"]),
-        "forward" in held,
+        None if held.keys().isdisjoint(_methods(kind)) else tuple(sorted(held.keys() & _methods(kind))),
         held.get("_compiled_call_impl") is not None,
-        "transform" in held,
-        "aggregate" in held,
         tuple(map(_shape, parameters.values())) if parameters else (),
-        None if settings is None else tuple(held.get(name) for name in settings),
+        tuple(_frozen(held.get(name)) for name in settings) if settings else (),
     )
+
+
+@functools.lru_cache
+def _methods(kind: type[nn.Module]) -> frozenset[str]:
+    """What an instance of a class must not have of its own, to do what the class says."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
+
+
+@functools.lru_cache
+def _settings(kind: type[nn.Module]) -> tuple[str, ...]:
+    return _SETTINGS.get(kind, getattr(kind, "decides", ()))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, dict) else value
 
 
 def _shape(p: Tensor | None) -> tuple[Any, ...]:

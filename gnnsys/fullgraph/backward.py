@@ -21,7 +21,7 @@ from gnnsys.fullgraph.bins import Bin, Chunk
 from gnnsys.fullgraph.exchange import Exchange
 from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.moves import Load
-from gnnsys.fullgraph.reduce import ParameterGrads
+from gnnsys.fullgraph.reduce import ParameterGrads, unhooked
 from gnnsys.fullgraph.state import Kept, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
@@ -279,7 +279,9 @@ class Backward:
         sources = [*leaves, *self._state.parameters[s]]
         grads: Sequence[Tensor | None] = [None] * len(sources)
         if kept.out.requires_grad:
-            grads = torch.autograd.grad(kept.out, sources, grad.to(kept.out.device, kept.out.dtype), allow_unused=True)
+            grad = grad.to(kept.out.device, kept.out.dtype)
+            with unhooked(self._state.parameters[s]):
+                grads = torch.autograd.grad(kept.out, sources, grad, allow_unused=True)
         by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
         if self._is_free(s):
             self._of_parameters.put(s, b, grads[len(leaves) :])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from gnnsys.comm.peers import Peers
-from gnnsys.fullgraph.apart import HOOKS, changed
+from gnnsys.fullgraph.apart import HOOKS, changed, is_lazy
 from gnnsys.fullgraph.bins import Bin, make_bins
 from gnnsys.fullgraph.calling import arguments, call
 from gnnsys.fullgraph.edges import drawn
@@ -46,7 +46,8 @@ def check_layers(
     Nothing is drawn from torch's own generator: other threads may.
     """
     draws, has_grads = torch.Generator("cpu").manual_seed(0), torch.is_grad_enabled()
-    with torch.no_grad():
+    lazy = is_lazy(module for stage in stages for module in stage.modules)  # copies of them are drawn
+    with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=lazy):
         rows = torch.randn(_NODES, width, generator=draws, device="cpu").to(device, dtype)
         _check_layers(stages, rows, draws, data, has_grads)
 

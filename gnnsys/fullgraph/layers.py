@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.apart import changed, flat, is_norm
+from gnnsys.fullgraph.apart import OfStack, changed, flat, is_norm
 from gnnsys.fullgraph.calling import arguments, call
 from gnnsys.fullgraph.keyed import Rows, keyed, working_on
 from gnnsys.nn.plain import runs_as
@@ -29,6 +30,8 @@ MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told a
 class Keep(nn.Identity):
     """Marks the rows at this point of the list by a name, for a `Join` further on."""
 
+    decides: ClassVar = ("name",)
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
@@ -36,6 +39,8 @@ class Keep(nn.Identity):
 
 class Join(nn.Module):
     """Adds each node's rows at `Keep(name)` to those it has here, or sets them beside ("cat"): a skip connection."""
+
+    decides: ClassVar = ("name", "how")
 
     def __init__(self, name: str, how: str = "add") -> None:
         super().__init__()
@@ -71,6 +76,8 @@ class Told(nn.Module):
     >>> layers = [Told(GATConv(16, 32, edge_dim=4), edge_attr="bond"), nn.ReLU(), Told(GATConv(32, 8))]
     >>> model = HybridParallel(layers, graph, edge_data={"bond": "e"})
     """
+
+    decides: ClassVar = ("names",)
 
     def __init__(self, conv: nn.Module, **names: str) -> None:
         super().__init__()
@@ -110,6 +117,9 @@ class Stage:
 
     def look(self) -> None:
         """Reads of the modules what bins must know, once per pass."""
+        for module in self.then:
+            if isinstance(module, OfStack):
+                module.look()
         inner = (inner for module in self.modules for inner in module.modules())
         self.writes = self.in_place or any(getattr(module, "inplace", False) for module in inner)
 

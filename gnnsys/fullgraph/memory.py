@@ -25,6 +25,7 @@ from gnnsys.fullgraph.keyed import Rows
 from gnnsys.fullgraph.layers import Stage
 from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.norm import NormPass
+from gnnsys.fullgraph.reduce import unhooked
 from gnnsys.ops import CSC, WholeDegrees
 
 _SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this
@@ -142,7 +143,8 @@ def _measured(
         else:
             read = rows.clone() if stage.conv is None and stage.writes else rows  # as a pass does
             out = stage.run(read, csc, marked, Rows(ids, 0))
-        torch.autograd.grad(out, sources, torch.ones_like(out), allow_unused=True)
+        with unhooked(stage.parameters()):
+            torch.autograd.grad(out, sources, torch.ones_like(out), allow_unused=True)
 
     cuda = [device] if device.type == "cuda" else []
     with torch.enable_grad(), torch.random.fork_rng(cuda):

@@ -25,6 +25,7 @@ class NormPass:
     def __init__(self, norm: Any, peers: Peers | None) -> None:
         self._norm, self._peers = norm, peers
         self._weight, self._bias = norm.weight, norm.bias  # the module may have other ones on the way back
+        self._version = _version(norm.weight)
         self._by_batch = norm.training or norm.running_mean is None
         self._means: tuple[Tensor, Tensor] | None = None  # of the gradient, and of its product with normal rows
 
@@ -51,6 +52,14 @@ class NormPass:
         out = self._normal(x)
         out = out if self._weight is None else out.mul_(self._weight)
         return (out if self._bias is None else out.add_(self._bias)).to(x.dtype)
+
+    def check(self) -> None:
+        """Raises RuntimeError where the weight, which gradients are multiplied by, was written since `begin`."""
+        if _version(self._weight) != self._version:
+            raise RuntimeError(
+                "the weight of batch normalisation, which backward needs, was written between a pass and its backward: "
+                "call optimizer.step() and load_state_dict() after backward()"
+            )
 
     @torch.no_grad()
     def begin_back(
@@ -91,6 +100,10 @@ class NormPass:
         unbiased = var * (self._count / max(1.0, self._count - 1))
         norm.running_mean.lerp_(mean.to(norm.running_mean), rate)
         norm.running_var.lerp_(unbiased.to(norm.running_var), rate)
+
+
+def _version(weight: Tensor | None) -> int:
+    return 0 if weight is None or weight.is_inference() else weight._version
 
 
 def _summed(work: Callable[..., Tensor], bounds: Sequence[int], *rows: Tensor) -> Tensor:

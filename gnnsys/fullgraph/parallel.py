@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gnnsys.comm.peers import Peers
-from gnnsys.fullgraph.apart import Layout
+from gnnsys.fullgraph.apart import Layout, numbers_of
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.check import check_layers, check_parameters
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
 _BIN_NODES = 1500  # of a bin between ranks, on average: many smaller ones cost more than what they overlap
+# What modules of all ranks have in common besides what plans are made from
+_AGREED = ("p", "dropout", "negative_slope", "eps", "momentum", "track_running_stats")
 
 
 class Seen(NamedTuple):
@@ -119,6 +121,7 @@ class HybridParallel(nn.Module):
         self._edge_names = tuple(edge_data or ())
         self._grounds: dict[Any, Ground] = {}
         self._checked: set[Any] = set()
+        self._is_checked = False  # whether all ranks were found to have the same parameters
         self._seen: Seen | None = None  # features whose halo is here
         self._layout: Layout | None = None  # what the stages are made of
         self._stages: list[Stage] = []
@@ -229,35 +232,51 @@ class HybridParallel(nn.Module):
         if self._layout is None or now.what != self._layout.what:
             self._stages = make_stages(self.layers, self._edge_names)
             self._grounds, self._checked, self._seen = {}, set(), None
+            self._is_checked = False
             self._layout = Layout.of(self.layers)  # dropouts became ours
             self._digest = self._layout.digest()
         return now.modes
 
     def _agree(self, x: Tensor) -> bool:
         """Whether all ranks have seen x before. What one of them refuses, of x or of the layers, all refuse."""
-        refusal, digest = None, 0
+        refusal, digest, is_known, is_planned = None, 0, False, False
         try:
             if x.dim() != 2 or x.shape[0] != self.plan.num_core or not x.is_floating_point():
                 raise ValueError(
                     f"x must be float [{self.plan.num_core}, width], a row for each of this rank's nodes, got "
                     f"{x.dtype} {list(x.shape)}"
                 )
-            self._check(x, self._look())
-            digest = zlib.crc32(repr((self._digest, x.shape[1], x.dtype)).encode())
-        except ValueError as error:
+            modes = self._look()
+            self._check(x, modes)
+            key, seen = self._key(x), self._seen
+            is_known = seen is not None and seen.x() is x and seen.version == _version(x)
+            is_planned = key in self._grounds
+            if self._peers.world_size > 1:
+                digest = self._digest_of(key, modes)
+        except Exception as error:  # whatever it is, the others wait to hear of it
             refusal = error
-        seen = self._seen
-        is_known = seen is not None and seen.x() is x and seen.version == _version(x)
-        told = torch.tensor([int(is_known), digest, -digest], device="cpu")
+        told = torch.tensor([is_known, digest, -digest, is_planned, self._is_checked], dtype=torch.int64, device="cpu")
         self._peers.all_reduce(told, dist.ReduceOp.MIN).wait()
         if refusal is not None:
             raise refusal
         if told[1] != -told[2]:
             raise ValueError(
-                "the layers, or the width or dtype of x, are not the same on all ranks, or another rank refused them: "
-                "change layers on every rank alike"
+                "the layers (their kinds, shapes and settings, which of them train and how much they drop), the width, "
+                "dtype or requires_grad of x, autocast or no_grad are not the same on all ranks, or another rank "
+                "refused them: change layers on every rank alike"
             )
+        if not told[3]:  # plans are made by all ranks, or by none
+            self._grounds.pop(key, None)
+        self._is_checked = bool(told[4])
         return bool(told[0])
+
+    def _digest_of(self, key: tuple[Any, ...], modes: tuple[bool, ...]) -> int:
+        """A number that is the same on ranks that will send and await the same in this pass."""
+        width, dtype, x_trains, _, _, cast = key  # devices are each rank's own
+        trains = [p.requires_grad for p in self.parameters()]
+        settings = numbers_of(self.layers.modules(), _AGREED)
+        here = (self._digest, width, dtype, x_trains, cast, modes, self.training, trains, settings)
+        return zlib.crc32(repr((*here, torch.is_grad_enabled())).encode())
 
     def _check(self, x: Tensor, modes: tuple[bool, ...]) -> None:
         """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
@@ -267,15 +286,19 @@ class HybridParallel(nn.Module):
             check_layers(self._stages, x.shape[1], x.dtype, device, self.plan.csc.edge_data)
             self._checked.add(key)
 
+    def _key(self, x: Tensor) -> tuple[Any, ...]:
+        """What passes must have in common to share a plan."""
+        device = next((p.device for p in self.parameters()), x.device)
+        cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        return x.shape[1], x.dtype, x.requires_grad, x.device, device, cast
+
     @torch.inference_mode(False)
     def _ground(self, x: Tensor) -> Ground:
         """What passes over rows of this width share, made the first time they are seen."""
         self._look()
-        device = next((p.device for p in self.parameters()), x.device)
-        cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        key = (x.shape[1], x.dtype, x.requires_grad, x.device, device, cast)
+        key = self._key(x)
+        device = key[4]
         if key not in self._grounds:
-            is_first = not self._grounds
             lanes = lanes_between(x.device, device)
             in_halves = device == x.device or lanes is not None  # sums are made where rows lie, or come
             stages = self._stages
@@ -295,8 +318,9 @@ class HybridParallel(nn.Module):
                 self.plan, self._peers, self.schedule, steps, ids, device, self.wire_dtype,
                 self.recompute or budget is not None, None if lanes is None else Depot(lanes), budget is not None,
             )  # fmt: skip
-            if is_first:  # lazy parameters are there only now
+            if not self._is_checked:  # lazy parameters are there only now
                 check_parameters(self.named_parameters(), self._peers)
+                self._is_checked = True
         return self._grounds[key]
 
     def _budget(

@@ -5,7 +5,8 @@ What bins say is added in the bins' order, whatever order they ran in, so sums a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +56,19 @@ class ParameterGrads:
                     grad = grad.to(p.device, p.dtype)
                     found[id(p)] = found[id(p)] + grad if id(p) in found else grad
         return found
+
+
+@contextlib.contextmanager
+def unhooked(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Inside it hooks on these tensors do not run: they are for the whole gradient, and a bin has a part of it."""
+    hooks = [(p, p._backward_hooks) for p in parameters if p._backward_hooks]
+    try:
+        for p, _ in hooks:
+            p._backward_hooks = None
+        yield
+    finally:
+        for p, own in hooks:
+            p._backward_hooks = own
 
 
 def _sums(

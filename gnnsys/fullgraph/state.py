@@ -19,6 +19,7 @@ from gnnsys.fullgraph.linear import LinearStage
 from gnnsys.fullgraph.moves import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.norm import NormPass
 from gnnsys.fullgraph.steps import Schedule, Step
+from gnnsys.fullgraph.then import Then
 from gnnsys.observe import Span
 from gnnsys.ops import CSC
 
@@ -124,9 +125,8 @@ class Pass:
     mover: Mover | None = None
     _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
     _random: dict[tuple[int, int], Any] = field(default_factory=dict)
-    _versions: list[list[int]] = field(default_factory=list)
     _autocast: Callable[[], Any] = contextlib.nullcontext
-    _modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # whether modules trained on the way there
+    _then: Then | None = None  # modules on the way there, where bins are computed again
 
     def __post_init__(self) -> None:
         self.mover = None if self.ground.depot is None else Mover(self.ground.depot)
@@ -142,9 +142,7 @@ class Pass:
             step.stage.look()
         self.parameters = [step.stage.parameters() for step in steps]
         if self.wants_grad and ground.recompute:
-            self._versions = [[p._version for p in each] for each in self.parameters]
-            modules = {id(m): m for step in steps for module in step.stage.modules for m in module.modules()}
-            self._modes = [(module, module.training) for module in modules.values()]
+            self._then = Then([step.stage for step in steps])
         for index, step in enumerate(steps):
             self.needs.append(self.needs[-1] or (self.wants_grad and bool(self.parameters[index])))
             is_read = index + 1 < len(steps) and steps[index + 1].has_halo
@@ -154,14 +152,11 @@ class Pass:
             self.rows.append(x.new_empty((0 if whole else num_rows, step.width), dtype=step.dtype))
 
     def begin_back(self) -> None:
-        """Raises RuntimeError where bins will be computed again, and parameters are not what they were then."""
-        for step, then, versions in zip(self.ground.steps, self.parameters, self._versions, strict=False):
-            now = step.stage.parameters()
-            if list(map(id, now)) != list(map(id, then)) or [p._version for p in then] != versions:
-                raise RuntimeError(
-                    "parameters were changed between a pass and its backward, which computes bins again: call "
-                    "optimizer.step() and load_state_dict() after backward(), or leave recompute and memory_budget away"
-                )
+        """Raises RuntimeError where something that the way back reads is not what it was on the way there."""
+        for norm in self.norms.values():
+            norm.check()
+        if self._then is not None:
+            self._then.check()
 
     def load(self, s: int, b: int, grad: Tensor | None = None) -> None:
         """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""
@@ -243,7 +238,8 @@ class Pass:
             kept = self._kept.pop((s, b))
             kept.loads = [] if load is None else [load]
             return kept, grad
-        with torch.enable_grad(), _replayed(self._random.pop((s, b))), _as_then(self._modes):
+        assert self._then is not None
+        with torch.enable_grad(), _replayed(self._random.pop((s, b))), self._then.again():
             given = self._given(s, b) if load is None else self._brought(s, b, load, load.tensors[1:])
             return self._evaluate(s, b, given), grad
 
@@ -380,16 +376,3 @@ def _replayed(state: tuple[Tensor, Tensor | None, torch.device]) -> Iterator[Non
         if cuda is not None:
             torch.cuda.set_rng_state(cuda, device)
         yield
-
-
-@contextlib.contextmanager
-def _as_then(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Modules train, or do not, as they did when the pass began."""
-    now = [(module, module.training) for module, _ in modes]
-    try:
-        for module, training in modes:
-            module.training = training
-        yield
-    finally:
-        for module, training in now:
-            module.training = training

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm.peers import Peers
+from gnnsys.fullgraph.apart import is_lazy
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
 from gnnsys.fullgraph.edges import alike
 from gnnsys.fullgraph.halo import HaloPlan
@@ -236,14 +237,17 @@ def probe(
     stage: Stage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device,
     data: EdgeData | None = None,
 ) -> tuple[int, torch.dtype]:  # fmt: skip
-    """The width and dtype of what a stage makes of rows of `width`, found by giving it one node with a self loop."""
+    """The width and dtype of what a stage makes of rows of `width`, found by giving it one node with a self loop.
+
+    Torch's generator stays as it was, unless parameters get their size here, and are drawn: as in a first call.
+    """
     if stage.norm is not None:
         return width, dtype
     one = torch.ones(1, dtype=torch.int64, device=device)
     csc = CSC(torch.tensor([0, 1], device=device), one.to(torch.int32) - 1, 1, whole=WholeDegrees(one, one))
     csc.edge_data = None if data is None else alike(data, 1, 1, device)
     cuda = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(cuda):
+    with torch.no_grad(), torch.random.fork_rng(cuda, enabled=not is_lazy(stage.modules)):
         rows = torch.zeros(1, width, dtype=dtype, device=device)
         marked = [torch.zeros(1, w, dtype=t, device=device) for w, t in joined]
         now = Rows(one - 1, 0)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, infer
+from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, Told, infer
 from gnnsys.fullgraph.apart import Layout
 from gnnsys.fullgraph.check import _sample
-from gnnsys.nn import GAT, GATConv, GCNConv, GraphSAGE, SAGEConv
+from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.customised import OUT, WIDTH, Case, bins, check, check_infer, draws, make_graph
 from tests.fullgraph.ranks import run_ranks
 
@@ -21,9 +22,13 @@ N = GRAPH.num_nodes()
 RANKS = torch.randint(2, (N,), generator=torch.Generator().manual_seed(7))
 
 
+SEEDING = threading.Lock()  # ranks are threads, and torch has one generator
+
+
 def seeded(*makers) -> list[nn.Module]:
-    torch.manual_seed(0)
-    return [make().double() for make in makers]
+    with SEEDING:
+        torch.manual_seed(0)
+        return [make().double() for make in makers]
 
 
 def x() -> Tensor:
@@ -357,3 +362,237 @@ def test_layers_are_tried_on_loops_of_which_no_node_has_several():
     loops, counts = edges[0, edges[0] == edges[1]].unique(return_counts=True)
     assert len(loops) > 0 and int(counts.max()) == 1
     assert edges.unique(dim=1).shape[1] < edges.shape[1] and int(csc.in_degrees().min()) == 0
+
+
+HOOKS_OF_PARAMETERS = {
+    "doubles": lambda grad: 2 * grad,
+    "clamps": lambda grad: grad.clamp(-0.5, 0.5),
+    "normalises": lambda grad: grad / grad.norm(),
+}
+
+
+def test_hooks_on_parameters_see_the_whole_gradient_once():
+    for name, hook in HOOKS_OF_PARAMETERS.items():
+        for options in ({}, bins(3), {"recompute": True}, {"memory_budget": 1 << 15}):
+            seen: list[Tensor] = []
+            layers, plain = nn.ModuleList(narrowing()), nn.ModuleList(narrowing())
+            for p in (*layers.parameters(), *plain.parameters()):
+                p.register_hook(hook)
+            model = HybridParallel(layers, GRAPH, **options)
+            for p in layers.parameters():
+                p.register_hook(lambda grad, seen=seen: seen.append(grad))
+                p.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad))
+            model(x()).square().sum().backward()
+            plain[3](plain[2](plain[1](plain[0](x(), GRAPH.csc())), GRAPH.csc())).square().sum().backward()
+            assert len(seen) == 2 * len(list(layers.parameters())), (name, options)
+            for p, q in zip(layers.parameters(), plain.parameters(), strict=True):
+                assert torch.allclose(p.grad, q.grad, rtol=1e-10), (name, options)
+
+
+def test_hooks_on_parameters_see_the_sum_of_all_ranks():
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=60, **bins(2))
+        for p in model.parameters():
+            p.register_hook(lambda grad: grad / grad.norm())
+        model(x()[model.nodes]).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    layers = nn.ModuleList(narrowing())
+    found = run_ranks(2, work)
+    layers[3](layers[2](layers[1](layers[0](x(), GRAPH.csc())), GRAPH.csc())).square().sum().backward()
+    for grads in found:
+        for grad, p in zip(grads, layers.parameters(), strict=True):
+            assert torch.allclose(grad, p.grad / p.grad.norm(), rtol=1e-10)
+
+
+def between() -> list[nn.Module]:
+    inner = lambda: GINConv(nn.Linear(4, 4))  # noqa: E731
+    layers = seeded(lambda: SAGEConv(WIDTH, 4), lambda: nn.Dropout(0.5), inner, nn.Tanh, lambda: SAGEConv(4, 3))
+    layers[4].requires_grad_(False)
+    return layers
+
+
+@torch.no_grad()
+def _write(tensor: Tensor) -> None:
+    tensor.mul_(3).add_(1)
+
+
+CHANGED_BETWEEN = {
+    "a weight that trains": lambda layers: _write(layers[0].lin_l.weight),
+    "a frozen weight": lambda layers: _write(layers[4].lin_l.weight),
+    "a buffer": lambda layers: _write(layers[2].eps),
+    "another tensor for a buffer": lambda layers: setattr(layers[2], "eps", layers[2].eps + 1),
+    "a hook": lambda layers: hooked(layers[4].lin_l),
+    "a hook on all modules": lambda layers: torch_module.register_module_forward_hook(lambda *args: None),
+    "a setting": lambda layers: setattr(layers[4], "aggr", "sum"),
+    "a linear": lambda layers: setattr(layers[2], "nn", nn.Linear(4, 4).double()),
+    "what trains": lambda layers: layers[0].lin_l.requires_grad_(False),
+}
+
+
+def test_where_bins_are_computed_again_what_changed_since_the_pass_is_refused():
+    for name, change in CHANGED_BETWEEN.items():
+        for options in ({"recompute": True}, {"memory_budget": 1 << 14}):
+            model = HybridParallel(between(), GRAPH, **options)
+            out = model(x())
+            handle = change(model.layers)
+            try:
+                with pytest.raises(RuntimeError, match="were changed between a pass and its backward"):
+                    out.square().sum().backward()
+                    pytest.fail(f"{name}, {options}")
+            finally:
+                if "all modules" in name:
+                    handle.remove()
+
+
+PUT_BACK = {
+    "evaluation": lambda model: model.eval(),
+    "dropouts": lambda model: [setattr(m, "p", 0.1) for m in model.modules() if isinstance(m, nn.Dropout)],
+    "the dropout of a model": lambda model: setattr(model.layers, "dropout", 0.1),
+    "another pass": lambda model: model.eval()(x()),
+}
+
+
+def test_where_bins_are_computed_again_they_train_and_drop_as_they_did():
+    def make(name):
+        if name == "dropouts":
+            return between()
+        return seeded(lambda: GAT(WIDTH, 4, 3, 3, dropout=0.5))[0]
+
+    for name, change in PUT_BACK.items():
+        found = []
+        for options, changes in (({}, False), ({"recompute": True}, True), ({"memory_budget": 1 << 14}, True)):
+            model = HybridParallel(make(name), GRAPH, **options)
+            out = model(x())
+            if changes:
+                change(model)
+                now = [(m.training, getattr(m, "p", None)) for m in model.modules()]
+            out.square().sum().backward()
+            if changes:
+                assert now == [(m.training, getattr(m, "p", None)) for m in model.modules()], name
+            found.append([p.grad for p in model.parameters() if p.grad is not None])
+        for other in found[1:]:
+            for a, b in zip(found[0], other, strict=True):
+                assert torch.allclose(a, b, rtol=1e-10), name
+
+
+def test_a_weight_of_batch_normalisation_that_was_written_before_backward_is_refused():
+    for options in ({}, bins(3), {"recompute": True}):
+        layers = seeded(lambda: SAGEConv(WIDTH, 4), lambda: nn.BatchNorm1d(4), nn.Tanh, lambda: SAGEConv(4, 3))
+        model = HybridParallel(layers, GRAPH, **options)
+        out = model(x())
+        _write(layers[1].weight)
+        with pytest.raises(RuntimeError, match=r"between a pass and its backward.*call optimizer.step\(\)"):
+            out.square().sum().backward()
+
+
+def test_marks_and_joins_that_change_after_a_pass_count_in_the_next():
+    first, second = seeded(lambda: SAGEConv(WIDTH, 4), lambda: SAGEConv(4, 4))
+    keeps, join = [Keep("a"), Keep("b")], Join("a")
+    model = HybridParallel([first, keeps[0], nn.Tanh(), keeps[1], second, join], GRAPH, **bins(3))
+    for how, name, kept in (("add", "a", 0), ("cat", "a", 0), ("cat", "b", 1), ("add", "b", 1)):
+        join.how, join.name = how, name
+        early = first(x(), GRAPH.csc())
+        late = early.tanh()
+        assert torch.allclose(model(x()), join(second(late, GRAPH.csc()), (early, late)[kept])), (how, name)
+    keeps[0].name, keeps[1].name = "b", "a"
+    assert torch.allclose(model(x()), second(late, GRAPH.csc()) + early)
+
+
+def test_what_a_layer_is_told_of_edges_may_change_after_a_pass():
+    data = GRAPH.edge_data[GRAPH.edge_types[0]]["w"]
+    told = Told(seeded(lambda: GCNConv(WIDTH, 3))[0], edge_weight="edge_weight")
+    model = HybridParallel([told], GRAPH, edge_data={"edge_weight": "w"})
+    assert torch.allclose(model(x()), told.conv(x(), GRAPH.edge_index(), data))
+    del told.names["edge_weight"]
+    with pytest.raises(ValueError, match="no graph layer takes an argument 'edge_weight'"):
+        model(x())
+
+
+def test_layers_with_methods_of_their_own_are_called_whenever_they_got_them():
+    def louder(layers) -> None:
+        for conv in (layers[0], layers[2]):
+            reduced = conv._reduced
+            conv._reduced = lambda *args, reduced=reduced: (lambda out, *rest: (3 * out, *rest))(*reduced(*args))
+
+    layers = narrowing()
+    louder(layers)
+    assert HybridParallel(layers, GRAPH).eval()(x()).shape == (N, 3)
+    for options in ({}, bins(3)):
+        model = HybridParallel(narrowing(), GRAPH, **options)
+        model(x())
+        louder(model.layers)
+        first, tanh, second, elu = model.layers
+        want = elu(second(tanh(first(x(), GRAPH.csc())), GRAPH.csc()))
+        assert torch.allclose(model(x()), want, rtol=1e-10)
+
+
+def test_lazy_layers_are_drawn_as_in_a_first_call():
+    for kind in (SAGEConv, GATConv, GCNConv):
+        for options in ({}, bins(3), {"memory_budget": 1 << 15}):
+            layers, plain = (seeded(*[lambda kind=kind: kind(-1, 8)] * 3) for _ in range(2))
+            torch.manual_seed(5)
+            rows = x()
+            for conv in plain:
+                rows = conv(rows, GRAPH.csc())
+            drawn = torch.rand(1)
+            torch.manual_seed(5)
+            out = HybridParallel(layers, GRAPH, **options)(x())
+            assert torch.equal(torch.rand(1), drawn) and torch.allclose(out, rows), (kind, options)
+            weights = [next(p for p in conv.parameters() if p.dim() == 2 and p.shape == (8, 8)) for conv in layers[1:]]
+            assert not torch.equal(*weights)
+
+
+DIFFERENT = {
+    "evaluation": lambda model, rows: model.eval() and None,
+    "a module in evaluation": lambda model, rows: model.layers[1].eval() and None,
+    "frozen": lambda model, rows: model.layers[0].requires_grad_(False) and None,
+    "x trains": lambda model, rows: rows.clone().requires_grad_(),
+    "x is no tensor": lambda model, rows: rows.numpy(),
+    "how much is dropped": lambda model, rows: setattr(model.layers[2], "p", 0.1),
+    "how fast statistics move": lambda model, rows: setattr(model.layers[1], "momentum", 0.5),
+}
+
+
+def test_ranks_that_differ_in_what_they_would_send_hear_of_it_at_once_and_go_on_when_they_agree():
+    def work(rank, group):
+        found = []
+        for name, change in DIFFERENT.items():
+            model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=10)
+            rows = x()[model.nodes]
+            model(rows).sum().backward()
+            given = change(model, rows) if rank else None
+            with pytest.raises((ValueError, AttributeError, TypeError), match=r"on all ranks|numpy") as error:
+                model(rows if given is None else given)
+                pytest.fail(name)
+            if not rank:
+                assert "not the same on all ranks" in str(error.value)
+            else:
+                model.train().requires_grad_()
+                model.layers[2].p, model.layers[1].momentum = 0.5, 0.1
+            model(rows).sum().backward()
+            found.append(name)
+        autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=rank == 0)
+        for make in (lambda: autocast, lambda: torch.set_grad_enabled(rank == 0)):
+            with make(), pytest.raises(ValueError, match="not the same on all ranks"):
+                model(rows)
+        return found
+
+    layers = seeded(lambda: SAGEConv(WIDTH, 4), lambda: nn.BatchNorm1d(4), nn.Dropout, lambda: SAGEConv(4, 3))
+    assert run_ranks(2, work) == [list(DIFFERENT)] * 2
+
+
+def test_a_layer_that_one_rank_changed_and_changed_back_runs_on_all():
+    def work(rank, group):
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=10)
+        own = x()[model.nodes]
+        want = model(own)
+        handle = model.layers[0].register_forward_hook(lambda *args: None) if rank else None
+        with pytest.raises(ValueError, match="not the same on all ranks"):
+            model(own)
+        if handle is not None:
+            handle.remove()
+        return torch.equal(model(own), want)
+
+    layers = narrowing()
+    assert run_ranks(2, work) == [True, True]

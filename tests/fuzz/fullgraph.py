@@ -138,7 +138,7 @@ def judge(seed: int) -> str:
         warnings.simplefilter("ignore")
         try:
             _, case = make_case(seed)
-        except (AttributeError, KeyError, ValueError, RuntimeError):
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
             return "void"  # a change that cannot be done to this layer
         reason = check(case)
         if not reason and case.world_size == 1 and case.change is None:
