@@ -89,7 +89,7 @@ def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
     return (
         type(conv) is kind
         and runs_as(conv, kind)
-        and vars(conv).keys().isdisjoint(_methods(kind))
+        and vars(conv).keys().isdisjoint(_methods(kind))  # type: ignore[arg-type]
         and all(is_plain(conv._modules[name]) for name, is_plain in _LINEARS[kind].items() if name in conv._modules)
     )
 
@@ -156,7 +156,8 @@ def numbers_of(modules: Iterable[nn.Module], names: Sequence[str]) -> list[tuple
 
 
 def _kind(module: nn.Module) -> tuple[Any, ...]:
-    held, kind = module.__dict__, type(module)
+    held: dict[str, Any] = module.__dict__
+    kind: Any = type(module)
     children, parameters, settings = held["_modules"], held["_parameters"], _settings(kind)
     return (
         id(module),
@@ -172,13 +173,13 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
 
 
 @functools.lru_cache
-def _methods(kind: type[nn.Module]) -> frozenset[str]:
+def _methods(kind: Any) -> frozenset[str]:
     """What an instance of a class must not have of its own, to do what the class says."""
     return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 @functools.lru_cache
-def _settings(kind: type[nn.Module]) -> tuple[str, ...]:
+def _settings(kind: Any) -> tuple[str, ...]:
     return _SETTINGS.get(kind, getattr(kind, "decides", ()))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.apart import HOOKS, Layout
 from gnnsys.fullgraph.layers import Stage
@@ -82,7 +82,7 @@ def _buffers(stages: Sequence[Stage]) -> list[tuple[Tensor, int, int, bool]]:
 
 
 def _state(tensor: Tensor) -> tuple[int, int, bool]:
-    is_counted = not (isinstance(tensor, UninitializedTensorMixin) or tensor.is_inference())
+    is_counted = not (isinstance(tensor, (UninitializedParameter, UninitializedBuffer)) or tensor.is_inference())
     return id(tensor), tensor._version if is_counted else 0, tensor.requires_grad
 
 
