@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gnnsys.bench.lab import Lab, Result, state
+from gnnsys.lab import Lab, Result, state
 from gnnsys.partition import format_size
 
 

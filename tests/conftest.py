@@ -1,7 +1,7 @@
 """A run in the background of a shell inherits an ignored Ctrl-C; the tests of interrupts need the usual one.
 
-All tests together run in several processes: see tests/workers.py. `--device cuda` runs the tests of ops, layers,
-samplers and loaders on a device: see tests/on_device.py.
+All tests together run in several processes: see tests/support/workers.py. `--device cuda` runs the tests of ops,
+layers, samplers and loaders on a device: see tests/support/on_device.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.disk import do_not_wait_for_disks
-from tests.workers import ALONE, TURNS, Turns, choose_workers, is_alone, is_worker
+from tests.support.disk import do_not_wait_for_disks
+from tests.support.workers import ALONE, TURNS, Turns, choose_workers, is_alone, is_worker
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
@@ -50,9 +50,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks")]
     if not session.config.option.collectonly and any(
-        getattr(function, "__module__", "") == "tests.processes" for function in used
+        getattr(function, "__module__", "") == "tests.support.processes" for function in used
     ):
-        from tests.nursery import forks_ranks, nurseries
+        from tests.support.nursery import forks_ranks, nurseries
 
         if forks_ranks():
             nurseries()
@@ -64,7 +64,7 @@ def on_device(request: pytest.FixtureRequest) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    from tests.on_device import HOST_ONLY, loaders_on, ops_on, samplers_on
+    from tests.support.on_device import HOST_ONLY, loaders_on, ops_on, samplers_on
 
     if any(words in request.node.name for words in HOST_ONLY):
         pytest.skip("about the host alone")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gnnsys.cli import main
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "README.md"

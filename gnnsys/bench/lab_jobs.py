@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeAlias
 
 from gnnsys.bench.case import Case, Side, Unit, Versus
 from gnnsys.bench.communities import S, task_folder
-from gnnsys.bench.lab import available
 from gnnsys.bench.workload import FULL, Workload
+from gnnsys.lab import available
 
 Figures: TypeAlias = Mapping[str, Callable[[], float]]
 NOTHING = Versus((), required=False, label="-")  # for a row that is there to be read

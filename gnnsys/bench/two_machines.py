@@ -11,7 +11,7 @@ from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.graph.manifest import MANIFEST
 from gnnsys.partition import Placement, open_parts, partition_graph
 from gnnsys.sampling import DistGraph
-from gnnsys.server_process import ServerProcess
+from gnnsys.session.server_process import ServerProcess
 from gnnsys.store import Store
 
 HERE, THERE = 0, 1

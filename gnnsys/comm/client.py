@@ -24,7 +24,7 @@ from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
-from gnnsys.comm.link import Channel, Link, ids_array, make_name, states_of
+from gnnsys.comm.peer_link import Channel, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
 from gnnsys.comm.sockets import SharedSocket, WakeUp

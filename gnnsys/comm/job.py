@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.accounts import Window
+from gnnsys.comm.client_quotas import Window
 from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.request import Handlers, Reply, Request

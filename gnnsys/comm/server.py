@@ -19,17 +19,17 @@ import torch
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.accounts import Accounts
+from gnnsys.comm.client_quotas import Accounts
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import WireError
-from gnnsys.comm.heard import Heard
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
+from gnnsys.comm.liveness import Heard
 from gnnsys.comm.request import Handlers
 from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, is_loopback, make_socket
 from gnnsys.comm.wire import Buffer, Header, Limits
-from gnnsys.comm.work import Workers
+from gnnsys.comm.worker_threads import Workers
 
 _log = logging.getLogger(__name__)
 

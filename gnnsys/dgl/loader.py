@@ -14,8 +14,8 @@ from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import Structure
 from gnnsys.loader import Batch, NeighborLoader
 from gnnsys.loader.device import resolve
-from gnnsys.loader.schedule import Share
 from gnnsys.pipeline import OfThisProcess
+from gnnsys.seeds.shares import Share
 
 
 class DataLoader:

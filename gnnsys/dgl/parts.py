@@ -15,9 +15,9 @@ from torch import Tensor
 from gnnsys.dgl.names import Names, Prefetched, check_names, names_of
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of
 from gnnsys.graph.listing import some
-from gnnsys.loader.read import read_rows
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler
+from gnnsys.store.read import read_rows
 
 _PLAIN_NODE, _PLAIN_EDGE = "_N", ("_N", "_E", "_N")
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 from gnnsys.fullgraph.apart import HOOKS, changed, is_lazy
 from gnnsys.fullgraph.bins import Bin, make_bins
 from gnnsys.fullgraph.calling import arguments, call

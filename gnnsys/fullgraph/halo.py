@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 from gnnsys.fullgraph.share import Share
 from gnnsys.ops import CSC, bfs_order, gather_rows, in_subgraph
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 from gnnsys.fullgraph.apart import Layout, numbers_of
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import BudgetError, Costs, Packing

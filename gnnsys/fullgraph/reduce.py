@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 
 _ALL = -1  # the bin under which sums are kept of bins that run in a fixed order
 

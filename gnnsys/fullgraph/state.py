@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 from gnnsys.fullgraph.bins import Bin
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.keyed import Rows

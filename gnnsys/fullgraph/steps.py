@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 from gnnsys.fullgraph.apart import is_lazy
 from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
 from gnnsys.fullgraph.edges import alike

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from gnnsys.ops import move_rows
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import DistTensor, PendingPull, Pull, Store
+from gnnsys.store.read import is_table
 from gnnsys.store.source import PendingRead, put_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
@@ -261,11 +262,6 @@ def is_on_device(source: Any) -> bool:
     """Whether a source takes ids wherever they are and brings its rows to an accelerator."""
     device = getattr(source, "device", None)
     return isinstance(device, torch.device) and device.type != "cpu"
-
-
-def is_table(source: Any) -> TypeGuard[DistTensor]:
-    """Whether rows come from a store, that fetches several tables in one round trip."""
-    return isinstance(source, DistTensor)
 
 
 def make_pull(source: DistTensor, ids: Tensor, out: Tensor, at: Tensor | None, wire_dtype: torch.dtype | None) -> Pull:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.graph.manifest import MANIFEST
-from gnnsys.loader.leftover import InputIds
 from gnnsys.ops import as_bytes
 from gnnsys.sampling import AnyGraph
+from gnnsys.seeds.leftover import InputIds
 
 NAME = "made_of"  # where it is in a loader's state
 _SAMPLES = 1024  # entries of a structure that are looked at

@@ -13,22 +13,23 @@ from gnnsys.graph.ids import IdsLike
 from gnnsys.graph.listing import some
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
-from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
-from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import link_names
-from gnnsys.loader.schedule import Schedule, Share, Ticket
-from gnnsys.loader.seeds import check_alone
+from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
+from gnnsys.seeds.elastic import Ranks
+from gnnsys.seeds.input_nodes import check_alone
+from gnnsys.seeds.leftover import InputIds
+from gnnsys.seeds.shares import Share
 
 InputLinks: TypeAlias = "Tensor | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
 

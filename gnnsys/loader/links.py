@@ -18,11 +18,11 @@ from gnnsys.graph import EdgeType, Graph, NodeType, is_source
 from gnnsys.graph.listing import some
 from gnnsys.graph.names import did_you_mean
 from gnnsys.loader.identity import checksum
-from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
-from gnnsys.loader.read import read_rows
 from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
 from gnnsys.sampling.neighborhoods import to_device
+from gnnsys.seeds.leftover import InputIds
+from gnnsys.store.read import read_rows
 
 
 @dataclass

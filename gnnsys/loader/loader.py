@@ -11,13 +11,11 @@ from gnnsys.graph import Graph, as_ids
 from gnnsys.graph.ids import IdsLike
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve, sampled_on
-from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
 from gnnsys.loader.layout import Layout
-from gnnsys.loader.leftover import Leftover
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
@@ -25,6 +23,8 @@ from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Stage, StageCounters
 from gnnsys.sampling import DistGraph
+from gnnsys.seeds.elastic import Ranks
+from gnnsys.seeds.leftover import Leftover
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines

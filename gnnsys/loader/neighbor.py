@@ -11,21 +11,22 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
-from gnnsys.loader.elastic import Ranks
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
-from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
-from gnnsys.loader.read import read_rows
 from gnnsys.loader.reserved import node_names
-from gnnsys.loader.schedule import Schedule, Share, Ticket
-from gnnsys.loader.seeds import InputNodes, resolve_nodes
+from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey
 from gnnsys.sampling.neighborhoods import to_device
+from gnnsys.seeds.elastic import Ranks
+from gnnsys.seeds.input_nodes import InputNodes, resolve_nodes
+from gnnsys.seeds.leftover import InputIds
+from gnnsys.seeds.shares import Share
+from gnnsys.store.read import read_rows
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Sampler: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]

@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.loader.leftover import Leftover, even_range, num_batches
 from gnnsys.loader.options import check_count
 from gnnsys.ops import stream_key
+from gnnsys.seeds.leftover import Leftover, even_range, num_batches
 
 _SHUFFLE = 0x5348  # domain of the shuffle's stream: apart from sampling and negatives under the same seed
 
@@ -27,15 +27,6 @@ class Ticket(NamedTuple):
 
     epoch: int
     batch: int
-
-
-@runtime_checkable
-class Share(Protocol):
-    """A rank's share of the seeds, such as `gnnsys.split` returns: `ids` has a length and is indexed by a tensor."""
-
-    ids: Any
-    type: Any  # node or edge type
-    largest: int  # the size of the largest share that any rank has
 
 
 def generator(*key: int) -> torch.Generator:

@@ -13,8 +13,8 @@ from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask
 from gnnsys.graph.listing import some
 from gnnsys.loader.link import edge_index_of
 from gnnsys.loader.neighbor import check_times
-from gnnsys.loader.schedule import Share
 from gnnsys.pyg.sampler import NeighborSampler
+from gnnsys.seeds.shares import Share
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:

@@ -18,14 +18,15 @@ from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask
 from gnnsys.graph.listing import some
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.join import Rows, Sampled
-from gnnsys.loader.leftover import InputIds
 from gnnsys.loader.link import named_links, resolve_inputs
 from gnnsys.loader.links import EdgeInputs, Inputs
 from gnnsys.loader.options import PipelineOptions
-from gnnsys.loader.schedule import Schedule, Share, Ticket
-from gnnsys.loader.seeds import check_alone, read_mask, resolve_nodes, type_with_mask
+from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.sampling import DistGraph, Sample
+from gnnsys.seeds.input_nodes import check_alone, read_mask, resolve_nodes, type_with_mask
+from gnnsys.seeds.leftover import InputIds
+from gnnsys.seeds.shares import Share
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
 

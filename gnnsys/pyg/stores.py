@@ -16,10 +16,9 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, Ten
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_of
-from gnnsys.loader.fetch import is_table
-from gnnsys.loader.read import read_rows
 from gnnsys.sampling import DistGraph
 from gnnsys.sampling.part_view import core_csc
+from gnnsys.store.read import is_table, read_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
 _PIECE = 1 << 20  # edges that are looked up together

@@ -19,7 +19,7 @@ from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
 from gnnsys.partition.relabel import id_dtype
-from gnnsys.sampling.hop import Answer, Draw, PartsRequest, Slot, answers_from_arrays
+from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec

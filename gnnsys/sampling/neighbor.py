@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
-from gnnsys.sampling.hops import PlainHops
+from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
     AnyGraph,
     GraphNeighborhoods,

@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import PartedCSC
 from gnnsys.partition import Parts
-from gnnsys.sampling.hop import Answer, Draw, PartsRequest
+from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources, whole_csc
 
 _SEEDS_PER_PIECE = 1 << 14

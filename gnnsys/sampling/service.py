@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
-from gnnsys.sampling.hop import Answer, PartsRequest, answers_to_arrays
+from gnnsys.sampling.hop_message import Answer, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.part_view import ViewSpec
 from gnnsys.sampling.part_views import PartViews

@@ -1,10 +1,10 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
+from gnnsys.store.candidates import Place, Run
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.embedding import DistEmbedding
-from gnnsys.store.life import Life
+from gnnsys.store.incarnation import Life
 from gnnsys.store.optim import SparseAdagrad, SparseAdam
-from gnnsys.store.places import Place, Run
 from gnnsys.store.pull import PendingPull, Pull
 from gnnsys.store.push import PendingPush
 from gnnsys.store.shard import Shard

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnsys.comm import Kind, RemoteValueError, ShardLost
-from gnnsys.store.life import forgotten
+from gnnsys.store.incarnation import forgotten
 from gnnsys.store.peers import Answer, Peers
 
 ORDER_SECONDS = 600.0  # to make, write or read a whole table

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.ops import gather_parts, move_rows
+from gnnsys.store.candidates import Place, Policy, Run
 from gnnsys.store.peers import Answer, Peers, Received
-from gnnsys.store.places import Place, Policy, Run
 from gnnsys.store.rows import PartRows
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.wire import NONE, WIRE_DTYPES, ArrayList

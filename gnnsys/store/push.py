@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gnnsys.comm import RemoteError
 from gnnsys.ops import move_rows
+from gnnsys.store.candidates import Run
 from gnnsys.store.peers import Answer
-from gnnsys.store.places import Run
 from gnnsys.store.pull import Refused
 from gnnsys.store.spec import TableSpec
 from gnnsys.store.wire import PUSH_MODES, ArrayList

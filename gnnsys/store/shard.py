@@ -21,7 +21,7 @@ from gnnsys.comm.request import Handler
 from gnnsys.ops import BufferPool
 from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
-from gnnsys.store.life import Life
+from gnnsys.store.incarnation import Life
 from gnnsys.store.optimize import STATES
 from gnnsys.store.pushes import Pushes
 from gnnsys.store.rounds import Deadlines

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind
 from gnnsys.ops import BufferPool
+from gnnsys.store.candidates import Place, Policy, Run, locate, nearest, shard_place
 from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.describe import spec_in
 from gnnsys.store.machines import ORDER_SECONDS, Machines, answer_of
@@ -24,7 +25,6 @@ from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
 from gnnsys.store.outbox import Outbox
 from gnnsys.store.peers import Peers
-from gnnsys.store.places import Place, Policy, Run, locate, nearest, shard_place
 from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
 from gnnsys.store.renew import RenewedPull

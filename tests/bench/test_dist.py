@@ -8,7 +8,7 @@ from gnnsys.bench.dist.inputs import TWO_LEVEL, make_parts
 from gnnsys.bench.dist.job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import NON_STOP, SYNCHRONOUS, Phase
 from gnnsys.bench.dist.settings import QUICK, Settings
-from gnnsys.bench.lab import Traffic, available
+from gnnsys.lab import Traffic, available
 
 TINY = Settings(
     num_nodes=3000,

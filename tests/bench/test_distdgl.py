@@ -10,7 +10,7 @@ from gnnsys.bench import peers
 from gnnsys.bench.dist.distdgl import best_samples_per_s, run_distdgl
 from gnnsys.bench.dist.distdgl_run import partition
 from gnnsys.bench.dist.task import Task
-from gnnsys.bench.lab import Lab, available
+from gnnsys.lab import Lab, available
 
 REASON = available() or peers.missing("dgl").get("dgl")
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))

@@ -12,10 +12,10 @@ from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_graph, make_parts
 from gnnsys.bench.fullgraph.job import Figures, run_job
 from gnnsys.bench.fullgraph.settings import QUICK, Settings
 from gnnsys.bench.fullgraph.variant import CALIBRATED, FULL, ONE_BIN, OURS, UNLIMITED, Group, Job, Variant, ablation
-from gnnsys.bench.lab import available
 from gnnsys.bench.workload import Sizes, Workload
 from gnnsys.graph import Graph, load
 from gnnsys.graph.generate import sbm
+from gnnsys.lab import available
 from gnnsys.nn import GraphSAGE
 
 TINY = Settings(num_nodes=1000, num_classes=4, avg_degree=8, num_features=8, hidden=8, hosts=2, widths=(8,))

@@ -11,7 +11,7 @@ import pytest
 from gnnsys.bench import SUITES, Case, Report, Workload, load_suite
 from gnnsys.bench.measure import Rounds, measure
 from gnnsys.bench.workload import Sizes
-from tests.processes import processes
+from tests.support.processes import processes
 
 TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 WORKLOAD = Workload(TINY)

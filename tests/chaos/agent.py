@@ -17,12 +17,12 @@ import torch._dynamo  # what the first optimizer of a process loads
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from tests import nursery
 from tests.chaos import job, program
 from tests.chaos.hosts import SERVE
-from tests.disk import do_not_wait_for_disks
-from tests.nursery import import_everything
-from tests.spare_servers import keep_spares
+from tests.support import nursery
+from tests.support.disk import do_not_wait_for_disks
+from tests.support.nursery import import_everything
+from tests.support.spare_servers import keep_spares
 
 
 def run_rank(plan: str) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gnnsys.bench.lab import Lab
-from tests.nursery import DEADLINE, Orders
-from tests.processes import ROOT
+from gnnsys.lab import Lab
+from tests.support.nursery import DEADLINE, Orders
+from tests.support.processes import ROOT
 
 AGENT = ROOT / "tests" / "chaos" / "agent.py"
 SERVE = "--serve"

@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
-from gnnsys.bench.lab import Lab, available
 from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.lab import Lab, available
 from gnnsys.ops import CSC
 from gnnsys.partition import Assignment, write_parts
 from tests.chaos.hosts import AGENT, Hosts
 from tests.chaos.program import CLASSES
-from tests.faults import Fault, has_happened
-from tests.processes import ROOT, processes
+from tests.support.faults import Fault, has_happened
+from tests.support.processes import ROOT, processes
 
 NUM_HOSTS, TRAINERS = 2, 2
 NUM_RANKS = NUM_HOSTS * TRAINERS

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gnnsys
 from gnnsys.nn import GraphSAGE
-from tests.faults import Fault, Injector
+from tests.support.faults import Fault, Injector
 
 DIM, CLASSES = 8, 4
 

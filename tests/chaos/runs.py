@@ -8,7 +8,7 @@ from typing import Any
 
 from gnnsys.checkpoint import STAGES
 from tests.chaos.job import NUM_HOSTS, Ended, Place, Plan, judge
-from tests.faults import TARGETS, Fault
+from tests.support.faults import TARGETS, Fault
 
 NUM_RUNS = 30
 NUM_STEPS = 28  # of the job

@@ -7,7 +7,7 @@ import torch
 
 from tests.chaos.job import NUM_RANKS, NUM_SEEDS, Ended, Plan, compare, judge, place, whole
 from tests.chaos.runs import NUM_RUNS, check_lives, draw, perform
-from tests.faults import TARGETS
+from tests.support.faults import TARGETS
 
 SELECTION = [0, 4, 20]  # a shard with trained rows; a trainer, and again while it resumes; a leader during a save
 

@@ -12,15 +12,15 @@ import time
 import pytest
 
 from gnnsys.comm import Client, Kind, Reply, Server
-from tests.faults import Fault, Injector, damage, filled, has_happened, is_full, small_disk
-from tests.processes import ROOT
-from tests.wires import SlowProxy
+from tests.support.faults import Fault, Injector, damage, filled, has_happened, is_full, small_disk
+from tests.support.processes import ROOT
+from tests.support.wires import SlowProxy
 
 KILL = "seed=4 what=kill target={} machine=1 moment={} delay=0"
 VICTIM = """
 import sys
 from pathlib import Path
-from tests.faults import Fault, Injector
+from tests.support.faults import Fault, Injector
 injector = Injector([Fault.parse(line) for line in sys.argv[2:]], Path(sys.argv[1]), machine=1, local_rank=1)
 injector.reached("step:1")
 print("lives", flush=True)

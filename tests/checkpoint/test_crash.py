@@ -9,7 +9,7 @@ import torch
 
 from gnnsys.checkpoint import STAGES
 from tests.checkpoint.training import assert_same, make_parts, train
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 STEPS = 7
 COUNTS = STAGES.index("described")  # from this stage on the new one counts

@@ -16,7 +16,7 @@ from gnnsys.checkpoint.owner import OWNER, Owner, Process
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.states import States
 from tests.checkpoint.groups import on_ranks
-from tests.processes import await_true
+from tests.support.processes import await_true
 
 
 class Clock:

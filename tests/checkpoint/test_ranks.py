@@ -11,7 +11,7 @@ from gnnsys.checkpoint.resuming import _check_folders
 from gnnsys.checkpoint.tables import merged_entries
 from gnnsys.comm.rendezvous import Group
 from tests.checkpoint.training import digest, make_parts, train
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 PROGRAM = "from tests.checkpoint.lives import main; main()"
 

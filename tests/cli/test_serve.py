@@ -18,7 +18,7 @@ from gnnsys.comm.key_file import make_key, read_key
 from gnnsys.graph import NODE
 from gnnsys.partition import write_parts
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.processes import processes
+from tests.support.processes import processes
 
 
 @pytest.fixture(scope="module")

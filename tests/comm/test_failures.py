@@ -14,7 +14,7 @@ import torch
 import zmq
 
 from gnnsys.comm import Client, CommError, DeadlineExceeded, Kind, PeerLost, Reply, Request, Server
-from gnnsys.comm.link import Link
+from gnnsys.comm.peer_link import Link
 from tests.comm.endpoints import DEADLINE, Proxy, joined, until
 
 QUICK = {"resend_after": 0.1, "ping_interval": 5.0, "lost_after": DEADLINE}

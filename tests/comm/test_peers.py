@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 from tests.comm.endpoints import until
 from tests.fullgraph.ranks import run_ranks as run_threads
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 DEADLINE = 60.0
 
@@ -22,11 +22,11 @@ import os, signal, sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-import gnnsys.comm.peers
+import gnnsys.comm.rank_exchange
 from gnnsys.comm.errors import TrainerLost
-from gnnsys.comm.peers import Peers
+from gnnsys.comm.rank_exchange import Peers
 
-gnnsys.comm.peers._PROBE_SECONDS = 10  # a rank that is busy names the one that died all the same
+gnnsys.comm.rank_exchange._PROBE_SECONDS = 10  # a rank that is busy names the one that died all the same
 how, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
@@ -93,10 +93,10 @@ import os, sys, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-import gnnsys.comm.peers
-from gnnsys.comm.peers import Peers
+import gnnsys.comm.rank_exchange
+from gnnsys.comm.rank_exchange import Peers
 
-gnnsys.comm.peers._LEAVE_SECONDS = 20  # the other may be late to leave
+gnnsys.comm.rank_exchange._LEAVE_SECONDS = 20  # the other may be late to leave
 
 
 class Lasting:

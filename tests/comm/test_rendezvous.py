@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 from gnnsys.comm import TrainerLost
 from gnnsys.comm.joining import Place, join
 from gnnsys.comm.rendezvous import RendezvousError, absence
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 MEET = """
 from gnnsys.comm.joining import join

@@ -14,11 +14,11 @@ from gnnsys.fullgraph import HybridParallel, Packing, Schedule
 from gnnsys.fullgraph.moves import CudaLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
-from tests.customise import CHANGES, OF_THE_LAYER
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import DEADLINE, run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
 from tests.fullgraph.test_pieces import hub_graph
+from tests.support.customise import CHANGES, OF_THE_LAYER
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

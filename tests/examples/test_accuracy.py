@@ -12,7 +12,7 @@ import pytest
 
 from gnnsys.graph.datasets import available
 from tests.examples.accuracy import TRAININGS
-from tests.processes import processes, start_ranks
+from tests.support.processes import processes, start_ranks
 
 DEADLINE = 600  # seconds for all trainings, which take thirty on two quiet cores
 PROGRAM = "import json, os; from tests.examples.accuracy import train_all; train_all(json.loads(os.environ['NAMES']))"

@@ -8,7 +8,7 @@ import pytest
 
 from gnnsys.graph import dataset, save
 from gnnsys.partition import partition_graph
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -12,7 +12,7 @@ import torch
 from gnnsys.graph import dataset
 from gnnsys.partition import partition_graph
 from tests.examples.test_examples import EXAMPLES, example
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 MODELS = ("sage", "gcn", "gat")
 GRAPH = "sbm-800:num_classes=4"
@@ -25,8 +25,8 @@ PROGRAM = f"""
 import functools, os, signal, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
 import torch
-import full_graph, gnnsys, gnnsys.comm.peers
-gnnsys.comm.peers._LEAVE_SECONDS = 20  # others that end with a rank may be late
+import full_graph, gnnsys, gnnsys.comm.rank_exchange
+gnnsys.comm.rank_exchange._LEAVE_SECONDS = 20  # others that end with a rank may be late
 
 def kill_one():
     # Rank 1 is killed in the fifth epoch from now, when the first bins are on their way, unless this is its second life

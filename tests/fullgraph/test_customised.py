@@ -1,7 +1,7 @@
 """What people do to modules: full-graph training and inference give what the plain modules give, or refuse.
 
-Every layer of ours and every layer of PyG's that is taken, with every change of `tests.customise`, before the model is
-made or after a first pass.
+Every layer of ours and every layer of PyG's that is taken, with every change of `tests.support.customise`, before the
+model is made or after a first pass.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gnnsys.nn import GATConv, GCNConv, GINConv, RGCNConv, SAGEConv
-from tests.customise import CHANGES, OF_THE_LAYER
 from tests.fullgraph.customised import FEATURES, OUT, TYPES, VOID, WIDTH, Case, bins, check, check_infer, make_graph
+from tests.support.customise import CHANGES, OF_THE_LAYER
 
 GRAPH = make_graph()
 RANKS = torch.randint(2, (GRAPH.num_nodes(),), generator=torch.Generator().manual_seed(7))

@@ -24,9 +24,9 @@ from gnnsys.fullgraph import (
 from gnnsys.fullgraph.moves import CpuLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
-from gnnsys.opening import open_alone
 from gnnsys.ops.memo import STRUCTURES
 from gnnsys.partition import partition_graph
+from gnnsys.session.open_parts import open_alone
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 

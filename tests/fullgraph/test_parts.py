@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule, share_of
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, SAGEConv
-from gnnsys.opening import open_alone
 from gnnsys.partition import partition_graph
 from gnnsys.sampling import DistGraph
+from gnnsys.session.open_parts import open_alone
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks
 

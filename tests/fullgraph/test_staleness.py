@@ -15,8 +15,8 @@ from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
 from tests.fullgraph.ranks import DEADLINE, run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, close, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
-from tests.processes import processes, start_ranks
-from tests.processes import run_ranks as run_processes
+from tests.support.processes import processes, start_ranks
+from tests.support.processes import run_ranks as run_processes
 
 
 def expected(layers, graph, ranks, x, target, gamma, passes, x_grad):

@@ -20,7 +20,7 @@ import torch
 from gnnsys.comm import Kind, Request
 from gnnsys.partition import Parts, open_parts, write_parts
 from gnnsys.sampling import GraphService
-from gnnsys.sampling.hop import Draw, PartsRequest, Slot
+from gnnsys.sampling.hop_message import Draw, PartsRequest, Slot
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS
 from tests.partition.part_graphs import heterogeneous, homogeneous, random_assignment
 

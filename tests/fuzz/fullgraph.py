@@ -24,8 +24,8 @@ from torch import nn
 
 from gnnsys.fullgraph import Join, Keep
 from gnnsys.nn import GATConv, GCNConv, GINConv, RGCNConv, SAGEConv
-from tests.customise import CHANGES, OF_THE_LAYER
 from tests.fullgraph.customised import FEATURES, TYPES, VOID, WIDTH, Case, bins, check, check_infer, make_graph
+from tests.support.customise import CHANGES, OF_THE_LAYER
 
 ALL = CHANGES | OF_THE_LAYER
 SLOW = "compiled linears"  # seconds of tracing each: drawn seldom

@@ -113,7 +113,7 @@ def _read_line(source: int) -> str:
 
 
 def main(folder: str) -> None:
-    from gnnsys.server import GraphServer, wait_for_end
+    from gnnsys.session.graph_server import GraphServer, wait_for_end
 
     tables = Path(folder).parent / "tables"
     server = GraphServer(alone=True, folder=tables, max_table_bytes=TABLE_BYTES)

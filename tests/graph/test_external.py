@@ -15,7 +15,7 @@ from gnnsys.graph.datasets import find
 from gnnsys.graph.edge_sort import EdgeSort
 from gnnsys.graph.tables import table_pieces
 from gnnsys.ops import CSC, parse_table
-from tests.memory_probe import peak_memory
+from tests.support.memory_probe import peak_memory
 
 MEMORY = 64 << 20
 

@@ -13,8 +13,8 @@ from gnnsys.graph import EDGE, NODE
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.loader.batch import Batch
 from gnnsys.sampling import DistGraph, sample_from_blocks, sample_neighbors, to_block
-from tests.loader.test_shares import Seeds
 from tests.sampling.machines import WRITES, homogeneous, machines, typed
+from tests.seeds.test_shares import Seeds
 
 LINKS = {
     "positives alone": {},

@@ -18,8 +18,8 @@ from gnnsys.ops import BufferPool
 from gnnsys.partition import Placement
 from gnnsys.sampling import DistGraph, NeighborSampler, SampleKey
 from gnnsys.seeds import split
-from tests.loader.test_shares import Seeds
 from tests.sampling.machines import homogeneous, machines, typed
+from tests.seeds.test_shares import Seeds
 
 
 def seeds_of(graph: DistGraph, node_type: str, original: Tensor) -> Any:

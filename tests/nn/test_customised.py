@@ -15,8 +15,8 @@ import gnnsys.nn as ours
 from gnnsys.nn.models import Stack
 from gnnsys.nn.plain import runs_as
 from gnnsys.ops import CSC, spmm
-from tests.customise import CHANGES, OF_THE_LAYER, linears
 from tests.nn.conftest import random_rows
+from tests.support.customise import CHANGES, OF_THE_LAYER, linears
 
 NUM_RELATIONS = 3
 Make = Callable[[Any], nn.Module]

@@ -13,7 +13,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import gnnsys.nn as ours
-from tests.customise import CHANGES
+from tests.support.customise import CHANGES
 
 EDGE_TYPES = [("a", "to", "b"), ("b", "to", "a"), ("a", "self", "a")]
 METADATA = (["a", "b"], EDGE_TYPES)

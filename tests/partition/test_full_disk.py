@@ -14,7 +14,7 @@ import torch
 from gnnsys.cli import main
 from gnnsys.graph import Graph, disk_room, external_graph, save
 from gnnsys.partition import levels, open_parts, partition_graph, stream_assignment
-from tests.limits import files_up_to
+from tests.support.limits import files_up_to
 
 LIMIT = 1 << 18
 

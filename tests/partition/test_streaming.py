@@ -14,7 +14,7 @@ from gnnsys.ops import CSC, NodeRun, PairTable, drop_pages, stream_cluster, stre
 from gnnsys.partition import estimate_streaming, stream_assignment
 from gnnsys.partition.adjacency import Adjacency, first_nodes
 from gnnsys.partition.constraints import constraints_of
-from tests.memory_probe import peak_memory
+from tests.support.memory_probe import peak_memory
 
 MEMORY = 256 << 20
 

@@ -9,7 +9,7 @@ from gnnsys.comm import Kind, Request
 from gnnsys.graph import Graph
 from gnnsys.partition import open_parts, write_parts
 from gnnsys.sampling import GraphService, part_view, part_views
-from gnnsys.sampling.hop import Draw, PartsRequest, Slot, answers_from_arrays
+from gnnsys.sampling.hop_message import Draw, PartsRequest, Slot, answers_from_arrays
 from tests.sampling.machines import assign
 
 HUB = 3

@@ -13,7 +13,7 @@ from gnnsys.graph import EDGE, NODE
 from gnnsys.ops import Piece
 from gnnsys.partition import open_parts, write_parts
 from gnnsys.sampling import DistGraph, GraphService, NeighborSampler, SampleKey
-from gnnsys.sampling.hop import Answer, Draw, PartsRequest, Slot, answers_from_arrays, answers_to_arrays
+from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays, answers_to_arrays
 from gnnsys.store import Shard, Store
 from tests.sampling.machines import assert_same_sample, assign, homogeneous, machines, to_global
 

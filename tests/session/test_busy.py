@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gnnsys.comm import Client, Kind, Reply
-from gnnsys.server import GraphServer
+from gnnsys.session.graph_server import GraphServer
 
 DEADLINE = 20.0
 

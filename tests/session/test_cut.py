@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.bench.lab import Lab, available
-from gnnsys.bench.lab.lab import wait_all
+from gnnsys.lab import Lab, available
+from gnnsys.lab.lab import wait_all
 from gnnsys.partition import write_parts
 from tests.partition.part_graphs import homogeneous, random_assignment
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 import gnnsys
 from gnnsys.session import current
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 PROGRAM = """
 import json, os, signal, threading, time, torch, torch.distributed as dist, gnnsys

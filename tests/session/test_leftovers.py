@@ -15,8 +15,8 @@ import gnnsys
 from gnnsys.partition import write_parts
 from gnnsys.store import DistEmbedding, SparseAdam, Store
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.processes import await_true, shared_memory
 from tests.store.cluster import alone, cluster
+from tests.support.processes import await_true, shared_memory
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gnnsys.bench.lab import Lab, available
 from gnnsys.graph import NODE
+from gnnsys.lab import Lab, available
 from gnnsys.partition import write_parts
 from tests.partition.part_graphs import homogeneous, random_assignment
 

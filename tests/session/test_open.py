@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys import opening
 from gnnsys.comm import CommError
 from gnnsys.comm.rendezvous import Group
-from gnnsys.opening import plan, survey
 from gnnsys.partition import write_parts
-from gnnsys.server import GraphServer
+from gnnsys.session import open_parts
+from gnnsys.session.graph_server import GraphServer
+from gnnsys.session.open_parts import plan, survey
 from tests.partition.part_graphs import homogeneous, random_assignment, stored_name
-from tests.processes import run_ranks
+from tests.support.processes import run_ranks
 
 
 def make_parts(path: Path, num_parts: int = 2, seed: int = 0) -> Path:
@@ -109,11 +109,11 @@ def test_what_cannot_be_undone_does_not_hide_what_went_wrong(monkeypatch):
     def refuse(*_, **__):
         raise ValueError("a file is damaged")
 
-    monkeypatch.setattr(opening, "plan", lambda *_: [0])
-    monkeypatch.setattr(opening, "_serve", refuse)
+    monkeypatch.setattr(open_parts, "plan", lambda *_: [0])
+    monkeypatch.setattr(open_parts, "_serve", refuse)
     remembered = []
     with pytest.raises(ValueError, match="a file is damaged"):
-        opening.open_in_group(
+        open_parts.open_in_group(
             Group(), Gone(), "parts", verify=True, timeout=1, remember=lambda *what: remembered.append(what)
         )
     assert remembered[-1] == (None, ())

@@ -16,7 +16,7 @@ import gnnsys
 from gnnsys.graph import NODE
 from gnnsys.partition import write_parts
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.processes import (
+from tests.support.processes import (
     alive,
     await_shared_memory_freed,
     await_true,

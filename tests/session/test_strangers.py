@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from gnnsys.store.memory import SharedRows
-from tests.processes import ROOT, await_shared_memory_freed, shared_memory
+from tests.support.processes import ROOT, await_shared_memory_freed, shared_memory
 
 DEADLINE = 60
 
 JOB = """
 import json, os, sys, time, torch, zmq
 from gnnsys.comm import Client, Keys, Kind
-from gnnsys.server import GraphServer
+from gnnsys.session.graph_server import GraphServer
 from gnnsys.store import Store
 from gnnsys.store.memory import SharedRows
 

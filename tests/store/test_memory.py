@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnnsys.store.memory import SharedRows
-from tests.processes import await_shared_memory_freed, shared_memory
+from tests.support.processes import await_shared_memory_freed, shared_memory
 
 
 def test_a_reader_sees_rows_change_and_that_they_were_dropped():

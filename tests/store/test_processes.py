@@ -11,7 +11,7 @@ import gnnsys
 from gnnsys.partition import write_parts
 from gnnsys.store import DistEmbedding, SparseAdam
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.processes import await_shared_memory_freed, run_ranks, shared_memory
+from tests.support.processes import await_shared_memory_freed, run_ranks, shared_memory
 
 TRAIN = """
 import json, sys, torch, gnnsys

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.bench.dist.task import Task
-from gnnsys.bench.lab import Command, Lab, wait_all
+from gnnsys.lab import Command, Lab, wait_all
 
 PROGRAM = [sys.executable, "-m", "gnnsys.bench.dist.distdgl_run"]
 PORT = 30050  # of DGL's servers, in the lab's own network

@@ -17,7 +17,7 @@ from typing import Any
 
 from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, READY, Phase, go_file, save
 from gnnsys.bench.dist.task import Task
-from gnnsys.bench.lab import Lab, Traffic, parse_rate
+from gnnsys.lab import Lab, Traffic, parse_rate
 from gnnsys.bench.lab_jobs import trainer_environment
 
 PROGRAM = "gnnsys.bench.dist.train"

@@ -11,7 +11,7 @@ from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts
 from gnnsys.bench.dist.job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS, Phase
 from gnnsys.bench.dist.settings import QUICK, Settings
-from gnnsys.bench.lab import Lab, parse_rate
+from gnnsys.lab import Lab, parse_rate
 from gnnsys.bench.lab_jobs import LabJobs, check_lab, say
 from gnnsys.bench.workload import Workload
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gnnsys.bench.communities import CommunitySettings
 from gnnsys.bench.dist.task import Task
-from gnnsys.bench.lab import parse_rate
+from gnnsys.lab import parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)

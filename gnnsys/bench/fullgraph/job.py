@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.fullgraph.desk import Clerk
+from gnnsys.bench.fullgraph.lab_control import Clerk
 from gnnsys.bench.fullgraph.variant import Job
-from gnnsys.bench.lab import Lab, parse_rate
 from gnnsys.bench.lab_jobs import trainer_environment
+from gnnsys.lab import Lab, parse_rate
 
 PROGRAM = "gnnsys.bench.fullgraph.train"
 

@@ -24,10 +24,10 @@ from gnnsys.bench.fullgraph.variant import (
     Variant,
     ablation,
 )
-from gnnsys.bench.lab import parse_rate
 from gnnsys.bench.lab_jobs import LabJobs, check_lab, say
 from gnnsys.bench.workload import Workload
 from gnnsys.graph import load
+from gnnsys.lab import parse_rate
 
 Found = dict[tuple[str, str, str], Figures]
 SCHEDULE, SWEEP = "schedule", "bins"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnnsys.bench.communities import CommunitySettings
-from gnnsys.bench.lab import parse_rate
+from gnnsys.lab import parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)

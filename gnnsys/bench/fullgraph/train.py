@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gnnsys.bench.fullgraph.desk import Desk
+from gnnsys.bench.fullgraph.lab_control import Desk
 from gnnsys.bench.fullgraph.trainers import WAIT_SECONDS, Trainer, make_trainer
 from gnnsys.bench.fullgraph.variant import CALIBRATED, UNLIMITED, Group, Job
 from gnnsys.graph import load

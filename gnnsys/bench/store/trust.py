@@ -14,9 +14,9 @@ import torch
 import zmq
 
 from gnnsys.comm import Kind, Limits, wire
-from gnnsys.comm.accounts import Accounts
 from gnnsys.comm.arrays import DTYPE_OF, INLINE_BELOW, export_array
-from gnnsys.comm.turns import Turns
+from gnnsys.comm.client_quotas import Accounts
+from gnnsys.comm.fair_queue import Turns
 from gnnsys.ops import BufferPool, gather_rows
 from gnnsys.store import Shard, TableSpec
 from gnnsys.store.serve import pull_chunks

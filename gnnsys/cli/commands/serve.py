@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     from gnnsys.comm.address import is_loopback
     from gnnsys.comm.key_file import make_key
-    from gnnsys.server import GraphServer, wait_for_end
+    from gnnsys.session.graph_server import GraphServer, wait_for_end
 
     host, endpoint = _endpoint(args.bind)
     if args.key is None and not is_loopback(host):

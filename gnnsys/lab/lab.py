@@ -1,0 +1,350 @@
+"""A cluster in a box: hosts with their own network, name, processes, shared memory and limits, on one machine.
+
+    with Lab(hosts=2, rate="1gbit", cpu=0.5) as lab:
+        lab.run(["--nproc-per-node", "2", "train.py", "parts/"])   # torchrun on every host
+        print(lab.bytes())
+
+Hosts are numbered from 1 and named h1, h2, ...; they share the file system, but not /dev/shm. Needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from gnnsys.lab import groups, state
+from gnnsys.lab.command import Command, Result
+from gnnsys.lab.network import KEEP, Network, Traffic, address, hosts_file, parse_rate
+from gnnsys.partition import parse_size
+
+START_SECONDS = 60.0
+GRACE_SECONDS = 30.0  # for hosts to notice that another has failed
+_TRIAL = (
+    "ip link add name lab0 type bridge && ip link add name lab1 type veth peer name lab2 "
+    "&& tc qdisc add dev lab1 root tbf rate 1mbit burst 32k latency 50ms"
+)
+
+
+@cache
+def available() -> str | None:
+    """Why a lab cannot be made here, or None if it can."""
+    if not sys.platform.startswith("linux"):
+        return f"the lab needs Linux, this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "the lab needs root: it makes namespaces and control groups"
+    for program in ("ip", "tc", "nsenter", "unshare"):
+        if shutil.which(program) is None:
+            return f"the lab needs the program {program}"
+    if isinstance(roots := groups.find_roots(), str):
+        return f"the lab needs control groups: {roots}"
+    spaces = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork"]
+    trial = subprocess.run([*spaces, "sh", "-c", _TRIAL], capture_output=True, text=True, timeout=30)
+    if trial.returncode:
+        return f"this kernel cannot make a lab's network: {trial.stderr.strip()}"
+    return None
+
+
+class Lab:
+    """`hosts` machines on one switch; limits hold for each host.
+
+    `rate` is that of every link, in and out ("1gbit"; None: as fast as the machine is), `cpu` the cores it may use
+    (0.45), `memory` and `shm` sizes ("3g"). `family` says whether host names mean IPv4 or IPv6 addresses: hosts have
+    both. A short `period` (seconds) makes a host with a quota slow at all times instead of fast and then stopped.
+    """
+
+    def __init__(
+        self,
+        hosts: int = 2,
+        *,
+        rate: str | None = None,
+        cpu: float | None = None,
+        memory: str | int | None = None,
+        shm: str | int = "1g",
+        family: int = 4,
+        period: float = 0.02,
+    ) -> None:
+        if not 1 <= hosts <= 200:
+            raise ValueError(f"hosts must be from 1 to 200, got {hosts}")
+        if family not in (4, 6):
+            raise ValueError(f"family must be 4 or 6, got {family}")
+        _check_cpu(cpu, period)
+        if rate is not None:
+            parse_rate(rate)
+        self.id = secrets.token_hex(3)
+        self.rate = rate
+        self._spec: dict[str, Any] = {
+            "id": self.id,
+            "num_hosts": hosts,
+            "rate": rate,
+            "cpu": cpu,
+            "memory": None if memory is None else parse_size(memory),
+            "shm": parse_size(shm),
+            "family": family,
+            "period": period,
+        }
+        self._num_runs = 0
+        self._places: list[groups.Groups] = []
+        self._keeper: subprocess.Popen[str] | None = None
+
+    # --- making it and taking it down
+
+    def __enter__(self) -> Lab:
+        return self.up()
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+    def up(self, *, tied: bool = True) -> Lab:
+        """Makes the hosts. A tied lab is gone when this process is, however it ends; otherwise only by `down`."""
+        if reason := available():
+            raise RuntimeError(reason)
+        state.remove_dead()
+        try:
+            self._make(tied)
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def down(self) -> None:
+        """Ends everything in the lab and removes it. What is gone already is fine."""
+        if self._keeper is not None and self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(15.0)
+        with contextlib.suppress(ValueError):  # it is gone: by its keeper, or as a dead one by another lab
+            state.remove(self.id)
+        if self._keeper is not None:
+            self._keeper.wait(15.0)
+            self._keeper = None
+
+    @classmethod
+    def attach(cls, lab: str) -> Lab:
+        """A lab that another process made with `up(tied=False)`."""
+        found = state.read(lab)
+        names = ("rate", "cpu", "memory", "shm", "family", "period")
+        made = cls(found["num_hosts"], **{name: found[name] for name in names})
+        made.id = lab
+        made._connect(found)
+        return made
+
+    def _make(self, tied: bool) -> None:
+        roots = groups.find_roots()
+        assert isinstance(roots, groups.Roots)
+        top = roots.of(f"gnnsys-lab-{self.id}")
+        places = {name: roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names}
+        made = self._spec | {
+            "tied": tied,
+            "owner_pid": os.getpid(),
+            "owner_start": state.process_start(os.getpid()),
+            "roots": roots.to_json(),
+            "groups": [str(path) for path in top.paths],
+            "leaves": {name: [str(path / "first") for path in place.paths] for name, place in places.items()},
+        }
+        path = state.write(self.id, made)
+        (path.parent / "hosts").write_text(hosts_file(self.names, self._spec["family"]))
+        top.make(None, None, 0.1)
+        if roots.version == 2:
+            (top.cpu / "cgroup.subtree_control").write_text("+cpu +memory")
+        for place in places.values():
+            place.make(self._spec["cpu"], self._spec["memory"], self._spec["period"])
+            place.leaf("first")
+        self._start_keeper(path, tied)
+        self._connect(state.read(self.id))
+        self._network.make()
+        self.set_rate(self.rate)
+
+    def _start_keeper(self, path: Path, tied: bool) -> None:
+        command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(path)]
+        self._keeper = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if tied else subprocess.DEVNULL,
+            text=True,
+            cwd="/",
+            start_new_session=True,
+        )
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as stream:
+            ready = wait([stream.fileno()], START_SECONDS)
+            answer = stream.readline().strip() if ready else f"no word from its keeper in {START_SECONDS:g} s"
+        if answer != "ready":
+            raise RuntimeError(f"the lab could not be made: {answer or 'its keeper ended'}")
+
+    def _connect(self, found: dict[str, Any]) -> None:
+        roots = groups.Roots.from_json(found["roots"])
+        self._places = [roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names]
+        self._first_pids: list[int] = found["host_pids"]
+        self._network = Network(found["switch_pid"], self._first_pids)
+
+    # --- what it is
+
+    @property
+    def hosts(self) -> range:
+        """The hosts' numbers, from 1."""
+        return range(1, self._spec["num_hosts"] + 1)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"h{host}" for host in self.hosts]
+
+    def address(self, host: int, family: int | None = None) -> str:
+        return address(self._check(host), family or self._spec["family"])
+
+    def bytes(self) -> dict[int, Traffic]:
+        """What went into and out of every host since the lab was made, from the kernel's counters."""
+        return self._network.traffic()
+
+    def usage(self, host: int) -> groups.Usage:
+        """Processor time, peak memory and throttled time of a host since the lab was made."""
+        return self._places[self._check(host) - 1].usage()
+
+    # --- changing it while it runs
+
+    def set_rate(self, rate: str | None, *, host: int | None = None, into: bool = True, out: bool = True) -> None:
+        """Another rate for all links or one host's; None is as fast as the machine is."""
+        for which in self.hosts if host is None else [self._check(host)]:
+            self._network.set_rate(which, rate if into else KEEP, rate if out else KEEP)
+        if host is None and into and out:
+            self.rate = rate
+
+    def set_cpu(self, cpu: float | None) -> None:
+        """Another quota for every host, None for no limit: a benchmark may start its programs without one."""
+        _check_cpu(cpu, self._spec["period"])
+        for place in self._places:
+            place.set_cpu(cpu, self._spec["period"])
+
+    def cut(self, host: int) -> None:
+        """Pulls the host's cable: packets both ways are lost from now on."""
+        self._network.set_link(self._check(host), up=False)
+
+    def heal(self, host: int) -> None:
+        """Plugs it in again."""
+        self._network.set_link(self._check(host), up=True)
+
+    def kill(self, host: int) -> None:
+        """Every command on the host dies at once, as if it had lost power; the host can be used again."""
+        place = self._places[self._check(host) - 1]
+        leaves = [leaf for path in place.paths for leaf in path.glob("command-*")]
+        groups.kill(leaves)
+
+    # --- using it
+
+    def start(
+        self,
+        host: int,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        heard: Callable[[str], None] | None = None,
+        known: list[Command] | None = None,
+    ) -> Command:
+        """Starts a command on a host (a string is for the shell) and returns at once; `heard` gets every line.
+
+        It is appended to `known` before anything of it runs: for who kills it should an interrupt come.
+        """
+        argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
+        index = self._check(host) - 1
+        return Command(
+            host, argv, self._places[index], self._first_pids[index], env=env, cwd=cwd, heard=heard, known=known
+        )
+
+    def exec(
+        self,
+        host: int,
+        command: str | Sequence[str],
+        *,
+        timeout: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        heard: Callable[[str], None] | None = None,
+    ) -> Result:
+        """Runs a command on one host to its end. RuntimeError if it fails, unless `check` is False."""
+        started: list[Command] = []
+        try:
+            self.start(host, command, env=env, cwd=cwd, heard=heard, known=started)
+            return wait_all(started, timeout, check=check)[0]
+        finally:
+            for each in started:
+                each.kill()
+
+    def run(
+        self,
+        args: Sequence[str],
+        *,
+        timeout: float = 600.0,
+        check: bool = True,
+        hosts: Sequence[int] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        heard: Callable[[int, str], None] | None = None,
+    ) -> list[Result]:
+        """torchrun with these arguments on every host (or some), meeting at the first; results in their order.
+
+        When one host fails the others have `GRACE_SECONDS` to notice. RuntimeError if any fails, unless not `check`.
+        """
+        chosen = list(hosts or self.hosts)
+        self._num_runs += 1
+        meeting = f"{self.names[self._check(chosen[0]) - 1]}:{29400 + secrets.randbelow(2000)}"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(chosen)}"]
+        torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", f"--rdzv-id={self.id}-{self._num_runs}"]
+        # Without the second a group that was restarted reads the keys of the one before it.
+        own = {"PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **(env or {})}
+        started: list[Command] = []
+        try:
+            for host in chosen:
+                listen = None if heard is None else partial(heard, host)
+                self.start(host, [*torchrun, *args], env=own, cwd=cwd, heard=listen, known=started)
+            return wait_all(started, timeout, check=check)
+        finally:
+            for command in started:
+                command.kill()
+
+    def _check(self, host: int) -> int:
+        if host not in self.hosts:
+            raise ValueError(f"host must be from 1 to {len(self.hosts)}, got {host}")
+        return host
+
+
+def _check_cpu(cpu: float | None, period: float) -> None:
+    if cpu is not None and cpu * period < 0.001:
+        raise ValueError(f"cpu must be at least {0.001 / period:g} cores for a period of {period:g} s, got {cpu}")
+
+
+def wait_all(
+    commands: Sequence[Command], timeout: float, *, check: bool = True, grace: float = GRACE_SECONDS
+) -> list[Result]:
+    """Results of commands that belong together, in their order; whatever happens none of them is left running.
+
+    One deadline for all. When one fails the others have `grace` seconds to notice, then they are killed too.
+    """
+    end = time.monotonic() + timeout
+    try:
+        waiting = list(commands)
+        while waiting and time.monotonic() < end:
+            for command in [c for c in waiting if c.done()]:
+                waiting.remove(command)
+                if not command.wait(0).ok:
+                    end = min(end, time.monotonic() + grace)
+            time.sleep(0.02)
+        results = [command.wait(0) for command in commands]
+    finally:
+        for command in commands:
+            command.kill()
+    failed = [result.describe() for result in results if not result.ok]
+    if check and failed:
+        raise RuntimeError(f"{len(failed)} of {len(results)} commands failed\n" + "\n".join(failed))
+    return results

@@ -1,0 +1,106 @@
+"""What is written down about a lab, in a folder of its own under /run, so that another process can use or remove it.
+
+The folder is made before anything else and removed after everything else: whatever a crash leaves can be found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from gnnsys.lab import groups
+
+ROOT = Path("/run/gnnsys-lab")
+
+
+def folder_of(lab: str) -> Path:
+    return ROOT / lab
+
+
+def read(lab: str) -> dict[str, Any]:
+    """ValueError where there is no such lab."""
+    try:
+        return json.loads((folder_of(lab) / "state.json").read_text())
+    except FileNotFoundError:
+        there = ", ".join(all_labs()) or "none"
+        raise ValueError(f"there is no lab {lab!r}; labs on this machine: {there}") from None
+
+
+def write(lab: str, state: dict[str, Any]) -> Path:
+    folder = folder_of(lab)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "state.json"
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(state))
+    new.replace(path)
+    return path
+
+
+def all_labs() -> list[str]:
+    """Every lab on this machine, dead ones included, oldest first."""
+    if not ROOT.exists():
+        return []
+    return [path.parent.name for path in sorted(ROOT.glob("*/state.json"), key=_written)]
+
+
+def process_start(pid: int) -> int | None:
+    """When a process began, in the kernel's ticks: with it a reused number is not taken for the same process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(state: dict[str, Any]) -> bool:
+    """Whether its keeper runs, or whoever is making it does."""
+    return _same(state, "keeper") or ("keeper_pid" not in state and _same(state, "owner"))
+
+
+def remove(lab: str, deadline: float = 15.0) -> None:
+    """Takes a lab down, whatever state it is in: asks its keeper, then kills and removes what is left."""
+    _remove(lab, read(lab), deadline)
+
+
+def _remove(lab: str, state: dict[str, Any], deadline: float = 15.0) -> None:
+    end = time.monotonic() + deadline
+    if _same(state, "keeper"):
+        pid = state["keeper_pid"]
+        os.kill(pid, signal.SIGTERM)
+        while _same(state, "keeper") and time.monotonic() < end:
+            time.sleep(0.01)
+        if _same(state, "keeper"):
+            os.kill(pid, signal.SIGKILL)  # its namespaces go with it
+    groups.remove([Path(path) for path in state["groups"]])
+    shutil.rmtree(folder_of(lab), ignore_errors=True)
+
+
+def remove_dead() -> list[str]:
+    """Removes what crashed labs left; returns their names."""
+    dead = []
+    for lab in all_labs():
+        try:
+            state = read(lab)
+        except ValueError:
+            continue  # gone meanwhile
+        if not is_alive(state):
+            _remove(lab, state)  # which its own process may be doing too
+            dead.append(lab)
+    return dead
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # gone meanwhile, as whoever reads it will find
+        return 0.0
+
+
+def _same(state: dict[str, Any], who: str) -> bool:
+    pid = state.get(f"{who}_pid")
+    return pid is not None and process_start(pid) == state.get(f"{who}_start")

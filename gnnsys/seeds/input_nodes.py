@@ -1,0 +1,124 @@
+"""What a user may write for `input_nodes`, and which seeds that means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
+from gnnsys.graph.ids import IdsLike
+from gnnsys.graph.listing import some
+from gnnsys.graph.names import did_you_mean
+from gnnsys.sampling import DistGraph
+from gnnsys.seeds.shares import Share
+from gnnsys.store.read import read_rows
+
+InputNodes: TypeAlias = "Share | IdsLike | str | tuple[NodeType, IdsLike | str | None] | None"
+
+_PIECE = 1 << 20  # rows of a mask that are read together
+
+
+def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[NodeType, Any]:
+    """The node type and the ids that `input_nodes` stands for; ValueError where there are none.
+
+    Ids are an int64 tensor on the host, or of a share whatever it holds: something with a length that a tensor indexes.
+    """
+    if isinstance(input_nodes, Share):
+        return _from_share(graph, input_nodes)
+    node_type, chosen = _split_type(graph, input_nodes)
+    num_nodes = graph.num_nodes(node_type)
+    if chosen is None or isinstance(chosen, str):
+        check_alone(graph, node_type, chosen)
+    if isinstance(chosen, str):
+        chosen = read_mask(graph, node_type, chosen)
+    chosen = range(num_nodes) if chosen is None else chosen
+    nodes = as_ids(chosen, num_nodes, "input_nodes").long().cpu()
+    if nodes.numel() == 0:
+        raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
+    return node_type, nodes
+
+
+def check_alone(graph: Graph | DistGraph, key: NodeType | EdgeType, mask: str | None) -> None:
+    """ValueError where a graph in parts has several ranks: each would go through all of `mask`, or of everything."""
+    placement = getattr(graph, "placement", None)
+    if placement is None or placement.world_size == 1:
+        return
+    kind = "nodes" if isinstance(key, str) else "edges"
+    what = f"all {kind} of {key!r}" if mask is None else f"all {kind} of {key!r} in {mask!r}"
+    name = "None" if mask is None else f'"{mask.removesuffix("_mask")}"'
+    of_type = "" if isinstance(key, str) and len(graph.node_types) == 1 else f", type={key!r}"
+    raise ValueError(
+        f"with {placement.world_size} ranks, every rank would go through {what}: write "
+        f"gnnsys.split(graph, {name}{of_type}) for this rank's share, or their ids if every rank is meant to have all"
+    )
+
+
+def read_mask(graph: Graph | DistGraph, node_type: NodeType, name: str) -> Tensor:
+    """The mask `name` (or `name`_mask) of a node type, bool [num_nodes]; it may be spread over machines."""
+    arrays = graph.node_data[node_type]
+    found = _mask_called(arrays, name)
+    if found is None:
+        masks = [n for n in arrays if arrays[n].dtype == torch.bool]
+        raise ValueError(
+            f"input_nodes: nodes of type {node_type!r} have no mask {name!r}, only "
+            f"{some(masks, near=name)}{did_you_mean(name, masks)}"
+        )
+    rows = arrays[found]
+    if isinstance(rows, Tensor):
+        return rows
+    num_nodes = graph.num_nodes(node_type)
+    ends = range(0, num_nodes, _PIECE)
+    numbers = (torch.arange(first, min(first + _PIECE, num_nodes), device="cpu") for first in ends)
+    pieces = [read_rows([(rows, ids)])[0] for ids in numbers]
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.bool, device="cpu")
+
+
+def _mask_called(arrays: Mapping[str, Any], name: str) -> str | None:
+    """The mask that a user means by `name`: called so, or with `_mask` behind it."""
+    return next((n for n in (name, f"{name}_mask") if n in arrays and arrays[n].dtype == torch.bool), None)
+
+
+def type_with_mask(graph: Graph | DistGraph, name: str) -> NodeType:
+    """The only node type that has the mask; ValueError that says what to write where there is another number."""
+    having = [t for t in graph.node_types if _mask_called(graph.node_data[t], name) is not None]
+    if len(having) == 1:
+        return having[0]
+    types = graph.node_types
+    if having:
+        raise ValueError(
+            f"input_nodes={name!r}: {some(having)} have that mask: write input_nodes=({having[0]!r}, {name!r})"
+        )
+    raise ValueError(
+        f"input_nodes: there is no node type {name!r}, and none with a mask of that name; node types are "
+        f"{some(types, near=name)}{did_you_mean(name, types)}. Write a node type, or (node type, ids or a mask's name)"
+    )
+
+
+def _split_type(graph: Graph | DistGraph, input_nodes: Any) -> tuple[NodeType, Any]:
+    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        return input_nodes
+    if isinstance(input_nodes, str) and input_nodes in graph.node_types:
+        return input_nodes, None
+    if isinstance(input_nodes, str) and len(graph.node_types) != 1:
+        return type_with_mask(graph, input_nodes), input_nodes
+    if len(graph.node_types) != 1:
+        raise ValueError(
+            f"input_nodes must name a node type, as a name or (name, ids), one of {some(graph.node_types)}"
+        )
+    return graph.node_types[0], input_nodes
+
+
+def _from_share(graph: Graph | DistGraph, share: Share) -> tuple[NodeType, Any]:
+    if share.type not in graph.node_types:
+        raise ValueError(
+            f"input_nodes are seeds of {share.type!r}, the graph's node types are {some(graph.node_types)}"
+        )
+    if share.largest == 0:
+        raise ValueError(f"input_nodes is empty on every rank: no seeds of node type {share.type!r}")
+    if isinstance(share.ids, (Tensor, np.ndarray, list, tuple, range)):
+        return share.type, as_ids(share.ids, graph.num_nodes(share.type), "input_nodes").long().cpu()
+    return share.type, share.ids

@@ -1,0 +1,162 @@
+"""A machine's graph server: rows and structure of the parts it serves, for trainers here and elsewhere.
+
+One that takes the place of another is told which parts that had open, and which life of the machine's shard it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server
+from gnnsys.graph.manifest import MANIFEST
+from gnnsys.partition import open_parts
+from gnnsys.sampling.select import PartMasks
+from gnnsys.sampling.service import GraphService
+from gnnsys.sampling.tables import graph_tables, part_rows
+from gnnsys.store import Life, Shard
+
+GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.INDUCED)
+_MAX_RANKS = 1024  # whose silence is told at once
+
+
+class GraphServer:
+    """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
+
+    A server that stands on its own (`alone`) opens and ends by its owner's word, not by that of those who ask, and
+    saves and loads tables below `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`.
+    """
+
+    def __init__(
+        self,
+        machine: int = 0,
+        *,
+        bind: Sequence[str] = ("tcp://127.0.0.1:*",),
+        keys: Keys | None = None,
+        threads: int = 2,
+        life: int = 0,
+        lost_after: float = 30.0,
+        alone: bool = False,
+        folder: Path | None = None,
+        max_table_bytes: int | None = None,
+        is_reserved: bool = False,
+    ) -> None:
+        self.stopped = threading.Event()
+        self._life = Life(machine, life, lost_after, self._silent_for)
+        nowhere = Path(os.devnull) if alone else None
+        self._make_shard = lambda: Shard(machine, self._life, max_bytes=max_table_bytes, folder=folder or nowhere)
+        self._shard = self._make_shard()
+        self._services: dict[int, Handler] = dict(self._shard.handlers())
+        self._opened: dict[str, Any] | None = None
+        self._is_verified = False
+        self._lock = threading.Lock()
+        handlers: dict[int, Handler] = dict.fromkeys([*self._services, *GRAPH_KINDS], self._ask)
+        handlers[Kind.STATUS] = self._status
+        if not alone:
+            handlers |= {Kind.OPEN: self._handle_open, Kind.STOP: self._stop}
+        native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
+        self.server = Server(
+            handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
+            is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
+        )  # fmt: skip
+
+    def start(self) -> list[str]:
+        """Begins to serve; the endpoints."""
+        self.server.start()
+        return self.server.endpoints
+
+    def open(self, path: str, own_parts: Sequence[int], *, verify: bool = True) -> None:
+        """Opens and checks `own_parts` of a directory and serves them from now on.
+
+        The same again is nothing, but for a check that was left out.
+        """
+        own_parts = sorted(own_parts)
+        wanted: dict[str, Any] = {"path": str(Path(path).resolve()), "parts": own_parts}
+        with self._lock:
+            if self._opened is None:
+                parts = open_parts(path, verify=verify)
+                rows_of = {part: part_rows(parts, part) for part in own_parts}  # opens every part, and so checks it
+                tables = graph_tables(parts)
+                for part, rows in rows_of.items():
+                    for name, values in rows.items():
+                        self._shard.add(tables[name], part, values)
+                self._services.update(GraphService(parts, own_parts).handlers().items())
+                self._services[Kind.SELECT] = PartMasks(parts, own_parts).handle
+                self._is_verified = verify
+                self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
+            elif not wanted.items() <= self._opened.items():
+                raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
+            elif verify and not self._is_verified:  # another life opened it, or who asked before did not care
+                again = open_parts(path, verify=True)
+                for part in own_parts:
+                    again.part(part)
+                self._is_verified = True
+
+    def shut(self) -> None:
+        """Serves nothing any more, until another directory is opened. Tables that were created are gone."""
+        with self._lock:
+            self._shard.close()
+            self._shard = self._make_shard()
+            self._services, self._opened = dict(self._shard.handlers()), None
+
+    def close(self) -> None:
+        """Ends it, within seconds."""
+        self.server.close()
+        self._shard.close()
+
+    def _ask(self, request: Request) -> Any:
+        handler = self._services.get(request.kind)
+        if handler is None:
+            what = "no graph is open here" if self._opened is None else f"{Kind(request.kind).name} is not served here"
+            raise ValueError(f"{what}: open one with gnnsys.open(DIR)")
+        return handler(request)
+
+    def _handle_open(self, request: Request) -> Reply:
+        options = request.options
+        if options["path"] is None:
+            self.shut()
+        else:
+            self.open(str(options["path"]), [int(part) for part in options["parts"]], verify=bool(options["verify"]))
+        return Reply()
+
+    def _status(self, request: Request) -> Reply:
+        load = self.server.load(without=(Kind.STATUS,))
+        opened = self._opened or {"path": None, "parts": [], "digest": None}
+        own = {"pid": os.getpid(), "life": self._life.number, **load}
+        ranks = [int(rank) for rank in request.options.get("ranks", ())[:_MAX_RANKS]]
+        silent = [self._silent_for(rank, request.incarnation) for rank in ranks]
+        return Reply(options={**own, **opened, "silent": silent})
+
+    def _silent_for(self, rank: int, incarnation: int) -> float:
+        return self.server.heard.silent_for(rank, incarnation)
+
+    def _stop(self, request: Request) -> Reply:
+        self.stopped.set()
+        return Reply()
+
+
+def wait_for_end(stopped: threading.Event, signals: Sequence[int], *, watch_input: bool) -> None:
+    """Until `stopped` is set, one of `signals` comes, or the input closes: no deadline, this is the server's life."""
+    reader, writer = os.pipe()
+    for number in signals:
+        signal.signal(number, lambda *_: os.write(writer, b"x"))
+
+    def forward() -> None:
+        stopped.wait()
+        os.write(writer, b"x")
+
+    threading.Thread(target=forward, name="gnnsys-stop", daemon=True).start()
+    waiting = select.poll()
+    waiting.register(reader, select.POLLIN)
+    if watch_input:
+        waiting.register(0, select.POLLIN | select.POLLHUP)
+    while True:
+        for descriptor, _ in waiting.poll():
+            if descriptor == reader or not os.read(0, 4096):
+                return

@@ -1,0 +1,79 @@
+"""The process of a machine's graph server: `python -m gnnsys.session.serve`, which a session starts once per machine.
+
+It is told what to do in one line on its standard input, answers with one line (its endpoints, or an error), and lives
+until that input closes, however its parent ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from gnnsys.comm import Keys
+from gnnsys.session.graph_server import GraphServer, wait_for_end
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """The process: reads its orders, serves, ends when its input closes, on STOP, or on SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainers, which still need this server to end well
+    orders = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not orders:
+        return 1  # whoever started this process has gone already
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print goes where errors go: the pipe is for the one answer
+    if orders["parent_death"]:
+        _end_with_parent(int(orders["parent"]))
+    try:
+        graph_server = _make(orders)
+        endpoints = graph_server.start()
+    except Exception as error:  # whatever it is, the session raises it on every rank
+        _answer(answers, {"error": f"{type(error).__name__}: {error}"})
+        return 1
+    _answer(answers, {"endpoints": endpoints, "pid": os.getpid()})
+    try:
+        wait_for_end(graph_server.stopped, [signal.SIGTERM], watch_input=True)
+    finally:
+        graph_server.close()
+    return 0
+
+
+def _make(orders: Mapping[str, Any]) -> GraphServer:
+    keys = None if orders["keys"] is None else Keys.from_json(orders["keys"])
+    graph_server = GraphServer(
+        int(orders["machine"]),
+        bind=orders["bind"],
+        keys=keys,
+        threads=int(orders["threads"]),
+        life=int(orders["life"]),
+        lost_after=float(orders["lost_after"]),
+        is_reserved=orders["is_reserved"],
+    )
+    if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
+        graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)
+    return graph_server
+
+
+def _answer(pipe: Any, value: dict[str, Any]) -> None:
+    with pipe:
+        pipe.write(json.dumps(value) + "\n")
+
+
+def _end_with_parent(parent: int) -> None:
+    """A second belt beside the pipe: forked children of a dead trainer may still hold the pipe open."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # everything is closed: libraries need not take a second to take leave

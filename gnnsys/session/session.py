@@ -1,0 +1,396 @@
+"""A session: what a process has while it takes part in a job. `init` makes one, `close` leaves nothing behind.
+
+Under torchrun the ranks meet, the first rank of each machine starts that machine's graph server, and a process group is
+made where the script has none. Alone there is neither server nor rendezvous, and the same calls work.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gnnsys.comm import Client, CommError, DeadlineExceeded, Keys, Kind
+from gnnsys.comm.address import agree_on_address
+from gnnsys.comm.joining import Place, join
+from gnnsys.comm.key_file import read_key
+from gnnsys.comm.rendezvous import Group, RendezvousError
+from gnnsys.session.open_parts import open_alone, open_in_group, open_served
+from gnnsys.session.process_group import make_process_group
+from gnnsys.session.server_supervisor import Lives
+from gnnsys.session.torchrun_agent import Agent
+
+if TYPE_CHECKING:
+    from gnnsys.sampling import DistGraph
+
+_log = logging.getLogger(__name__)
+
+_START_SECONDS = 150.0  # for all graph servers to listen
+_OPEN_SECONDS = 900.0  # to read every file of a machine's parts once
+_LOOK_SECONDS = 0.2
+
+
+def init(
+    *,
+    timeout: float = 60.0,
+    join_timeout: float = 300.0,
+    lost_after: float = 30.0,
+    server_threads: int = 2,
+    process_group: bool = True,
+    backend: str | None = None,
+    encrypt: bool = True,
+) -> Session:
+    """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
+
+    `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
+    start apart; `lost_after`: that a server or a rank may be silent before it counts as dead (ShardLost, TrainerLost),
+    which is how long a pause, a cut, or the restart of a server is ridden out. Under torchrun this process ends within
+    `lost_after`, too, when the agent that launched it was killed.
+
+    A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is, or
+    `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
+    networks that nobody else can read. The session is closed by `close()`, by `with`, or when the process exits.
+
+    >>> with gnnsys.init() as session:
+    ...     graph = gnnsys.open("parts/")
+    """
+    for name, seconds in (("timeout", timeout), ("join_timeout", join_timeout), ("lost_after", lost_after)):
+        if not seconds > 0:
+            raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
+    if server_threads < 1:
+        raise ValueError(f"server_threads must be at least 1, got {server_threads}")
+    agent = Agent.watch(lost_after)
+    try:
+        group = join(join_timeout)
+        group.timeout = timeout
+        session = Session(group, timeout, lost_after)
+    except BaseException:
+        if agent is not None:
+            agent.close()
+        raise
+    session._agent = agent
+    try:
+        session._begin_server()
+        address = agree_on_address(group)
+        session._uses_process_group = process_group
+        session._made_process_group = make_process_group(group, process_group, backend, address, timeout)
+        session._order_server(server_threads, address, encrypt)
+    except BaseException:
+        session.close(wait=False)
+        raise
+    _open_sessions.append(session)
+    return session
+
+
+def current() -> Session | None:
+    """The session that this process began last and has not closed."""
+    return _open_sessions[-1] if _open_sessions else None
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    session: Session | None = None,
+    verify: bool = True,
+    timeout: float = _OPEN_SECONDS,
+    servers: Sequence[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> DistGraph:
+    """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
+
+    Each machine needs the manifest and the folders of the parts it serves; where all have all, parts are served in
+    equal blocks. With `verify` every file is read once and compared with its checksum; `timeout` is how many seconds a
+    machine may take for it. What is wrong on one machine is the same ValueError on every rank. A process that was not
+    launched by torchrun needs no `init` for it.
+
+    `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
+    holds their key; `path` then needs the manifest alone.
+    """
+    session = session or current()
+    if session is None:
+        if Place.from_environment() is not None:
+            raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
+        session = init(process_group=False)
+    return session.open(path, verify=verify, timeout=timeout, servers=servers, key=key)
+
+
+class Session:
+    """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say where this process is.
+
+    `client` asks the machines' servers; it is None where this process is alone.
+    """
+
+    def __init__(self, group: Group, timeout: float, lost_after: float = 30.0) -> None:
+        self.group = group
+        self.timeout = timeout
+        self.lost_after = lost_after
+        self.client: Client | None = None
+        self.is_closed = False
+        self._agent: Agent | None = None  # torchrun's: this process ends with it
+        self._server: Lives | None = None
+        self._made_process_group = self._uses_process_group = False
+        self._graphs: dict[str, DistGraph] = {}
+        self._served: list[DistGraph] = []  # by servers of their own
+        self._clients: list[Client] = []
+        self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        atexit.register(self._close_at_exit)
+
+    # -- where this process is ----------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.group.world_size
+
+    @property
+    def local_rank(self) -> int:
+        return self.group.local_rank
+
+    @property
+    def machine(self) -> int:
+        return self.group.machine
+
+    @property
+    def num_machines(self) -> int:
+        return self.group.num_machines
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes: its own GPU, or the CPU where there is none."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+    @property
+    def graphs(self) -> list[DistGraph]:
+        """The graphs that were opened in this session."""
+        return [*self._graphs.values(), *self._served]
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Returns when every rank has called it; the error names the ranks that did not."""
+        self._check_open()
+        self.group.barrier("barrier", timeout)
+
+    # -- what it does -------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = True,
+        timeout: float = _OPEN_SECONDS,
+        servers: Sequence[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+    ) -> DistGraph:
+        """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
+        self._check_open()
+        name = str(Path(path).resolve())
+        if servers is not None:
+            keys = None if key is None else read_key(key)
+            graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after)
+            self._clients.append(client)
+            self._served.append(graph)
+            return graph
+        if name in self._graphs:
+            return self._graphs[name]
+        if self.client is None:
+            self._graphs[name] = open_alone(path, verify=verify)
+        elif self._graphs:
+            raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
+        else:
+            self._graphs[name] = open_in_group(
+                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember
+            )
+        return self._graphs[name]
+
+    def status(self) -> list[dict[str, Any]]:
+        """What each machine's server says of itself: process id, parts, requests served, requests that wait."""
+        self._check_open()
+        if self.client is None:
+            return []
+        asked = [self.client.request(machine, Kind.STATUS) for machine in range(self.num_machines)]
+        return [pending.result().options for pending in asked]
+
+    def close(self, wait: bool = True) -> None:
+        """Ends everything that `init` and `open` began. Idempotent.
+
+        A rank that serves others waits until all have closed, for as long as its server is asked for things and
+        `timeout` seconds more; not so after an error (`wait=False`). Raises, once all is ended, what went wrong with
+        the last checkpoint.
+        """
+        with self._lock:
+            if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
+                return
+            self.is_closed = True
+        try:
+            failed = self._say_goodbye(wait)
+        except BaseException:  # Ctrl-C while a checkpoint is waited for, say
+            self._end(wait=False)
+            raise
+        self._end(wait)
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close(wait=error is None)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"machine {self.machine} of {self.num_machines}"
+        return f"Session(rank {self.rank} of {self.world_size}, {state})"
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise ValueError("this session is closed: begin another with gnnsys.init()")
+        if self.world_size > 1 and os.getpid() != self._process:
+            raise ValueError(
+                f"this session belongs to process {self._process}, from which this one was forked: what it waits for "
+                "would never come here. Fork before gnnsys.init(), or start processes by spawn"
+            )
+
+    # -- beginning and end --------------------------------------------------------------------------------------------
+
+    def _begin_server(self) -> None:
+        """Early: while it imports torch, the ranks meet and make their process group."""
+        if self.world_size > 1 and self.group.is_leader:
+            self._server = Lives()
+
+    def _order_server(self, threads: int, address: str, encrypt: bool) -> None:
+        group = self.group
+        if group.world_size == 1:
+            return
+        # On one machine too: whoever else has an account there could connect to its loopback interface.
+        made = Keys.generate(encrypts=encrypt).to_json() if group.rank == 0 else None
+        keys = Keys.from_json(group.share_secret("key", made))
+        problem, endpoints = None, None
+        if self._server is not None:
+            try:
+                endpoints = self._server.order(
+                    group.machine, address, keys=keys, threads=threads, lost_after=self.lost_after
+                )
+            except (RuntimeError, OSError) as error:
+                problem = f"machine {group.machine}: {error}"
+        group.agree("server", problem, timeout=_START_SECONDS + self.timeout)
+        served = group.gather("endpoints", [group.machine, endpoints])
+        peers = {machine: found for machine, found in served if found is not None}
+        self.client = Client(
+            peers,
+            sender=group.rank,
+            incarnation=group.incarnation,
+            keys=keys,
+            timeout=self.timeout,
+            name=f"rank-{group.rank}",
+            lost_after=self.lost_after,
+        )
+        self._clients.append(self.client)
+        group.watch(self._silences, self.lost_after)
+        if self._server is not None:
+            client, machine = self.client, self.machine
+            self._server.keep(lambda why: client.lose(machine, why))
+
+    def _silences(self, ranks: Sequence[int]) -> list[float]:
+        """How long this machine's server has not heard of ranks; ValueError or CommError where it does not say."""
+        assert self.client is not None
+        asked = self.client.request(
+            self.machine, Kind.STATUS, options={"ranks": list(ranks)}, timeout=self.lost_after / 4
+        )
+        return [float(seconds) for seconds in asked.result().options["silent"]]
+
+    def _say_goodbye(self, wait: bool) -> Exception | None:
+        """Calls what is to be called before anything ends; the first error, for later."""
+        failed: Exception | None = None
+        for callback in reversed(self.before_close):
+            try:
+                callback(wait)
+            except Exception as error:  # raised in the end: the others still need this rank's server
+                _log.error("rank %d: %s", self.rank, error)
+                failed = failed or error
+        return failed
+
+    def _end(self, wait: bool) -> None:
+        atexit.unregister(self._close_at_exit)
+        later: list[Session] = []
+        if self in _open_sessions:
+            later = _open_sessions[_open_sessions.index(self) + 1 :]
+            _open_sessions.remove(self)
+        with contextlib.ExitStack() as ends:  # called from the last to the first, each whatever the others do
+            if self._agent is not None:
+                ends.callback(self._agent.close)
+            ends.callback(self.group.close)
+            ends.callback(self._leave_process_group, later)
+            if self._server is not None:
+                ends.callback(self._server.close)
+            for client in self._clients:
+                ends.callback(client.close)
+            for graph in self.graphs:
+                ends.callback(graph.store.close)
+            if wait:
+                for path, graph in self._graphs.items():
+                    try:
+                        graph.store.flush()
+                    except Exception as error:  # the others still need this rank's server
+                        _log.error("rank %d: a push to a table of %s was not applied: %s", self.rank, path, error)
+                if self._server is not None:
+                    self._wait_for_others()
+
+    def _remember(self, path: str | None, parts: Sequence[int]) -> None:
+        """What a server that takes the place of this machine's must have open."""
+        if self._server is not None:
+            self._server.parts = None if path is None else (path, parts)
+
+    def _leave_process_group(self, later: Sequence[Session]) -> None:
+        """Destroys it, or leaves it to a session that was begun after this one and uses it."""
+        heir = next((session for session in later if session._uses_process_group), None)
+        if self._made_process_group and heir is not None:
+            heir._made_process_group = True
+        elif self._made_process_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _close_at_exit(self) -> None:
+        """Without waiting for others if the process exits by an error."""
+        try:
+            self.close(wait=not hasattr(sys, "last_value"))
+        except (CommError, RendezvousError) as error:
+            _log.warning("rank %d: %s", self.rank, error)
+
+    def _wait_for_others(self) -> None:
+        """Until all ranks have closed, or nobody has asked this machine's server for anything for `timeout` seconds."""
+        assert self._server is not None and self.client is not None
+        self.group.leave()
+        served, until = -1, time.monotonic() + self.timeout
+        while not self._server.is_over and not self.group.all_left(_LOOK_SECONDS):
+            now = served
+            try:
+                now = int(self.client.request(self.machine, Kind.STATUS, timeout=5.0).result().options["served"])
+            except DeadlineExceeded:
+                pass  # it is slow, or started again
+            except (CommError, RuntimeError):
+                return
+            if now != served:
+                served, until = now, time.monotonic() + self.timeout
+            if time.monotonic() > until:
+                _log.warning(
+                    "rank %d closes while others have not: they asked nothing for %g s", self.rank, self.timeout
+                )
+                return
+
+
+_open_sessions: list[Session] = []  # only for `current`; what a process has is in the sessions themselves

@@ -1,0 +1,304 @@
+"""Hosts of a lab are machines: they reach each other at the rate they have, keep their limits and leave nothing."""
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gnnsys.lab import Lab, available, groups, state, wait_all
+from tests.lab.lab_programs import ALL_REDUCE, LISTEN, REACH, SEND, SPIN
+
+pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
+WAIT_ALL = "gnnsys.lab.lab.wait_all"
+PYTHON = [sys.executable, "-I", "-S", "-c"]
+
+
+@pytest.fixture(scope="module")
+def lab():
+    with Lab(hosts=2) as made:
+        yield made
+
+
+class Listener:
+    """A program on a host that listens at a port of its own choice."""
+
+    def __init__(self, lab: Lab, host: int):
+        lines = queue.Queue()
+        self.command = lab.start(host, [*PYTHON, LISTEN], heard=lines.put)
+        self.port = lines.get(timeout=30).split()[1]
+
+
+def transfer(lab: Lab, size: int, source: int, to: int, name: str) -> float:
+    """Seconds between the first and the last byte."""
+    listener = Listener(lab, to)
+    lab.exec(source, [*PYTHON, SEND, name, listener.port, str(size)])
+    word, received, seconds = listener.command.wait(30).output.splitlines()[1].split()
+    assert (word, int(received)) == ("received", size)
+    return float(seconds)
+
+
+def wait_until(condition, seconds: float = 15.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def leftovers(name: str) -> list[str]:
+    """Whatever carries the lab's name: groups, processes, mounts, its folder."""
+    roots = groups.find_roots()
+    found = [str(path) for path in roots.of(f"gnnsys-lab-{name}").paths if path.exists()]
+    found += [str(state.folder_of(name))] if state.folder_of(name).exists() else []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            texts = [(process / file).read_text() for file in ("cmdline", "cgroup", "mountinfo")]
+        except OSError:
+            continue
+        if any(name in text for text in texts):
+            found.append(f"{process}: {texts[0]}")
+    return found
+
+
+@pytest.mark.parametrize("name", ["h2", "h2-v6"])
+def test_hosts_reach_each_other_by_name_over_ipv4_and_ipv6(lab, name):
+    assert transfer(lab, 1000, 1, 2, name) >= 0
+
+
+def test_names_mean_ipv6_where_asked():
+    with Lab(hosts=2, family=6) as lab:
+        assert lab.address(2) == "fd77::2"
+        assert lab.address(2) in lab.exec(1, "getent hosts h2").output
+
+
+def test_a_host_has_its_own_name_processes_and_network(lab):
+    said = lab.exec(2, "hostname; echo $$; ls /sys/class/net").output.split()
+    assert said[0] == "h2" and int(said[1]) < 1000 and said[2:] == ["eth0", "lo"]
+
+
+def test_shared_memory_is_private_to_a_host(lab):
+    lab.exec(1, "echo mine > /dev/shm/lab_secret")
+    assert lab.exec(1, "cat /dev/shm/lab_secret").output == "mine\n"
+    assert not lab.exec(2, "cat /dev/shm/lab_secret", check=False).ok
+    assert not Path("/dev/shm/lab_secret").exists()
+
+
+MOST_TRANSFERS = 5  # each takes less than a second, and whatever else runs meanwhile counts in it
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("source, to", [(1, 2), (2, 1)])
+def test_the_rate_holds_and_the_counters_count(lab, source, to):
+    size, bits, rates = 20_000_000, 200e6, []
+    lab.set_rate("200mbit")
+    try:
+        while len(rates) < MOST_TRANSFERS:
+            before = lab.bytes()
+            rates.append(size * 8 / transfer(lab, size, source, to, f"h{to}"))
+            moved = {host: after - before[host] for host, after in lab.bytes().items()}
+            if 0.9 * bits < rates[-1] < 1.05 * bits:
+                break
+    finally:
+        lab.set_rate(None)
+    assert 0.9 * bits < rates[-1] < 1.05 * bits, rates
+    assert size < moved[source].bytes_out < 1.08 * size
+    assert size < moved[to].bytes_in < 1.08 * size
+    assert moved[source].bytes_in < 0.1 * size
+
+
+@pytest.mark.alone
+def test_one_direction_of_one_host_can_be_slower_than_the_rest(lab):
+    took = []  # there and back
+    lab.set_rate("20mbit", host=2, out=False)
+    try:
+        while len(took) < MOST_TRANSFERS:
+            slow, fast = transfer(lab, 2_000_000, 1, 2, "h2"), transfer(lab, 2_000_000, 2, 1, "h1")
+            took.append((slow, fast))
+            if 0.7 < slow < 1.0 and fast < slow / 2:
+                break
+    finally:
+        lab.set_rate(None)
+    assert 0.7 < slow < 1.0 and fast < slow / 2, took
+
+
+@pytest.mark.alone
+def test_the_quota_holds_for_all_processes_of_a_host_together():
+    with Lab(hosts=1, cpu=0.4) as lab:
+        begin = time.monotonic()
+        spinning = [lab.start(1, [*PYTHON, SPIN]) for _ in range(3)]
+        spent = sum(float(command.wait(60).output) for command in spinning)
+        wall = time.monotonic() - begin
+        used = lab.usage(1)
+    assert 0.1 < spent < 0.4 * wall * 1.1 + 0.02
+    assert spent < used.cpu_seconds < 0.4 * wall * 1.1 + 0.02
+    assert used.throttled_seconds > 0  # it was the quota that held them back
+
+
+@pytest.mark.alone
+def test_what_a_killed_keeper_leaves_is_removed_by_the_next_lab():
+    lab = Lab(hosts=1).up(tied=False)
+    command = lab.start(1, "echo up; sleep 1000")
+    wait_until(lambda: "up" in command.output)
+    found = json.loads((state.folder_of(lab.id) / "state.json").read_text())
+    os.kill(found["keeper_pid"], signal.SIGKILL)
+    wait_until(lambda: not state.is_alive(found))
+    assert leftovers(lab.id)
+    with Lab(hosts=1):
+        assert leftovers(lab.id) == []
+
+
+def test_a_cut_link_loses_packets_until_it_is_healed(lab):
+    listener = Listener(lab, 2)
+    lab.cut(2)
+    assert lab.exec(1, [*PYTHON, REACH, "h2", listener.port, "0.5"]).output.startswith("lost")
+    lab.heal(2)
+    assert lab.exec(1, [*PYTHON, REACH, "h2", listener.port, "20"]).output == "reached\n"
+    listener.command.kill()
+
+
+def test_a_command_beyond_the_memory_limit_dies_and_its_host_lives_on():
+    with Lab(hosts=1, memory="64m") as lab:
+        result = lab.exec(1, [*PYTHON, "x = bytearray(200 << 20)"], check=False)
+        assert result.code in (-signal.SIGKILL, 137)
+        assert lab.exec(1, "echo still here").output == "still here\n"
+        assert 0 < lab.usage(1).memory_peak <= 64 << 20
+
+
+def test_a_torchrun_job_spans_the_hosts(lab, tmp_path):
+    script = tmp_path / "all_reduce.py"
+    script.write_text(ALL_REDUCE)
+    before = lab.bytes()
+    results = lab.run(["--nproc-per-node", "1", str(script)], timeout=120)
+    for host, result in enumerate(results, start=1):
+        assert result.host == host
+        assert f"sum 3.0 3.0 h{host}" in result.output
+    assert (lab.bytes()[1] - before[1]).bytes_out > 4_000_000  # what one host's sum needs from the other
+
+
+def test_a_failing_command_is_an_error_that_names_its_host_and_last_words(lab):
+    with pytest.raises(RuntimeError, match=r"host 2 ended with 3 after .* s\n    so it goes"):
+        lab.exec(2, "echo so it goes; exit 3")
+    result = lab.exec(2, "exit 3", check=False)
+    assert (result.host, result.code, result.ok) == (2, 3, False)
+
+
+def test_when_one_host_fails_the_others_do_not_run_on(lab):
+    commands = [lab.start(1, "sleep 1000"), lab.start(2, "exit 3")]
+    results = wait_all(commands, 100.0, check=False, grace=0.1)
+    assert [result.code for result in results] == [None, 3]
+    assert max(result.seconds for result in results) < 20
+
+
+def test_a_command_past_its_deadline_is_killed_with_its_daemons(lab):
+    command = lab.start(1, "setsid sleep 1000 & echo started; sleep 1000")
+    wait_until(lambda: "started" in command.output and len(command.pids()) >= 3)
+    pids = command.pids()
+    assert command.wait(0.01).code is None
+    assert not any(state.process_start(pid) for pid in pids)
+
+
+def test_an_interrupt_reaches_the_command(lab):
+    command = lab.start(1, [*PYTHON, "import time; print('up', flush=True); time.sleep(1000)"])
+    wait_until(lambda: "up" in command.output)
+    command.signal(signal.SIGINT)
+    result = command.wait(30)
+    assert "KeyboardInterrupt" in result.output and result.code
+
+
+def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing_running(lab, monkeypatch):
+    """In the middle of making it, and between that and the wait for its end."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    for where, what in (("gnnsys.lab.command.threading.Thread.start", "starts"), (WAIT_ALL, "waits")):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                lab.exec(1, "setsid sleep 1000 & sleep 1000")
+        left = [pid for path in lab._places[0].paths for pid in groups.processes([*path.glob("command-*")])]
+        assert left == [], what
+
+
+def test_a_command_that_is_killed_before_it_has_joined_its_groups_ends_at_once(lab, monkeypatch):
+    monkeypatch.setattr("gnnsys.lab.command._JOIN", "exec sleep 1000")
+    begin = time.monotonic()
+    command = lab.start(1, "true")
+    assert command.kill().code == -signal.SIGKILL and time.monotonic() - begin < 8
+
+
+def test_killing_a_host_ends_its_commands_alone(lab):
+    first, second = (lab.start(host, "echo up; sleep 1000") for host in (1, 2))
+    wait_until(lambda: "up" in first.output and "up" in second.output)
+    lab.kill(1)
+    assert not first.wait(10).ok
+    assert not second.done()
+    second.kill()
+    assert lab.exec(1, "echo back").ok
+
+
+def test_two_labs_live_side_by_side(lab):
+    with Lab(hosts=1) as other:
+        assert other.id != lab.id
+        assert lab.exec(1, "hostname").output == other.exec(1, "hostname").output == "h1\n"
+    assert lab.exec(1, "true").ok
+
+
+def test_nothing_is_left_after_down():
+    with Lab(hosts=2, rate="1gbit", cpu=0.5, memory="100m") as lab:
+        command = lab.start(1, "setsid sleep 1000 & echo up; sleep 1000")
+        wait_until(lambda: "up" in command.output)
+        assert len(leftovers(lab.id)) > 4
+    assert leftovers(lab.id) == []
+    lab.down()  # a second time is fine
+
+
+OWNER = """
+import sys, time
+from gnnsys.lab import Lab
+with Lab(hosts=2) as lab:
+    command = lab.start(2, "setsid sleep 1000 & echo up; sleep 1000")
+    while "up" not in command.output:
+        time.sleep(0.01)
+    print(lab.id, flush=True)
+    lab.exec(1, "sleep 1000", timeout=1000)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_lab_ends_with_its_owner_however_that_ends(number):
+    root = Path(__file__).parents[2]
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root)
+    name = owner.stdout.readline().decode().strip()
+    assert re.fullmatch("[0-9a-f]{6}", name)
+    assert leftovers(name)
+    owner.send_signal(number)
+    owner.wait(30)
+    owner.stdout.close()
+    wait_until(lambda: not leftovers(name))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"hosts": 0}, "hosts must be from 1 to 200, got 0"),
+        ({"rate": "fast"}, "a rate must look like 1gbit, 100mbit or 500kbit, got 'fast'"),
+        ({"cpu": 0.001}, "cpu must be at least 0.05 cores for a period of 0.02 s, got 0.001"),
+        ({"family": 5}, "family must be 4 or 6, got 5"),
+        ({"memory": "lots"}, "a size must look like 4G"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_made(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Lab(**options)
+
+
+def test_a_host_that_is_not_there_is_refused(lab):
+    with pytest.raises(ValueError, match="host must be from 1 to 2, got 3"):
+        lab.exec(3, "true")

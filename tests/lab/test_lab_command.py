@@ -1,0 +1,68 @@
+"""`launch/lab.py` makes a lab that stays, uses it, and takes it down."""
+
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gnnsys.lab import Lab, available, state
+
+pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
+SCRIPT = Path(__file__).parents[2] / "launch" / "lab.py"
+
+
+@pytest.fixture(scope="module")
+def command():
+    spec = importlib.util.spec_from_file_location("lab_command", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture
+def name(command, capsys):
+    assert command(["up", "--hosts", "2", "--rate", "100mbit", "--cpu", "0.5", "--memory", "200m"]) == 0
+    made = re.fullmatch(r"lab (\w+): hosts h1, h2\n", capsys.readouterr().out)[1]
+    yield made
+    if state.folder_of(made).exists():
+        state.remove(made)
+
+
+@pytest.mark.alone
+def test_a_lab_from_the_command_line_stays_until_it_is_taken_down(command, name, capsys):
+    assert command(["exec", "--lab", name, "2", "--", "hostname"]) == 0
+    assert command(["exec", "--lab", name, "2", "--", "sh", "-c", "exit 3"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "h2\n" and "host 2 ended with 3" in said.err
+    assert command(["status"]) == 0
+    assert f"lab {name}: 2 hosts, rate 100mbit, cpu 0.5, memory" in capsys.readouterr().out
+    assert command(["rate", "--lab", name, "none"]) == 0
+    assert command(["cut", "--lab", name, "2"]) == command(["heal", "--lab", name, "2"]) == 0
+    assert command(["down", "--lab", name]) == 0
+    assert name not in state.all_labs()
+    capsys.readouterr()
+    assert command(["exec", "--lab", name, "1", "--", "true"]) == 1
+    assert f"there is no lab '{name}'" in capsys.readouterr().err
+
+
+def test_bad_arguments_are_one_clear_line(command, name, capsys):
+    assert command(["run", "--lab", name]) == 1
+    assert command(["exec", "--lab", name, "7", "--", "true"]) == 1
+    assert capsys.readouterr().err == "lab: give what to run after --\nlab: host must be from 1 to 2, got 7\n"
+
+
+def test_an_interrupt_ends_everything_a_run_has_started(name):
+    arguments = ["exec", "--lab", name, "1", "--", "sh", "-c", "setsid sleep 1000 & echo up; sleep 1000"]
+    running = subprocess.Popen([sys.executable, SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert running.stdout.readline() == b"up\n"
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=30)
+    assert running.returncode == 130 and b"interrupted" in said
+    lab, deadline = Lab.attach(name), time.monotonic() + 15
+    while lab.exec(1, "cat /proc/[0-9]*/comm 2>/dev/null | grep -cx sleep", check=False).output != "0\n":
+        assert time.monotonic() < deadline, "something of it runs still"

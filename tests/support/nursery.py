@@ -1,0 +1,220 @@
+"""Ranks of tests that begin in milliseconds: forked from a process that has imported torch and gnnsys, and did no more.
+
+Such a rank is what `python program.py` makes of it: a session of its own, its own environment, arguments and output,
+`__main__`, threads and exit functions that are waited for; only the interpreter is not taken apart after success. There
+are two nurseries, so that neighbouring ranks hash strings differently, as processes do that were started one by one.
+Ranks and servers as users have them, each in a fresh process, are in the tests that use torchrun or the lab.
+`python -m tests.support.nursery FD` is the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.support.disk import do_not_wait_for_disks
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_NURSERIES = 2
+DEADLINE = 120.0  # seconds for its imports, on a busy machine
+
+
+class Child:
+    """A process that was forked, in the words of `subprocess.Popen`. It stays a zombie until asked for its end."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._handle, self._lock = os.pidfd_open(pid), threading.Lock()
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not self._has_ended(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        with self._lock:
+            if self.returncode is None:
+                self.returncode = self._collect()
+        return self.returncode
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        return bool(wait([self._handle], timeout))  # unlike select, it takes numbers above 1023
+
+    def _collect(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Forked(Child):
+    """One that a nursery forked, whose child it is."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        super().__init__(pid)
+        self._nursery = nursery
+
+    def _collect(self) -> int:
+        os.close(self._handle)
+        return self._nursery.ask({"collect": self.pid})
+
+
+class Orders:
+    """Where `serve` is heard: the other end of its socket."""
+
+    def __init__(self, here: socket.socket) -> None:
+        self._here, self._lines, self._lock = here, here.makefile("r"), threading.Lock()
+
+    def ask(self, order: dict[str, Any], timeout: float = DEADLINE) -> int:
+        with self._lock:
+            self._here.settimeout(timeout)
+            self._here.sendall(json.dumps(order).encode() + b"\n")
+            answer = self._lines.readline()
+        assert answer, self.describe_end()
+        return int(answer)
+
+    def describe_end(self) -> str:
+        return "the process that forks has ended"
+
+
+class Nursery(Orders):
+    """Where such processes come from; it ends with the process that made it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        here, there = socket.socketpair()
+        super().__init__(here)
+        command = [sys.executable, "-m", "tests.support.nursery", str(there.fileno())]
+        with there:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                env=dict(environment),
+                cwd=ROOT,
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+
+    def start(
+        self, program: Path, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path
+    ) -> Forked:
+        """Runs a Python file; what it prints goes to `out` and `err`."""
+        order = {"program": str(program), "arguments": list(arguments), "environment": dict(environment)}
+        return Forked(self, self.ask(order | {"out": str(out), "err": str(err)}))
+
+    def describe_end(self) -> str:
+        return f"the nursery (process {self._process.pid}) ended with {self._process.poll()}"
+
+
+def forks_ranks() -> bool:
+    """Not under sanitizers, which look at whole processes, nor beside a GPU, whose driver does not survive a fork."""
+    import torch
+
+    return not os.environ.get("GNNSYS_SANITIZER") and not torch.cuda.is_available()
+
+
+@functools.cache
+def nurseries() -> tuple[Nursery, ...]:
+    """Made when they are first asked for."""
+    from tests.support.processes import clean_environment
+
+    return tuple(Nursery(clean_environment()) for _ in range(NUM_NURSERIES))
+
+
+# The process
+
+
+def main() -> None:
+    import_everything()
+    do_not_wait_for_disks()
+    program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
+    if os.environ.get("LOCAL_RANK") == "0":
+        from tests.support.spare_servers import keep_spares
+
+        keep_spares()
+    run(program)
+    leave()
+
+
+def import_everything() -> None:
+    importlib.import_module("torch._dynamo")  # what the first optimizer of a process loads
+
+    import gnnsys
+    import gnnsys.nn
+    import gnnsys.session.graph_server
+
+    for name in gnnsys.__all__:
+        getattr(gnnsys, name)
+
+
+def serve(orders: socket.socket) -> dict[str, Any]:
+    """Forks until nobody asks any more; returns in each forked process, with what it was asked to be."""
+    lines = orders.makefile("r")
+    for line in iter(lines.readline, ""):
+        order = json.loads(line)
+        if "collect" in order:
+            answer = os.waitstatus_to_exitcode(os.waitpid(order["collect"], 0)[1])
+        else:
+            assert len(os.listdir("/proc/self/task")) == 1, "a thread of this process would be missing in its children"
+            seen, settled = os.pipe()
+            answer = os.fork()
+            if answer == 0:
+                os.close(seen)
+                lines.close()
+                orders.close()
+                settle(order)
+                os.close(settled)
+                return order
+            os.close(settled)
+            os.read(seen, 1)  # nothing, once it has settled: whoever knows its pid may kill its group
+            os.close(seen)
+        orders.sendall(f"{answer}\n".encode())
+    sys.exit()
+
+
+def settle(order: dict[str, Any]) -> None:
+    """Makes a forked process look like a fresh one."""
+    import numpy as np
+
+    os.setsid()
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    np.random.seed()
+    sys.argv = [order["program"], *order["arguments"]]
+    sys.path[0] = str(Path(order["program"]).parent)
+
+
+def run(program: str) -> None:
+    """What `python program` does."""
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    module.__file__ = program
+    exec(compile(Path(program).read_text(), program, "exec"), module.__dict__)
+
+
+def leave() -> None:
+    """Ends as an interpreter does after success, but for destroying thousands of modules, which takes seconds."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A rank that a nursery forked cannot tell that it was not started by itself, and neither can who waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.support.nursery import forks_ranks
+from tests.support.processes import alive, await_true, processes, run_ranks, start_ranks
+
+pytestmark = pytest.mark.skipif(not forks_ranks(), reason="ranks are started one by one here")
+
+LOOK = """
+import atexit, json, os, sys, threading
+atexit.register(lambda: print("exit functions are called"))
+threading.Timer(0.2, print, ("threads are waited for",)).start()
+told = {
+    "argv": sys.argv[1:], "main": __name__, "file": __file__ == sys.argv[0] == sys.modules["__main__"].__file__,
+    "session": os.getsid(0) == os.getpid(), "rank": os.environ["RANK"], "given": os.environ.get("GIVEN"),
+    "home": sys.path[0] == os.path.dirname(__file__), "input": sys.stdin.read(), "hash": hash("a name"),
+    "files": sorted(os.readlink(f"/proc/self/fd/{n}").rpartition("/")[2] for n in (0, 1, 2)),
+}
+print(json.dumps(told))
+"""
+
+
+def test_a_rank_has_its_own_arguments_environment_output_and_session_and_ends_in_order():
+    ranks = run_ranks(LOOK, [1, 1], "one", 2, environment={"GIVEN": "this"})
+    told = [json.loads(rank.stdout.splitlines()[0]) for rank in ranks]
+    for number, rank in enumerate(told):
+        assert rank["argv"] == ["one", "2"] and rank["main"] == "__main__" and rank["input"] == ""
+        assert rank["file"] and rank["session"] and rank["home"]
+        assert (rank["rank"], rank["given"]) == (str(number), "this")
+        assert rank["files"] == [f"{number}.err", f"{number}.out", "null"]
+        last_words = ["threads are waited for", "exit functions are called"]
+        assert ranks[number].stdout.splitlines()[1:] == last_words
+    assert told[0]["hash"] != told[1]["hash"], "as in two processes that were started one by one"
+    assert "GIVEN" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("import sys; sys.exit('no more')", 1, "no more"),
+        ("raise KeyError('lost')", 1, "KeyError: 'lost'"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
+    ],
+)
+def test_the_end_of_a_rank_is_told_as_it_was(program, code, words):
+    (ended,) = run_ranks(program, 1, check=False)
+    assert ended.returncode == code and words in ended.stderr
+
+
+def test_what_a_rank_has_started_ends_with_the_block():
+    program = (
+        "import signal, subprocess; print('child', subprocess.Popen(['sleep', '100']).pid, flush=True); signal.pause()"
+    )
+    with processes() as running:
+        start_ranks(running, program, [1])
+        child = int(running.await_output(0, "\n").split()[1])
+        assert alive(child) and alive(running.pid(0))
+        rank = running.pid(0)
+    assert not alive(rank)
+    await_true(lambda: not alive(child), "the end of the child")

@@ -1,0 +1,101 @@
+"""How all tests run in half the time: in one process more than there are processors, those of a file in the same one.
+
+Tests of processes and of links mostly wait, so that others can run meanwhile. A test that looks at the whole machine
+(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does.
+`pytest` and `make test` without arguments do this where pytest-xdist is; parts of the suite run in one process, and
+`-n` says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+MOST_WORKERS = 6  # each has two nurseries, with torch in all three
+ALONE = "alone: the test looks at the whole machine, so that no other runs beside it"
+WAIT_SECONDS = 600.0  # more than any test takes
+DOOR, ROOM = Path(__file__), Path(__file__).parents[1] / "conftest.py"  # files that all workers have, to lock
+
+
+def choose_workers(config: pytest.Config) -> None:
+    """Sets what `-n` and `--dist` set, if all tests were asked for and nothing that wants to see them one by one."""
+    if is_worker(config):
+        return
+    options = config.option
+    unsaid = getattr(options, "numprocesses", 0) is None  # there is pytest-xdist, and nobody has said how many
+    whole = config.args == config.getini("testpaths") and not (options.keyword or options.markexpr)
+    watched = options.usepdb or options.collectonly or options.capture == "no" or options.device != "cpu"
+    if unsaid and whole and not watched and not os.environ.get("GNNSYS_SANITIZER"):
+        options.numprocesses = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+        options.dist = "loadfile"
+        options.loadscopereorder = False  # files in their order: those of most tests are not the longest
+        if options.maxworkerrestart is None:  # one that crashed has failed the run, and its files would not come back
+            options.maxworkerrestart = "0"
+    if getattr(options, "numprocesses", 0):
+        # Threads of OpenMP that spin while they wait take the processor from those of another worker.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+@contextlib.contextmanager
+def machine(
+    alone: bool, door_file: Path = DOOR, room_file: Path = ROOM, seconds: float = WAIT_SECONDS
+) -> Iterator[None]:
+    """Shares the machine with tests of other workers, or has it alone; whoever wants it alone is the next to have it.
+
+    Everyone comes through a door, one at a time, and whoever waits for the room to be empty stands in it.
+    """
+    with open(door_file) as door, open(room_file) as room:
+        _lock(door, fcntl.LOCK_EX, seconds)
+        _lock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, seconds)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(room, fcntl.LOCK_UN)  # also for children that have the file open
+
+
+class Turns:
+    """One worker's tests. What was waited for lasts as long as tests follow one another that must be alone."""
+
+    def __init__(self) -> None:
+        self._stack, self._alone = contextlib.ExitStack(), False
+
+    def begin(self, alone: bool, door_file: Path = DOOR, room_file: Path = ROOM) -> None:
+        if not (alone and self._alone):
+            self._stack.enter_context(machine(alone, door_file, room_file))
+            self._alone = alone
+
+    def end(self, next_alone: bool) -> None:
+        if not (next_alone and self._alone):
+            self._stack.close()
+            self._alone = False
+
+
+TURNS = pytest.StashKey[Turns]()
+
+
+def is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
+
+
+def _lock(file: IO[str], kind: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"other tests held the machine for {seconds:g} s") from None
+            time.sleep(0.01)
