@@ -4,7 +4,7 @@ All suites share one frame: cases with sides that take turns (`case`, `measure`)
 """
 
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
-from gnnsys.bench.report import Report, Row
+from gnnsys.bench.report import Report, Row, environment
 from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
 from gnnsys.bench.workload import Workload
 
@@ -20,6 +20,7 @@ __all__ = [
     "Unit",
     "Versus",
     "Workload",
+    "environment",
     "load_suite",
     "megabytes",
     "milliseconds",

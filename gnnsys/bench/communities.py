@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gnnsys.bench.texts import from_texts
-from gnnsys.graph import save
-from gnnsys.graph.generate import sbm
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import MANIFEST, save, sbm
 
 S = TypeVar("S", bound="CommunitySettings")
 

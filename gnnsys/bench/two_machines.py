@@ -7,11 +7,10 @@ from types import TracebackType
 
 from gnnsys.bench.workload import Workload
 from gnnsys.comm import Client, Keys, Kind
-from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import EDGE, MANIFEST, NODE, Graph
 from gnnsys.partition import Placement, open_parts, partition_graph
 from gnnsys.sampling import DistGraph
-from gnnsys.session.server_process import ServerProcess
+from gnnsys.session import ServerProcess
 from gnnsys.store import Store
 
 HERE, THERE = 0, 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from gnnsys.comm.rendezvous import Group
+from gnnsys.comm import Group
 from gnnsys.store import Store
 
 if TYPE_CHECKING:

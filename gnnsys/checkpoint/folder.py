@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph.arrays import file_checksum
-from gnnsys.graph.manifest import MANIFEST, manifest_checksum, read_manifest, sync_folder
+from gnnsys.graph import MANIFEST, file_checksum, manifest_checksum, read_manifest, sync_folder
 
 FORMAT, VERSION, WHAT = "gnnsys-checkpoint", 1, "a checkpoint"
 _STEP = re.compile(r"step-(\d{10,})")

@@ -26,7 +26,7 @@ from gnnsys.checkpoint.generators import seed_generators, write_generators
 from gnnsys.checkpoint.owner import Owner
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import SavedTable, graph_of
-from gnnsys.comm.rendezvous import Group
+from gnnsys.comm import Group
 
 if TYPE_CHECKING:
     from gnnsys.session import Session

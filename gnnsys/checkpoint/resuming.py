@@ -13,8 +13,7 @@ from gnnsys.checkpoint.owner import Owner
 from gnnsys.checkpoint.restore import restore, unwrapped
 from gnnsys.checkpoint.saver import Saver
 from gnnsys.checkpoint.states import States, sort_states
-from gnnsys.comm.joining import Place
-from gnnsys.comm.rendezvous import Group
+from gnnsys.comm import Group, Place
 
 if TYPE_CHECKING:
     from gnnsys.session import Session

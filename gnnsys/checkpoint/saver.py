@@ -31,11 +31,8 @@ from gnnsys.checkpoint.owner import Owner
 from gnnsys.checkpoint.restore import Found, unwrapped
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder, write_originals
-from gnnsys.comm import CommError
-from gnnsys.comm.rendezvous import Group, RendezvousError
-from gnnsys.store import DistTensor
-from gnnsys.store.capacity import free_memory
-from gnnsys.store.snapshots import sync_folders
+from gnnsys.comm import CommError, Group, RendezvousError
+from gnnsys.store import DistTensor, free_memory, sync_folders
 
 if TYPE_CHECKING:
     from gnnsys.session import Session

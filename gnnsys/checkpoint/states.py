@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from gnnsys.checkpoint.tables import graph_of, rows_of
-from gnnsys.store import DistEmbedding, DistTensor, Store
-from gnnsys.store.optim import SparseOptimizer
+from gnnsys.store import DistEmbedding, DistTensor, SparseOptimizer, Store
 
 if TYPE_CHECKING:
     from gnnsys.session import Session

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.checkpoint.files import read_array, write_array
-from gnnsys.graph.manifest import MANIFEST
-from gnnsys.store import DistTensor, TableSpec
-from gnnsys.store.push import PendingPush
-from gnnsys.store.saved import load_part, part_folder
+from gnnsys.graph import MANIFEST
+from gnnsys.store import DistTensor, PendingPush, TableSpec, load_part, part_folder
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph

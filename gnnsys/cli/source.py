@@ -31,10 +31,8 @@ def opened_source(
     could take more than `memory_limit` to load, sparse features made dense included, it is first turned into a mapped
     graph, in a temporary directory inside `folder`.
     """
-    from gnnsys.graph import dataset, external_graph, load
-    from gnnsys.graph.datasets import find, is_generated
-    from gnnsys.graph.sparse_rows import sparse_rows_in
-    from gnnsys.partition.memory import LOAD_BYTES_PER_EDGE
+    from gnnsys.graph import dataset, external_graph, find, is_generated, load, sparse_rows_in
+    from gnnsys.partition import LOAD_BYTES_PER_EDGE
 
     path = Path(source)
     is_path = path.exists()

@@ -1,6 +1,9 @@
 """Messages between the processes of a job: what they look like, who answers them, and who may."""
 
+from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
+from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
 from gnnsys.comm.client import Client
+from gnnsys.comm.client_quotas import Accounts
 from gnnsys.comm.errors import (
     Closed,
     CommError,
@@ -12,31 +15,54 @@ from gnnsys.comm.errors import (
     TrainerLost,
     WireError,
 )
+from gnnsys.comm.fair_queue import Turns
+from gnnsys.comm.joining import Place, join
+from gnnsys.comm.key_file import make_key, read_key
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import Kind
 from gnnsys.comm.pending import Pending
+from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.comm.request import Handler, Reply, Request
 from gnnsys.comm.server import Server
 from gnnsys.comm.wire import Limits, Message
 
 __all__ = [
+    "DTYPES",
+    "DTYPE_OF",
+    "INLINE_BELOW",
+    "Accounts",
     "Client",
     "Closed",
     "CommError",
     "DeadlineExceeded",
+    "Group",
     "Handler",
     "Keys",
     "Kind",
     "Limits",
     "Message",
     "PeerLost",
+    "Peers",
     "Pending",
+    "Place",
     "RemoteError",
     "RemoteValueError",
+    "RendezvousError",
     "Reply",
     "Request",
     "Server",
     "ShardLost",
     "TrainerLost",
+    "Turns",
     "WireError",
+    "agree_on_address",
+    "endpoint",
+    "export_array",
+    "interface_of",
+    "is_loopback",
+    "join",
+    "make_key",
+    "read_key",
+    "resolve",
 ]

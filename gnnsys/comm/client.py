@@ -327,7 +327,7 @@ class Client:
         except WireError as error:
             self._tally.note(f"malformed: {error.reason}")
             return
-        for request_id, state in zip(asked, states_of(answer, len(asked))):
+        for request_id, state in zip(asked, states_of(answer, len(asked)), strict=True):
             pending = channel.outstanding.get(request_id)
             if pending is None:
                 continue

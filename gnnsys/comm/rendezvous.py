@@ -251,7 +251,7 @@ class Group:
             silences: Sequence[float] = ()
             with contextlib.suppress(CommError):  # the server cannot say
                 silences = self._silences(missing)
-            for rank, silence in zip(missing, silences):
+            for rank, silence in zip(missing, silences, strict=True):
                 if silence >= lost_after:
                     raise TrainerLost(
                         f"rank {rank} was not heard of for {silence:.1f} s while others waited for it at {name!r}: it "

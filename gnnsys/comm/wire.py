@@ -321,7 +321,7 @@ def locate_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: Sequence
     """
     plan: Plan = []
     begin, num_used = 0, 1
-    for code, ndim in zip(kinds[::2], kinds[1::2]):
+    for code, ndim in zip(kinds[::2], kinds[1::2], strict=True):
         shape = dims[begin : begin + ndim]
         begin += ndim
         dtype, itemsize = DTYPE_OF.get(code, (None, 0))

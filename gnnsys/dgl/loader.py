@@ -12,10 +12,9 @@ from torch import Tensor
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import Structure
-from gnnsys.loader import Batch, NeighborLoader
-from gnnsys.loader.device import resolve
+from gnnsys.loader import Batch, NeighborLoader, resolve
 from gnnsys.pipeline import OfThisProcess
-from gnnsys.seeds.shares import Share
+from gnnsys.seeds import Share
 
 
 class DataLoader:

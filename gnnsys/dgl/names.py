@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from gnnsys.graph.listing import some
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph import did_you_mean, some
 
 Names: TypeAlias = list[str] | Mapping[Any, list[str]] | None
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.dgl.names import Names, Prefetched, check_names, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of
-from gnnsys.graph.listing import some
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of, some
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler
-from gnnsys.store.read import read_rows
+from gnnsys.store import read_rows
 
 _PLAIN_NODE, _PLAIN_EDGE = "_N", ("_N", "_E", "_N")
 
@@ -143,7 +142,9 @@ class PartsStructure:
                 edges = block.edges[_PLAIN_EDGE if self.is_plain else edge_type].data
                 for name in self._named_edges(prefetched.edge_feats, edge_type):
                     wanted.append(((edges, name), self.graph.edge_data[edge_type][name], edges[dgl.EID]))
-        for ((frame, name), _, _), rows in zip(wanted, read_rows((source, ids) for _, source, ids in wanted)):
+        for ((frame, name), _, _), rows in zip(
+            wanted, read_rows((source, ids) for _, source, ids in wanted), strict=True
+        ):
             frame[name] = rows
 
     def _named(self, names: Names, shown: str) -> list[str]:

@@ -12,8 +12,7 @@ from dgl.utils import extract_edge_subframes, extract_node_subframes_for_block, 
 from torch import Tensor
 
 from gnnsys.dgl.names import Prefetched, check_names, names_of
-from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl, ids_of
-from gnnsys.graph.listing import some
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl, ids_of, some
 from gnnsys.sampling import Block
 from gnnsys.sampling import NeighborSampler as Sampler
 
@@ -49,7 +48,7 @@ class Structure:
 
     def is_current(self, g: Any) -> bool:
         now = self._origin(g)
-        return len(now) == len(self._made_from) and all(a is b for a, b in zip(now, self._made_from))
+        return len(now) == len(self._made_from) and all(a is b for a, b in zip(now, self._made_from, strict=True))
 
     @property
     def _num_nodes(self) -> dict[NodeType, int]:

@@ -7,6 +7,7 @@ from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.inference import infer
 from gnnsys.fullgraph.keyed import Dropout
 from gnnsys.fullgraph.layers import Join, Keep, Residual, Told
+from gnnsys.fullgraph.memory import peak_bytes
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.share import Share, share_of
 from gnnsys.fullgraph.steps import Schedule
@@ -27,5 +28,6 @@ __all__ = [
     "call",
     "infer",
     "make_plan",
+    "peak_bytes",
     "share_of",
 ]

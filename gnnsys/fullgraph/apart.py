@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.keyed import Dropout, keyed
-from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv
-from gnnsys.nn.models import Stack
-from gnnsys.nn.plain import has_hooks, is_bare_linear, is_bare_product, runs_as
+from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv, Stack, has_hooks, is_bare_linear, is_bare_product, runs_as
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # What of a layer's settings decides how it is taken in halves: they may be changed between passes. Modules of ours for

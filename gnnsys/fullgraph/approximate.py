@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.bins import Chunk
 from gnnsys.fullgraph.exchange import NUM_TAGS, Exchange
 from gnnsys.fullgraph.state import Ground, Pass

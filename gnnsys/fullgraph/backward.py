@@ -282,7 +282,7 @@ class Backward:
             grad = grad.to(kept.out.device, kept.out.dtype)
             with unhooked(self._state.parameters[s]):
                 grads = torch.autograd.grad(kept.out, sources, grad, allow_unused=True)
-        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads)}
+        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads, strict=True)}
         if self._is_free(s):
             self._of_parameters.put(s, b, grads[len(leaves) :])
         else:
@@ -300,7 +300,7 @@ class Backward:
             self._add_grad(s, slice(None) if here.src is None else here.src, of_inputs)
         else:
             self._add_grad(s, slice(here.first, here.end), of_inputs)
-        for name, grad in zip(step.stage.joins, of_joined):
+        for name, grad in zip(step.stage.joins, of_joined, strict=True):
             self._add_marked(self._state.marks[name], s, slice(here.first, here.end), grad)
 
     def _put_sums(self, s: int, here: Bin, of_sums: Tensor | None, of_own: Tensor | None) -> None:

@@ -17,11 +17,8 @@ from torch import Tensor, nn
 
 from gnnsys.fullgraph.apart import is_bare, is_pyg, runs_pyg
 from gnnsys.fullgraph.keyed import Turn, turn_now
-from gnnsys.nn import GATConv
-from gnnsys.nn.gcn import whole_scales
-from gnnsys.nn.structure import resolve
-from gnnsys.ops import CSC, dropout_rows, edge_softmax, spmm, stream_key
-from gnnsys.ops.memo import STRUCTURES
+from gnnsys.nn import GATConv, resolve, whole_scales
+from gnnsys.ops import CSC, STRUCTURES, dropout_rows, edge_softmax, spmm, stream_key
 
 _MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's
 

@@ -20,14 +20,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.apart import HOOKS, changed, is_lazy
 from gnnsys.fullgraph.bins import Bin, make_bins
 from gnnsys.fullgraph.calling import arguments, call
 from gnnsys.fullgraph.edges import drawn
 from gnnsys.fullgraph.keyed import Dropout, Rows, working_on
 from gnnsys.fullgraph.layers import Join, Stage, taken
-from gnnsys.nn.plain import has_hooks
+from gnnsys.nn import has_hooks
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
 _NODES, _EDGES = 60, 500
@@ -313,7 +313,7 @@ def check_parameters(parameters: Iterable[tuple[str, Tensor]], peers: Peers) -> 
     peers.all_reduce(high, dist.ReduceOp.MAX).wait()
     differ = [
         name
-        for name, same in zip(names, ((low == high) | (low.isnan() & high.isnan())).all(dim=1).tolist())
+        for name, same in zip(names, ((low == high) | (low.isnan() & high.isnan())).all(dim=1).tolist(), strict=True)
         if not same
     ]
     if differ:

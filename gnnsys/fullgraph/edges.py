@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.share import Share
 from gnnsys.graph import Graph
@@ -46,7 +46,7 @@ def edge_data_of(share: Share, plan: HaloPlan, wanted: Mapping[str, str | Tensor
         )
     own = weights_of(plan.csc, weight)
     halo = [torch.cat(peers.swap([each[places] for places in plan.send_places])) for each in own]
-    return EdgeData(rows, WholeWeights(*(torch.cat(pair) for pair in zip(own, halo))))
+    return EdgeData(rows, WholeWeights(*(torch.cat(pair) for pair in zip(own, halo, strict=True))))
 
 
 def _array(share: Share, argument: str, given: str | Tensor) -> Any:

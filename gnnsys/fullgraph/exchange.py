@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.state import Pass
 from gnnsys.fullgraph.steps import MAX_BINS
 from gnnsys.ops import gather_rows

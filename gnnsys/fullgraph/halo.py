@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.share import Share
 from gnnsys.ops import CSC, bfs_order, gather_rows, in_subgraph
 
@@ -79,7 +79,7 @@ def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
     away = sources[(sources < first) | (sources >= end)]
     needed = torch.unique(away)  # ascending, so grouped by owner
     bounds = torch.searchsorted(needed, share.offsets)
-    asked = peers.swap([needed[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist())])
+    asked = peers.swap([needed[a:b] for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)])
     wanted = [ids - first for ids in asked]  # own nodes, per rank
     is_boundary = torch.zeros(share.num_core, dtype=torch.bool)
     for nodes in wanted:
@@ -94,7 +94,7 @@ def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
     told = peers.swap([places[nodes] for nodes in wanted])  # in the order in which they were asked for
     by_place = [torch.sort(at) for at in told]
     starts = bounds.tolist()
-    halo = torch.cat([needed[a + each.indices] for a, each in zip(starts, by_place)])
+    halo = torch.cat([needed[a + each.indices] for a, each in zip(starts, by_place, strict=True)])
     csc = _relabelled(share, listed, places, needed, halo)
     return HaloPlan(
         share.rank, listed, places, int(is_boundary.sum()), csc, halo, starts,

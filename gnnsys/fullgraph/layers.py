@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.apart import OfStack, changed, flat, is_norm
 from gnnsys.fullgraph.calling import arguments, call
 from gnnsys.fullgraph.keyed import Rows, keyed, working_on
-from gnnsys.nn.plain import runs_as
-from gnnsys.ops import CSC, WEIGHT, EdgeData, stream_key
-from gnnsys.ops.memo import STRUCTURES
+from gnnsys.nn import runs_as
+from gnnsys.ops import CSC, STRUCTURES, WEIGHT, EdgeData, stream_key
 
 MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
 

@@ -18,12 +18,8 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.apart import is_bare
 from gnnsys.fullgraph.keyed import Rows
 from gnnsys.fullgraph.layers import Join, Stage
-from gnnsys.nn import GCNConv, GINConv, SAGEConv
-from gnnsys.nn.gcn import whole_scales
-from gnnsys.ops import CSC, WEIGHT, WholeDegrees
-from gnnsys.ops._features import sum_dtype
-from gnnsys.ops._library import native
-from gnnsys.ops.aggregate import narrow_weights
+from gnnsys.nn import GCNConv, GINConv, SAGEConv, whole_scales
+from gnnsys.ops import CSC, WEIGHT, WholeDegrees, narrow_weights, native, sum_dtype
 
 Dense = Callable[[Tensor, Tensor], Tensor]
 _SUMS = ("mean", "sum")

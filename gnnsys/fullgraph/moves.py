@@ -77,7 +77,7 @@ class CudaLanes:
     def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
-            for tensor, place in zip(tensors, into):
+            for tensor, place in zip(tensors, into, strict=True):
                 place.copy_(tensor, non_blocking=True)
             return self._out.record_event()
 
@@ -105,7 +105,7 @@ class CpuLanes:
         pass
 
     def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
-        for tensor, place in zip(tensors, into):
+        for tensor, place in zip(tensors, into, strict=True):
             place.copy_(tensor)
         return _Past()
 
@@ -232,7 +232,7 @@ class Mover:
         """Begins to bring a bin's inputs: they are picked into one buffer, which is copied as one block."""
         places, num_bytes = _layout([(pick.shape, pick.rows.dtype) for pick in picks])
         buffer = self.depot.borrow(num_bytes)
-        for pick, place in zip(picks, places):
+        for pick, place in zip(picks, places, strict=True):
             pick.write(_piece(buffer, place))
         block, mark = self.depot.lanes.bring(buffer[:num_bytes])
         self._loads[key] = Load([_piece(block, place) for place in places], mark, buffer)

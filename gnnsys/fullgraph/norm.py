@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 
 
 class NormPass:

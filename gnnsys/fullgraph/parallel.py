@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.apart import Layout, numbers_of
 from gnnsys.fullgraph.backward import Backward
 from gnnsys.fullgraph.bins import BudgetError, Costs, Packing
@@ -32,7 +32,7 @@ from gnnsys.fullgraph.state import Ground, Pass, Times
 from gnnsys.fullgraph.steps import Schedule, Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
 from gnnsys.observe import PassTrace
 from gnnsys.ops import WEIGHT, WholeDegrees, stream_key
-from gnnsys.store.capacity import free_device_memory
+from gnnsys.store import free_device_memory
 
 if TYPE_CHECKING:
     from gnnsys.fullgraph.approximate import Policy

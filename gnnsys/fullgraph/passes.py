@@ -17,9 +17,7 @@ from torch import Tensor
 from gnnsys.fullgraph.bins import BudgetError
 from gnnsys.fullgraph.linear import View, turned_weight
 from gnnsys.fullgraph.moves import Load, Mover, Pick
-from gnnsys.ops import CSC, compact
-from gnnsys.ops._features import sum_dtype
-from gnnsys.ops._library import native
+from gnnsys.ops import CSC, compact, native, sum_dtype
 
 Key = tuple[int, int]  # step and bin
 Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their gradients

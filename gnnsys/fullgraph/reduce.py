@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 
 _ALL = -1  # the bin under which sums are kept of bins that run in a fixed order
 
@@ -51,7 +51,7 @@ class ParameterGrads:
             if work is not None:
                 work.wait()
                 sums = _split(parameters, sums)
-            for p, grad in zip(parameters, sums):
+            for p, grad in zip(parameters, sums, strict=True):
                 if grad is not None:  # what no rank's bins used has no gradient, as elsewhere
                     grad = grad.to(p.device, p.dtype)
                     found[id(p)] = found[id(p)] + grad if id(p) in found else grad
@@ -79,22 +79,26 @@ def _sums(
     sums: list[Tensor | None] = [None] * len(parameters)
     counts = [0] * len(parameters)
     for _, grads in sorted(by_bin.items(), reverse=True):
-        sums = [_added(total, None if grad is None else grad.to(dtype)) for total, grad in zip(sums, grads)]
-        counts = [count + (grad is not None) for count, grad in zip(counts, grads)]
+        sums = [
+            _added(total, None if grad is None else grad.to(dtype)) for total, grad in zip(sums, grads, strict=True)
+        ]
+        counts = [count + (grad is not None) for count, grad in zip(counts, grads, strict=True)]
     return sums, counts
 
 
 def _flat(parameters: Sequence[Tensor], sums: Sequence[Tensor | None], counts: Sequence[int]) -> Tensor:
     """One row of numbers in host memory, as it travels: sums, then counts."""
     dtype = _widest(parameters)
-    parts = [p.new_zeros(p.shape) if grad is None else grad for p, grad in zip(parameters, sums)]
+    parts = [p.new_zeros(p.shape) if grad is None else grad for p, grad in zip(parameters, sums, strict=True)]
     counted = torch.tensor(counts, dtype=dtype, device="cpu")
     return torch.cat([*(part.reshape(-1).to("cpu", dtype) for part in parts), counted])
 
 
 def _split(parameters: Sequence[Tensor], flat: Tensor) -> list[Tensor | None]:
     *parts, counts = flat.split([*(p.numel() for p in parameters), len(parameters)])
-    return [part.view_as(p) if count else None for p, part, count in zip(parameters, parts, counts.tolist())]
+    return [
+        part.view_as(p) if count else None for p, part, count in zip(parameters, parts, counts.tolist(), strict=True)
+    ]
 
 
 def _widest(parameters: Sequence[Tensor]) -> torch.dtype:

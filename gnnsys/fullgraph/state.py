@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph.bins import Bin
 from gnnsys.fullgraph.halo import HaloPlan
 from gnnsys.fullgraph.keyed import Rows
@@ -313,7 +313,7 @@ class Pass:
         """A bin through its stage, under autograd where that is on."""
         step, here, grads = self.ground.steps[s], self.ground.steps[s].bins[b], torch.is_grad_enabled()
         now = Rows(self.ground.ids[here.first : here.end], self.key)
-        for name, marked in zip(step.stage.joins, given.joined):
+        for name, marked in zip(step.stage.joins, given.joined, strict=True):
             marked.requires_grad_(grads and self.needs[self.marks[name]])
         inputs, own, joined = given.inputs.requires_grad_(grads and self.needs[s]), given.own, given.joined
         if isinstance(step.stage, LinearStage):

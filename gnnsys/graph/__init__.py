@@ -1,48 +1,100 @@
 """A graph in memory: schema, CSC, rows, where it comes from and how one is made up."""
 
+from gnnsys.graph.arrays import (
+    ArrayReader,
+    ArrayStream,
+    ArrayWriter,
+    chunk_rows,
+    dtype_name,
+    dtype_named,
+    file_checksum,
+)
 from gnnsys.graph.convert import as_graph, from_dgl, from_pyg, to_pyg
-from gnnsys.graph.datasets import dataset
+from gnnsys.graph.datasets import available, dataset, find, is_generated
+from gnnsys.graph.disk_room import check_room, room_for
+from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
-from gnnsys.graph.external import external_graph
+from gnnsys.graph.external import MIN_MEMORY, external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.ids import as_ids, as_integers, as_links, ids_of, ids_or_mask
+from gnnsys.graph.ids import IdsLike, as_ids, as_integers, as_links, ids_of, ids_or_mask
 from gnnsys.graph.listing import some
+from gnnsys.graph.manifest import (
+    MANIFEST,
+    PARTS_FORMAT,
+    check_target,
+    manifest_checksum,
+    read_manifest,
+    staged,
+    sync_folder,
+    write_manifest,
+)
+from gnnsys.graph.names import did_you_mean
+from gnnsys.graph.npy import load_npy, load_npz_arrays
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.rows import check_data, check_weight, is_source
 from gnnsys.graph.saved import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
+from gnnsys.graph.sparse_rows import sparse_rows_in
 
 __all__ = [
     "EDGE",
+    "MANIFEST",
+    "MIN_MEMORY",
     "NODE",
+    "PARTS_FORMAT",
+    "ArrayReader",
+    "ArrayStream",
+    "ArrayWriter",
+    "EdgeSort",
     "EdgeType",
     "ExpectedAccuracy",
     "Graph",
+    "IdsLike",
     "NodeType",
+    "RawFile",
     "as_graph",
     "as_ids",
     "as_integers",
     "as_links",
+    "available",
     "check_data",
+    "check_room",
+    "check_target",
     "check_weight",
+    "chunk_rows",
     "dataset",
+    "did_you_mean",
+    "dtype_name",
+    "dtype_named",
     "edge_type_key",
     "expected_accuracy",
     "external_graph",
+    "file_checksum",
+    "find",
     "from_dgl",
     "from_ogb",
     "from_ogb_dict",
     "from_pyg",
     "ids_of",
     "ids_or_mask",
+    "is_generated",
     "is_source",
     "load",
+    "load_npy",
+    "load_npz_arrays",
+    "manifest_checksum",
+    "read_manifest",
     "rmat",
+    "room_for",
     "save",
     "sbm",
     "some",
+    "sparse_rows_in",
+    "staged",
+    "sync_folder",
     "to_pyg",
     "typed",
+    "write_manifest",
 ]

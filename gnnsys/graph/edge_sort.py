@@ -127,7 +127,7 @@ class EdgeSort:
         """Edges, numbered in the order in which they are added. ValueError for an id that cannot be."""
         if dst.numel() == 0:
             return
-        for name, ids, limit in zip(("src", "dst"), (src, dst), self._num_nodes or (_ANY, _ANY)):
+        for name, ids, limit in zip(("src", "dst"), (src, dst), self._num_nodes or (_ANY, _ANY), strict=True):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= limit:
                 wide = ids.long()  # torch would cut the limit to the type of the ids
@@ -240,7 +240,7 @@ class EdgeSort:
         ends = [*begins[1:], bucket.end]
         return [
             _Bucket(file.path, self._record_dtype, self._keeps_ids, begin, end)
-            for file, begin, end in zip(files, begins, ends)
+            for file, begin, end in zip(files, begins, ends, strict=True)
         ]
 
     def _choose_buckets(self, counts: Tensor, cell: int, num_dst: int) -> tuple[Tensor, list[int]]:
@@ -262,7 +262,7 @@ class EdgeSort:
         grouped = CSC.from_edge_index(torch.stack([chosen, chosen]), len(files))
         ordered = piece if grouped.edge_ids is None else piece[grouped.edge_ids.long()]
         bounds = grouped.indptr.tolist()
-        for file, first, last in zip(files, bounds, bounds[1:]):
+        for file, first, last in zip(files, bounds[:-1], bounds[1:], strict=True):
             if first < last:
                 file.append(ordered[first:last])
 

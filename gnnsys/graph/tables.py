@@ -98,7 +98,7 @@ def _text_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int) ->
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         done += len(text)
-        yield done / size, dict(zip(names, parsed))
+        yield done / size, dict(zip(names, parsed, strict=True))
 
 
 def _check_range(text: bytearray, parsed: Sequence[Tensor], delimiter: str | None, first_line: int) -> None:
@@ -193,7 +193,7 @@ def _parquet_pieces(path: Path, columns: Sequence[str] | None, piece_bytes: int)
         done, num_rows = 0, file.metadata.num_rows
         for batch in file.iter_batches(batch_size=rows) if num_rows else empty:
             done += batch.num_rows
-            piece = {name: _parquet_column(column, name, path) for name, column in zip(names, batch)}
+            piece = {name: _parquet_column(column, name, path) for name, column in zip(names, batch, strict=True)}
             yield done / max(num_rows, 1), piece
 
 

@@ -12,9 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType
-from gnnsys.graph.listing import some
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph import EdgeType, NodeType, did_you_mean, some
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import CSC
 from gnnsys.sampling import Block

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.loader.join import Sampled
-from gnnsys.ops._library import HAS_CUDA_KERNELS
+from gnnsys.ops import HAS_CUDA_KERNELS
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph
 

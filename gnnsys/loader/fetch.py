@@ -15,16 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.graph.listing import some
+from gnnsys.graph import EdgeType, Graph, NodeType, some
 from gnnsys.loader.inflight import Flight, Leg, Pending, Window
 from gnnsys.loader.join import Ids, Rows, Sampled
-from gnnsys.ops import move_rows
-from gnnsys.ops.buffers import BufferPool
+from gnnsys.ops import BufferPool, move_rows
 from gnnsys.sampling import DistGraph
-from gnnsys.store import DistTensor, PendingPull, Pull, Store
-from gnnsys.store.read import is_table
-from gnnsys.store.source import PendingRead, put_rows
+from gnnsys.store import DistTensor, PendingPull, PendingRead, Pull, Store, is_table, put_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
 Names: TypeAlias = Sequence[str] | Mapping[AnyType, Sequence[str]]
@@ -207,7 +203,7 @@ class _Order:
         pending: list[Pending] = []
         for group, leg in self.legs.items():
             ids = leg.ids if leg.asked is None else leg.ids[leg.asked]
-            for (name, source), out in zip(self._tables[group], leg.outs):
+            for (name, source), out in zip(self._tables[group], leg.outs, strict=True):
                 if is_table(source):
                     pulls.setdefault(id(source.store), (source.store, []))[1].append(
                         make_pull(source, ids, out, leg.asked, wire_dtype)
@@ -224,7 +220,7 @@ class _Order:
         """Adds what was moved, once it is all there."""
         counts.update(dict.fromkeys(_COUNTS, 0) | counts)
         for group, leg in self.legs.items():
-            for (_, source), out in zip(self._tables[group], leg.outs):
+            for (_, source), out in zip(self._tables[group], leg.outs, strict=True):
                 row_bytes = prod(out.shape[1:]) * out.element_size()
                 num_asked = leg.remote.numel() - leg.num_shared
                 counts["rows_asked"] += num_asked

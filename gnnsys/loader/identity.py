@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gnnsys.graph import Graph
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import MANIFEST, Graph
 from gnnsys.ops import as_bytes
 from gnnsys.sampling import AnyGraph
-from gnnsys.seeds.leftover import InputIds
+from gnnsys.seeds import InputIds
 
 NAME = "made_of"  # where it is in a loader's state
 _SAMPLES = 1024  # entries of a structure that are looked at

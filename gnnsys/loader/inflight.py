@@ -52,7 +52,7 @@ class _Move(NamedTuple):
     to: Tensor
 
     def __call__(self) -> None:
-        for src, dst in zip(self.src, self.dst):
+        for src, dst in zip(self.src, self.dst, strict=True):
             rows = gather_rows(src, self.rows) if src is dst else None
             move_rows(src if rows is None else rows, dst, index=self.rows if rows is None else None, order=self.to)
 

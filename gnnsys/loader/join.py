@@ -13,12 +13,8 @@ from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch, Store, apply_to, apply_to_block, tensors_of, tensors_of_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
-from gnnsys.ops import gather_rows
-from gnnsys.ops.buffers import BufferPool
-from gnnsys.ops.memo import BY_DESTINATION, STRUCTURES
-from gnnsys.ops.reads import DeviceReads
-from gnnsys.sampling import DistGraph, Sample
-from gnnsys.sampling.neighborhoods import to_device
+from gnnsys.ops import BY_DESTINATION, STRUCTURES, BufferPool, DeviceReads, gather_rows
+from gnnsys.sampling import DistGraph, Sample, to_device
 
 
 class Inputs(NamedTuple):

@@ -8,15 +8,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EDGE, EdgeType, Graph, as_links
-from gnnsys.graph.ids import IdsLike
-from gnnsys.graph.listing import some
+from gnnsys.graph import EDGE, EdgeType, Graph, IdsLike, as_links, some
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import resolve, sampled_on
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.join import Sampled
-from gnnsys.loader.links import EdgeInputs, Inputs, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
+from gnnsys.loader.links import EdgeInputs, LinkReader, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
@@ -26,10 +24,7 @@ from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
-from gnnsys.seeds.elastic import Ranks
-from gnnsys.seeds.input_nodes import check_alone
-from gnnsys.seeds.leftover import InputIds
-from gnnsys.seeds.shares import Share
+from gnnsys.seeds import InputIds, Ranks, Share, check_alone
 
 InputLinks: TypeAlias = "Tensor | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
 
@@ -160,7 +155,7 @@ class _SampleLinks:
         seeder: LinkSeeder,
         subgraph_type: str,
         edge_type: EdgeType,
-        inputs: Inputs,
+        inputs: LinkReader,
         exclude: tuple[EdgeType, EdgeType | None] | None,
         seed: int,
     ) -> None:
@@ -195,7 +190,7 @@ class _SampleLinks:
 
 def resolve_inputs(
     graph: AnyGraph, given: InputLinks, label: Tensor | None, time: Tensor | None
-) -> tuple[EdgeType, Inputs, int, dict[str, int]]:
+) -> tuple[EdgeType, LinkReader, int, dict[str, int]]:
     """The edge type, the links, how many there are, and what a schedule must know of other ranks' shares."""
     if isinstance(given, Share):
         if given.type not in graph.edge_types:

@@ -14,15 +14,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, is_source
-from gnnsys.graph.listing import some
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph import EdgeType, Graph, NodeType, did_you_mean, is_source, some
 from gnnsys.loader.identity import checksum
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
-from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler
-from gnnsys.sampling.neighborhoods import to_device
-from gnnsys.seeds.leftover import InputIds
-from gnnsys.store.read import read_rows
+from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler, to_device
+from gnnsys.seeds import InputIds
+from gnnsys.store import read_rows
 
 
 @dataclass
@@ -40,7 +37,7 @@ class Links:
         return Links(self.input_id[chosen], self.src[chosen], self.dst[chosen], label, time)
 
 
-class Inputs(Protocol):
+class LinkReader(Protocol):
     """Links to choose a batch's from."""
 
     def take(self, chosen: Tensor) -> Links: ...
@@ -234,7 +231,9 @@ def make_seeder(
     if negatives is None:
         return LinkSeeder(sizes, edge_type, None, disjoint, names=names)
     times = [graph.node_data[t].get(time_attr) if time_attr else None for t in (src, dst)]
-    src_time, dst_time = (None if rows is None else _by_original(graph, t, rows) for t, rows in zip((src, dst), times))
+    src_time, dst_time = (
+        None if rows is None else _by_original(graph, t, rows) for t, rows in zip((src, dst), times, strict=True)
+    )
     negatives = replace(
         negatives,
         src_weight=None if negatives.is_triplet else _weights(graph, src, negatives.src_weight, "src_weight"),

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.graph import Graph, as_ids
-from gnnsys.graph.ids import IdsLike
+from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
@@ -20,11 +19,10 @@ from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
-from gnnsys.ops.buffers import BufferPool
+from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Stage, StageCounters
 from gnnsys.sampling import DistGraph
-from gnnsys.seeds.elastic import Ranks
-from gnnsys.seeds.leftover import Leftover
+from gnnsys.seeds import Leftover, Ranks
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines

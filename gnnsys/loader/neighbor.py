@@ -20,13 +20,9 @@ from gnnsys.loader.reserved import node_names
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
-from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey
-from gnnsys.sampling.neighborhoods import to_device
-from gnnsys.seeds.elastic import Ranks
-from gnnsys.seeds.input_nodes import InputNodes, resolve_nodes
-from gnnsys.seeds.leftover import InputIds
-from gnnsys.seeds.shares import Share
-from gnnsys.store.read import read_rows
+from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey, to_device
+from gnnsys.seeds import InputIds, InputNodes, Ranks, Share, resolve_nodes
+from gnnsys.store import read_rows
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 Sampler: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnsys.loader.options import check_count
 from gnnsys.ops import stream_key
-from gnnsys.seeds.leftover import Leftover, even_range, num_batches
+from gnnsys.seeds import Leftover, even_range, num_batches
 
 _SHUFFLE = 0x5348  # domain of the shuffle's stream: apart from sampling and negatives under the same seed
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph
 from gnnsys.ops import IdTable
-from gnnsys.sampling import AnyGraph, DistGraph, Sample, neighborhoods
-from gnnsys.sampling.neighborhoods import HopRequest
+from gnnsys.sampling import AnyGraph, DistGraph, HopRequest, Sample, neighborhoods
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
@@ -61,7 +60,7 @@ def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] 
     hoods, without = neighborhoods(graph, device=device), exclude or {}
     nodes = {t: ids.to(hoods.id_dtypes[t]) for t, ids in sample.node.items()}
     requests = [HopRequest(t, nodes[t[2]], -1, key=0, exclude=without.get(t)) for t in sample.row]
-    for edge_type, (indptr, ids, positions) in zip(sample.row, hoods.sample(requests)):
+    for edge_type, (indptr, ids, positions) in zip(sample.row, hoods.sample(requests), strict=True):
         local = tables[edge_type[0]].lookup(ids.to(sample.node[edge_type[0]].dtype))
         inside = (local >= 0).nonzero().view(-1)
         row[edge_type] = local[inside]

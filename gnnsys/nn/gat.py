@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gnnsys.nn.init import glorot_, linear, zeros_
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.plain import is_bare_product
-from gnnsys.nn.structure import Edges, Inputs, Looped, Rows, resolve, with_self_loops
+from gnnsys.nn.structure import Edges, LayerInputs, Looped, Rows, resolve, with_self_loops
 from gnnsys.ops import CSC, edge_softmax, gat_aggregate, spmm
 
 
@@ -137,7 +137,7 @@ class GATConv(GraphLayer):
             return out, (torch.stack([csc.indices.long(), csc.dst()]), alpha)
         return self._finish(self.aggregate(csc, node, edge_score), residual)
 
-    def scored_edges(self, given: Inputs, edge_attr: Tensor | None) -> tuple[CSC, Tensor | None]:
+    def scored_edges(self, given: LayerInputs, edge_attr: Tensor | None) -> tuple[CSC, Tensor | None]:
         """The edges attention runs over, and their own share of the scores: a_edge . (W_edge e)."""
         looped = with_self_loops(given.csc) if self.add_self_loops else None
         csc = given.csc if looped is None else looped.csc

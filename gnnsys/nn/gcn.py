@@ -13,10 +13,8 @@ from gnnsys.nn.init import glorot_, linear, zeros_
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.plain import as_written, is_bare_product
-from gnnsys.nn.structure import Edges, Inputs, last_self_loop, resolve, self_loops, without_self_loops
-from gnnsys.ops import CSC, WEIGHT, spmm
-from gnnsys.ops._features import sum_dtype
-from gnnsys.ops.aggregate import narrow_weights, scaled_spmm
+from gnnsys.nn.structure import Edges, LayerInputs, last_self_loop, resolve, self_loops, without_self_loops
+from gnnsys.ops import CSC, WEIGHT, narrow_weights, scaled_spmm, spmm, sum_dtype
 
 _OTHER_WEIGHTS = f"a piece of a graph knows degrees by its own {WEIGHT} alone, and these are others"
 
@@ -88,7 +86,7 @@ class GCNConv(GraphLayer):
     def forward(self, x: Tensor, edges: Edges, edge_weight: Tensor | None = None) -> Tensor:
         if isinstance(x, tuple):
             raise ValueError("x must be one tensor: GCNConv has no weights of its own for destinations, SAGEConv has")
-        given: Inputs = resolve(x, edges, derives=True)
+        given: LayerInputs = resolve(x, edges, derives=True)
         weight = None if edge_weight is None else given.edge_rows(edge_weight, "edge_weight")
         # PyG transforms first. What is only a product of two matrices may be done in the cheaper order.
         has_order = not (is_bare_product(self.lin) and as_written(self, GCNConv, "transform", "aggregate"))

@@ -6,7 +6,7 @@ A model takes rows and either one structure for all layers (edge_index, CSC) or 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ class Stack(nn.Module):
         per_layer = list(edges) if isinstance(edges, Sequence) else [edges] * len(self.convs)
         if len(per_layer) != len(self.convs):
             raise ValueError(f"edges has {len(per_layer)} blocks for {len(self.convs)} layers")
-        for index, (conv, structure) in enumerate(zip(self.convs, per_layer)):
+        for index, (conv, structure) in enumerate(zip(self.convs, per_layer, strict=True)):
             x = conv(x, structure, **edge_rows)
             if index < len(self.convs) - 1:
                 x = F.dropout(self.norms[index](x).relu(), self.dropout, self.training)
@@ -157,7 +157,7 @@ class GraphSAGE(Stack):
         aggr: str = "mean",
     ) -> None:
         widths = _widths(hidden_channels, num_layers, out_channels)
-        convs = [SAGEConv(i, o, aggr=aggr) for i, o in zip([in_channels, *widths], widths)]
+        convs = [SAGEConv(i, o, aggr=aggr) for i, o in pairwise([in_channels, *widths])]
         super().__init__(convs, widths, norm, dropout)
 
 
@@ -174,7 +174,7 @@ class GCN(Stack):
         norm: str | None = None,
     ) -> None:
         widths = _widths(hidden_channels, num_layers, out_channels)
-        super().__init__([GCNConv(i, o) for i, o in zip([in_channels, *widths], widths)], widths, norm, dropout)
+        super().__init__([GCNConv(i, o) for i, o in pairwise([in_channels, *widths])], widths, norm, dropout)
 
 
 class GAT(Stack):
@@ -195,7 +195,7 @@ class GAT(Stack):
             raise ValueError(f"heads={heads} must divide hidden_channels={hidden_channels}")
         widths = _widths(hidden_channels, num_layers, out_channels)
         convs = []
-        for index, (i, o) in enumerate(zip([in_channels, *widths], widths)):
+        for index, (i, o) in enumerate(pairwise([in_channels, *widths])):
             averages = index == num_layers - 1 and out_channels is not None
             per_head = o if averages else o // heads
             convs.append(GATConv(i, per_head, heads, concat=not averages, dropout=attention_dropout))
@@ -219,7 +219,7 @@ class GIN(Stack):
         h = hidden_channels
         convs = [
             GINConv(nn.Sequential(nn.Linear(i, h), nn.ReLU(), nn.Linear(h, o)), train_eps=train_eps)
-            for i, o in zip([in_channels, *widths], widths)
+            for i, o in pairwise([in_channels, *widths])
         ]
         super().__init__(convs, widths, norm, dropout)
 
@@ -243,6 +243,6 @@ class RGCN(Stack):
         widths = _widths(hidden_channels, num_layers, out_channels)
         convs = [
             RGCNConv(i, o, num_relations, num_bases=num_bases, num_blocks=num_blocks)
-            for i, o in zip([in_channels, *widths], widths)
+            for i, o in pairwise([in_channels, *widths])
         ]
         super().__init__(convs, widths, norm, dropout)

@@ -10,9 +10,8 @@ from gnnsys.nn.init import linear, reduce_name
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.plain import as_written, is_bare_linear, is_bare_product
-from gnnsys.nn.structure import Edges, Inputs, Rows, resolve
-from gnnsys.ops import CSC, spmm
-from gnnsys.ops.aggregate import spmm_and_own
+from gnnsys.nn.structure import Edges, LayerInputs, Rows, resolve
+from gnnsys.ops import CSC, spmm, spmm_and_own
 
 
 class SAGEConv(GraphLayer):
@@ -74,7 +73,7 @@ class SAGEConv(GraphLayer):
             out = torch.addmm(out, own, lin_r.weight.t()) if adds_own else out + lin_r(own)
         return F.normalize(out, dim=-1) if self.normalize else out
 
-    def _reduced(self, given: Inputs, rows: Tensor, adds_own: bool) -> tuple[Tensor, Tensor | None]:
+    def _reduced(self, given: LayerInputs, rows: Tensor, adds_own: bool) -> tuple[Tensor, Tensor | None]:
         """lin_l of the reduced rows, and the destinations' own rows."""
         lin_l = self.lin_l
         is_bare, aggregates_as_written = is_bare_linear(lin_l), as_written(self, SAGEConv, "aggregate")

@@ -11,8 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, degrees
-from gnnsys.ops.memo import BY_DESTINATION, NOT_KNOWN, STRUCTURES
+from gnnsys.ops import BY_DESTINATION, CSC, NOT_KNOWN, STRUCTURES, degrees
 from gnnsys.sampling import Block
 
 Edges: TypeAlias = Block | CSC | Tensor
@@ -20,7 +19,7 @@ Rows: TypeAlias = Tensor | tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class LayerInputs:
     """`src` [num_src, ...]; `dst` [num_dst, ...] or None; `edge_order` maps a position to the row of an edge tensor;
     `dst_is_first`: destinations are the first sources."""
 
@@ -37,7 +36,7 @@ class Inputs:
         return rows if self.edge_order is None else rows.index_select(0, self.edge_order)
 
 
-def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives: bool = False) -> Inputs:
+def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives: bool = False) -> LayerInputs:
     """Checks what a layer was given. One tensor for a CSC with fewer destinations is a block's: they come first.
 
     `size` is PyG's (num_src, num_dst), needed only for an edge_index whose destinations have no rows. A layer that
@@ -60,7 +59,7 @@ def resolve(x: Rows, edges: Edges, size: tuple[int, int] | None = None, derives:
         dst = src if csc.num_dst == csc.num_src else src[: csc.num_dst]
     elif dst is not None and dst.shape[0] != csc.num_dst:
         raise ValueError(f"x has {dst.shape[0]} rows of destinations, but edges has {csc.num_dst} destinations")
-    return Inputs(csc, src, dst, edge_order, not has_pair)
+    return LayerInputs(csc, src, dst, edge_order, not has_pair)
 
 
 def _copied(csc: CSC, device: torch.device) -> CSC:

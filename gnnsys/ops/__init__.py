@@ -1,6 +1,8 @@
 """The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
 
-from gnnsys.ops.aggregate import sddmm, spmm, spmm_add
+from gnnsys.ops._features import sum_dtype
+from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS, native
+from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_add, spmm_and_own
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
@@ -8,9 +10,25 @@ from gnnsys.ops.cached import gather_cached
 from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
+from gnnsys.ops.memo import BY_DESTINATION, NOT_KNOWN, STRUCTURES
+from gnnsys.ops.multilevel import Level, Neighbors32, Refined, both_directions, cluster, contract, refine
 from gnnsys.ops.parse import parse_table
 from gnnsys.ops.parted import PartedCSC, sample_parts
+from gnnsys.ops.partition_volume import Searched, even_out, refine_volume, traffic_matrix
+from gnnsys.ops.parts import (
+    Halo,
+    add_fingerprints,
+    collect_halo,
+    empty_bits,
+    fingerprint_edge_rows,
+    fingerprint_edges,
+    fingerprint_rows,
+    local_columns,
+    mark_halo,
+    mark_ids,
+)
 from gnnsys.ops.raw import as_bytes
+from gnnsys.ops.reads import DeviceReads
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
@@ -28,59 +46,91 @@ from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, st
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 
 __all__ = [
+    "BY_DESTINATION",
     "CSC",
+    "HAS_CUDA_KERNELS",
+    "NOT_KNOWN",
+    "STRUCTURES",
     "WEIGHT",
+    "WHY_NO_KERNELS",
     "Buckets",
     "BufferPool",
+    "DeviceReads",
     "EdgeData",
+    "Halo",
     "IdTable",
+    "Level",
     "Neighbors",
+    "Neighbors32",
     "NodeRun",
     "PairTable",
     "PartedCSC",
     "Piece",
+    "Refined",
+    "Searched",
     "WholeDegrees",
     "WholeWeights",
+    "add_fingerprints",
     "as_bytes",
     "bfs_order",
+    "both_directions",
     "bucket_ids",
     "class_features",
+    "cluster",
+    "collect_halo",
     "compact",
     "compact_scratch",
+    "contract",
     "degrees",
     "drop_pages",
     "dropout_rows",
     "edge_softmax",
+    "empty_bits",
+    "even_out",
     "expand_indptr",
     "fill_uniform",
     "find_edges",
+    "fingerprint_edge_rows",
+    "fingerprint_edges",
+    "fingerprint_rows",
     "gat_aggregate",
     "gather_cached",
     "gather_parts",
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
+    "local_columns",
+    "mark_halo",
+    "mark_ids",
     "move_rows",
     "name_neighbors",
+    "narrow_weights",
+    "native",
     "num_versions",
     "parse_table",
     "planted_edges",
     "planted_labels",
     "random_permutation",
+    "refine",
+    "refine_volume",
     "rmat_edges",
     "sample_hops",
     "sample_neighbors",
     "sample_parts",
+    "scaled_spmm",
     "scatter_rows",
     "sddmm",
     "sparse_adagrad_step",
     "sparse_adam_step",
     "spmm",
     "spmm_add",
+    "spmm_and_own",
     "stitch",
     "stream_cluster",
     "stream_cut",
     "stream_key",
     "stream_refine",
+    "sum_dtype",
+    "traffic_matrix",
     "update_rows",
 ]

@@ -51,7 +51,11 @@ class Memo:
         versions = [_version(source) for source in sources]
         with self._lock:
             entry = self._entries.get(name)
-            if entry is not None and entry[1] == versions and all(r() is s for r, s in zip(entry[0], sources)):
+            if (
+                entry is not None
+                and entry[1] == versions
+                and all(r() is s for r, s in zip(entry[0], sources, strict=True))
+            ):
                 self._entries.move_to_end(name)
                 return entry[2]
         return default

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType
-from gnnsys.graph.edge_sort import EdgeSort
+from gnnsys.graph import EdgeSort, Graph, NodeType
 from gnnsys.ops import CSC, NodeRun, drop_pages
 
 _INT32_MAX = 2**31 - 1

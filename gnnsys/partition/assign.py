@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
-from gnnsys.ops.multilevel import Level
+from gnnsys.ops import Level
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
@@ -108,7 +108,7 @@ def assign_parts(
     task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
     subpart, details = task.assign()
     sizes = [graph.num_nodes(t) for t in graph.node_types]
-    by_type = dict(zip(graph.node_types, subpart.split(sizes)))
+    by_type = dict(zip(graph.node_types, subpart.split(sizes), strict=True))
     between = edges_between(graph, by_type, task.num_subparts)
     if options.method in ("multilevel", "metis"):
         number = coalesce(between + between.T, trainers_per_part)

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, stream_key
-from gnnsys.ops.partition_volume import Searched, traffic_matrix
-from gnnsys.ops.partition_volume import even_out as _even_out
-from gnnsys.ops.partition_volume import refine_volume as _refine_volume
+from gnnsys.ops import CSC, Searched, stream_key, traffic_matrix
+from gnnsys.ops import even_out as _even_out
+from gnnsys.ops import refine_volume as _refine_volume
 
 TOLERANCE = 0.005  # the paper's: loads are even when (largest - smallest) / largest is no more
 _REFINE, _EVEN_OUT = range(2)  # what a random stream is for

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.ops import CSC
-from gnnsys.ops.parts import add_fingerprints, fingerprint_edge_rows, fingerprint_edges, fingerprint_rows
+from gnnsys.ops import CSC, add_fingerprints, fingerprint_edge_rows, fingerprint_edges, fingerprint_rows
 from gnnsys.partition.pieces import Meter, column_pieces, row_pieces, take
 
 _DIGITS = 32

@@ -137,13 +137,13 @@ class Inspection:
     def to_json(self) -> dict[str, Any]:
         """Plain values: every count, and what follows from them."""
         values = asdict(self)
-        for counts, part in zip(values["parts"], self.parts):
+        for counts, part in zip(values["parts"], self.parts, strict=True):
             counts |= {"num_nodes": part.num_nodes, "num_edges": part.num_edges, "num_cut": part.num_cut}
             counts |= {"num_sent": part.num_sent, "structure_bytes": part.structure_bytes}
             counts |= {"feature_bytes": part.feature_bytes}
-        for counts, load in zip(values["loads"], self.loads):
+        for counts, load in zip(values["loads"], self.loads, strict=True):
             counts |= {"ratio": load.balance.ratio, "met": load.balance.met, "reason": load.balance.reason}
-        for counts, batch in zip(values["remote"]["parts"], self.remote.parts):
+        for counts, batch in zip(values["remote"]["parts"], self.remote.parts, strict=True):
             counts["fraction"] = batch.fraction
         values["remote"]["fraction"] = self.remote.fraction
         totals = {"num_nodes": self.num_nodes, "num_edges": self.num_edges, "stored_bytes": self.stored_bytes}
@@ -203,7 +203,7 @@ class _Counted:
         trainers = sent.shape[0] // sent.shape[1]
         counts = [_total(by_type, trainers).tolist() for by_type in (self.nodes, self.edges, self.cut)]
         own = sent.sum(1).view(-1, trainers)[self.index].tolist()
-        subparts = tuple(SubpartCounts(*row) for row in zip(*counts, own))
+        subparts = tuple(SubpartCounts(*row) for row in zip(*counts, own, strict=True))
         received = int(sent[:, self.index].sum())
         return PartCounts(subparts, sum(self.num_halo.values()), received, self.stored_bytes)
 
@@ -229,7 +229,7 @@ def _count(parts: Parts, index: int, meter: Meter) -> _Counted:
         csc = part.csc(edge_type)
         bounds = csc.indptr[_bounds(parts, index, dst)]
         counted.edges[dst] += bounds.diff()
-        for i, (first, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist())):
+        for i, (first, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
             for piece in csc.indices[first:end].split(PIECE_EDGES):
                 counted.cut[dst][i] += (piece >= part.num_core(src)).sum()
                 meter.advance(piece.numel(), f"part {index}")

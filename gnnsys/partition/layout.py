@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.graph.arrays import dtype_name, dtype_named
-from gnnsys.graph.manifest import PARTS_FORMAT
+from gnnsys.graph import PARTS_FORMAT, EdgeType, Graph, NodeType, dtype_name, dtype_named
 
 FORMAT, VERSION, WHAT = PARTS_FORMAT, 1, "a directory of parts"
 

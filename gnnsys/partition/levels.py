@@ -9,11 +9,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph
-from gnnsys.graph.disk_room import room_for
-from gnnsys.graph.edge_sort import RawFile
-from gnnsys.ops import CSC
-from gnnsys.ops.multilevel import Level, Neighbors32, both_directions
+from gnnsys.graph import Graph, RawFile, room_for
+from gnnsys.ops import CSC, Level, Neighbors32, both_directions
 from gnnsys.partition.adjacency import first_nodes
 from gnnsys.partition.constraints import Constraints
 

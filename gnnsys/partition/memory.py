@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gnnsys.graph.external import MIN_MEMORY
+from gnnsys.graph import MIN_MEMORY
 
 # The streaming path.
 STREAM_SORT_SHARE = 2  # the adjacency is sorted with this fraction of the limit; the rest is the allocator's slack

@@ -7,7 +7,7 @@ import pymetis
 import torch
 from torch import Tensor
 
-from gnnsys.ops.multilevel import Level, contract
+from gnnsys.ops import Level, contract
 
 _RESOLUTION = 100  # a node of average weight gets this integer
 _SEEDS = 1 << 31  # METIS may have been built for 32 bits

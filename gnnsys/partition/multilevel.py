@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnsys.ops.multilevel import Level, Refined, cluster, contract, refine
+from gnnsys.ops import Level, Refined, cluster, contract, refine
 from gnnsys.partition.levels import LevelStack
 from gnnsys.partition.metis import metis
 from gnnsys.partition.pieces import Progress

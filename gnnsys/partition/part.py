@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType
-from gnnsys.graph.arrays import ArrayReader
-from gnnsys.graph.listing import some
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import MANIFEST, ArrayReader, EdgeType, NodeType, some
 from gnnsys.ops import CSC, gather_rows
 from gnnsys.partition.layout import ArraySpec, Malformed, original_bounds, part_folder
 from gnnsys.partition.pieces import ramps
@@ -48,9 +45,9 @@ class Part:
         schema = parts.schema
         if len(entry["nodes"]) != len(schema.node_types) or len(entry["edges"]) != len(schema.edge_types):
             raise Malformed("it must describe every type of the schema")
-        for node_type, nodes in zip(schema.node_types, entry["nodes"]):
+        for node_type, nodes in zip(schema.node_types, entry["nodes"], strict=True):
             self._open_nodes(node_type, nodes, parts.halo_hops, schema.node_data[node_type])
-        for edge_type, edges in zip(schema.edge_types, entry["edges"]):
+        for edge_type, edges in zip(schema.edge_types, entry["edges"], strict=True):
             self._open_edges(edge_type, edges, parts.has_edge_ids, schema.edge_data[edge_type])
 
     # -- what it holds -----------------------------------------------------------------------------------------------

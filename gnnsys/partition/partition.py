@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import Graph, as_graph
-from gnnsys.graph.disk_room import check_room
-from gnnsys.graph.manifest import check_target
+from gnnsys.graph import Graph, as_graph, check_room, check_target
 from gnnsys.partition.assign import Assigned, Options, assign_parts
 from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import FORMAT, WHAT

@@ -10,10 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import Graph
-from gnnsys.graph.arrays import ArrayReader
-from gnnsys.graph.listing import some
-from gnnsys.graph.manifest import MANIFEST, read_manifest
+from gnnsys.graph import MANIFEST, ArrayReader, Graph, read_manifest, some
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import Fingerprints
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Malformed, Schema

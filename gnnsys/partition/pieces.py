@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from gnnsys.graph.arrays import chunk_rows
+from gnnsys.graph import chunk_rows
 from gnnsys.ops import gather_rows
 
 PIECE_EDGES = 1 << 21

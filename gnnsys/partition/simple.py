@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType, some
-from gnnsys.graph.npy import load_npy, load_npz_arrays
+from gnnsys.graph import Graph, NodeType, load_npy, load_npz_arrays, some
 from gnnsys.ops import random_permutation, stream_key
 
 

@@ -17,8 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph
-from gnnsys.graph.disk_room import room_for
+from gnnsys.graph import Graph, room_for
 from gnnsys.ops import CSC, NodeRun, PairTable, stream_cluster, stream_cut, stream_refine
 from gnnsys.partition.adjacency import Adjacency
 from gnnsys.partition.constraints import constraints_of

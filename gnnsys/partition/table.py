@@ -28,10 +28,12 @@ def inspection_table(inspection: Inspection) -> str:
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Text columns: the first to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for row in (header, *rows):
-        cells = [cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        cells = [
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
@@ -50,7 +52,10 @@ def _parts(inspection: Inspection) -> str:
         rows.append([str(index), *_numbers(counts[-1]), *map(format_size, stored[-1]), remote, *shares])
         if inspection.trainers_per_part > 1:
             rows += _subparts(inspection, index, loads)
-    sums = [*_numbers(list(map(sum, zip(*counts)))), *map(format_size, map(sum, zip(*stored)))]
+    sums = [
+        *_numbers(list(map(sum, zip(*counts, strict=True)))),
+        *map(format_size, map(sum, zip(*stored, strict=True))),
+    ]
     rows.append(["total", *sums, _percent(inspection.remote.fraction), *([""] * len(loads))])
     return columns([*header, *(f"{load.name}/avg" for load in loads)], rows)
 

@@ -16,10 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.graph.manifest import MANIFEST
-from gnnsys.ops import gather_rows
-from gnnsys.ops.parts import add_fingerprints, empty_bits, fingerprint_edges, mark_ids
+from gnnsys.graph import MANIFEST, EdgeType, Graph, NodeType
+from gnnsys.ops import add_fingerprints, empty_bits, fingerprint_edges, gather_rows, mark_ids
 from gnnsys.partition.compare import compare_copies, compare_with_source
 from gnnsys.partition.fingerprint import edge_rows, node_rows
 from gnnsys.partition.layout import original_bounds

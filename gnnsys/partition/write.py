@@ -16,11 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.graph.arrays import ArrayStream, ArrayWriter
-from gnnsys.graph.manifest import staged, sync_folder, write_manifest
-from gnnsys.ops import CSC, gather_rows
-from gnnsys.ops.parts import Halo, collect_halo, empty_bits, local_columns, mark_halo, mark_ids
+from gnnsys.graph import ArrayStream, ArrayWriter, EdgeType, Graph, NodeType, staged, sync_folder, write_manifest
+from gnnsys.ops import CSC, Halo, collect_halo, empty_bits, gather_rows, local_columns, mark_halo, mark_ids
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import fingerprint_graph

@@ -161,7 +161,7 @@ class Workers:
 
     def add_waiting(self, counters: dict[str, StageCounters]) -> None:
         """How many finished batches wait behind each stage that has threads."""
-        for group, channel in zip(self._groups, self.channels[1:]):
+        for group, channel in zip(self._groups, self.channels[1:], strict=True):
             counter = counters[group[-1].name]
             counter.waiting = len(channel)
             counter.waiting_most = channel.most_waiting
@@ -170,7 +170,7 @@ class Workers:
     def backlog(self) -> str:
         """Who holds what up, for the message of a timeout: the first stage with nothing behind it."""
         waiting = ", ".join(
-            f"{group[-1].name}: {len(channel)}" for group, channel in zip(self._groups, self.channels[1:])
+            f"{group[-1].name}: {len(channel)}" for group, channel in zip(self._groups, self.channels[1:], strict=True)
         )
         return f"finished batches per stage {{{waiting}}}"
 

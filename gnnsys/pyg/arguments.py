@@ -9,12 +9,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput
 
-from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask
-from gnnsys.graph.listing import some
-from gnnsys.loader.link import edge_index_of
-from gnnsys.loader.neighbor import check_times
+from gnnsys.graph import EDGE, NODE, Graph, as_links, ids_or_mask, some
+from gnnsys.loader import check_times, edge_index_of
 from gnnsys.pyg.sampler import NeighborSampler
-from gnnsys.seeds.shares import Share
+from gnnsys.seeds import Share
 
 
 def check_kwargs(kwargs: dict[str, Any]) -> None:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import RandomSampler
 
-from gnnsys.loader.schedule import Schedule, Ticket
+from gnnsys.loader import Schedule, Ticket
 from gnnsys.pyg.sampler import draw_seed
-from gnnsys.seeds.leftover import Leftover
+from gnnsys.seeds import Leftover
 
 if TYPE_CHECKING:
     from gnnsys.pyg.threaded import ThreadedLoader

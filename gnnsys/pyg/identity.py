@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnsys.loader.identity import checksum
+from gnnsys.loader import checksum
 
 _NAMES = ("node", "row", "col", "label", "time")  # of PyG's inputs, whichever they are
 

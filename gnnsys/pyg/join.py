@@ -18,7 +18,7 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.loader.utils import index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.loader.join import Rows
+from gnnsys.loader import Rows
 from gnnsys.pyg.structure import is_edge_level
 from gnnsys.sampling import AnyGraph
 
@@ -96,7 +96,7 @@ class Join:
             if attr.index is not None:
                 wanted.append(attr)
         batch.num_nodes = out.node.numel()
-        for attr, value in zip(wanted, features.multi_get_tensor(wanted)):
+        for attr, value in zip(wanted, features.multi_get_tensor(wanted), strict=True):
             batch[attr.attr_name] = value
         return batch
 
@@ -112,7 +112,7 @@ class Join:
                 wanted.append(attr)
                 if attr.group_name in out.node:
                     batch[attr.group_name].num_nodes = attr.index.numel()
-        for attr, value in zip(wanted, features.multi_get_tensor(wanted)):
+        for attr, value in zip(wanted, features.multi_get_tensor(wanted), strict=True):
             batch[attr.group_name][attr.attr_name] = value
         for edge_type in dict.fromkeys(attr.edge_type for attr in edges.get_all_edge_attrs()):
             if edge_type in out.row and edge_type in out.col:

@@ -17,7 +17,7 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampl
 from torch_geometric.sampler.base import SubgraphType
 
 from gnnsys.graph import EdgeType
-from gnnsys.loader.fetch import Names
+from gnnsys.loader import Names
 from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
 from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links

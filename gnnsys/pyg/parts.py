@@ -14,19 +14,23 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import EdgeSamplerInput, HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask
-from gnnsys.graph.listing import some
-from gnnsys.loader.fetch import Fetch, Names
-from gnnsys.loader.join import Rows, Sampled
-from gnnsys.loader.link import named_links, resolve_inputs
-from gnnsys.loader.links import EdgeInputs, Inputs
-from gnnsys.loader.options import PipelineOptions
-from gnnsys.loader.schedule import Schedule, Ticket
-from gnnsys.ops.buffers import BufferPool
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_or_mask, some
+from gnnsys.loader import (
+    EdgeInputs,
+    Fetch,
+    LinkReader,
+    Names,
+    PipelineOptions,
+    Rows,
+    Sampled,
+    Schedule,
+    Ticket,
+    named_links,
+    resolve_inputs,
+)
+from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph, Sample
-from gnnsys.seeds.input_nodes import check_alone, read_mask, resolve_nodes, type_with_mask
-from gnnsys.seeds.leftover import InputIds
-from gnnsys.seeds.shares import Share
+from gnnsys.seeds import InputIds, Share, check_alone, read_mask, resolve_nodes, type_with_mask
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
@@ -74,7 +78,7 @@ class LinkInputs:
     PyG is given it as its `edge_label_index` too, of which it asks nothing but the size and two (empty) rows.
     """
 
-    def __init__(self, inputs: Inputs, num_links: int, input_type: EdgeType | None) -> None:
+    def __init__(self, inputs: LinkReader, num_links: int, input_type: EdgeType | None) -> None:
         self._inputs = inputs
         self._num_links = num_links
         self.input_type = input_type

@@ -21,10 +21,17 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
-from gnnsys.loader.links import Links, LinkSeeder, LinkSeeds, make_seeder, supervision_edges
-from gnnsys.loader.negatives import NegativeSampling as Negatives
-from gnnsys.loader.negatives import negative_stream
-from gnnsys.loader.subgraph import induced, reverse_of
+from gnnsys.loader import (
+    Links,
+    LinkSeeder,
+    LinkSeeds,
+    induced,
+    make_seeder,
+    negative_stream,
+    reverse_of,
+    supervision_edges,
+)
+from gnnsys.loader import NegativeSampling as Negatives
 from gnnsys.pyg.structure import Structure, read_structure
 from gnnsys.sampling import AnyGraph, Sample, SampleKey
 from gnnsys.sampling import NeighborSampler as Sampler

@@ -16,9 +16,8 @@ from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData, Ten
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_of
-from gnnsys.sampling import DistGraph
-from gnnsys.sampling.part_view import core_csc
-from gnnsys.store.read import is_table, read_rows
+from gnnsys.sampling import DistGraph, core_csc
+from gnnsys.store import is_table, read_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
 _PIECE = 1 << 20  # edges that are looked up together
@@ -91,13 +90,13 @@ class PartsFeatureStore(FeatureStore):
             if attr.group_name in stores and "e_id" in stores[attr.group_name]:
                 attr.index = stores[attr.group_name]["e_id"]
                 wanted.append(attr)
-        for attr, rows in zip(wanted, self.multi_get_tensor(wanted)):
+        for attr, rows in zip(wanted, self.multi_get_tensor(wanted), strict=True):
             stores[attr.group_name][attr.attr_name] = rows
         return batch
 
     def _multi_get_tensor(self, attrs: Sequence[TensorAttr]) -> list[Tensor]:
         sources = [self._source(attr) for attr in attrs]
-        return read_rows((source, self._ids(source, attr.index)) for source, attr in zip(sources, attrs))
+        return read_rows((source, self._ids(source, attr.index)) for source, attr in zip(sources, attrs, strict=True))
 
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         return self._multi_get_tensor([attr])[0]

@@ -16,11 +16,9 @@ from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
 from gnnsys.graph import ids_of
-from gnnsys.loader.fetch import Names
-from gnnsys.loader.identity import NAME as MADE_OF
-from gnnsys.loader.identity import check_made_of, check_sampling, graph_identity, plain
-from gnnsys.loader.join import Rows
-from gnnsys.ops.buffers import BufferPool
+from gnnsys.loader import NAME as MADE_OF
+from gnnsys.loader import Names, Rows, check_made_of, check_sampling, graph_identity, plain
+from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
@@ -31,9 +29,7 @@ from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.pyg.stores import graph_of
 from gnnsys.sampling import AnyGraph, SampleKey
-from gnnsys.seeds.elastic import Ranks
-from gnnsys.seeds.leftover import InputIds, Leftover
-from gnnsys.seeds.shares import Share
+from gnnsys.seeds import InputIds, Leftover, Ranks, Share
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 

@@ -3,8 +3,10 @@
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.dist_graph import DistGraph
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
-from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
+from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.sources import check_fanouts
 from gnnsys.sampling.tables import graph_tables, part_rows
@@ -15,19 +17,27 @@ __all__ = [
     "Block",
     "DistGraph",
     "GraphService",
+    "HopRequest",
     "InEdges",
+    "Mask",
     "NeighborSampler",
+    "PartMasks",
     "Sample",
     "SampleKey",
     "check_fanouts",
+    "core_csc",
+    "count_true",
     "degree_visits",
     "expected_visits",
     "graph_tables",
+    "mask_column",
     "neighborhoods",
     "part_rows",
     "presampled_visits",
     "sample_batches",
     "sample_from_blocks",
     "sample_neighbors",
+    "select_true",
     "to_block",
+    "to_device",
 ]

@@ -14,8 +14,7 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, as_ids, edge_type_key
-from gnnsys.graph.listing import some
+from gnnsys.graph import EdgeType, NodeType, as_ids, edge_type_key, some
 from gnnsys.ops import CSC, compact, stream_key
 from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
@@ -107,7 +106,7 @@ def sample_neighbors(
     found = hoods.sample(requests, replace=replace, batch=key.batch, hop=hop)
     out = {
         t: InEdges(t, wanted[t].long(), chosen.indptr, chosen.ids.long(), hoods.edge_ids(t, chosen.positions))
-        for t, chosen in zip(wanted, found)
+        for t, chosen in zip(wanted, found, strict=True)
     }
     return out if isinstance(nodes, Mapping) else next(iter(out.values()))
 
@@ -133,11 +132,11 @@ def to_block(
         [chosen.ids.contiguous() for chosen in edges.values()],
         [types.index(t[0]) for t in edges],
     )
-    source = dict(zip(types, nodes))
+    source = dict(zip(types, nodes, strict=True))
     num_src = {t: ids.numel() for t, ids in source.items()}
     csc = {
         t: CSC(chosen.indptr, places, num_src[t[0]], chosen.edge_ids)
-        for (t, chosen), places in zip(edges.items(), local)
+        for (t, chosen), places in zip(edges.items(), local, strict=True)
     }
     return Block(csc, num_src, {t: given.get(t, none).numel() for t in types}), source
 

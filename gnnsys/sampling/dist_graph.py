@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Kind
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, check_data
-from gnnsys.graph.listing import some
+from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, check_data, some
 from gnnsys.ops import CSC
 from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
@@ -25,7 +24,7 @@ from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
 from gnnsys.sampling.part_views import PartViews
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.store.spec import edge_table, node_table
+from gnnsys.store import edge_table, node_table
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client
@@ -181,7 +180,7 @@ class DistGraph:
             reply = sent.result()
             if not reply.options.get("ready"):
                 assert self.client is not None
-                asked = zip(reply.options["wanted"], reply.arrays)
+                asked = zip(reply.options["wanted"], reply.arrays, strict=True)
                 times = [self._times(node_type, ids, spec) for (_, node_type), ids in asked]
                 given.append(
                     self.client.request(machine, Kind.PREPARE, times, options=options, timeout=_PREPARE_SECONDS)

@@ -18,7 +18,7 @@ from torch import Tensor
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
-from gnnsys.partition.relabel import id_dtype
+from gnnsys.partition import id_dtype
 from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
@@ -51,11 +51,11 @@ class DistNeighborhoods:
         hop: int = -1,
     ) -> list[Neighbors]:
         whole = [self._whole(request) for request in requests]
-        asked = [request for request, csc in zip(requests, whole) if csc is None]
+        asked = [request for request, csc in zip(requests, whole, strict=True) if csc is None]
         found = iter(self._sample_by_part(asked, replace, last, batch, hop) if asked else ())
         return [
             next(found) if csc is None else self._sample_whole(csc, request, replace)
-            for request, csc in zip(requests, whole)
+            for request, csc in zip(requests, whole, strict=True)
         ]
 
     def _whole(self, request: HopRequest) -> PartedCSC | None:
@@ -130,7 +130,7 @@ class DistNeighborhoods:
         for asked, ask, sent in pending:
             (message,) = self._messages(ask, sent)
             counts, positions = message.arrays
-            found.update(zip(asked, positions.split(counts.tolist())))
+            found.update(zip(asked, positions.split(counts.tolist()), strict=True))
         first = self._owners.bounds(edge_type).tolist()
         places = [found[part] + first[part] for part in sorted(found)]
         return torch.cat(places) if places else torch.empty(0, dtype=torch.int64, device="cpu")

@@ -83,5 +83,5 @@ class Lookups:
 def _place(out: list[Tensor], places: Tensor, found: list[Tensor]) -> None:
     if len(found) != len(out) or any(rows.shape != places.shape for rows in found):
         raise ValueError(f"asked for {len(out)} answers on {places.numel()} ids, got {[list(r.shape) for r in found]}")
-    for rows, values in zip(out, found):
+    for rows, values in zip(out, found, strict=True):
         rows[places] = values

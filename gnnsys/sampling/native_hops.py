@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
-from gnnsys.ops import CSC, sample_hops, stream_key
-from gnnsys.ops.reads import DeviceReads
+from gnnsys.ops import CSC, DeviceReads, sample_hops, stream_key
 from gnnsys.sampling.sample import Sample
 
 if TYPE_CHECKING:

@@ -209,7 +209,7 @@ class _Walk:
         found = self.neighborhoods.sample(
             requests, replace=self.sampler.replace, last=self.sampler.last, batch=key.batch, hop=hop
         )
-        for request, neighbors in zip(requests, found):
+        for request, neighbors in zip(requests, found, strict=True):
             edge_type = request.edge_type
             local = self._discover(request, neighbors)
             structure[edge_type] = (neighbors.indptr, local, neighbors.positions)

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.ops import CSC, Neighbors, find_edges, gather_rows, sample_neighbors
-from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS
-from gnnsys.ops.reads import DeviceReads
+from gnnsys.ops import (
+    CSC,
+    HAS_CUDA_KERNELS,
+    WHY_NO_KERNELS,
+    DeviceReads,
+    Neighbors,
+    find_edges,
+    gather_rows,
+    sample_neighbors,
+)
 from gnnsys.sampling.sources import edge_sources, pinned
 
 if TYPE_CHECKING:

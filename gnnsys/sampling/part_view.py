@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, PartedCSC, Piece, gather_rows, name_neighbors, sample_neighbors
-from gnnsys.ops._library import native
-from gnnsys.partition import Part, Parts
-from gnnsys.partition.relabel import id_dtype
+from gnnsys.ops import CSC, PartedCSC, Piece, gather_rows, name_neighbors, native, sample_neighbors
+from gnnsys.partition import Part, Parts, id_dtype
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.sources import (
     EdgeSource,

@@ -42,4 +42,4 @@ class Sample:
         """Of a sample by destination: how many edges the destinations within each number of hops have."""
         nodes, edges = self.num_sampled_nodes[edge_type[2]], self.num_sampled_edges[edge_type]
         within = accumulate(nodes)
-        return dict(zip(within, accumulate([*edges, 0])))
+        return dict(zip(within, accumulate([*edges, 0]), strict=True))

@@ -52,7 +52,7 @@ class GraphService:
             return Reply(options={"ready": True})
         wanted = self.views.wanted(spec)
         if len(request.arrays) == len(wanted):  # also where nothing is wanted
-            self.views.prepare(spec, dict(zip(wanted, (rows.clone() for rows in request.arrays))))
+            self.views.prepare(spec, dict(zip(wanted, (rows.clone() for rows in request.arrays), strict=True)))
             return Reply(options={"ready": True})
         if request.arrays:
             raise ValueError(f"the times of {len(wanted)} lists of halo nodes are needed, got {len(request.arrays)}")
@@ -106,7 +106,7 @@ class GraphService:
             begin += count
         if begin != numbers.numel():
             raise ValueError(f"{begin} numbers are announced, {numbers.numel()} came")
-        return Reply([torch.cat(rows) for rows in zip(*found)])
+        return Reply([torch.cat(rows) for rows in zip(*found, strict=True)])
 
 
 def _arrays(request: Request, count: int) -> list[Tensor]:
@@ -122,7 +122,7 @@ def _pairs_of_parts(head: Tensor) -> tuple[int, int, list[tuple[int, int]]]:
     numbers = head.tolist()
     if len(numbers) < 2 or len(numbers) % 2:
         raise ValueError("the head must be two numbers, then a part and a count each")
-    pairs = list(zip(numbers[2::2], numbers[3::2]))
+    pairs = list(zip(numbers[2::2], numbers[3::2], strict=True))
     if any(count < 0 for _, count in pairs):
         raise ValueError("counts must not be negative")
     return numbers[0], numbers[1], pairs

@@ -9,9 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, check_weight, is_source
-from gnnsys.graph.listing import some
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph import EdgeType, Graph, NodeType, check_weight, did_you_mean, is_source, some
 from gnnsys.ops import CSC, gather_rows
 
 MAX_FANOUT = 1 << 28  # what the kernel's 32-bit arithmetic on draws leaves room for

@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gnnsys.partition import Parts
-from gnnsys.partition.layout import original_bounds
-from gnnsys.partition.relabel import id_dtype
-from gnnsys.store.spec import TableSpec, edge_table, node_table
+from gnnsys.partition import Parts, id_dtype, original_bounds
+from gnnsys.store import TableSpec, edge_table, node_table
 
 
 def graph_tables(parts: Parts) -> dict[str, TableSpec]:

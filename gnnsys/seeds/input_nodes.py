@@ -9,13 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, as_ids
-from gnnsys.graph.ids import IdsLike
-from gnnsys.graph.listing import some
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph import EdgeType, Graph, IdsLike, NodeType, as_ids, did_you_mean, some
 from gnnsys.sampling import DistGraph
 from gnnsys.seeds.shares import Share
-from gnnsys.store.read import read_rows
+from gnnsys.store import read_rows
 
 InputNodes: TypeAlias = "Share | IdsLike | str | tuple[NodeType, IdsLike | str | None] | None"
 

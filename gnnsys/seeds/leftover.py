@@ -149,7 +149,7 @@ def _left(states: Sequence[Mapping[str, Any]], epoch: int) -> tuple[list[Segment
     if any((old is None) != (olds[0] is None) or (old and old.origins != origins) for old in olds):
         raise ValueError("these states are not of one moment: the epochs they are in began with different shares")
     left: list[Segment] = []
-    for rank, (state, old) in enumerate(zip(states, olds)):
+    for rank, (state, old) in enumerate(zip(states, olds, strict=True)):
         had = [Segment(rank, 0, len(origins[rank]))] if old is None else list(old.segments)
         num_inputs = _size(had)
         largest, batch = (

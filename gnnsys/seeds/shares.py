@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Protocol, runtime_checkable
 
-from gnnsys.partition.placement import Placement
+from gnnsys.partition import Placement
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ def assign_shares(counts: Sequence[int], placement: Placement, trainers_per_part
     for machine, ranks in sorted(free.items()):
         while len(given[machine]) < len(ranks):
             given[machine].append(rest.pop())
-        for rank, i in zip(ranks, sorted(given[machine])):
+        for rank, i in zip(ranks, sorted(given[machine]), strict=True):
             shares[rank] = range(cuts[i], cuts[i + 1])
     return shares
 

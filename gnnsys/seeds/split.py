@@ -20,14 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnsys.comm import Kind, Pending
-from gnnsys.graph import EdgeType, Graph, NodeType, as_ids, as_integers
-from gnnsys.graph.ids import IdsLike
-from gnnsys.graph.listing import some
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_ids, as_integers, some
 from gnnsys.partition import Placement
-from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
+from gnnsys.sampling import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.seeds.shares import assign_shares, owners
-from gnnsys.store.spec import edge_table, node_table
+from gnnsys.store import edge_table, node_table
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
@@ -255,7 +252,7 @@ class _InParts:
         by_part = {part: self._here.counts(self.mask, part) for part in graph.parts_here}
         for machine, pending in asked.items():
             rows = pending.result().arrays[0].view(len(away[machine]), -1).tolist()
-            by_part.update(zip(away[machine], rows))
+            by_part.update(zip(away[machine], rows, strict=True))
         self._counts = [count for part in range(len(graph.machine_of_part)) for count in by_part[part]]
         return self._counts
 

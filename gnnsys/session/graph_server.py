@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import MANIFEST
 from gnnsys.partition import open_parts
-from gnnsys.sampling.select import PartMasks
-from gnnsys.sampling.service import GraphService
-from gnnsys.sampling.tables import graph_tables, part_rows
+from gnnsys.sampling import GraphService, PartMasks, graph_tables, part_rows
 from gnnsys.store import Life, Shard
 
 GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.INDUCED)

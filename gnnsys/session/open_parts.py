@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnsys.comm import Client, CommError, Keys, Kind
-from gnnsys.comm.rendezvous import Group
-from gnnsys.graph.manifest import MANIFEST
-from gnnsys.partition import Parts, Placement, open_parts, place_parts
-from gnnsys.partition.layout import part_folder
+from gnnsys.comm import Client, CommError, Group, Keys, Kind
+from gnnsys.graph import MANIFEST
+from gnnsys.partition import Parts, Placement, open_parts, part_folder, place_parts
 from gnnsys.sampling import DistGraph
 from gnnsys.store import Shard, Store
 
@@ -182,7 +180,7 @@ def open_served(
 
 def _who_serves(parts: Parts, servers: Sequence[str], told: Sequence[Mapping[str, Any]]) -> list[int]:
     digest = hashlib.sha256((parts.path / MANIFEST).read_bytes()).hexdigest()
-    for server, values in zip(servers, told):
+    for server, values in zip(servers, told, strict=True):
         if values.get("digest") != digest:
             raise ValueError(
                 f"{server} serves other parts ({values.get('path')!r}) than {parts.path / MANIFEST} describes"

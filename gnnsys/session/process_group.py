@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from gnnsys.comm.address import interface_of, is_loopback
-from gnnsys.comm.rendezvous import Group
+from gnnsys.comm import Group, interface_of, is_loopback
 
 
 def make_process_group(group: Group, wanted: bool, backend: str | None, address: str, timeout: float) -> bool:

@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gnnsys.comm import Keys
-from gnnsys.comm.address import endpoint
+from gnnsys.comm import Keys, endpoint
 from gnnsys.session.server_process import ServerProcess
 
 _log = logging.getLogger(__name__)

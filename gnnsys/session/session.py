@@ -21,11 +21,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from gnnsys.comm import Client, CommError, DeadlineExceeded, Keys, Kind
-from gnnsys.comm.address import agree_on_address
-from gnnsys.comm.joining import Place, join
-from gnnsys.comm.key_file import read_key
-from gnnsys.comm.rendezvous import Group, RendezvousError
+from gnnsys.comm import (
+    Client,
+    CommError,
+    DeadlineExceeded,
+    Group,
+    Keys,
+    Kind,
+    Place,
+    RendezvousError,
+    agree_on_address,
+    join,
+    read_key,
+)
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.server_supervisor import Lives

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops import gather_cached, gather_rows, scatter_rows
-from gnnsys.ops.reads import DeviceReads
+from gnnsys.ops import DeviceReads, gather_cached, gather_rows, scatter_rows
 from gnnsys.store.capacity import free_device_memory
 from gnnsys.store.source import FeatureSource, PendingRead, put_rows
 

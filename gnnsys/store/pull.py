@@ -134,7 +134,7 @@ class PendingPull:
 
     def _place(self, chunk: Received, message: _Message, missing: list[int]) -> None:
         pieces, *arrays = chunk.arrays
-        for (item, first, count), rows in zip(pieces.tolist(), arrays):
+        for (item, first, count), rows in zip(pieces.tolist(), arrays, strict=True):
             target, order, _ = message.items[item]
             if order is None:
                 move_rows(rows, target.out[first : first + count])

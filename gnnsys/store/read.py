@@ -28,7 +28,7 @@ def read_rows(wanted: Iterable[tuple[Any, Tensor]]) -> list[Tensor]:
             begun[number] = source.begin_read(ids, out), out
     under_way = [(store.pull([pull for _, pull in some]), some) for store, some in tables.values()]
     for pending, some in under_way:
-        rows.update(zip((number for number, _ in some), pending.result()))
+        rows.update(zip((number for number, _ in some), pending.result(), strict=True))
     for number, (reading, out) in begun.items():
         rows[number] = put_rows(reading.result(), out, "array")
     return [rows[number] for number in range(len(rows))]

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gnnsys.graph.arrays import ArrayReader, ArrayWriter, chunk_rows
-from gnnsys.graph.manifest import MANIFEST, read_manifest, staged, write_manifest
+from gnnsys.graph import MANIFEST, ArrayReader, ArrayWriter, chunk_rows, read_manifest, staged, write_manifest
 from gnnsys.store.optimize import STATES
 from gnnsys.store.spec import TableSpec
 

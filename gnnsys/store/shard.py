@@ -16,8 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gnnsys.comm import Kind, Reply, Request
-from gnnsys.comm.request import Handler
+from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.ops import BufferPool
 from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in

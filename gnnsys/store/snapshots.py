@@ -20,8 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnsys.comm import Reply
-from gnnsys.graph.arrays import file_checksum
-from gnnsys.graph.manifest import MANIFEST, read_manifest, sync_folder
+from gnnsys.graph import MANIFEST, file_checksum, read_manifest, sync_folder
 from gnnsys.store.capacity import free_memory
 from gnnsys.store.saved import FORMAT, VERSION, WHAT, SavedPart, part_folder, save_part
 from gnnsys.store.table import Table

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm.arrays import DTYPES
-from gnnsys.graph import EdgeType, NodeType
-from gnnsys.graph.arrays import dtype_name, dtype_named
+from gnnsys.comm import DTYPES
+from gnnsys.graph import EdgeType, NodeType, dtype_name, dtype_named
 
 _MAX_NAME = 512
 

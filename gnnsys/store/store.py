@@ -324,7 +324,7 @@ class Store:
         steps = self._outbox.steps
         missing = [machine for machine in self._machines.numbers if (spec.number, machine) not in steps]
         answers = [self._peers.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
-        for machine, answer in zip(missing, answers):
+        for machine, answer in zip(missing, answers, strict=True):
             described = answer_of(answer).options
             if described["generation"] != spec.generation:
                 raise self._refused(ValueError(unknown_table(spec.number)), [spec])

@@ -35,7 +35,7 @@ def test_a_closure_computes_the_rows_and_gradients_of_the_whole_graph(num_layers
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     want.square().sum().backward()
     got.square().sum().backward()
-    for mine, theirs in zip(part.parameters(), whole.parameters()):
+    for mine, theirs in zip(part.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-10, atol=1e-12)
 
 

@@ -64,8 +64,10 @@ class Hosts:
                 self._hosts = list(pool.map(lambda n: Host(self._lab, n, self._environment), self._lab.hosts))
         outs = [folder / f"agent-{number}.out" for number in self._lab.hosts]
         end = time.monotonic() + deadline
-        pids = [host.start(arguments, self._environment, out) for host, out in zip(self._hosts, outs)]
-        codes = [_collect(host, pid, max(0.1, end - time.monotonic())) for host, pid in zip(self._hosts, pids)]
+        pids = [host.start(arguments, self._environment, out) for host, out in zip(self._hosts, outs, strict=True)]
+        codes = [
+            _collect(host, pid, max(0.1, end - time.monotonic())) for host, pid in zip(self._hosts, pids, strict=True)
+        ]
         if any(codes) or None in codes:
             self.close()
         files = [file for out in outs for file in (out, out.with_suffix(".err"))]

@@ -219,7 +219,9 @@ def compare(one: Any, other: Any, where: str = "") -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in compare(one[key], other[key], f"{where}/{key}")]
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        return [found for n, (a, b) in enumerate(zip(one, other)) for found in compare(a, b, f"{where}/{n}")]
+        return [
+            found for n, (a, b) in enumerate(zip(one, other, strict=True)) for found in compare(a, b, f"{where}/{n}")
+        ]
     return [] if type(one) is type(other) and one == other else [where]
 
 

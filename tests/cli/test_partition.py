@@ -52,7 +52,7 @@ def test_a_saved_graph_and_a_file_of_edges_are_sources(tmp_path: Path):
     graph = dataset("sbm-1k:num_features=2")
     save(graph, tmp_path / "saved")
     src, dst = graph.edge_index()
-    lines = [f"{a},{b},{i}" for i, (a, b) in enumerate(zip(src.tolist(), dst.tolist()))]
+    lines = [f"{a},{b},{i}" for i, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True))]
     (tmp_path / "edges.csv").write_text("\n".join(lines))
     assert main(["partition", str(tmp_path / "saved"), "--parts", "3", "--out", str(tmp_path / "a")]) == 0
     given = ["--columns", "src,dst,weight", "--num-nodes", "1000"]
@@ -106,7 +106,7 @@ def test_parts_that_are_there_are_kept_unless_told(tmp_path: Path, capsys):
 def test_a_memory_limit_streams_a_file_of_edges_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     graph = dataset("sbm-20k:num_features=1,avg_degree=110")
     src, dst = graph.edge_index()
-    lines = "\n".join(f"{a} {b}" for a, b in zip(src.tolist(), dst.tolist()))
+    lines = "\n".join(f"{a} {b}" for a, b in zip(src.tolist(), dst.tolist(), strict=True))
     (tmp_path / "edges.txt").write_text(lines)
     out = tmp_path / "parts"
     given = ["--parts", "4", "--memory-limit", "64M", "--num-nodes", "20000", "--out", str(out)]

@@ -164,7 +164,7 @@ def test_what_all_ranks_send_before_one_is_answered_is_not_refused_for_its_sum()
         steps = [client.request(0, Kind.STEP, [torch.zeros(1 << 18)]) for client in ranks]
         until(lambda: server.counters()["unanswered"] == 3)
         ranks[0].request(0, Kind.PULL, timeout=5).result()  # steps leave the others their room
-        for future, step in zip(futures, steps):
+        for future, step in zip(futures, steps, strict=True):
             future.set_result(Reply())
             step.result()
         assert "busy" not in server.counters()["events"] and server.counters()["held_bytes"] == 0

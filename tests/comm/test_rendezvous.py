@@ -72,7 +72,7 @@ class Launcher:
         def one(rank):
             return join(timeout, self.environment(rank), (versions or {}).get(rank, "1"))
 
-        return dict(zip(ranks, in_threads(one, ranks)))
+        return dict(zip(ranks, in_threads(one, ranks), strict=True))
 
 
 def test_ranks_of_two_machines_meet():

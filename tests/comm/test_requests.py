@@ -36,7 +36,7 @@ def test_arrays_of_every_dtype_and_size_make_the_round_trip():
             arrays += [torch.rand(length, 2).to(dtype) for dtype in DTYPES if dtype.is_floating_point]
             reply = client.request(0, Kind.PULL, arrays, {"length": length}).result()
             assert reply.options == {"length": length} and len(reply.arrays) == len(arrays)
-            for sent, received in zip(arrays, reply.arrays):
+            for sent, received in zip(arrays, reply.arrays, strict=True):
                 assert received.dtype == sent.dtype and received.shape == sent.shape
                 assert torch.equal(received.view(torch.uint8), sent.view(torch.uint8))
                 assert received.data_ptr() % received.dtype.itemsize == 0
@@ -130,7 +130,7 @@ def test_a_reply_larger_than_the_window_arrives_whole():
     with joined({Kind.PULL: lambda request: (Reply([block]) for block in blocks)}) as (_, client):
         chunks = list(client.request(0, Kind.PULL).chunks())
     assert [int(chunk.arrays[0][-1]) for chunk in chunks] == list(range(12))
-    assert all(torch.equal(chunk.arrays[0], block) for chunk, block in zip(chunks, blocks))
+    assert all(torch.equal(chunk.arrays[0], block) for chunk, block in zip(chunks, blocks, strict=True))
 
 
 def test_no_chunk_and_many_chunks_are_no_single_result():

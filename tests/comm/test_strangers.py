@@ -343,7 +343,7 @@ def test_requests_that_wait_for_a_future_count_as_unanswered():
         refused = client.request(0, 21)
         until(lambda: refused.refusal)
         assert "2 requests are unanswered already" in refused.refusal
-        for future, pending in zip(futures, waiting):
+        for future, pending in zip(futures, waiting, strict=True):
             future.set_result(Reply())
             pending.result()
         refused.result()

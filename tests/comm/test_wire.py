@@ -40,7 +40,7 @@ def test_an_array_of_any_dtype_and_shape_comes_back_bit_for_bit(dtype, shape):
 def test_booleans_strided_and_differentiable_arrays_come_back():
     arrays = [torch.tensor([True, False, True]), torch.arange(12).view(3, 4).t(), torch.ones(3, requires_grad=True)]
     received = decode(encoded(arrays)).arrays
-    assert all(torch.equal(a, b) for a, b in zip(received, arrays))
+    assert all(torch.equal(a, b) for a, b in zip(received, arrays, strict=True))
 
 
 def test_every_field_of_the_header_comes_back():

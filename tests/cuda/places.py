@@ -89,7 +89,7 @@ def same_values(there: Any, here: Any, what: str) -> None:
 
 def same_blocks(there: list[Block], here: list[Block]) -> None:
     assert len(there) == len(here)
-    for number, (a, b) in enumerate(zip(there, here)):
+    for number, (a, b) in enumerate(zip(there, here, strict=True)):
         assert (a.num_src, a.num_dst, list(a.csc)) == (b.num_src, b.num_dst, list(b.csc))
         for edge_type, csc in b.csc.items():
             other = a.csc[edge_type]

@@ -71,7 +71,7 @@ def test_edge_softmax_and_its_gradient_equal_the_cpu(graph, heads, index_dtype):
             return [alpha.detach(), *torch.autograd.grad(alpha, scores, grad)]
 
         ours = run(on_device(csc), scores.cuda(), grad.cuda())
-        for found in zip(ours, run(csc, scores.double(), grad.double()), run(csc, scores, grad)):
+        for found in zip(ours, run(csc, scores.double(), grad.double()), run(csc, scores, grad), strict=True):
             assert_near(*found)
 
 
@@ -106,7 +106,7 @@ def test_gat_aggregate_and_all_its_gradients_equal_the_cpu(graph, heads, width, 
         for given in (inputs[:3], inputs):  # without and with a score per edge
             ours = run(on_device(csc), [t.cuda() for t in given], grad.cuda())
             exact = run(csc, [t.double() for t in given], grad.double())
-            for found in zip(ours, exact, run(csc, given, grad)):
+            for found in zip(ours, exact, run(csc, given, grad), strict=True):
                 assert_near(*found)
 
 
@@ -120,7 +120,7 @@ def test_every_run_gives_the_same_bits():
 
     first = run()
     for _ in range(5):
-        assert all(torch.equal(a, b) for a, b in zip(first, run()))
+        assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
 
 
 def test_rows_that_are_not_aligned_give_the_same_result():

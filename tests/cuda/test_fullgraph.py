@@ -83,12 +83,12 @@ def test_a_device_gives_what_the_cpu_gives(number, rows_on, world_size, tmp_path
     else:
         options = OPTIONS[number]
         found = run_ranks(world_size, lambda rank, group: train(rank, group, world_size, "cuda", rows_on, **options))
-    for (nodes, out, x_grad, grads), expected in zip(found, want):
+    for (nodes, out, x_grad, grads), expected in zip(found, want, strict=True):
         assert torch.equal(nodes, expected[0])
         close(out, expected[1])
         close(x_grad, expected[2])
         largest = max(float(grad.abs().max()) for grad in expected[3])
-        for got, grad in zip(grads, expected[3]):
+        for got, grad in zip(grads, expected[3], strict=True):
             close(got, grad, at_least=1e-3 * largest)
 
 
@@ -151,7 +151,7 @@ def test_a_graph_on_the_device_is_planned_as_one_on_the_host():
 def agree(found: tuple[list[float], list[torch.Tensor]], want: tuple[list[float], list[torch.Tensor]]) -> None:
     assert found[0] == pytest.approx(want[0], rel=1e-10)
     largest = max(float(grad.abs().max()) for grad in want[1])
-    for got, grad in zip(found[1], want[1]):
+    for got, grad in zip(found[1], want[1], strict=True):
         close(got, grad, at_least=1e-3 * largest)
 
 

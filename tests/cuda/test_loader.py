@@ -302,7 +302,7 @@ def test_models_train_on_batches_as_they_do_on_the_host(model: Any, place: str) 
             out = network(batch.x, batch.edge_index, **hops)[: batch.batch_size]
             network.zero_grad()
             F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
-        for (name, p), q in zip(there.named_parameters(), here.parameters()):
+        for (name, p), q in zip(there.named_parameters(), here.parameters(), strict=True):
             assert p.grad is not None and q.grad is not None
             assert (p.grad.cpu() - q.grad).norm() <= 1e-2 * q.grad.norm() + 1e-6, name
 

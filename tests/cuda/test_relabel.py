@@ -24,7 +24,7 @@ def check_compact(seeds: list[Tensor], ids: list[Tensor], types: list[int], scra
     expected_nodes, expected_local = compact(seeds, ids, types)
     nodes, local = compact([s.cuda() for s in seeds], [i.cuda() for i in ids], types, scratch)
     assert len(nodes) == len(seeds) and len(local) == len(ids)
-    for ours, expected in zip([*nodes, *local], [*expected_nodes, *expected_local]):
+    for ours, expected in zip([*nodes, *local], [*expected_nodes, *expected_local], strict=True):
         assert ours.is_cuda and ours.dtype == expected.dtype
         assert torch.equal(ours.cpu(), expected)
 
@@ -108,7 +108,7 @@ def test_a_table_numbers_by_first_sight_across_calls(bound: int, dtype: torch.dt
         theirs.insert_seeds(seeds)
         for step, size in enumerate((10, 0, 1000, 70_000, 5)):
             ids = power_law(size, bound, seed + 7 * step + round_, dtype)
-            for mine, expected in zip(ours.insert(ids.cuda()), theirs.insert(ids)):
+            for mine, expected in zip(ours.insert(ids.cuda()), theirs.insert(ids), strict=True):
                 assert mine.dtype == expected.dtype and torch.equal(mine.cpu(), expected), f"round {round_}, {size} ids"
         more = power_law(50, bound, seed + 99, dtype)  # seeds also after ids
         ours.insert_seeds(more.cuda())

@@ -161,7 +161,7 @@ def test_gradients_equal_those_of_the_cpu_in_float64(shape, reduce, dtype):
     found, again = gradients(gpu, "cuda", dtype), gradients(gpu, "cuda", dtype)
     # Which of two products is larger may depend on their precision: max and min are compared in their own.
     exact = gradients(csc, "cpu", torch.float64 if reduce in ("sum", "mean") else dtype)
-    for a, b, c in zip(found, again, exact):
+    for a, b, c in zip(found, again, exact, strict=True):
         assert torch.equal(a, b) and a.dtype == dtype
         tolerance = {torch.float32: 2e-4, torch.bfloat16: 2e-2, torch.float64: 1e-10}[dtype]
         torch.testing.assert_close(a.cpu().double(), c.double(), rtol=tolerance, atol=tolerance * 4)
@@ -305,7 +305,7 @@ def test_a_step_can_be_captured_into_a_cuda_graph(reduce):
         x.normal_()
         weight.normal_()
     captured.replay()
-    for a, b in zip(replayed, step()):
+    for a, b in zip(replayed, step(), strict=True):
         assert torch.equal(a, b)
 
 

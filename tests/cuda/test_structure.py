@@ -174,14 +174,16 @@ def test_ids_are_grouped_by_owner_in_their_own_order(dtype, num_ids, num_more, o
     bounds = torch.cat([bounds, 1000 + torch.arange(num_more)])
     high = int(bounds[-1])
     ids = torch.randint(high, (num_ids,), dtype=dtype, generator=torch.Generator().manual_seed(num_ids))
-    for ours, expected in zip(bucket_ids(ids.cuda(), bounds if on_host else bounds.cuda()), bucket_ids(ids, bounds)):
+    for ours, expected in zip(
+        bucket_ids(ids.cuda(), bounds if on_host else bounds.cuda()), bucket_ids(ids, bounds), strict=True
+    ):
         assert ours.is_cuda and ours.dtype == expected.dtype and torch.equal(ours.cpu(), expected)
 
 
 def test_one_bucket_and_bounds_beyond_what_ids_reach():
     ids = torch.tensor([5, 2**31 - 1, 0], dtype=torch.int32)
     for bounds in (torch.tensor([0, 2**31]), torch.tensor([0, 7, 2**32, 2**33])):
-        for ours, expected in zip(bucket_ids(ids.cuda(), bounds), bucket_ids(ids, bounds)):
+        for ours, expected in zip(bucket_ids(ids.cuda(), bounds), bucket_ids(ids, bounds), strict=True):
             assert torch.equal(ours.cpu(), expected)
 
 

@@ -54,7 +54,7 @@ def edge_set(g: Any, block: Any, edge_type: Any = None) -> set[tuple[int, int, i
     ids = block.edges[edge_type].data[dgl.EID]
     real_src, real_dst = g.find_edges(ids, etype=edge_type)
     assert torch.equal(src_ids, real_src) and torch.equal(dst_ids, real_dst)
-    return set(zip(src_ids.tolist(), dst_ids.tolist(), ids.tolist()))
+    return set(zip(src_ids.tolist(), dst_ids.tolist(), ids.tolist(), strict=True))
 
 
 def test_all_neighbours_give_dgls_own_blocks() -> None:
@@ -64,7 +64,7 @@ def test_all_neighbours_give_dgls_own_blocks() -> None:
     theirs = dgl.dataloading.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
     assert sorted(mine[0].tolist()) == sorted(theirs[0].tolist())
     assert torch.equal(mine[1], theirs[1])
-    for a, b in zip(mine[2], theirs[2]):
+    for a, b in zip(mine[2], theirs[2], strict=True):
         assert (a.num_src_nodes(), a.num_dst_nodes(), a.num_edges()) == (
             b.num_src_nodes(), b.num_dst_nodes(), b.num_edges())  # fmt: skip
         assert edge_set(g, a) == edge_set(g, b)
@@ -141,7 +141,7 @@ def test_a_resumed_epoch_goes_on_with_the_same_batches() -> None:
     second = make()
     second.load_state_dict(state)
     resumed = [t[0] for t in second]
-    assert len(rest) == len(resumed) == 3 and all(torch.equal(a, b) for a, b in zip(rest, resumed))
+    assert len(rest) == len(resumed) == 3 and all(torch.equal(a, b) for a, b in zip(rest, resumed, strict=True))
     first.close()
     second.close()
 
@@ -178,7 +178,7 @@ def test_typed_graphs_give_typed_blocks() -> None:
     seeds = {"p": torch.arange(10)}
     mine = ours.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
     theirs = dgl.dataloading.MultiLayerFullNeighborSampler(2).sample_blocks(g, seeds)
-    for a, b in zip(mine[2], theirs[2]):
+    for a, b in zip(mine[2], theirs[2], strict=True):
         for t in g.canonical_etypes:
             assert edge_set(g, a, t) == edge_set(g, b, t)
     loader = ours.DataLoader(g, seeds, ours.NeighborSampler([{"writes": 2, "cites": 3}] * 2), batch_size=4)

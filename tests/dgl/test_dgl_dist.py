@@ -60,17 +60,19 @@ def hetero(tmp_path_factory):
 
 def assert_same(mine: Any, whole: Any, graph: DistGraph) -> None:
     """A triple from parts; in original ids it is the whole graph's, with the same features in place."""
-    for a, b in zip(mine[:2], whole[:2]):
+    for a, b in zip(mine[:2], whole[:2], strict=True):
         if graph.is_homogeneous:
             a, b = {NODE: a}, {NODE: b}
         assert list(a) == list(b)
         assert all(torch.equal(graph.original_ids(a[t], t), b[t]) for t in a)
     assert len(mine[2]) == len(whole[2])
-    for a, b in zip(mine[2], whole[2]):
+    for a, b in zip(mine[2], whole[2], strict=True):
         assert a.srctypes == b.srctypes and a.dsttypes == b.dsttypes and a.canonical_etypes == b.canonical_etypes
         assert a.idtype == b.idtype == torch.int64 and a.is_block
         for edge_type in a.canonical_etypes:
-            assert all(torch.equal(x, y) for x, y in zip(a.edges(etype=edge_type), b.edges(etype=edge_type)))
+            assert all(
+                torch.equal(x, y) for x, y in zip(a.edges(etype=edge_type), b.edges(etype=edge_type), strict=True)
+            )
             known = EDGE if graph.is_homogeneous else edge_type
             ids = graph.original_edge_ids(a.edges[edge_type].data[dgl.EID], known)
             assert torch.equal(ids, b.edges[edge_type].data[dgl.EID])
@@ -99,7 +101,7 @@ def test_batches_are_those_of_the_whole_graph(plain, options: dict) -> None:
         whole = ours.DataLoader(g, SEEDS, ours.NeighborSampler([3, 4], **options, **FEATURES), **kwargs)
         assert len(parted) == len(whole) == 4
         for _ in range(2):
-            for a, b in zip(parted, whole):
+            for a, b in zip(parted, whole, strict=True):
                 assert_same(a, b, mine)
                 assert {"x", dgl.NID} == set(a[2][0].srcdata) and {"t", dgl.NID} == set(a[2][-1].dstdata)
                 assert all({"w", "number", dgl.EID} == set(block.edata) for block in a[2])
@@ -117,7 +119,7 @@ def test_typed_batches_are_those_of_the_whole_graph(hetero) -> None:
             g, {"paper": PAPERS}, ours.NeighborSampler(fanouts, **TYPED_FEATURES), batch_size=16, seed=4
         )
         count = 0
-        for a, b in zip(parted, whole):
+        for a, b in zip(parted, whole, strict=True):
             assert_same(a, b, mine)
             assert set(a[1]) == {"paper"} and {"x"} < set(a[2][0].srcnodes["paper"].data)
             assert {"w"} < set(a[2][0].edges[CITES].data) and {"t"} < set(a[2][-1].dstnodes["paper"].data)
@@ -184,7 +186,7 @@ def test_a_dgl_model_trains_on_blocks_from_parts(plain) -> None:
     sampler = ours.NeighborSampler([3, 3], prefetch_node_feats=["x"], prefetch_labels=["t"])
     for _, output_nodes, blocks in ours.DataLoader(mine, torch.arange(60), sampler, batch_size=30):
         h = blocks[0].srcdata["x"]
-        for layer, block in zip(layers, blocks):
+        for layer, block in zip(layers, blocks, strict=True):
             h = layer(block, h)
         torch.nn.functional.cross_entropy(h, blocks[-1].dstdata["t"] % 2).backward()
         assert h.shape == (output_nodes.numel(), 2)

@@ -26,7 +26,7 @@ def scores(request):
     assert sorted([*GROUPS[0], *GROUPS[1]]) == sorted(TRAININGS)
     found = {}
     with processes() as first, processes() as second:
-        for running, group in zip((first, second), GROUPS):
+        for running, group in zip((first, second), GROUPS, strict=True):
             names = [name for name in group if name.split()[0] in chosen and name.split()[0] in available()]
             environment = {"NAMES": json.dumps(names), "GNNSYS_DATA": os.environ.get("GNNSYS_DATA", "")}
             start_ranks(running, PROGRAM, [1], environment=environment)

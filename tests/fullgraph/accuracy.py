@@ -30,11 +30,11 @@ def main(names: list[str]) -> None:
             alone, ranks = [], []
             for seed in range(SEEDS):
                 peer, own = layers_of(theirs, graph, seed), layers_of(ours, graph, seed)
-                for layer, other in zip(own, peer):
+                for layer, other in zip(own, peer, strict=True):
                     layer.load_state_dict(other.state_dict())
                 ranks.append(by_ranks(own, graph, 2, seed, EPOCHS))
                 alone.append(by_pyg(peer, graph, EPOCHS))
-            differences = [a - b for a, b in zip(ranks, alone)]
+            differences = [a - b for a, b in zip(ranks, alone, strict=True)]
             told = [f"{mean(scores):.4f} ± {stdev(scores):.4f}" for scores in (alone, ranks, differences)]
             print(f"| {name} | {kind} | {' | '.join(told)} |", flush=True)
 

@@ -86,7 +86,7 @@ def test_sampled_rows_may_travel_as_bfloat16():
     """Eight bits of a row survive: losses and gradients stay within two hundredths of the largest."""
     found = check(unequal_sage, 3, BoundarySampling(RATE), wire_dtype=torch.bfloat16, tolerance=2e-2)
     wide = check(unequal_sage, 3, BoundarySampling(RATE))
-    for narrow, other in zip(found, wide):
+    for narrow, other in zip(found, wide, strict=True):
         assert narrow.losses != other.losses
         assert [4 * num_bytes for num_bytes in narrow.num_bytes] == other.num_bytes
 
@@ -95,9 +95,9 @@ def test_a_rate_of_one_is_the_exact_path_bit_for_bit():
     graph, ranks, layers = random_graph(N, 300, 2), random_ranks(3), seeded(unequal_sage)
     x, target = inputs(graph, 3)
     exact = train(layers, graph, ranks, 3, x, target, None)
-    for one, other in zip(train(layers, graph, ranks, 3, x, target, BoundarySampling(1)), exact):
+    for one, other in zip(train(layers, graph, ranks, 3, x, target, BoundarySampling(1)), exact, strict=True):
         assert one.losses == other.losses and one.num_bytes == other.num_bytes
-        for got, want in zip(one.grads, other.grads):
+        for got, want in zip(one.grads, other.grads, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
@@ -175,9 +175,9 @@ def test_runs_give_the_same_bits_and_evaluation_in_between_changes_none(policy):
     few = {"passes": 4, "schedule": Schedule(packing=Packing(num_bins=3))}
     runs = [train(layers, graph, ranks, 3, x, target, policy, evaluate=e, **few) for e in (False, False, True)]
     for other in runs[1:]:
-        for one, two in zip(runs[0], other):
+        for one, two in zip(runs[0], other, strict=True):
             assert one.losses == two.losses
-            for got, want in zip(one.grads, two.grads):
+            for got, want in zip(one.grads, two.grads, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert runs[0][0].losses != train(layers, graph, ranks, 3, x, target, None, **few)[0].losses
 

@@ -109,5 +109,5 @@ def test_masks_inside_residuals_are_the_same_on_any_number_of_ranks_and_bins(rec
     ((_, want, grads),) = run_ranks(1, work(1))
     for nodes, out, found in run_ranks(3, work(3)):
         assert torch.allclose(out, want[nodes], rtol=0, atol=1e-12)
-        for got, grad in zip(found, grads):
+        for got, grad in zip(found, grads, strict=True):
             assert torch.allclose(got, grad, rtol=0, atol=1e-10 * float(grad.abs().max()))

@@ -306,14 +306,14 @@ def test_half_precision_and_autocast_take_weights(improved, width, moves, monkey
     half.zero_grad()
     out.float().square().sum().backward()
     assert out.dtype == torch.bfloat16 and near(out, want)
-    assert all(near(p.grad, grad) for p, grad in zip(half.parameters(), grads))
+    assert all(near(p.grad, grad) for p, grad in zip(half.parameters(), grads, strict=True))
     for given in (weight, weight.double()):
         mixed = HybridParallel([layer], GRAPH, edge_data={"edge_weight": given}, schedule=SCHEDULES["four bins"])
         with torch.autocast("cpu", torch.bfloat16):
             out = mixed(x)
         layer.zero_grad()
         out.float().square().sum().backward()
-        assert near(out, want) and all(near(p.grad, grad) for p, grad in zip(layer.parameters(), grads))
+        assert near(out, want) and all(near(p.grad, grad) for p, grad in zip(layer.parameters(), grads, strict=True))
 
 
 def test_a_layer_can_be_told_something_else_or_nothing():

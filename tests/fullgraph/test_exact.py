@@ -112,7 +112,7 @@ def check(make: Layers, graph: Graph, ranks: Tensor, world_size: int, schedule=N
             close(own_grad, x_grad[nodes])
         assert len(of_parameters) == len(grads)
         largest = max(float(grad.abs().max()) for grad in grads if grad is not None)
-        for got, want in zip(of_parameters, grads):
+        for got, want in zip(of_parameters, grads, strict=True):
             close(got, want, at_least=1e-3 * largest)  # a bias before a normalisation has none but of rounding
 
 
@@ -234,9 +234,9 @@ def test_dropout_is_the_same_on_any_number_of_ranks(world_size):
     assert not torch.equal(*alone[1])  # a new mask every step
     assert 0 < int((alone[1][0] == 0).sum()) < alone[1][0].numel()
     for nodes, outs, grads in run_ranks(world_size, work(random_ranks(world_size))):
-        for got, want in zip(outs, alone[1]):
+        for got, want in zip(outs, alone[1], strict=True):
             close(got, want[nodes])
-        for got, want in zip(grads, alone[2]):
+        for got, want in zip(grads, alone[2], strict=True):
             close(got, want)
 
 
@@ -259,7 +259,7 @@ def test_running_statistics_are_those_of_the_whole_graph():
         layer.eval()
     want = dense_forward(alone, x, adjacency(graph)).detach()
     for mine, nodes, out in run_ranks(3, work):
-        for got, ours in zip(alone, mine):
+        for got, ours in zip(alone, mine, strict=True):
             for name, buffer in got.named_buffers():
                 close(dict(ours.named_buffers())[name].double(), buffer.double())
         close(out, want[nodes])
@@ -287,7 +287,7 @@ def test_a_reference_model_is_taken_as_it_is():
 
         for nodes, out, grads in run_ranks(2, work):
             close(out, want.detach()[nodes])
-            for got, p in zip(grads, model.parameters()):
+            for got, p in zip(grads, model.parameters(), strict=True):
                 close(got, p.grad)
 
 
@@ -302,8 +302,8 @@ def test_runs_give_the_same_bits():
         return [p.grad for p in model.parameters()]
 
     first, second = run_ranks(4, work), run_ranks(4, work)
-    for one, other in zip(first, second):
-        assert all(torch.equal(a, b) for a, b in zip(one, other))
+    for one, other in zip(first, second, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class Turned(nn.Module):
@@ -357,8 +357,8 @@ def test_rows_and_gradients_may_travel_as_bfloat16():
 
     narrow = run_ranks(3, lambda rank, group: work(rank, group, torch.bfloat16))
     wide = run_ranks(3, lambda rank, group: work(rank, group, None))
-    for (total, nodes, own_grad, of_parameters, num_bytes), (*_, all_bytes) in zip(narrow, wide):
+    for (total, nodes, own_grad, of_parameters, num_bytes), (*_, all_bytes) in zip(narrow, wide, strict=True):
         assert 0 < abs(total - float(loss)) <= 2e-2 * float(loss)
         assert num_bytes * 4 == all_bytes > 0
-        for ours, exact in [(own_grad, x_grad[nodes]), *zip(of_parameters, grads)]:
+        for ours, exact in [(own_grad, x_grad[nodes]), *zip(of_parameters, grads, strict=True)]:
             assert float((ours - exact).norm()) <= 2e-2 * float(exact.norm())

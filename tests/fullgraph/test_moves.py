@@ -69,7 +69,7 @@ class LateLanes:
 
         def work() -> None:
             assert all(torch.equal(source, then) for source, then in read), "a buffer was written to while it was read"
-            for tensor, place in zip(tensors, into):
+            for tensor, place in zip(tensors, into, strict=True):
                 place.copy_(tensor)
 
         return LateMark(self.queues[1], work)
@@ -136,8 +136,8 @@ def test_moving_bins_draw_the_dropout_and_the_halo_that_others_do(monkeypatch):
 
     want = run_ranks(2, train)
     monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
-    for found, expected in zip(run_ranks(2, train), want):
-        for got, grad in zip(found, expected):
+    for found, expected in zip(run_ranks(2, train), want, strict=True):
+        for got, grad in zip(found, expected, strict=True):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
 
 

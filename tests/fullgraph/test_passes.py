@@ -46,7 +46,7 @@ def check(layers: list[nn.Module], loss_of) -> None:
         return [p.grad for p in mine.parameters()]
 
     for found in run_ranks(3, work):
-        for got, p in zip(found, whole.parameters()):
+        for got, p in zip(found, whole.parameters(), strict=True):
             assert (got is None) == (p.grad is None)
             assert p.grad is None or float((got - p.grad).abs().max()) <= TOLERANCE * float(p.grad.abs().max())
 

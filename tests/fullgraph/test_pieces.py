@@ -176,8 +176,10 @@ def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
 
     want = run_ranks(2, run)
     monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
-    for found, expected in zip(run_ranks(2, lambda rank, group: run(rank, group, memory_budget=12_000)), want):
-        for got, grad in zip(found, expected):
+    for found, expected in zip(
+        run_ranks(2, lambda rank, group: run(rank, group, memory_budget=12_000)), want, strict=True
+    ):
+        for got, grad in zip(found, expected, strict=True):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
 
 
@@ -207,7 +209,7 @@ def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypa
         want = dense_forward(layers, x, a)
         want.square().sum().backward()
         close(out.detach(), want.detach())
-        for got, p in zip(found, model.parameters()):
+        for got, p in zip(found, model.parameters(), strict=True):
             close(got, p.grad)
     assert num_pieces[1] == num_pieces[3] == 0 and num_pieces[0] == num_pieces[2] > 4
 

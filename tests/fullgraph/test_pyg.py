@@ -163,7 +163,7 @@ def check(layers: Sequence[nn.Module], world_size: int, num_bins: int | None, **
         assert abs(total - loss.item()) <= TOLERANCE * loss.item()
         assert float((x_grad - x.grad[nodes]).abs().max()) <= TOLERANCE * float(x.grad.abs().max())
         assert len(found) == len(grads)
-        for got, want in zip(found, grads):
+        for got, want in zip(found, grads, strict=True):
             assert want is not None or not got.any()
             assert want is None or float((got - want).abs().max()) <= TOLERANCE * largest
 

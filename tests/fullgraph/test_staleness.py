@@ -101,7 +101,7 @@ def test_a_loaded_state_and_rows_of_another_width_begin_with_an_exact_pass():
         optimizer = torch.optim.SGD([p for layer in mine for p in layer.parameters()], LR)
         for rows, is_loaded in plan:
             if is_loaded:
-                for layer, old in zip(mine, layers):
+                for layer, old in zip(mine, layers, strict=True):
                     layer.load_state_dict(old.state_dict())
             halo = LateHalo(ranks) if is_loaded or rows is not before else halo
             before = rows
@@ -242,7 +242,7 @@ def test_what_is_held_does_not_grow_with_the_number_of_passes():
         return held, per_pass
 
     for held, per_pass in run_ranks(3, work):
-        messages, means, sends = zip(*held)
+        messages, means, sends = zip(*held, strict=True)
         assert len(set(means)) == 1 and means[0] > 0
         assert messages == means, "one message of each kind, here or under way"
         assert max(sends) <= 2 * per_pass

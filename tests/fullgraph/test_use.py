@@ -81,7 +81,7 @@ def test_modules_in_place_write_nothing_that_is_read_again(make, x_grad):
         assert torch.equal(out, want) and torch.equal(x.detach(), before)
         out.square().sum().backward()
         want.square().sum().backward()
-    for p, q in zip(model.parameters(), same.parameters()):
+    for p, q in zip(model.parameters(), same.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)
 
 
@@ -95,7 +95,7 @@ def test_bins_that_are_computed_again_drop_what_they_dropped_although_the_model_
         out.square().sum().backward()
         assert not any(module.training for module in model.modules())
         grads.append([p.grad for p in model.parameters()])
-    for kept, computed in zip(*grads):
+    for kept, computed in zip(*grads, strict=True):
         close(computed, kept)
 
 
@@ -116,8 +116,8 @@ def test_a_layer_of_which_a_part_is_frozen_trains_the_rest():
     x, plain = features(), copy.deepcopy(layers)
     alone(layers)(x).square().sum().backward()
     dense_forward(plain, x, adjacency(GRAPH)).square().sum().backward()
-    for got, want in zip(layers, plain):
-        for p, q in zip(got.parameters(), want.parameters()):
+    for got, want in zip(layers, plain, strict=True):
+        for p, q in zip(got.parameters(), want.parameters(), strict=True):
             close(p.grad, q.grad)
 
 

@@ -136,7 +136,9 @@ def _watch(server: Served, load: Load, seconds: float, every: float) -> str | No
             return f"{load.error!r}, exit code {server.process.poll()}"
         usages.append(server.usage())
         now = time.monotonic()
-        own, all_of_them, spent = (after - before for before, after in zip(clocks, _clocks(server.process.pid)))
+        own, all_of_them, spent = (
+            after - before for before, after in zip(clocks, _clocks(server.process.pid), strict=True)
+        )
         others = max(0.0, all_of_them - own - spent) / ((now - last) * (os.cpu_count() or 1))
         num_pulls = load.num_pulls - pulls
         intervals.append(Interval(num_pulls / max(spent, 1e-9), num_pulls / (now - last), others))

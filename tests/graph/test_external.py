@@ -41,7 +41,7 @@ def random_edges(seed: int, num_nodes: int, num_edges: int, *, ordered: bool = F
 
 def write_table(path, columns, separator=" ", header=False):
     lines = [separator.join(columns)] if header else []
-    lines += [separator.join(map(str, row)) for row in zip(*columns.values())]
+    lines += [separator.join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -212,7 +212,7 @@ def test_random_numbers_are_parsed_as_python_does():
     integers = [int(v) for v in rng.integers(-(2**63), 2**63 - 1, 500)] + [0, 2**63 - 1, -(2**63), 10**18, 10**17]
     floats = [float(v) for v in np.frombuffer(rng.bytes(8 * len(integers)), dtype=np.float64)]
     floats = [v if abs(v) < 3e38 else 0.25 for v in floats]
-    text = "".join(f"{a}\t {b!r}\n" for a, b in zip(integers, floats)).encode()
+    text = "".join(f"{a}\t {b!r}\n" for a, b in zip(integers, floats, strict=True)).encode()
     first, second = parse_table(text, "if", "\t")
     assert first.tolist() == integers
     assert torch.equal(second, torch.tensor(floats, dtype=torch.float64).float())
@@ -292,7 +292,9 @@ def test_a_graph_several_times_larger_than_the_limit_is_built_within_it(kind, tm
     else:
         with open(tmp_path / "g.txt", "w") as file:
             for first in range(0, num_edges, 1 << 19):
-                pairs = zip(src[first : first + (1 << 19)].tolist(), dst[first : first + (1 << 19)].tolist())
+                pairs = zip(
+                    src[first : first + (1 << 19)].tolist(), dst[first : first + (1 << 19)].tolist(), strict=True
+                )
                 file.write("".join(f"{a} {b}\n" for a, b in pairs))
     del src, dst
     source = tmp_path / f"g.{kind}"

@@ -24,7 +24,7 @@ def test_batches_arrive_on_the_device_with_the_content_they_had(graph: Graph, nu
     options = {"batch_size": 256, "shuffle": True, "num_threads": num_threads}
     on_host = NeighborLoader(graph, [10, 5], **options)
     for _ in range(3):  # buffers are used again, streams are reused: content must stay right
-        for there, here in zip(NeighborLoader(graph, [10, 5], device=device.type, **options), on_host, strict=False):
+        for there, here in zip(NeighborLoader(graph, [10, 5], device=device.type, **options), on_host, strict=True):
             assert there.x.device.type == there.edge_index.device.type == device.type
             loss = (there.x * 2).sum(dim=1)  # work on the consumer's stream right away
             assert torch.equal(loss.cpu(), (here.x * 2).sum(dim=1))

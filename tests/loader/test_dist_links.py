@@ -43,7 +43,7 @@ def assert_same_batch(ours: Batch, theirs: Batch, graph: DistGraph) -> None:
             mine = graph.original_edge_ids(ours.edges[t][name], t) if name == "e_id" else ours.edges[t][name]
             assert same(mine, value), (t, name)
     assert len(ours.blocks) == len(theirs.blocks)
-    for a, b in zip(ours.blocks, theirs.blocks):
+    for a, b in zip(ours.blocks, theirs.blocks, strict=True):
         assert a.num_src == b.num_src and a.num_dst == b.num_dst
         assert all(same(a.csc[t].indices, b.csc[t].indices) and same(a.csc[t].indptr, b.csc[t].indptr) for t in b.csc)
 
@@ -57,7 +57,7 @@ def same(mine: object, value: object) -> bool:
 def assert_same_batches(ours: object, theirs: object, graph: DistGraph, at_least: int = 2) -> None:
     mine, expected = list(ours), list(theirs)  # type: ignore[call-overload]
     assert len(mine) == len(expected) >= at_least
-    for a, b in zip(mine, expected):
+    for a, b in zip(mine, expected, strict=True):
         assert_same_batch(a, b, graph)
 
 

@@ -69,7 +69,7 @@ def test_batches_equal_those_of_one_process(case: Any, num_threads: int | None, 
         loader = NeighborLoader(there, [4, 3], input_nodes=seeds_of(there, node_type, original), **options)
         batches = list(loader)
         assert len(batches) == len(expected) == 8
-        for ours, theirs in zip(batches, expected):
+        for ours, theirs in zip(batches, expected, strict=True):
             assert_same_batch(ours, theirs, there)
         loader.close()
         counts = loader.counters()["fetch"].counts

@@ -32,7 +32,7 @@ class Answer:
     def result(self) -> None:
         assert self._gate is None or self._gate.wait(DEADLINE)
         asked = torch.arange(self._leg.ids.numel()) if self._leg.asked is None else self._leg.asked
-        for table, out in zip(self._tables, self._leg.outs):
+        for table, out in zip(self._tables, self._leg.outs, strict=True):
             scatter_rows(out, asked, table[self._leg.ids[asked]])
 
 
@@ -49,7 +49,7 @@ def launch(
 
 
 def check(tables: list[Tensor], leg: Leg) -> None:
-    assert all(torch.equal(out, table[leg.ids]) for table, out in zip(tables, leg.outs))
+    assert all(torch.equal(out, table[leg.ids]) for table, out in zip(tables, leg.outs, strict=True))
 
 
 def asked_ids(leg: Leg) -> Tensor:

@@ -126,7 +126,7 @@ def test_negatives_are_a_function_of_seed_epoch_and_batch(graph: Graph) -> None:
         return [torch.stack(ends(batch)) for _ in range(2) for batch in loader]
 
     first, second, other = negatives(0), negatives(3), negatives(0, seed=2)
-    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not torch.equal(first[0], other[0])
     assert not torch.equal(first[0], first[len(first) // 2])
 
@@ -144,7 +144,7 @@ def test_a_state_saved_in_mid_epoch_resumes_links_and_negatives(graph: Graph) ->
     second.load_state_dict(first.state_dict())
     rest = [b.n_id[b.dst_neg_index] for b in second]
     assert len(rest) == len(whole) - 3
-    assert all(torch.equal(a, b) for a, b in zip(rest, whole[3:]))
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[3:], strict=True))
 
 
 def test_negatives_exist_at_the_time_of_their_link(edge_index: Tensor) -> None:

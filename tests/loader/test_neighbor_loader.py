@@ -88,14 +88,14 @@ def test_what_is_loaded_does_not_depend_on_threads_or_prefetch(graph: Graph, num
     expected = list(NeighborLoader(graph, [4, 3], num_threads=0, **options))
     got = list(NeighborLoader(graph, [4, 3], num_threads=num_threads, prefetch=1 + num_threads, **options))
     assert len(got) == len(expected)
-    assert all(same(a, b) for a, b in zip(got, expected))
+    assert all(same(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_epochs_differ_and_are_repeated_by_a_loader_made_alike(graph: Graph) -> None:
     first, second = (NeighborLoader(graph, [4], batch_size=300, shuffle=True, seed=3) for _ in range(2))
     epochs = [next(iter(first)) for _ in range(3)]
     again = [next(iter(second)) for _ in range(3)]
-    assert all(same(a, b) for a, b in zip(epochs, again))
+    assert all(same(a, b) for a, b in zip(epochs, again, strict=True))
     assert not torch.equal(epochs[0].input_id, epochs[1].input_id)
     other = next(iter(NeighborLoader(graph, [4], batch_size=300, shuffle=True, seed=4)))
     assert not torch.equal(epochs[0].input_id, other.input_id)
@@ -125,7 +125,7 @@ def test_a_state_saved_in_mid_epoch_resumes_at_the_next_batch(graph: Graph, seen
     second.load_state_dict(state)
     tail = [batch for _ in range(second.epoch, 3) for batch in second]
     assert len(head) + len(tail) == len(whole) == 15
-    assert all(same(a, b) for a, b in zip(head + tail, whole))
+    assert all(same(a, b) for a, b in zip(head + tail, whole, strict=True))
 
 
 def test_a_state_of_another_schedule_is_refused(graph: Graph) -> None:
@@ -159,7 +159,7 @@ def test_an_epoch_left_early_is_over(graph: Graph) -> None:
     second = [b.input_id for b in loader]
     reference = NeighborLoader(graph, [4], batch_size=64, shuffle=True)
     list(reference)
-    assert all(torch.equal(a, b.input_id) for a, b in zip(second, reference))
+    assert all(torch.equal(a, b.input_id) for a, b in zip(second, reference, strict=True))
     assert len(second) == 5
 
 
@@ -227,7 +227,9 @@ def test_induced_batches_have_every_edge_among_their_nodes(graph: Graph, edge_in
 def test_bidirectional_batches_are_symmetric_and_coalesced(graph: Graph) -> None:
     options = {"batch_size": 20, "seed": 2}
     directional = NeighborLoader(graph, [3, 2], **options)
-    for batch, plain in zip(NeighborLoader(graph, [3, 2], subgraph_type="bidirectional", **options), directional):
+    for batch, plain in zip(
+        NeighborLoader(graph, [3, 2], subgraph_type="bidirectional", **options), directional, strict=True
+    ):
         pairs = set(map(tuple, plain.edge_index.t().tolist()))
         expected = pairs | {(b, a) for a, b in pairs}
         got = [tuple(p) for p in batch.edge_index.t().tolist()]

@@ -73,7 +73,7 @@ def test_every_cuda_source_compiles(tmp_path: Path, request: pytest.FixtureReque
     sources = [source for source in SOURCES if compiled.get(source.name) != prints[source.name]]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         complaints = list(pool.map(lambda source: said_by_compiler(compiler, source, tmp_path), sources))
-    failed = {source.name for source, complaint in zip(sources, complaints) if complaint}
+    failed = {source.name for source, complaint in zip(sources, complaints, strict=True) if complaint}
     if cache:
         cache.set(COMPILED, {name: value for name, value in prints.items() if name not in failed})
     assert not failed, "\n".join(filter(None, complaints))

@@ -93,7 +93,7 @@ def test_threads_that_sample_one_graph_get_the_answer_of_one_thread_alone():
         for _ in range(5):
             plain = sample_neighbors(graph, seeds, 5, key=7)
             weighted = sample_neighbors(graph, seeds, 5, key=7, weight=weight)
-            for got, expected in zip((plain, weighted), alone):
+            for got, expected in zip((plain, weighted), alone, strict=True):
                 assert torch.equal(got.indptr, expected.indptr)
                 assert torch.equal(got.positions, expected.positions)
 

@@ -42,7 +42,7 @@ def outputs_and_gradients(layer: nn.Module, inputs: list[Tensor], call: Callable
     cotangent = random_rows(*out.shape, dtype=out.dtype, seed=9)
     gradients = torch.autograd.grad(out, [*leaves, *parameters.values()], cotangent, allow_unused=True)
     names = [f"input {i}" for i in range(len(leaves))] + list(parameters)
-    return {"output": out} | {f"gradient of {n}": g for n, g in zip(names, gradients) if g is not None}
+    return {"output": out} | {f"gradient of {n}": g for n, g in zip(names, gradients, strict=True) if g is not None}
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def test_equals_pyg_without_features(edge_index, edge_type, option):
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
     gradients = torch.autograd.grad(out.square().sum(), list(ours.parameters()))
     expected_gradients = torch.autograd.grad(expected.square().sum(), list(peer.parameters()))
-    for got, wanted in zip(gradients, expected_gradients):
+    for got, wanted in zip(gradients, expected_gradients, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 

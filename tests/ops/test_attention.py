@@ -154,7 +154,7 @@ def test_results_have_the_same_bits_for_any_threads_and_index_type(index_dtype):
         finally:
             torch.set_num_threads(before)
 
-    for a, b in zip(run(torch.int64, 1), run(index_dtype, 2)):
+    for a, b in zip(run(torch.int64, 1), run(index_dtype, 2), strict=True):
         assert torch.equal(a, b)
 
 

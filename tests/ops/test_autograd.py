@@ -31,7 +31,7 @@ def test_called_as_it_is_it_has_the_gradients_of_the_registered_op():
     inputs = x.requires_grad_(), weight.requires_grad_()
     first = [torch.autograd.grad(f(csc, *inputs).pow(2).sum(), inputs, create_graph=True) for f in (spmm, registered)]
     second = [torch.autograd.grad(sum(g.pow(3).sum() for g in grads), inputs) for grads in first]
-    for ours, theirs in zip((*first[0], *second[0]), (*first[1], *second[1])):
+    for ours, theirs in zip((*first[0], *second[0]), (*first[1], *second[1]), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
 
 
@@ -78,7 +78,7 @@ def test_reduced_and_own_rows_have_the_gradients_of_both(reduce: str, num_dst: i
         (first,) = torch.autograd.grad((reduced.pow(2) * own.pow(3)).sum() + own.sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.pow(2).sum(), x)
         found.append((reduced, own, first, second))
-    for ours, theirs in zip(*found):
+    for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-14, atol=0)
 
 

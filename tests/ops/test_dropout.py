@@ -110,7 +110,7 @@ def test_rows_in_another_order_or_in_pieces_are_the_same_rows(width):
     order = torch.randperm(200, generator=torch.Generator().manual_seed(2))
     assert torch.equal(dropout_rows(x[order], ids[order], 0.3, 9), whole[order])
     for sizes in ([200], [1, 199], [7, 0, 93, 100], [1] * 200):
-        pieces = [dropout_rows(a, b, 0.3, 9) for a, b in zip(x.split(sizes), ids.split(sizes))]
+        pieces = [dropout_rows(a, b, 0.3, 9) for a, b in zip(x.split(sizes), ids.split(sizes), strict=True)]
         assert torch.equal(torch.cat(pieces), whole)
 
 

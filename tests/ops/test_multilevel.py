@@ -200,7 +200,7 @@ def test_every_step_is_the_same_on_one_and_two_threads(kind):
         refine(level, part, 7, level.node_weights.sum(0) // 5, work=50_000)
         return [clusters, coarse.lists[0].indptr, coarse.lists[0].indices, coarse.lists[0].weight, part]
 
-    for one, two in zip(*on_one_and_two_threads(steps)):
+    for one, two in zip(*on_one_and_two_threads(steps), strict=True):
         assert torch.equal(one, two)
 
 

@@ -128,7 +128,7 @@ def test_half_precision_gradients_follow_the_double_ones():
         exact = [t.detach().double().requires_grad_() for t in half]
         for inputs in (half, exact):
             spmm(csc, *inputs, reduce).sum().backward()
-        for a, b in zip(half, exact):
+        for a, b in zip(half, exact, strict=True):
             torch.testing.assert_close(a.grad.double(), b.grad, rtol=2e-2, atol=2e-2)
 
 
@@ -166,7 +166,7 @@ def test_results_have_the_same_bits_for_any_threads_and_index_type(reduce, index
         finally:
             torch.set_num_threads(before)
 
-    for a, b in zip(run(torch.int64, 1), run(index_dtype, 2)):
+    for a, b in zip(run(torch.int64, 1), run(index_dtype, 2), strict=True):
         assert torch.equal(a, b)
 
 

@@ -88,7 +88,7 @@ def test_rows_are_added_in_order(dtype, threads):
     src = (torch.randn(4000, 7, generator=generator(1)) * 5).to(dtype)
     index = torch.randint(0, 300, (4000,), generator=generator(2))
     expected = dst.clone()
-    for row, value in zip(index.tolist(), src):
+    for row, value in zip(index.tolist(), src, strict=True):
         expected[row] += value
     update_rows(dst, index, src, add=True, versions=versions(300))
     assert torch.equal(dst, expected)
@@ -97,7 +97,7 @@ def test_rows_are_added_in_order(dtype, threads):
 def test_the_last_write_of_a_row_wins(threads):
     dst, src = torch.zeros(200, 33), torch.randn(20_000, 33, generator=generator())
     index = torch.randint(0, 200, (20_000,), generator=generator(1))
-    expected = {int(row): value for row, value in zip(index, src)}
+    expected = {int(row): value for row, value in zip(index, src, strict=True)}
     counters = versions(200)
     update_rows(dst, index, src, versions=counters)
     assert all(torch.equal(dst[row], value) for row, value in expected.items())

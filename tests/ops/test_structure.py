@@ -160,7 +160,7 @@ def test_in_subgraph_is_the_slices_of_the_nodes(dtype, threads):
     csc = CSC.from_edge_index(random_edges(900, 700, 9000, dtype), 900, 700)
     nodes = torch.randint(700, (2000,))  # with repeats
     part = in_subgraph(csc, nodes)
-    bounds = list(zip(csc.indptr[nodes].tolist(), csc.indptr[nodes + 1].tolist()))
+    bounds = list(zip(csc.indptr[nodes].tolist(), csc.indptr[nodes + 1].tolist(), strict=True))
     expected = torch.cat([torch.arange(begin, end) for begin, end in bounds])
     assert part.edge_ids is not None
     assert torch.equal(part.edge_ids.long(), expected)

@@ -349,7 +349,7 @@ def test_parts_are_split_in_their_order():
 def test_constraints_weigh_what_their_names_say():
     graph = typed(400)
     constraints = constraints_of(graph, ["train", "etype", "ntype", "edges"])
-    sums = dict(zip(constraints.names, constraints.weights.sum(0).tolist()))
+    sums = dict(zip(constraints.names, constraints.weights.sum(0).tolist(), strict=True))
     assert sums["nodes"] == sum(graph.num_nodes(t) for t in graph.node_types)
     assert sums["train"] == int(graph.node_data["paper"]["train_mask"].sum())
     assert sums["ntype:author"] == graph.num_nodes("author")

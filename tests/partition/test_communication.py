@@ -17,7 +17,7 @@ from gnnsys.partition import communication_volume, refine_communication
 def brute_force(csc: CSC, part: Tensor, num_parts: int) -> np.ndarray:
     """The traffic matrix by its definition: the set of (node, part that needs it) pairs."""
     dst = part[csc.dst()].tolist()
-    pairs = {(u, q) for u, q in zip(csc.indices.tolist(), dst) if part[u] != q}
+    pairs = {(u, q) for u, q in zip(csc.indices.tolist(), dst, strict=True) if part[u] != q}
     matrix = np.zeros((num_parts, num_parts), dtype=np.int64)
     for u, q in pairs:
         matrix[part[u], q] += 1

@@ -46,7 +46,7 @@ class Count:
         for edge_type in graph.edge_types:
             src, _, dst = edge_type
             csc = graph.csc(edge_type)
-            for u, v in zip(csc.indices.tolist(), csc.dst().tolist()):
+            for u, v in zip(csc.indices.tolist(), csc.dst().tolist(), strict=True):
                 self.edges[edge_type].append(((src, u), (dst, v)))
         self.all_edges = [edge for edges in self.edges.values() for edge in edges]
         self.remote_edges = [(u, v) for u, v in self.all_edges if self.part[u] != self.part[v]]

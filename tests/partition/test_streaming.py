@@ -201,7 +201,7 @@ def test_how_the_nodes_are_cut_into_runs_does_not_matter():
             stream_cluster(run, mine[0], label, sizes, counts, 20, orphans)
         answers.append((part, load, label))
     for other in answers[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(answers[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(20))

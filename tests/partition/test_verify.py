@@ -27,7 +27,7 @@ from tests.partition.part_graphs import (
 )
 
 
-@pytest.mark.parametrize("shape,edge_ids", list(zip(SHAPES[1:4], [True, False, True])))
+@pytest.mark.parametrize("shape,edge_ids", list(zip(SHAPES[1:4], [True, False, True], strict=True)))
 @pytest.mark.parametrize("case", CASES)
 def test_parts_as_written_pass_with_and_without_their_source(case, shape, edge_ids, tmp_path):
     graph, (num_parts, trainers, hops) = CASES[case](), shape
@@ -262,7 +262,9 @@ def test_every_file_that_is_damaged_is_reported_and_none_raises(tmp_path):
     for name in names:
         (tmp_path / "parts" / name).unlink()
     problems = verify_parts(tmp_path / "parts").problems
-    assert len(problems) == 2 and all(f"{name} is missing" in problem for name, problem in zip(names, problems))
+    assert len(problems) == 2 and all(
+        f"{name} is missing" in problem for name, problem in zip(names, problems, strict=True)
+    )
     assert "it has no manifest.json" in verify_parts(tmp_path).problems[0]
 
 

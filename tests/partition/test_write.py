@@ -31,7 +31,7 @@ class Oracle:
         for t in graph.edge_types:
             csc, columns = graph.csc(t), defaultdict(list)
             ids = list(range(csc.num_edges)) if csc.edge_ids is None else csc.edge_ids.tolist()
-            for src, dst, edge in zip(csc.indices.tolist(), csc.dst().tolist(), ids):
+            for src, dst, edge in zip(csc.indices.tolist(), csc.dst().tolist(), ids, strict=True):
                 columns[dst].append((src, edge))
             self.in_edges[t] = columns
         self.first_edge = {}  # per edge type: global id of the first edge of each global node
@@ -112,7 +112,9 @@ def check_part(part, index, oracle, hops) -> None:
         assert part.edge_ids(positions, t).tolist() == ids.tolist()
         assert part.column_edge_ids(0, csc.num_dst, t).tolist() == ids.tolist()
         first = [oracle.first_edge[t][oracle.global_of[t[2]][v]] for v in columns]
-        expected = [start + rank for start, v in zip(first, columns) for rank in range(len(oracle.in_edges[t][v]))]
+        expected = [
+            start + rank for start, v in zip(first, columns, strict=True) for rank in range(len(oracle.in_edges[t][v]))
+        ]
         assert part.global_edge_ids(positions, t).tolist() == expected
         for name, rows in graph.edge_data[t].items():
             assert torch.equal(part.edge_data[t][name], rows[ids])

@@ -64,7 +64,7 @@ def assert_same_epochs(mine: Any, whole: Any, graph: DistGraph) -> None:
     assert len(mine) == len(whole) > 1
     count = 0
     for _ in range(2):
-        for a, b in zip(mine, whole):
+        for a, b in zip(mine, whole, strict=True):
             assert_same(a, b, graph)
             count += 1
     assert count == 2 * len(whole)
@@ -118,7 +118,7 @@ def test_workers_shuffling_and_state_are_as_in_memory(plain) -> None:
     again.load_state_dict(ours.state_dict())
     batches = [*head, *again]
     assert len(batches) == len(expected) == 5
-    for a, b in zip(batches, expected):
+    for a, b in zip(batches, expected, strict=True):
         assert_same(a, b, mine)
 
 
@@ -228,7 +228,7 @@ def test_one_batch_is_one_pull_per_machine(plain) -> None:
     out = loader.sample(torch.arange(120))
     before = messages(mine)
     batch = loader.join_step(out)
-    assert [now - then for now, then in zip(messages(mine), before)] == [1, 1]
+    assert [now - then for now, then in zip(messages(mine), before, strict=True)] == [1, 1]
     assert batch.x.shape == (120, 4) and batch.w.shape == (900,) and batch.number.shape == (900,)
 
 
@@ -236,7 +236,9 @@ def test_batches_have_the_arrays_that_are_named_and_floats_travel_as_told(plain,
     _, (mine, *_) = plain
     options: Any = {"input_nodes": torch.arange(60), "batch_size": 20, "seed": 1}
     exact = list(NeighborLoader(mine, [3], **options))
-    for batch, whole in zip(NeighborLoader(mine, [3], fetch=["x"], wire_dtype=torch.bfloat16, **options), exact):
+    for batch, whole in zip(
+        NeighborLoader(mine, [3], fetch=["x"], wire_dtype=torch.bfloat16, **options), exact, strict=True
+    ):
         assert "x" in batch and "t" not in batch and "w" not in batch and "number" not in batch
         own = mine.book.part_range(0, NODE)
         here = (batch.n_id >= own.start) & (batch.n_id < own.stop)
@@ -318,7 +320,7 @@ def test_ranks_on_two_machines_cover_an_epoch_between_them(tmp_path) -> None:
 
 def on_parts(links: Tensor, graph: DistGraph, edge_type: Any = None) -> Tensor:
     src, _, dst = edge_type or EDGE
-    return torch.stack([graph.global_ids(end.contiguous(), t) for end, t in zip(links, (src, dst))])
+    return torch.stack([graph.global_ids(end.contiguous(), t) for end, t in zip(links, (src, dst), strict=True)])
 
 
 @pytest.mark.parametrize(

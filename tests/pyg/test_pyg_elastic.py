@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -50,9 +51,9 @@ def go_on(
             if states is not None:
                 loaders[-1].load_state_dicts(states)
             last = number == len(worlds) - 1
-            batches = list(loaders[-1]) if last else [batch for _, batch in zip(range(steps[number]), loaders[-1])]
+            batches = list(loaders[-1]) if last else list(islice(loaders[-1], steps[number]))
             seen[-1].append([loaders[-1].input_ids(batch.input_id) for batch in batches])
-            for batch, ids in zip(batches, seen[-1][-1]):
+            for batch, ids in zip(batches, seen[-1][-1], strict=True):
                 assert "edge_label_index" in batch or torch.equal(batch.n_id[: batch.batch_size], ids)
                 if check is not None:
                     check(batch, ids)

@@ -62,10 +62,10 @@ def test_the_hetero_sampler_serves_pygs_own_loader_with_the_same_keys(data: Hete
     sampler = NeighborSampler(data, {WRITES: [2, 2], WRITTEN: [2, 2], CITES: [2, 2]})
     stock = tg.loader.NeighborLoader(data, [2, 2], input_nodes=("paper", torch.arange(9)), neighbor_sampler=sampler)
     ours = NeighborLoader(data, [2, 2], input_nodes=("paper", torch.arange(9)), neighbor_sampler=sampler)
-    for mine, theirs in zip(ours, stock):
+    for mine, theirs in zip(ours, stock, strict=True):
         check(mine, data)
         check(theirs, data)
-        for a, b in zip(mine.stores, theirs.stores):
+        for a, b in zip(mine.stores, theirs.stores, strict=True):
             assert set(a.keys()) == set(b.keys())
 
 
@@ -225,7 +225,7 @@ def test_links_and_negatives_follow_torchs_seed_and_resume(homogeneous: Data) ->
     other = LinkNeighborLoader(homogeneous, [3, 2], neg_sampling="binary", batch_size=50, shuffle=True, num_workers=2)
     other.load_state_dict(state)
     rest = [b.n_id[b.edge_label_index] for b in [*head, *other]]
-    assert len(rest) == len(first) and all(torch.equal(a, b) for a, b in zip(first, rest))
+    assert len(rest) == len(first) and all(torch.equal(a, b) for a, b in zip(first, rest, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_remote_hetero_batches_equal_local_ones(data: HeteroData, num_workers: i
     options = {"batch_size": 20, "seed": 3}
     remote = NeighborLoader((features, edges), [3, 2], input_nodes=("paper", None), num_workers=num_workers, **options)
     local = NeighborLoader(data, [3, 2], input_nodes="paper", **options)
-    for far, near in zip(remote, local):
+    for far, near in zip(remote, local, strict=True):
         for t in SIZES:
             assert torch.equal(far[t].x, near[t].x) and torch.equal(far[t].n_id, near[t].n_id)
         for t in data.edge_types:

@@ -137,7 +137,7 @@ def test_induced_is_pygs_subgraph_and_deprecated_directed_means_it(data: Data) -
     with pytest.warns(UserWarning, match="induced"):
         old = NeighborLoader(data, [3, 2], batch_size=20, directed=False, seed=1)
     new = NeighborLoader(data, [3, 2], batch_size=20, subgraph_type="induced", seed=1)
-    for batch, other in zip(new, old):
+    for batch, other in zip(new, old, strict=True):
         assert same(batch, other)
         check(batch, data)
         expected, _, mask = subgraph(batch.n_id, data.edge_index, return_edge_mask=True, num_nodes=NUM_NODES)
@@ -149,7 +149,7 @@ def test_induced_is_pygs_subgraph_and_deprecated_directed_means_it(data: Data) -
 def test_bidirectional_is_the_undirected_sample(data: Data) -> None:
     plain = NeighborLoader(data, [3, 2], batch_size=20, seed=1)
     both = NeighborLoader(data, [3, 2], batch_size=20, seed=1, subgraph_type="bidirectional")
-    for batch, directional in zip(both, plain):
+    for batch, directional in zip(both, plain, strict=True):
         expected = to_undirected(directional.edge_index, num_nodes=batch.num_nodes)
         order = (batch.edge_index[0] * batch.num_nodes + batch.edge_index[1]).argsort()
         assert torch.equal(batch.edge_index[:, order], expected)
@@ -268,11 +268,11 @@ def test_the_order_of_seeds_is_torchs_and_manual_seed_repeats_an_epoch(data: Dat
     first, second = epoch(loader), epoch(loader)
     torch.manual_seed(12)
     again = epoch(loader)
-    assert all(same(a, b) for a, b in zip(first, again))
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0].input_id, second[0].input_id)
     torch.manual_seed(12)
     stock = torch.utils.data.DataLoader(range(NUM_NODES), batch_size=32, shuffle=True)
-    assert all(torch.equal(a.input_id, b) for a, b in zip(first, stock))
+    assert all(torch.equal(a.input_id, b) for a, b in zip(first, stock, strict=True))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
@@ -283,7 +283,7 @@ def test_threads_do_not_change_an_epoch_nor_disturb_torchs_generator(data: Data,
     torch.manual_seed(3)
     got = epoch(NeighborLoader(data, [3, 2], batch_size=16, shuffle=True, num_workers=num_workers))
     assert torch.equal(torch.rand(4), after)
-    assert len(got) == len(expected) and all(same(a, b) for a, b in zip(got, expected))
+    assert len(got) == len(expected) and all(same(a, b) for a, b in zip(got, expected, strict=True))
 
 
 def test_a_seed_fixes_neighbours_but_not_the_order(data: Data) -> None:
@@ -291,7 +291,7 @@ def test_a_seed_fixes_neighbours_but_not_the_order(data: Data) -> None:
         torch.manual_seed(order_seed)
         return [b.e_id for b in NeighborLoader(data, [3], batch_size=64, seed=fixed)]
 
-    assert all(torch.equal(a, b) for a, b in zip(neighbours(0, 5), neighbours(1, 5)))
+    assert all(torch.equal(a, b) for a, b in zip(neighbours(0, 5), neighbours(1, 5), strict=True))
     assert not torch.equal(neighbours(0, None)[0], neighbours(1, None)[0])
     loader = NeighborLoader(data, [3], batch_size=64, seed=5)
     assert not torch.equal(epoch(loader)[0].e_id, epoch(loader)[0].e_id)  # epochs differ
@@ -317,14 +317,14 @@ def test_a_state_saved_in_mid_epoch_resumes_at_the_next_batch(data: Data, seen: 
     resumed.load_state_dict(state)
     got = epoch(resumed)
     assert len(got) == len(tail) == 7 - len(head)
-    assert all(same(a, b) for a, b in zip(got, tail))
+    assert all(same(a, b) for a, b in zip(got, tail, strict=True))
     if not own_generator:
         assert torch.equal(torch.get_rng_state(), before)  # resuming is not a draw
     assert len(epoch(resumed)) == 7
 
 
 def same_epoch(a: list[Data], b: list[Data]) -> bool:
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
 def same_state(a: dict, b: dict) -> bool:
@@ -618,10 +618,12 @@ def test_both_faces_sample_the_same_under_the_same_seed(data: Data) -> None:
     ours = gnnsys.NeighborLoader(graph, [4, 3], batch_size=32, seed=8)
     theirs = NeighborLoader(data, [4, 3], batch_size=32, seed=8)
     for _ in range(2):
-        for a, b in zip(ours, theirs):
+        for a, b in zip(ours, theirs, strict=True):
             assert all(torch.equal(a[k], b[k]) for k in ("n_id", "e_id", "edge_index", "x", "input_id"))
     options = {"neg_sampling": "binary", "batch_size": 64, "seed": 8}
-    for a, b in zip(gnnsys.LinkNeighborLoader(graph, [4], **options), LinkNeighborLoader(data, [4], **options)):
+    for a, b in zip(
+        gnnsys.LinkNeighborLoader(graph, [4], **options), LinkNeighborLoader(data, [4], **options), strict=True
+    ):
         assert all(torch.equal(a[k], b[k]) for k in ("n_id", "e_id", "edge_label_index", "edge_label"))
 
 

@@ -44,8 +44,8 @@ def test_the_feature_store_reads_nodes_and_edges_by_their_ids(hetero, plain) -> 
         before = messages(mine)
         everything = [tg.data.TensorAttr(t, name, torch.arange(40)) for t, name in sorted(listed, key=str)]
         rows = features.multi_get_tensor(everything)
-        assert [now - then for now, then in zip(messages(mine), before)] == [1]
-        for attr, values in zip(everything, rows):
+        assert [now - then for now, then in zip(messages(mine), before, strict=True)] == [1]
+        for attr, values in zip(everything, rows, strict=True):
             assert torch.equal(values, features.get_tensor(attr))
         whole = features.get_tensor("paper", "x", None)
         assert torch.equal(whole, graph.node_data["paper"]["x"][mine.original_ids(torch.arange(90), "paper")])
@@ -129,7 +129,7 @@ def test_stock_pyg_loaders_read_our_stores(plain, hetero) -> None:
                     assert torch.equal(store[name], table[store.n_id])
         assert len(theirs) == 3
         ours = list(NeighborLoader(pair, [4, 3], input_nodes=nodes, batch_size=10))
-        for a, b in zip(ours, theirs):
+        for a, b in zip(ours, theirs, strict=True):
             mine_keys, stock_keys = (set(map(str, batch.to_dict())) for batch in (a, b))
             assert mine_keys == stock_keys and type(a) is type(b)
 
@@ -148,7 +148,7 @@ def test_stock_link_loaders_read_our_stores(hetero) -> None:
         assert torch.equal(ends, links[:, batch[WRITES].input_id])
         banned = set(map(tuple, ends.t().tolist()))
         taken = [batch["author"].n_id[batch[WRITES].edge_index[0]], batch["paper"].n_id[batch[WRITES].edge_index[1]]]
-        assert not banned & set(zip(*(end.tolist() for end in taken)))
+        assert not banned & set(zip(*(end.tolist() for end in taken), strict=True))
     assert REV_WRITES in mine.edge_types
 
 

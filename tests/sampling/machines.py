@@ -122,7 +122,7 @@ def assert_same_sample(ours: Sample, theirs: Sample, graph: DistGraph) -> None:
     if ours.tree is not None and theirs.tree is not None:
         assert all(torch.equal(ours.tree[t], theirs.tree[t]) for t in ours.tree)
     assert len(ours.blocks) == len(theirs.blocks)
-    for a, b in zip(ours.blocks, theirs.blocks):
+    for a, b in zip(ours.blocks, theirs.blocks, strict=True):
         assert a.num_src == b.num_src and a.num_dst == b.num_dst and list(a.csc) == list(b.csc)
         for t in a.csc:
             assert torch.equal(a.csc[t].indptr, b.csc[t].indptr) and torch.equal(a.csc[t].indices, b.csc[t].indices)

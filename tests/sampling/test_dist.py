@@ -167,7 +167,7 @@ def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
     ours = NeighborSampler(graphs[-1], [5, 4])
     with ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda k, s: ours.sample(to_global(graphs[-1], {NODE: s}), key=k), keys, seeds))
-    for key, chosen, sample in zip(keys, seeds, taken):
+    for key, chosen, sample in zip(keys, seeds, taken, strict=True):
         assert_same_sample(sample, whole.sample({NODE: chosen}, key=key), graphs[-1])
 
 
@@ -214,7 +214,9 @@ def test_lookups_agree_with_the_whole_graph(parted_types) -> None:
             ids = torch.randperm(graph.num_edges(edge_type), generator=torch.Generator().manual_seed(0))
             original = mine.original_edge_ids(ids, edge_type)
             assert original.sort().values.tolist() == list(range(graph.num_edges(edge_type)))
-            ends = [mine.original_ids(end, t) for end, t in zip(mine.edge_ends(ids, edge_type), edge_type[::2])]
+            ends = [
+                mine.original_ids(end, t) for end, t in zip(mine.edge_ends(ids, edge_type), edge_type[::2], strict=True)
+            ]
             assert torch.equal(torch.stack(ends), graph.edge_index(edge_type)[:, original])
             nodes = torch.arange(graph.num_nodes(edge_type[2]))
             degrees = mine.in_degrees(mine.global_ids(nodes, edge_type[2]), edge_type)

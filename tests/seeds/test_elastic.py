@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import pytest
@@ -50,7 +50,7 @@ def go_on(make: Make, worlds: Sequence[int], steps: Sequence[int], states: Any =
         last = number == len(worlds) - 1
         seen.append([])
         for loader in loaders:
-            batches = list(loader) if last else [batch for _, batch in zip(range(steps[number]), loader)]
+            batches = list(loader) if last else list(islice(loader, steps[number]))
             seen[-1].append([loader.input_ids(batch.input_id) for batch in batches])
         states = through_a_file([loader.state_dict() for loader in loaders])
         if all(map(is_over, states)):
@@ -69,7 +69,7 @@ def all_ids(seen: Any) -> list[int]:
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("shared_out", [True, False])
@@ -122,7 +122,7 @@ def test_however_the_ranks_change_an_epoch_has_every_seed_once_and_the_next_is_o
     steps = [draw.randint(0, most) for _ in worlds]
     seen, loaders = go_on(make, worlds, steps)
     worlds = worlds[: len(seen)]
-    for stage, world_size in zip(seen, worlds):
+    for stage, world_size in zip(seen, worlds, strict=True):
         assert len({len(rank) for rank in stage}) == 1, "equal steps"
         sizes = [sum(batch.numel() for batch in rank) for rank in stage]
         at_most = [batch.numel() for rank in stage for batch in rank]
@@ -155,7 +155,7 @@ def test_as_many_ranks_as_before_go_on_bit_for_bit_also_in_what_was_left(graph: 
         unbroken = [make(rank, world_size) for rank in range(world_size)]
         for loader in unbroken if states is not None else []:
             loader.load_state_dicts(states)
-        heads = [[batch for _, batch in zip(range(2), loader)] for loader in unbroken]
+        heads = [list(islice(loader, 2)) for loader in unbroken]
         assert all(len(head) == 2 for head in heads)
         states = through_a_file([loader.state_dict() for loader in unbroken])
         for rank, loader in enumerate(unbroken):

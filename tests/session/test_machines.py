@@ -63,7 +63,7 @@ def test_hosts_with_a_part_each_find_one_another_over_ipv6(tmp_path):
     assert told[lab.names[0]]["own"] == "127.0.1.1"
     assert [told[host]["parts"] for host in sorted(told)] == [[0], [1]]
     for t in told.values():
-        assert all(peer.startswith(address) for peer, address in zip(t["peers"], sorted(addresses)))
+        assert all(peer.startswith(address) for peer, address in zip(t["peers"], sorted(addresses), strict=True))
         assert torch.equal(torch.tensor(t["x"]), graph.node_data[NODE]["x"][torch.tensor(t["originals"])])
     seeds = sorted(node for t in told.values() for node in t["seeds"])
     assert seeds == graph.node_data[NODE]["train_mask"].nonzero().view(-1).tolist()

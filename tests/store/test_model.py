@@ -51,7 +51,7 @@ class Model:
 
     def push(self, name: str, ids: Tensor, rows: Tensor, mode: str) -> None:
         with self.lock:
-            for i, row in zip(ids.tolist(), rows):
+            for i, row in zip(ids.tolist(), rows, strict=True):
                 self.tables[name][i] = row if mode == "write" else self.tables[name][i] + row
 
     def step(self, name: str, brought: list[tuple[Tensor, Tensor]]) -> None:
@@ -122,7 +122,7 @@ def broken_cluster(seed: int) -> Iterator[tuple[list[Store], list[Client], Wires
     try:
         stores = [
             Store(machine_of_part=MACHINE_OF_PART, machine=machine, client=client, rank=rank, world_size=NUM_RANKS)
-            for rank, (machine, client) in enumerate(zip(MACHINES, clients))
+            for rank, (machine, client) in enumerate(zip(MACHINES, clients, strict=True))
         ]
         yield stores, clients, wires
     finally:

@@ -51,12 +51,12 @@ def test_several_tables_take_one_message_and_the_same_ids_travel_once():
     data = [random_rows(1000, *t.row_shape, dtype=t.dtype, seed=k) for k, t in enumerate(tables)]
     ids = random_ids(10_000, 1000)
     with cluster([1, 1]) as c:
-        for table, rows in zip(tables, data):
+        for table, rows in zip(tables, data, strict=True):
             c.add(table, rows)
         store, before = c.stores[0], c.servers[1].counters()
         received = store.pull([Pull(t.name, ids) for t in tables]).result()
         after = c.servers[1].counters()
-    assert all(torch.equal(got, rows[ids]) for got, rows in zip(received, data))
+    assert all(torch.equal(got, rows[ids]) for got, rows in zip(received, data, strict=True))
     assert messages_in(after) - messages_in(before) == 1
     assert bytes_in(after) - bytes_in(before) < 4 * ids.numel() + 1000
 

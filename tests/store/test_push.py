@@ -22,11 +22,11 @@ def test_writes_and_sums_are_those_of_a_dense_tensor():
             ids, rows = random_ids(200, 500, turn), random_rows(200, 6, seed=turn)
             if turn % 2:
                 c.stores[0].push("t", ids, rows, "add")
-                for i, row in zip(ids.tolist(), rows):
+                for i, row in zip(ids.tolist(), rows, strict=True):
                     dense[i] += row
             else:
                 table[ids] = rows
-                for i, row in zip(ids.tolist(), rows):
+                for i, row in zip(ids.tolist(), rows, strict=True):
                     dense[i] = row
             assert torch.equal(table[:], dense)
 
@@ -283,11 +283,11 @@ def test_many_clients_at_once_leave_what_the_same_operations_leave_one_after_the
                 where = ids * num_ranks + store.rank
                 if chance.random() < 0.5:
                     store.push("own", where, rows)
-                    for i, row in zip(ids.tolist(), rows):
+                    for i, row in zip(ids.tolist(), rows, strict=True):
                         dense[i] = row
                 else:
                     store.push("own", where, rows, "add")
-                    for i, row in zip(ids.tolist(), rows):
+                    for i, row in zip(ids.tolist(), rows, strict=True):
                         dense[i] += row
                 common = random_ids(5, 50, seed + 7)
                 amounts = torch.arange(15).view(5, 3) + store.rank

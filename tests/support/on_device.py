@@ -67,7 +67,7 @@ class NativeOps(TorchDispatchMode):
             func(*tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, args), **kwargs)
         there = _with_transpose(func, self._there(args))
         out = func(*there, **self._there(kwargs))
-        for argument, value, moved in zip(func._schema.arguments, args, there):
+        for argument, value, moved in zip(func._schema.arguments, args, there, strict=True):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written and isinstance(value, Tensor) and value.is_cpu:
                 value.copy_(moved)

@@ -28,7 +28,7 @@ def partition(folder: Path) -> None:
 
     from gnnsys.bench.partition.run_one import dgl_graph
     from gnnsys.graph import NODE
-    from gnnsys.graph.generate import sbm
+    from gnnsys.graph import sbm
 
     task = Task.load(folder)
     graph = sbm(**task.graph)

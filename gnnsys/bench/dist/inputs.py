@@ -7,7 +7,7 @@ from pathlib import Path
 from gnnsys.bench.communities import make_graph, task_folder
 from gnnsys.bench.dist.settings import Settings
 from gnnsys.graph import load
-from gnnsys.graph.manifest import MANIFEST
+from gnnsys.graph import MANIFEST
 from gnnsys.partition import partition_graph
 
 RANDOM, METIS, TWO_LEVEL = "random", "metis", "two-level"

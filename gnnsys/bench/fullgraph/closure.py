@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnnsys.nn.models import hop_prefixes
+from gnnsys.nn import hop_prefixes
 from gnnsys.ops import CSC, compact, in_subgraph
 
 

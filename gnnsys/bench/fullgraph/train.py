@@ -98,7 +98,7 @@ class Bench:
         after = self._lab()
         numbers = {"seconds": seconds, "own": own, "cpu": cpu, "loss": float(loss), **asdict(trainer.spent())}
         ranks = self._gathered(numbers)
-        used = {name: [b - a for a, b in zip(before[name], after[name])] for name in before}
+        used = {name: [b - a for a, b in zip(before[name], after[name], strict=True)] for name in before}
         self._check_loss(name, sum(rank["loss"] for rank in ranks))
         return {"seconds": max(rank["seconds"] for rank in ranks), "ranks": ranks, **used}
 
@@ -121,7 +121,7 @@ class Bench:
         own = torch.tensor(list(numbers.values()), dtype=torch.float64)
         everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, own)
-        return [dict(zip(numbers, row.tolist())) for row in everyone]
+        return [dict(zip(numbers, row.tolist(), strict=True)) for row in everyone]
 
     def _told(self, number: float) -> float:
         """Rank 0's number, on every rank."""

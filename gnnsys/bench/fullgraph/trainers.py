@@ -114,7 +114,7 @@ class Replicated:
         grads = [p.grad for p in self._model.parameters() if p.grad is not None]
         flat = torch.cat([grad.reshape(-1) for grad in grads])
         dist.all_reduce(flat)
-        for grad, piece in zip(grads, flat.split([grad.numel() for grad in grads])):
+        for grad, piece in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(piece.view_as(grad))
         self._optimizer.step()
         return loss.detach()

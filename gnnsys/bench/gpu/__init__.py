@@ -8,7 +8,7 @@ import torch
 
 from gnnsys.bench.case import Benchmark
 from gnnsys.bench.gpu import epoch, fullgraph, rows, spmm, structure
-from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS
+from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 
 BENCHMARKS: list[Benchmark] = [
     spmm.forward,

@@ -37,7 +37,7 @@ from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import Batch, NeighborLoader
 from gnnsys.nn import GraphSAGE
-from gnnsys.ops.memo import BY_DESTINATION, STRUCTURES
+from gnnsys.ops import BY_DESTINATION, STRUCTURES
 from gnnsys.sampling import expected_visits
 from gnnsys.store import DeviceCache
 

@@ -28,8 +28,7 @@ from gnnsys.bench.gpu.inputs import (
     synchronize,
 )
 from gnnsys.bench.workload import FULL, SEED, Workload
-from gnnsys.fullgraph import HybridParallel
-from gnnsys.fullgraph.memory import peak_bytes
+from gnnsys.fullgraph import HybridParallel, peak_bytes
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.nn import GraphSAGE, SAGEConv
 from gnnsys.ops import CSC

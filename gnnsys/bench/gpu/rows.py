@@ -11,8 +11,7 @@ from torch import Tensor
 from gnnsys.bench.case import OURS, Case, Side, Versus, of_peer, rate
 from gnnsys.bench.gpu.inputs import device, graph_sizes, is_gpu, num_cores, random_rows
 from gnnsys.bench.workload import SEED, Workload
-from gnnsys.ops import gather_rows
-from gnnsys.ops.cached import gather_cached
+from gnnsys.ops import gather_cached, gather_rows
 
 DIM = 128  # 512 bytes a row, as the target says, in quick runs too
 NUM_GATHERED = 400_000  # the input nodes of a three-hop batch

@@ -22,10 +22,8 @@ from gnnsys.bench.partition.contest import (
 )
 from gnnsys.bench.partition.inputs import flat_edges
 from gnnsys.bench.workload import FULL, SEED, Workload
-from gnnsys.graph import Graph, dataset, rmat
-from gnnsys.graph.datasets import available
-from gnnsys.partition import CommunicationVolume, communication_volume
-from gnnsys.partition.levels import flat_csc
+from gnnsys.graph import Graph, available, dataset, rmat
+from gnnsys.partition import CommunicationVolume, communication_volume, flat_csc
 
 PARTS = 8
 REAL = ("web_google", "npm_deps_2016", "coauthor_cs", "pubmed", "amazon_computers")

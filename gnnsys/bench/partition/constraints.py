@@ -10,7 +10,7 @@ from gnnsys.bench.case import OURS, Case, Side, Versus
 from gnnsys.bench.partition.contest import METIS, Contest, Figures, cut_share, imbalance_of
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import Graph, typed
-from gnnsys.partition.constraints import constraints_of
+from gnnsys.partition import constraints_of
 
 PARTS = 8
 BALANCE = ["train", "edges", "ntype"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph, save
-from gnnsys.partition.adjacency import first_nodes
+from gnnsys.partition import first_nodes
 
 
 def write_inputs(folder: Path, graph: Graph, num_parts: int, balance: Sequence[str], *, with_metis: bool) -> None:

@@ -17,12 +17,9 @@ from gnnsys.bench.case import OURS, Case, Side, Versus, value
 from gnnsys.bench.partition.contest import cut_share
 from gnnsys.bench.partition.inputs import flat_edges, metis_arrays, run_metis
 from gnnsys.bench.workload import FULL, Workload
-from gnnsys.graph import Graph, dataset
-from gnnsys.graph.datasets import available
+from gnnsys.graph import Graph, available, dataset
 from gnnsys.ops import degrees
-from gnnsys.partition.constraints import Constraints, constraints_of
-from gnnsys.partition.levels import finest_level
-from gnnsys.partition.multilevel import multilevel
+from gnnsys.partition import Constraints, constraints_of, finest_level, multilevel
 
 PARTS = 8
 GRAPHS = (

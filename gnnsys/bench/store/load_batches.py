@@ -6,6 +6,7 @@ Every process loads the same batches, so that they touch the same pages.
 from __future__ import annotations
 
 import sys
+from itertools import islice
 
 import torch
 
@@ -24,7 +25,7 @@ def load(parts: str | None) -> None:
         graph = gnnsys.open(parts, verify=False)
         nodes = torch.arange(0, graph.num_nodes(), max(1, graph.num_nodes() // (NUM_BATCHES * BATCH_SIZE)))
         loader = gnnsys.NeighborLoader(graph, list(FANOUT), input_nodes=nodes, batch_size=BATCH_SIZE)
-        for _, batch in zip(range(min(NUM_BATCHES, len(loader)) - 1), loader):
+        for batch in islice(loader, min(NUM_BATCHES, len(loader)) - 1):
             kept = batch
     answer({"nodes": 0 if kept is None else kept.num_nodes})
     wait_for_end()

@@ -13,14 +13,9 @@ from typing import Any
 import torch
 import zmq
 
-from gnnsys.comm import Kind, Limits, wire
-from gnnsys.comm.arrays import DTYPE_OF, INLINE_BELOW, export_array
-from gnnsys.comm.client_quotas import Accounts
-from gnnsys.comm.fair_queue import Turns
+from gnnsys.comm import DTYPE_OF, INLINE_BELOW, Accounts, Kind, Limits, Turns, export_array, wire
 from gnnsys.ops import BufferPool, gather_rows
-from gnnsys.store import Shard, TableSpec
-from gnnsys.store.serve import pull_chunks
-from gnnsys.store.wire import CHUNK_BYTES
+from gnnsys.store import CHUNK_BYTES, Shard, TableSpec, pull_chunks
 
 Call = Callable[[], object]
 Described = tuple[bytes, tuple[int, ...], int]  # descriptors, dimensions, where arrays of the first frame begin
@@ -120,7 +115,7 @@ def _believe(front: Any) -> wire.Header:
 def _find_arrays(kinds: bytes, dims: tuple[int, ...], at: int, frames: list[zmq.Frame]) -> list[Any]:
     found: list[Any] = []
     begin, num_used = 0, 1
-    for code, ndim in zip(kinds[::2], kinds[1::2]):
+    for code, ndim in zip(kinds[::2], kinds[1::2], strict=True):
         shape = dims[begin : begin + ndim]
         begin += ndim
         dtype, itemsize = DTYPE_OF[code]

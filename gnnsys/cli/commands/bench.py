@@ -68,7 +68,7 @@ def _settings(suite: str, texts: list[str]) -> dict[str, str]:
     if texts and suite not in ("dist", "fullgraph"):
         raise ValueError(f"--set is for `bench dist` and `bench fullgraph`: {suite} has no settings")
     pairs = [text.partition("=") for text in texts]
-    for text, (name, equals, value) in zip(texts, pairs):
+    for text, (name, equals, value) in zip(texts, pairs, strict=True):
         if not (name and equals and value):
             raise ValueError(f"--set {text}: write NAME=VALUE")
     return {name: value for name, _, value in pairs}

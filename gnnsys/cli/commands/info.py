@@ -21,8 +21,7 @@ def facts() -> dict[str, str]:
     import torch
 
     import gnnsys
-    from gnnsys.bench import peers
-    from gnnsys.bench.report import environment
+    from gnnsys.bench import environment, peers
 
     machine = environment()
     found = {name: peers.version(name) or f"- ({peers.find(name)})" for name in peers.PEERS}

@@ -33,9 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
-    from gnnsys.graph.manifest import MANIFEST
-    from gnnsys.partition import inspect_parts, open_parts, write_plot
-    from gnnsys.partition.plot import check_plot_file
+    from gnnsys.graph import MANIFEST
+    from gnnsys.partition import check_plot_file, inspect_parts, open_parts, write_plot
 
     fanouts = None if args.fanouts is None else _fanouts(args.fanouts)
     if args.plot is not None:

@@ -69,11 +69,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
     from gnnsys.cli.source import opened_source
-    from gnnsys.graph.manifest import check_target
-    from gnnsys.partition import Options, parse_size, partition_graph
-    from gnnsys.partition.assign import check_counts, plan_assignment
-    from gnnsys.partition.layout import FORMAT, WHAT
-    from gnnsys.partition.partition import check_halo_hops
+    from gnnsys.graph import check_target
+    from gnnsys.partition import (
+        FORMAT,
+        WHAT,
+        Options,
+        check_counts,
+        check_halo_hops,
+        parse_size,
+        partition_graph,
+        plan_assignment,
+    )
 
     # Whatever can be refused is refused before a source is read that may take minutes.
     check_counts(args.parts, args.trainers_per_part)
@@ -125,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 def reversed_too(graph: Graph, limit: int | None) -> Graph:
     """The graph with its edges in both directions, made in memory."""
-    from gnnsys.partition.memory import LOAD_BYTES_PER_EDGE, format_size
+    from gnnsys.partition import LOAD_BYTES_PER_EDGE, format_size
 
     need = round(2 * sum(map(graph.num_edges, graph.edge_types)) * LOAD_BYTES_PER_EDGE)
     if limit is not None and need > limit:

@@ -28,9 +28,8 @@ def run(args: argparse.Namespace) -> int:
     import signal
     import tempfile
 
-    from gnnsys.comm.address import is_loopback
-    from gnnsys.comm.key_file import make_key
-    from gnnsys.session.graph_server import GraphServer, wait_for_end
+    from gnnsys.comm import is_loopback, make_key
+    from gnnsys.session import GraphServer, wait_for_end
 
     host, endpoint = _endpoint(args.bind)
     if args.key is None and not is_loopback(host):
@@ -53,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _own_parts(folder: Path, text: str | None) -> list[int]:
-    from gnnsys.partition import open_parts
-    from gnnsys.partition.layout import part_folder
+    from gnnsys.partition import open_parts, part_folder
 
     num_parts = open_parts(folder, verify=False).num_parts
     if text is None:
@@ -73,7 +71,7 @@ def _own_parts(folder: Path, text: str | None) -> list[int]:
 
 def _endpoint(text: str) -> tuple[str, str]:
     """Address and ZeroMQ's endpoint of HOST, HOST:PORT, [IPV6]:PORT or IPV6."""
-    from gnnsys.comm.address import endpoint, resolve
+    from gnnsys.comm import endpoint, resolve
 
     bare = text.removeprefix("tcp://")
     host, colon, port = bare.rpartition(":")
