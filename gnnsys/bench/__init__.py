@@ -5,7 +5,7 @@ All suites share one frame: cases with sides that take turns (`case`, `measure`)
 
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
+from gnnsys.bench.suite import SUITES, SuiteOptions, load_suite, run_suite
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -13,10 +13,10 @@ __all__ = [
     "SUITES",
     "Benchmark",
     "Case",
-    "Options",
     "Report",
     "Row",
     "Side",
+    "SuiteOptions",
     "Unit",
     "Versus",
     "Workload",

@@ -24,7 +24,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 @dataclass
-class Copy:
+class RankSnapshot:
     """What one rank writes of one checkpoint."""
 
     steps: int

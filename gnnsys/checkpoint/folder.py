@@ -35,7 +35,7 @@ def staging_name(steps: int, token: str) -> str:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LocalCheckpoint:
     """A checkpoint that a machine has files of. `lacks`: those of its files that are not here, or not whole."""
 
     name: str
@@ -44,7 +44,7 @@ class Seen:
     lacks: list[str]
 
 
-def look(folder: Path) -> list[Seen]:
+def look(folder: Path) -> list[LocalCheckpoint]:
     """The checkpoints of which this machine has a manifest, whatever else it has of them."""
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -55,7 +55,7 @@ def look(folder: Path) -> list[Seen]:
         except ValueError:
             continue
         lacks = [file for file, (size, _) in manifest["files"].items() if _size(path / file) != size]
-        found.append(Seen(path.name, manifest["steps"], manifest["token"], lacks))
+        found.append(LocalCheckpoint(path.name, manifest["steps"], manifest["token"], lacks))
     return found
 
 

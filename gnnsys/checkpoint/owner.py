@@ -65,7 +65,7 @@ class Process:
         return f"process {self.pid} on {self.host or 'an unknown host'}"
 
 
-class Owner:
+class FolderLock:
     """A job's hold on a folder on one machine, from its first save to its end. `job` is the same on all machines."""
 
     def __init__(self, folder: Path, job: str) -> None:
@@ -205,7 +205,7 @@ class Owner:
                 os.utime(self._file)
 
 
-def _beat(reference: weakref.ref[Owner], ended: threading.Event) -> None:
+def _beat(reference: weakref.ref[FolderLock], ended: threading.Event) -> None:
     """Holds no owner: one that nobody closed ends with its saver."""
     while not ended.wait(BEAT_SECONDS):
         owner = reference()

@@ -21,9 +21,9 @@ from gnnsys.checkpoint.comparing import differing_file, merged
 from gnnsys.checkpoint.copying import same
 from gnnsys.checkpoint.exchange import brought
 from gnnsys.checkpoint.files import read_state
-from gnnsys.checkpoint.folder import Seen
+from gnnsys.checkpoint.folder import LocalCheckpoint
 from gnnsys.checkpoint.generators import seed_generators, write_generators
-from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint.owner import FolderLock
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import SavedTable, graph_of
 from gnnsys.comm import Group
@@ -36,7 +36,7 @@ _READ_SECONDS = 1800.0  # to read a machine's files once
 
 
 @dataclass(frozen=True)
-class Found:
+class CompleteCheckpoint:
     """A checkpoint that is whole: where it is on each machine that has some of it, and who has which file."""
 
     manifest: dict[str, Any]
@@ -53,7 +53,9 @@ class Found:
         return named if named.is_dir() or machine not in self.names else folder / self.names[machine]
 
 
-def restore(folder: Path, group: Group, session: Session | None, states: States, owner: Owner) -> Found | None:
+def restore(
+    folder: Path, group: Group, session: Session | None, states: States, owner: FolderLock
+) -> CompleteCheckpoint | None:
     """Loads the newest checkpoint in `folder` into `states`; None where there has been none yet."""
     found = _find(folder, group, session, states)
     _tidy(folder, group, found, owner)
@@ -76,7 +78,7 @@ def restore(folder: Path, group: Group, session: Session | None, states: States,
 # -- which one --------------------------------------------------------------------------------------------------------
 
 
-def _find(folder: Path, group: Group, session: Session | None, states: States) -> Found | None:
+def _find(folder: Path, group: Group, session: Session | None, states: States) -> CompleteCheckpoint | None:
     seen: list[Any] = []
     wrong: list[str] = []
     problem = None
@@ -93,7 +95,7 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
             )
     group.agree("checkpoint's folder", problem, timeout=_READ_SECONDS)
     told = group.gather("checkpoints seen", [group.machine, seen, wrong], timeout=_READ_SECONDS)
-    by_machine = {machine: [Seen(*entry) for entry in entries] for machine, entries, _ in told if entries}
+    by_machine = {machine: [LocalCheckpoint(*entry) for entry in entries] for machine, entries, _ in told if entries}
     complaints = [f"machine {machine}: {text}" for machine, _, texts in told for text in texts]
     tokens = {s.token: s.steps for entries in by_machine.values() for s in entries}
     for token in sorted(tokens, key=lambda token: tokens[token], reverse=True):
@@ -117,16 +119,16 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
     return None
 
 
-def _share_manifest(folder: Path, group: Group, here: dict[int, Seen]) -> Found:
+def _share_manifest(folder: Path, group: Group, here: dict[int, LocalCheckpoint]) -> CompleteCheckpoint:
     machine = min(here)
     root = next(rank for rank, of in enumerate(group.machine_of_rank) if of == machine)
     value = folders.read_checkpoint(folder / here[machine].name) if group.rank == root else None
     manifest = group.share("checkpoint's manifest", value, root=root, timeout=_READ_SECONDS)
     holders = {file: [m for m, s in sorted(here.items()) if file not in s.lacks] for file in manifest["files"]}
-    return Found(manifest, {m: s.name for m, s in here.items()}, holders)
+    return CompleteCheckpoint(manifest, {m: s.name for m, s in here.items()}, holders)
 
 
-def _reads(group: Group, session: Session | None, states: States, found: Found) -> set[str]:
+def _reads(group: Group, session: Session | None, states: States, found: CompleteCheckpoint) -> set[str]:
     """The files that this machine is going to read where it has them itself."""
     try:
         tables = _tables_of(session, states, found)
@@ -137,7 +139,7 @@ def _reads(group: Group, session: Session | None, states: States, found: Found) 
     return {*wanted, *(file for file in found.manifest["files"] if file.rsplit("/", 1)[0] in folders_read)}
 
 
-def _check(folder: Path, group: Group, found: Found, reads: Set[str]) -> str | None:
+def _check(folder: Path, group: Group, found: CompleteCheckpoint, reads: Set[str]) -> str | None:
     """Has every machine check what it is going to read, and every file checked by one that has it.
 
     Machines may have copies of one file, and one copy may be damaged. What is wrong with the first that is.
@@ -154,7 +156,7 @@ def _check(folder: Path, group: Group, found: Found, reads: Set[str]) -> str | N
     return next((text for text in told if text is not None), None)
 
 
-def _tidy(folder: Path, group: Group, found: Found | None, owner: Owner) -> None:
+def _tidy(folder: Path, group: Group, found: CompleteCheckpoint | None, owner: FolderLock) -> None:
     """Names what was complete but not yet named, moves damaged newer ones out of the way, removes what is left over.
 
     Not so in the folder of another job that still runs: what looks left over there is under way.
@@ -199,7 +201,7 @@ def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
     return result
 
 
-def _tables_of(session: Session | None, states: States, found: Found) -> list[SavedTable]:
+def _tables_of(session: Session | None, states: States, found: CompleteCheckpoint) -> list[SavedTable]:
     """The tables of a checkpoint; ValueError, with a reason, where one has no meaning for what is here now."""
     tables, entries = [], found.manifest["tables"]
     for name, saved in sorted(states.saved_tables(entries, session).items()):
@@ -209,7 +211,7 @@ def _tables_of(session: Session | None, states: States, found: Found) -> list[Sa
     return tables
 
 
-def _fitting(group: Group, session: Session | None, states: States, found: Found) -> list[SavedTable]:
+def _fitting(group: Group, session: Session | None, states: States, found: CompleteCheckpoint) -> list[SavedTable]:
     def check() -> list[SavedTable]:
         manifest = found.manifest
         known = states.saved_tables(manifest["tables"], session)
@@ -228,7 +230,7 @@ def _fitting(group: Group, session: Session | None, states: States, found: Found
     return _attempt(group, "checkpoint fits", check)
 
 
-def _wanted(group: Group, found: Found, tables: Sequence[SavedTable]) -> list[str]:
+def _wanted(group: Group, found: CompleteCheckpoint, tables: Sequence[SavedTable]) -> list[str]:
     """The files that every machine reads."""
     wanted = ["dense.pt", *(f"rank-{rank}.pt" for rank in range(found.manifest["world_size"]))]
     if group.world_size == found.manifest["world_size"]:
@@ -239,7 +241,7 @@ def _wanted(group: Group, found: Found, tables: Sequence[SavedTable]) -> list[st
 
 
 def _restore_tables(
-    group: Group, path: Path, found: Found, tables: Sequence[SavedTable], files: dict[str, Path]
+    group: Group, path: Path, found: CompleteCheckpoint, tables: Sequence[SavedTable], files: dict[str, Path]
 ) -> None:
     if not tables:
         return
@@ -261,7 +263,7 @@ def _restore_tables(
 class _Loaded:
     """States read from files, checked against what they are for, and then loaded."""
 
-    def __init__(self, group: Group, states: States, found: Found, files: dict[str, Path]) -> None:
+    def __init__(self, group: Group, states: States, found: CompleteCheckpoint, files: dict[str, Path]) -> None:
         self._group, self._states = group, states
         self._world_size = int(found.manifest["world_size"])
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from gnnsys.checkpoint.copying import check_state
-from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint.owner import FolderLock
 from gnnsys.checkpoint.restore import restore, unwrapped
 from gnnsys.checkpoint.saver import Saver
 from gnnsys.checkpoint.states import States, sort_states
@@ -77,7 +77,7 @@ def resume(
         )
     path = Path(folder).resolve()
     _check_folders(group, path)
-    owner = Owner(path, group.nonce)
+    owner = FolderLock(path, group.nonce)
     found = restore(path, group, session, sorted_states, owner)
     return Saver(
         path, group, session, sorted_states, every=every, keep=keep, asynchronous=asynchronous, found=found,

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from gnnsys.checkpoint import comparing
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.copying import Copy, as_it_is, check_state, copied, snapshot
+from gnnsys.checkpoint.copying import RankSnapshot, as_it_is, check_state, copied, snapshot
 from gnnsys.checkpoint.errors import of_step, raise_first, words
 from gnnsys.checkpoint.files import write_state
 from gnnsys.checkpoint.generators import read_generators
-from gnnsys.checkpoint.owner import Owner
-from gnnsys.checkpoint.restore import Found, unwrapped
+from gnnsys.checkpoint.owner import FolderLock
+from gnnsys.checkpoint.restore import CompleteCheckpoint, unwrapped
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder, write_originals
 from gnnsys.comm import CommError, Group, RendezvousError
@@ -66,8 +66,8 @@ class Saver:
         every: int | None,
         keep: int,
         asynchronous: bool,
-        found: Found | None,
-        owner: Owner,
+        found: CompleteCheckpoint | None,
+        owner: FolderLock,
     ) -> None:
         self.folder, self.every, self.keep, self.asynchronous = folder, every, keep, asynchronous
         self.steps = found.steps if found is not None else 0
@@ -165,7 +165,7 @@ class Saver:
 
     # -- the first half: a copy ---------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[Copy, _States, _States]:
+    def _begin(self) -> tuple[RankSnapshot, _States, _States]:
         """All ranks meet, with nothing under way: the save, this rank's shared states, what of them rank 0 has not."""
         group, problem, cause = self._group, None, None
         shared, digests = _States(), comparing.Digests()
@@ -188,9 +188,9 @@ class Saver:
             )
         apart = sorted({name for entry in told for name, digest in entry[3].items() if digest != told[0][3][name]})
         first = group.share("checkpoint's digests", {name: digests[name] for name in apart}) if apart else {}
-        return Copy(self.steps, told[0][2]), shared, comparing.differing(shared, digests, first)
+        return RankSnapshot(self.steps, told[0][2]), shared, comparing.differing(shared, digests, first)
 
-    def _copy(self) -> Copy:
+    def _copy(self) -> RankSnapshot:
         copy, shared, apart = self._begin()
         group, problem, cause = self._group, None, None
         self.on_stage("begun")
@@ -211,7 +211,7 @@ class Saver:
         self.on_stage("copied")
         return copy
 
-    def _fill(self, copy: Copy, shared: _States, apart: _States) -> None:
+    def _fill(self, copy: RankSnapshot, shared: _States, apart: _States) -> None:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
         group = self._group
         for name, own in apart.items():
@@ -228,7 +228,7 @@ class Saver:
         copy.own = {"own": own, "generators": read_generators()}
         copy.dense = dense if group.rank == 0 else None
 
-    def _copy_states(self, copy: Copy, each: list[_States]) -> list[_States]:
+    def _copy_states(self, copy: RankSnapshot, each: list[_States]) -> list[_States]:
         """All of them, copied where they are to be and there is memory for it; else as they are."""
 
         def taken(of: Callable[[Tensor], Tensor]) -> list[_States]:
@@ -242,7 +242,7 @@ class Saver:
             copy.too_large = f"the states of rank {self._group.rank}, {size} bytes"
         return taken(as_it_is)
 
-    def _copy_table(self, copy: Copy, name: str, table: DistTensor) -> None:
+    def _copy_table(self, copy: RankSnapshot, name: str, table: DistTensor) -> None:
         store, graph = table.store, graph_of(table, self._session)
         if store.machine < 0:
             raise ValueError(
@@ -267,7 +267,7 @@ class Saver:
 
     # -- the second half: on disk -------------------------------------------------------------------------------------
 
-    def _write(self, copy: Copy) -> None:
+    def _write(self, copy: RankSnapshot) -> None:
         try:
             self._write_all(copy)
         except Exception as error:  # the training thread raises it when it comes to its next save
@@ -275,7 +275,7 @@ class Saver:
                 _log.error("the checkpoint of step %d was not saved: %s", copy.steps, error)
             self._error = copy.steps, error
 
-    def _write_all(self, copy: Copy) -> None:
+    def _write_all(self, copy: RankSnapshot) -> None:
         group, problem, files = self._group, None, dict[str, list[int]]()
         try:
             files = self._write_files(copy)
@@ -306,7 +306,7 @@ class Saver:
                 _log.warning("old checkpoints stay in %s: %s", self.folder, words(error))
         self.on_stage("old removed")
 
-    def _write_files(self, copy: Copy) -> dict[str, list[int]]:
+    def _write_files(self, copy: RankSnapshot) -> dict[str, list[int]]:
         """Writes what is this rank's; every file with its bytes and CRC-32."""
         staging, files = self.folder / copy.staging, {}
         staging.mkdir(parents=True, exist_ok=True)
@@ -329,7 +329,7 @@ class Saver:
         self.on_stage("tables written")
         return files
 
-    def _describe(self, copy: Copy, told: list[Any]) -> str | None:
+    def _describe(self, copy: RankSnapshot, told: list[Any]) -> str | None:
         """Every machine's manifest, the same on each: all files of all. What went wrong, or None."""
         if not self._group.is_leader:
             return None
@@ -368,7 +368,7 @@ class Saver:
             return f"machine {group.machine}: {words(error)}"
         return None
 
-    def _give_up(self, copy: Copy) -> None:
+    def _give_up(self, copy: RankSnapshot) -> None:
         """Removes what was written so far, once the shards have stopped writing to it."""
         for name, table, machine in copy.tables:
             with contextlib.suppress(ValueError, CommError, RuntimeError):

@@ -19,7 +19,7 @@ from gnnsys.sampling import NeighborSampler as Sampler
 _MASK = "__mask_weight__"
 
 
-class Structure:
+class DglStructure:
     """A DGL graph as our sampler sees it, and the way back to DGL's blocks."""
 
     def __init__(self, g: Any, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:

@@ -51,7 +51,7 @@ class Command:
         self,
         host: int,
         argv: Sequence[str],
-        place: groups.Groups,
+        place: groups.HostGroups,
         first_pid: int,
         *,
         env: Mapping[str, str] | None = None,

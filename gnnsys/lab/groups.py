@@ -37,11 +37,11 @@ class Roots:
         cpuacct = None if accounting is None else Path(accounting)
         return cls(value["version"], Path(value["cpu"]), Path(value["memory"]), cpuacct)
 
-    def of(self, name: str) -> Groups:
+    def of(self, name: str) -> HostGroups:
         """The directories of one host of one lab, not yet made; `name` may be a path below the roots."""
         extra = [self.cpuacct / name] if self.cpuacct else []
         paths = dict.fromkeys([self.cpu / name, self.memory / name, *extra])  # hierarchies may be mounted together
-        return Groups(
+        return HostGroups(
             self.version, tuple(paths), self.cpu / name, self.memory / name, (self.cpuacct or self.cpu) / name
         )
 
@@ -56,7 +56,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Groups:
+class HostGroups:
     """One host's directories."""
 
     version: int

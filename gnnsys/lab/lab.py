@@ -24,7 +24,7 @@ from typing import Any
 
 from gnnsys.lab import groups, state
 from gnnsys.lab.command import Command, Result
-from gnnsys.lab.network import KEEP, Network, Traffic, address, hosts_file, parse_rate
+from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate
 from gnnsys.partition import parse_size
 
 START_SECONDS = 60.0
@@ -93,7 +93,7 @@ class Lab:
             "period": period,
         }
         self._num_runs = 0
-        self._places: list[groups.Groups] = []
+        self._places: list[groups.HostGroups] = []
         self._keeper: subprocess.Popen[str] | None = None
 
     # --- making it and taking it down
@@ -202,7 +202,7 @@ class Lab:
     def address(self, host: int, family: int | None = None) -> str:
         return address(self._check(host), family or self._spec["family"])
 
-    def bytes(self) -> dict[int, Traffic]:
+    def bytes(self) -> dict[int, HostTraffic]:
         """What went into and out of every host since the lab was made, from the kernel's counters."""
         return self._network.traffic()
 

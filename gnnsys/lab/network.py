@@ -20,7 +20,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 @dataclass(frozen=True)
-class Traffic:
+class HostTraffic:
     """Bytes and packets that went into and out of a host since it was made."""
 
     bytes_in: int
@@ -28,8 +28,8 @@ class Traffic:
     packets_in: int
     packets_out: int
 
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(
+    def __sub__(self, earlier: HostTraffic) -> HostTraffic:
+        return HostTraffic(
             self.bytes_in - earlier.bytes_in,
             self.bytes_out - earlier.bytes_out,
             self.packets_in - earlier.packets_in,
@@ -98,15 +98,15 @@ class Network:
         """Plugs the cable in at the switch, or pulls it."""
         _batch("ip", self._switch_pid, [f"link set dev p{host} {'up' if up else 'down'}"])
 
-    def traffic(self) -> dict[int, Traffic]:
+    def traffic(self) -> dict[int, HostTraffic]:
         listing = json.loads(_inside(self._switch_pid, ["ip", "-json", "-statistics", "link", "show"]))
         found = {entry["ifname"]: entry["stats64"] for entry in listing}
         return {host: _traffic(found[f"p{host}"]) for host in range(1, len(self._host_pids) + 1)}
 
 
-def _traffic(port: dict[str, dict[str, int]]) -> Traffic:
+def _traffic(port: dict[str, dict[str, int]]) -> HostTraffic:
     into, out = port["tx"], port["rx"]  # what the switch sends is what the host gets
-    return Traffic(into["bytes"], out["bytes"], into["packets"], out["packets"])
+    return HostTraffic(into["bytes"], out["bytes"], into["packets"], out["packets"])
 
 
 def _batch(program: str, pid: int, lines: Sequence[str]) -> None:

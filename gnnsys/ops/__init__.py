@@ -32,7 +32,7 @@ from gnnsys.ops.reads import DeviceReads
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
-from gnnsys.ops.stitch import Piece, name_neighbors, stitch
+from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch
 from gnnsys.ops.store import (
     fill_uniform,
     gather_parts,
@@ -64,8 +64,8 @@ __all__ = [
     "Neighbors32",
     "NodeRun",
     "PairTable",
+    "PartNeighbors",
     "PartedCSC",
-    "Piece",
     "Refined",
     "Searched",
     "WholeDegrees",

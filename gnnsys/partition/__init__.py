@@ -1,7 +1,7 @@
 """From a graph to parts on disk: METIS, balancing, refinement, relabelling, format, verification."""
 
 from gnnsys.partition.adjacency import first_nodes
-from gnnsys.partition.assign import Assigned, Options, assign_parts, check_counts, plan_assignment
+from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts, check_counts, plan_assignment
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.communication import (
@@ -37,6 +37,8 @@ from gnnsys.partition.streaming import StreamedParts, stream_assignment
 from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts
 
+Options = PartitionOptions  # the old name, kept for one version
+
 __all__ = [
     "FORMAT",
     "LOAD_BYTES_PER_EDGE",
@@ -52,6 +54,7 @@ __all__ = [
     "Options",
     "Part",
     "PartitionBook",
+    "PartitionOptions",
     "Partitioned",
     "Parts",
     "Placement",

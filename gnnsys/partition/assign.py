@@ -32,7 +32,7 @@ _MOST_SEED = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PartitionOptions:
     """How to partition.
 
     `method` is one of METHODS or "assignment=FILE"; `balance` names constraints (gnnsys.partition.constraints), None
@@ -91,7 +91,7 @@ def assign_parts(
     num_parts: int,
     trainers_per_part: int = 1,
     *,
-    options: Options | None = None,
+    options: PartitionOptions | None = None,
     memory_limit: int | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -101,7 +101,7 @@ def assign_parts(
     With a `memory_limit` in bytes that the multilevel partitioner would exceed, nodes are assigned by streaming the
     graph, whose arrays may be mapped files. `folder` is for temporary files.
     """
-    options = options or Options()
+    options = options or PartitionOptions()
     check_counts(num_parts, trainers_per_part)
     start = time.perf_counter()
     constraints = _constraints(graph, options)
@@ -140,14 +140,14 @@ def plan_assignment(
     num_parts: int,
     trainers_per_part: int = 1,
     *,
-    options: Options | None = None,
+    options: PartitionOptions | None = None,
     memory_limit: int | None = None,
 ) -> MemoryPlan | None:
     """What `assign_parts` with the same arguments will take beside the graph, and whether it will stream.
 
     None for methods that need next to nothing. ValueError where the limit cannot be kept.
     """
-    options = options or Options()
+    options = options or PartitionOptions()
     check_counts(num_parts, trainers_per_part)
     return _Task(
         graph, _constraints(graph, options), num_parts, trainers_per_part, options, memory_limit, None, None
@@ -163,7 +163,7 @@ def check_counts(num_parts: int, trainers_per_part: int) -> None:
         )
 
 
-def _constraints(graph: Graph, options: Options) -> Constraints:
+def _constraints(graph: Graph, options: PartitionOptions) -> Constraints:
     return constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
 
 
@@ -175,7 +175,7 @@ class _Task:
     constraints: Constraints
     num_parts: int
     trainers_per_part: int
-    options: Options
+    options: PartitionOptions
     memory_limit: int | None
     folder: Path | None
     progress: Progress | None

@@ -13,7 +13,7 @@ from typing import Any
 _WAKE_UP = 2.0  # seconds; the longest any thread sleeps without looking around
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The channel was closed: the thread that waited has nothing left to do."""
 
 
@@ -36,7 +36,7 @@ class Channel:
             while not self._closed and self._depth is not None and index >= self._next + self._depth:
                 self._left.wait(_WAKE_UP)
             if self._closed:
-                raise Closed
+                raise ChannelClosed
             self._items[index] = item
             if index == self._next:
                 self._arrived.notify()
@@ -51,7 +51,7 @@ class Channel:
                     raise TimeoutError
                 self._arrived.wait(left)
             if self._closed:
-                raise Closed
+                raise ChannelClosed
             index = self._next
             self._num_taken += 1
             self._sum_waiting += len(self._items)

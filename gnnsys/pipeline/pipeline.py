@@ -11,9 +11,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from gnnsys.pipeline.channel import Closed
+from gnnsys.pipeline.channel import ChannelClosed
 from gnnsys.pipeline.stage import Failure, OfThisProcess, Stage, StageCounters
-from gnnsys.pipeline.workers import Observer, Parcel, Run, Workers, total
+from gnnsys.pipeline.workers import Observer, Parcel, StageChain, Workers, total
 
 Source: TypeAlias = Callable[[int], Iterable[Any]]
 """`source(position)` gives the batches from number `position` on, always the same: a schedule, possibly endless."""
@@ -52,7 +52,7 @@ class Pipeline:
         self._delivered = 0
         self._waited = 0.0
         groups, inline = _group(stages)
-        self._inline = Run(inline, None, bool(groups), observer)
+        self._inline = StageChain(inline, None, bool(groups), observer)
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
         self._workers = Workers(groups, inline[0] if inline else None, observer) if groups else None
         self.is_closed = False
@@ -96,7 +96,7 @@ class Pipeline:
             except TimeoutError:
                 message = f"batch {self._position} was not ready within timeout={self._timeout} s; {workers.backlog()}"
                 raise RuntimeError(message) from None
-            except Closed:
+            except ChannelClosed:
                 raise RuntimeError("the pipeline was closed while a batch was waited for") from None
             except KeyboardInterrupt:  # the batch may have been taken already: what is in flight cannot be trusted
                 self.close()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from gnnsys.pipeline.channel import Channel, Closed
+from gnnsys.pipeline.channel import Channel, ChannelClosed
 from gnnsys.pipeline.stage import Failure, Stage, StageCounters
 
 _JOIN_SECONDS = 10.0
@@ -31,7 +31,7 @@ class Parcel(NamedTuple):
     item: Any
 
 
-class Run:
+class StageChain:
     """Stages that share a thread, as that thread runs them; `then` is the stage that the batch is brought to next.
 
     The first stage's `begin` has been called already if another thread brought the batch (`is_begun`).
@@ -104,12 +104,12 @@ class Workers:
         self._groups = groups
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
-        self._runs: list[Run] = []
+        self._runs: list[StageChain] = []
         started = threading.Semaphore(0)
         for number, group in enumerate(groups):
             following = groups[number + 1][0] if number + 1 < len(groups) else then
             for worker in range(group[-1].threads):
-                run = Run(group, following, number > 0, observer)
+                run = StageChain(group, following, number > 0, observer)
                 self._runs.append(run)
                 name = f"gnnsys-{group[-1].name}-{worker}"
                 args = (group[-1], run, number, worker, started)
@@ -123,7 +123,7 @@ class Workers:
         # the stages asked before they set theirs, and what held here is put back for threads to come.
         torch.set_num_threads(native_threads)
 
-    def _work(self, stage: Stage, run: Run, number: int, worker: int, started: threading.Semaphore) -> None:
+    def _work(self, stage: Stage, run: StageChain, number: int, worker: int, started: threading.Semaphore) -> None:
         counter = next(counter for of, counter in run.counters if of is stage)
         inbound, outbound = self.channels[number], self.channels[number + 1]
         broken = self._set_up(stage, worker)
@@ -142,7 +142,7 @@ class Workers:
                 outbound.put(index, parcel)
                 counter.blocked += time.perf_counter() - began
                 parcel = None  # a batch must not live on because its thread waits for the next one
-        except Closed:
+        except ChannelClosed:
             return
 
     def _set_up(self, stage: Stage, worker: int) -> Failure | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
+from gnnsys.ops import CSC, Neighbors, PartedCSC, PartNeighbors, gather_rows, sample_parts, stitch
 from gnnsys.partition import id_dtype
 from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
@@ -160,7 +160,7 @@ class _Seeds:
 class _Answers:
     """What has come of one request."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PartNeighbors] = field(default_factory=list)
     segments: list[tuple[int, int, int]] = field(default_factory=list)
 
 

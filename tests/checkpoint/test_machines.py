@@ -10,7 +10,7 @@ import torch
 
 import gnnsys
 from gnnsys.checkpoint import exchange
-from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint.owner import FolderLock
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.states import States
 from gnnsys.store import Shard, Store
@@ -134,7 +134,7 @@ def test_every_machine_checks_the_copy_that_it_reads(tmp_path):
             model, table = torch.nn.Linear(4, 4), c.stores[group.rank].create("t", 10, (4,))
             folder = base / str(group.rank)
             states = States({"model": model}, {}, {"table": table})
-            found = restore(folder, group, None, states, Owner(folder, group.nonce))
+            found = restore(folder, group, None, states, FolderLock(folder, group.nonce))
             return found.steps, model.weight.unique().tolist(), table[:].unique().tolist()
 
         with cluster([0, 1], num_ranks=2) as c:

@@ -12,7 +12,7 @@ import torch
 
 import gnnsys
 from gnnsys.checkpoint import owner
-from gnnsys.checkpoint.owner import OWNER, Owner, Process
+from gnnsys.checkpoint.owner import OWNER, FolderLock, Process
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.states import States
 from tests.checkpoint.groups import on_ranks
@@ -118,7 +118,7 @@ def test_machines_that_cannot_see_a_dead_job_hear_of_it_from_one_that_can(tmp_pa
     claim(tmp_path, replace(other[0], start=1))
 
     def body(group):
-        mine = Owner(tmp_path, group.nonce)
+        mine = FolderLock(tmp_path, group.nonce)
         if group.rank == 1:
             mine._this = replace(mine._this, boot="another", host="elsewhere")
         restore(tmp_path, group, None, States(), mine)
@@ -148,7 +148,7 @@ def test_a_job_that_was_taken_over_from_while_it_could_not_be_heard_notices(tmp_
 
 
 def test_savers_of_one_job_and_of_one_process_share_a_folder(tmp_path):
-    first, second = Owner(tmp_path, "job"), Owner(tmp_path, "job")
+    first, second = FolderLock(tmp_path, "job"), FolderLock(tmp_path, "job")
     second._this = replace(second._this, host="another machine of the job", boot="x")
     first.take()
     second.take()
@@ -163,17 +163,17 @@ def test_savers_of_one_job_and_of_one_process_share_a_folder(tmp_path):
 
 
 def test_of_jobs_that_begin_at_once_one_wins(tmp_path, other, monkeypatch):
-    one, two = Owner(tmp_path, "one"), Owner(tmp_path, "two")
+    one, two = FolderLock(tmp_path, "one"), FolderLock(tmp_path, "two")
     two._this = replace(other[0], job="two")
-    create = Owner._create
-    monkeypatch.setattr(Owner, "_create", lambda self: (create(two) if self is one else None, create(self))[1])
+    create = FolderLock._create
+    monkeypatch.setattr(FolderLock, "_create", lambda self: (create(two) if self is one else None, create(self))[1])
     with pytest.raises(ValueError, match="job two"):
         one.take()
     two.take()
 
 
 def test_a_dead_jobs_file_is_removed_and_no_fresh_one(tmp_path, other):
-    mine, dead = Owner(tmp_path, "mine"), replace(other[0], start=1)
+    mine, dead = FolderLock(tmp_path, "mine"), replace(other[0], start=1)
     claim(tmp_path, other[0])  # between our look and our removal another job came
     mine._remove(dead)
     assert json.loads((tmp_path / OWNER).read_text()) == asdict(other[0])

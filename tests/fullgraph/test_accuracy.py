@@ -19,7 +19,7 @@ from gnnsys.fullgraph import HybridParallel, Packing, Schedule
 from gnnsys.graph import Graph
 from gnnsys.graph.datasets import available, dataset
 from gnnsys.nn import GCNConv, SAGEConv
-from gnnsys.partition import Options, assign_parts
+from gnnsys.partition import PartitionOptions, assign_parts
 from tests.fullgraph.ranks import run_ranks
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -79,7 +79,9 @@ def by_pyg(layers: list[nn.Module], graph: Graph, epochs: int = EPOCHS) -> float
 
 def by_ranks(layers: list[nn.Module], graph: Graph, world_size: int, seed: int, epochs: int = EPOCHS) -> float:
     """The same by `HybridParallel`."""
-    ranks = assign_parts(graph, world_size, options=Options(objective="communication")).assignment.subpart["node"]
+    ranks = assign_parts(graph, world_size, options=PartitionOptions(objective="communication")).assignment.subpart[
+        "node"
+    ]
     schedule = Schedule(packing=Packing(num_bins=2))
 
     def work(rank, group):

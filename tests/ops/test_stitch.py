@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnsys.ops import Neighbors, Piece, name_neighbors, stitch
+from gnnsys.ops import Neighbors, PartNeighbors, name_neighbors, stitch
 
 
-def piece(lists: list[list[int]], first_edge: int, ids: torch.dtype, edges: torch.dtype) -> Piece:
+def piece(lists: list[list[int]], first_edge: int, ids: torch.dtype, edges: torch.dtype) -> PartNeighbors:
     flat = [v for values in lists for v in values]
     counts = torch.tensor([len(values) for values in lists], dtype=torch.int32)
-    return Piece(counts, torch.tensor(flat, dtype=ids), torch.arange(first_edge, first_edge + len(flat), dtype=edges))
+    return PartNeighbors(
+        counts, torch.tensor(flat, dtype=ids), torch.arange(first_edge, first_edge + len(flat), dtype=edges)
+    )
 
 
 @pytest.mark.parametrize("num_seeds", [0, 1, 17, 9_000])
@@ -60,7 +62,11 @@ def test_answers_that_do_not_fit_the_seeds_are_refused(order, segments, message:
 
 def test_a_piece_whose_counts_lie_is_refused() -> None:
     counts, ids, edges = piece([[1], [2, 3]], 0, torch.int32, torch.int32)
-    for wrong in (Piece(counts + 1, ids, edges), Piece(counts - 2, ids, edges), Piece(counts, ids, edges[1:])):
+    for wrong in (
+        PartNeighbors(counts + 1, ids, edges),
+        PartNeighbors(counts - 2, ids, edges),
+        PartNeighbors(counts, ids, edges[1:]),
+    ):
         with pytest.raises(ValueError, match="counts"):
             stitch(torch.tensor([0, 1]), [wrong], [(0, 0, 2)], wide=False)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from gnnsys.bench.case import OURS, Case, Side, Versus
-from gnnsys.bench.partition.contest import METIS, Contest, Figures, cut_share, imbalance_of
+from gnnsys.bench.partition.contest import METIS, Contest, PartitionerFigures, cut_share, imbalance_of
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import Graph, typed
 from gnnsys.partition import constraints_of
@@ -31,11 +31,11 @@ def _cases(name: str, num_papers: int, num_classes: int) -> Iterator[Case]:
     graph = cache(lambda: clustered(num_papers, num_classes))
     contest = Contest(graph, (OURS, *METIS), PARTS, BALANCE)
 
-    def worst(figures: Figures) -> float:
+    def worst(figures: PartitionerFigures) -> float:
         constraints = constraints_of(graph(), BALANCE)
         return max(imbalance_of(column, figures.part, PARTS) for column in constraints.weights.T)
 
-    def cut(figures: Figures) -> float:
+    def cut(figures: PartitionerFigures) -> float:
         return cut_share(graph(), figures.part)
 
     promised = num_classes > PARTS

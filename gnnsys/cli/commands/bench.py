@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.bench import Options, load_suite, run_suite
+    from gnnsys.bench import SuiteOptions, load_suite, run_suite
     from gnnsys.bench.gpu import check_device
 
     benchmarks = load_suite(args.suite)
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         check_device()
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
-    options = Options(
+    options = SuiteOptions(
         only=args.only,
         quick=args.quick or args.scale == "small",
         cache=args.cache,

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     from gnnsys.partition import (
         FORMAT,
         WHAT,
-        Options,
+        PartitionOptions,
         check_counts,
         check_halo_hops,
         parse_size,
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     # Whatever can be refused is refused before a source is read that may take minutes.
     check_counts(args.parts, args.trainers_per_part)
     check_halo_hops(args.halo_hops)
-    options = Options(
+    options = PartitionOptions(
         method=args.method,
         objective=args.objective,
         balance=balance_names(args.balance),
