@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.comparing import differing_file, merged
-from gnnsys.checkpoint.copying import same
-from gnnsys.checkpoint.exchange import brought
 from gnnsys.checkpoint.files import read_state
 from gnnsys.checkpoint.folder import LocalCheckpoint
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.generators import seed_generators, write_generators
-from gnnsys.checkpoint.owner import FolderLock
+from gnnsys.checkpoint.missing_files import brought
+from gnnsys.checkpoint.rank_differences import differing_file, merged
+from gnnsys.checkpoint.snapshot import same
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import SavedTable, graph_of
 from gnnsys.comm import Group

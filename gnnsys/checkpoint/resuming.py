@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from gnnsys.checkpoint.copying import check_state
-from gnnsys.checkpoint.owner import FolderLock
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.restore import restore, unwrapped
 from gnnsys.checkpoint.saver import Saver
+from gnnsys.checkpoint.snapshot import check_state
 from gnnsys.checkpoint.states import States, sort_states
 from gnnsys.comm import Group, Place
 

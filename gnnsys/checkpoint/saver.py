@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from gnnsys.checkpoint import comparing
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.copying import RankSnapshot, as_it_is, check_state, copied, snapshot
+from gnnsys.checkpoint import rank_differences
 from gnnsys.checkpoint.errors import of_step, raise_first, words
 from gnnsys.checkpoint.files import write_state
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.generators import read_generators
-from gnnsys.checkpoint.owner import FolderLock
 from gnnsys.checkpoint.restore import CompleteCheckpoint, unwrapped
+from gnnsys.checkpoint.snapshot import RankSnapshot, as_it_is, check_state, copied, snapshot
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder, write_originals
 from gnnsys.comm import CommError, Group, RendezvousError
@@ -168,16 +168,16 @@ class Saver:
     def _begin(self) -> tuple[RankSnapshot, _States, _States]:
         """All ranks meet, with nothing under way: the save, this rank's shared states, what of them rank 0 has not."""
         group, problem, cause = self._group, None, None
-        shared, digests = _States(), comparing.Digests()
+        shared, digests = _States(), rank_differences.Digests()
         try:
             for store in self._states.stores():
                 store.flush()
             shared = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items()}
-            digests = comparing.digest_states(shared) if group.world_size > 1 else {}
+            digests = rank_differences.digest_states(shared) if group.world_size > 1 else {}
         except Exception as error:
             problem, cause = f"rank {group.rank}: {error}", error
         told = group.gather(
-            "checkpoint begins", [problem, self.steps, secrets.token_hex(8), comparing.summary(digests)]
+            "checkpoint begins", [problem, self.steps, secrets.token_hex(8), rank_differences.summary(digests)]
         )
         raise_first([entry[0] for entry in told], cause)
         differ = [rank for rank, entry in enumerate(told) if entry[1] != told[0][1]]
@@ -188,7 +188,7 @@ class Saver:
             )
         apart = sorted({name for entry in told for name, digest in entry[3].items() if digest != told[0][3][name]})
         first = group.share("checkpoint's digests", {name: digests[name] for name in apart}) if apart else {}
-        return RankSnapshot(self.steps, told[0][2]), shared, comparing.differing(shared, digests, first)
+        return RankSnapshot(self.steps, told[0][2]), shared, rank_differences.differing(shared, digests, first)
 
     def _copy(self) -> RankSnapshot:
         copy, shared, apart = self._begin()
@@ -215,7 +215,7 @@ class Saver:
         """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
         group = self._group
         for name, own in apart.items():
-            comparing.check_parameters(name, self._states.shared[name], own, group.rank)
+            rank_differences.check_parameters(name, self._states.shared[name], own, group.rank)
         if group.is_leader:
             self._owner.take()
             folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
@@ -224,7 +224,7 @@ class Saver:
                 self._copy_table(copy, name, table)
         own = {name: value.state_dict() for name, value in self._states.own.items()}
         own, copy.differing, dense = self._copy_states(copy, [own, apart, shared if group.rank == 0 else {}])
-        copy.keys = comparing.keys_of(apart)
+        copy.keys = rank_differences.keys_of(apart)
         copy.own = {"own": own, "generators": read_generators()}
         copy.dense = dense if group.rank == 0 else None
 
@@ -314,7 +314,7 @@ class Saver:
             files["dense.pt"] = write_state(staging / "dense.pt", copy.dense)
             copy.dense = None
         self.on_stage("dense written")
-        own, differing = f"rank-{self._group.rank}.pt", comparing.differing_file(self._group.rank)
+        own, differing = f"rank-{self._group.rank}.pt", rank_differences.differing_file(self._group.rank)
         if copy.differing:
             files[differing] = write_state(staging / differing, copy.differing)
             copy.differing = {}
@@ -356,7 +356,7 @@ class Saver:
             "machines": group.num_machines,
             "shared": names["shared"],
             "own": names["own"],
-            "differing": {comparing.differing_file(rank): keys for rank, (*_, keys) in enumerate(told) if keys},
+            "differing": {rank_differences.differing_file(rank): keys for rank, (*_, keys) in enumerate(told) if keys},
             "tables": tables,
             "originals": originals,
             "files": files,

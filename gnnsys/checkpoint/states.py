@@ -1,7 +1,7 @@
 """What is saved, sorted by how: once for all ranks, once for each, or by the shards that have the rows.
 
 A module, an optimizer or a scheduler is mostly the same on every rank, as DDP keeps it: rank 0's is saved, and what
-another rank has otherwise beside it (`comparing`).
+another rank has otherwise beside it (`rank_differences`).
 Whatever else has a state_dict (a loader, above all) belongs to its rank. Embeddings inside modules and optimizers are
 found by themselves.
 """

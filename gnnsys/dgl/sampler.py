@@ -9,7 +9,7 @@ from typing import Any
 import dgl
 import torch
 
-from gnnsys.dgl.names import Names, Prefetched
+from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.structure import DglStructure
 from gnnsys.sampling import DistGraph, SampleKey

@@ -9,17 +9,15 @@ from gnnsys.graph.arrays import (
     dtype_named,
     file_checksum,
 )
+from gnnsys.graph.best_accuracy import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.convert import as_graph, from_dgl, from_pyg, to_pyg
 from gnnsys.graph.datasets import available, dataset, find, is_generated
 from gnnsys.graph.disk_room import check_room, room_for
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
-from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.external import MIN_MEMORY, external_graph
 from gnnsys.graph.files import load
 from gnnsys.graph.generate import rmat, sbm, typed
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.ids import IdsLike, as_ids, as_integers, as_links, ids_of, ids_or_mask
-from gnnsys.graph.listing import some
 from gnnsys.graph.manifest import (
     MANIFEST,
     PARTS_FORMAT,
@@ -30,13 +28,14 @@ from gnnsys.graph.manifest import (
     sync_folder,
     write_manifest,
 )
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph.names_in_errors import did_you_mean, some
 from gnnsys.graph.npy import load_npy, load_npz_arrays
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
-from gnnsys.graph.rows import check_data, check_weight, is_source
-from gnnsys.graph.saved import save
+from gnnsys.graph.row_checks import check_data, check_weight, is_source
+from gnnsys.graph.saved_graph import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 from gnnsys.graph.sparse_rows import sparse_rows_in
+from gnnsys.graph.user_ids import IdsLike, as_ids, as_integers, as_links, ids_of, ids_or_mask
 
 __all__ = [
     "EDGE",

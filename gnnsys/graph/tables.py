@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph.listing import some
+from gnnsys.graph.names_in_errors import some
 from gnnsys.ops import parse_table
 
 Columns = Mapping[str, Tensor]

@@ -5,7 +5,7 @@ that `available()` gives, where it cannot run.
 """
 
 from gnnsys.lab.command import Command, Result
-from gnnsys.lab.groups import Usage
+from gnnsys.lab.control_groups import Usage
 from gnnsys.lab.lab import Lab, available, wait_all
 from gnnsys.lab.network import HostTraffic, parse_rate
 

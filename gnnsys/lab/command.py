@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gnnsys.lab import groups
+from gnnsys.lab import control_groups
 
 _JOIN = (
     'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1/cgroup.procs" || exit 125; shift; n=$((n-1)); done; exec "$@"'
@@ -51,7 +51,7 @@ class Command:
         self,
         host: int,
         argv: Sequence[str],
-        place: groups.HostGroups,
+        host_groups: control_groups.HostGroups,
         first_pid: int,
         *,
         env: Mapping[str, str] | None = None,
@@ -63,7 +63,7 @@ class Command:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         name = f"command-{secrets.token_hex(4)}"
-        self._leaves = [path / name for path in place.paths]
+        self._leaves = [path / name for path in host_groups.paths]
         self._heard = heard
         self._lines: list[str] = []
         self._begin = time.monotonic()
@@ -75,7 +75,7 @@ class Command:
         if known is not None:
             known.append(self)
         try:
-            place.leaf(name)
+            host_groups.leaf(name)
             self._process = subprocess.Popen(
                 ["sh", "-c", _JOIN, "sh", str(len(self._leaves)), *map(str, self._leaves), *entering],
                 stdin=subprocess.DEVNULL,
@@ -112,7 +112,7 @@ class Command:
 
     def pids(self) -> set[int]:
         """Everything it runs, as numbered outside the lab."""
-        return groups.processes(self._leaves) - {0 if self._process is None else self._process.pid}
+        return control_groups.processes(self._leaves) - {0 if self._process is None else self._process.pid}
 
     def wait(self, timeout: float) -> Result:
         """Its result; at the deadline it is killed and the result has no code."""
@@ -129,13 +129,13 @@ class Command:
         """Kills it with all it started."""
         if self._process is not None:
             self._process.kill()  # it may not have joined its groups yet
-        groups.kill(self._leaves)
+        control_groups.kill(self._leaves)
         return self.wait(10.0)
 
     def _finish(self, code: int | None) -> None:
         """Without its groups, what has not joined them yet ends by itself."""
         seconds = time.monotonic() - self._begin
-        groups.remove(self._leaves)
+        control_groups.remove(self._leaves)
         if self._process is not None:
             self._process.kill()
             self._process.wait(10.0)

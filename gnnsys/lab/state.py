@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gnnsys.lab import groups
+from gnnsys.lab import control_groups
 
 ROOT = Path("/run/gnnsys-lab")
 
@@ -76,7 +76,7 @@ def _remove(lab: str, state: dict[str, Any], deadline: float = 15.0) -> None:
             time.sleep(0.01)
         if _same(state, "keeper"):
             os.kill(pid, signal.SIGKILL)  # its namespaces go with it
-    groups.remove([Path(path) for path in state["groups"]])
+    control_groups.remove([Path(path) for path in state["groups"]])
     shutil.rmtree(folder_of(lab), ignore_errors=True)
 
 

@@ -6,16 +6,15 @@ from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
-from gnnsys.ops.cached import gather_cached
+from gnnsys.ops.cached_rows import gather_cached
 from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights
+from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.memo import BY_DESTINATION, NOT_KNOWN, STRUCTURES
 from gnnsys.ops.multilevel import Level, Neighbors32, Refined, both_directions, cluster, contract, refine
 from gnnsys.ops.parse import parse_table
-from gnnsys.ops.parted import PartedCSC, sample_parts
-from gnnsys.ops.partition_volume import Searched, even_out, refine_volume, traffic_matrix
-from gnnsys.ops.parts import (
+from gnnsys.ops.part_structure import (
     Halo,
     add_fingerprints,
     collect_halo,
@@ -27,8 +26,9 @@ from gnnsys.ops.parts import (
     mark_halo,
     mark_ids,
 )
+from gnnsys.ops.parted_csc import PartedCSC, sample_parts
+from gnnsys.ops.partition_volume import Searched, even_out, refine_volume, traffic_matrix
 from gnnsys.ops.raw import as_bytes
-from gnnsys.ops.reads import DeviceReads
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key

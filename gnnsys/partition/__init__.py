@@ -3,7 +3,6 @@
 from gnnsys.partition.adjacency import first_nodes
 from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts, check_counts, plan_assignment
 from gnnsys.partition.assignment import Assignment
-from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.communication import (
     CommunicationResult,
     CommunicationVolume,
@@ -28,11 +27,12 @@ from gnnsys.partition.memory import (
 from gnnsys.partition.multilevel import multilevel
 from gnnsys.partition.part import Part
 from gnnsys.partition.partition import Partitioned, check_halo_hops, partition_graph
-from gnnsys.partition.parts import Parts, open_parts
+from gnnsys.partition.partition_book import PartitionBook
+from gnnsys.partition.parts_directory import Parts, open_parts
 from gnnsys.partition.placement import Placement, place_parts
 from gnnsys.partition.plot import check_plot_file, write_plot
 from gnnsys.partition.relabel import id_dtype
-from gnnsys.partition.remote import Remote, expected_remote
+from gnnsys.partition.remote_share import Remote, expected_remote
 from gnnsys.partition.streaming import StreamedParts, stream_assignment
 from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.ops import Level
+from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
@@ -21,8 +22,7 @@ from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
 from gnnsys.partition.multilevel import multilevel
-from gnnsys.partition.pieces import Progress
-from gnnsys.partition.simple import check_file, chunk_assignment, file_assignment, random_assignment
+from gnnsys.partition.simple_assignments import check_file, chunk_assignment, file_assignment, random_assignment
 from gnnsys.partition.streaming import stream_assignment
 
 METHODS = ("multilevel", "metis", "random", "chunk")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import Level, Refined, cluster, contract, refine
+from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.levels import LevelStack
 from gnnsys.partition.metis import metis
-from gnnsys.partition.pieces import Progress
 
 _LEAST_SHRINK = 0.95  # a level that shrinks by less is the coarsest
 _CLUSTERS_PER_PART = 30  # no cluster is heavier than this share of a part: the coarsest graph can still be balanced

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.graph import Graph, as_graph, check_room, check_target
+from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts
 from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import FORMAT, WHAT
-from gnnsys.partition.pieces import Progress
 from gnnsys.partition.write import write_parts
 
 

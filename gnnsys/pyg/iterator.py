@@ -22,7 +22,7 @@ from gnnsys.pyg.sampler import draw_seed
 from gnnsys.sampling import SampleKey
 
 if TYPE_CHECKING:
-    from gnnsys.pyg.threaded import ThreadedLoader
+    from gnnsys.pyg.threaded_loader import ThreadedLoader
 
 
 REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines and no workers were asked for

@@ -23,7 +23,7 @@ from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.pyg.stores import graph_of, stores
-from gnnsys.pyg.threaded import Output, ThreadedLoader
+from gnnsys.pyg.threaded_loader import Output, ThreadedLoader
 from gnnsys.sampling import SampleKey
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from gnnsys.bench.dist.inputs import TWO_LEVEL, make_parts
-from gnnsys.bench.dist.job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import NON_STOP, SYNCHRONOUS, Phase
+from gnnsys.bench.dist.run_job import PhaseFigures, run_job
 from gnnsys.bench.dist.settings import QUICK, DistSettings
 from gnnsys.lab import HostTraffic, available
 

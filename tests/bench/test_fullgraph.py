@@ -9,7 +9,7 @@ import torch
 from gnnsys.bench import load_suite
 from gnnsys.bench.fullgraph.closure import make_closure
 from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_graph, make_parts
-from gnnsys.bench.fullgraph.job import VariantFigures, run_job
+from gnnsys.bench.fullgraph.run_job import VariantFigures, run_job
 from gnnsys.bench.fullgraph.settings import QUICK, FullGraphSettings
 from gnnsys.bench.fullgraph.variant import (
     CALIBRATED,

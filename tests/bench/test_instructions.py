@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gnnsys.bench.instructions import STEPPED, TIMED, Counter
-from gnnsys.bench.store.trust import PullMessages, checked, trusting
+from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
 
 CANNOT_STEP = 77
 

@@ -12,7 +12,7 @@ from gnnsys.partition import PartitionOptions, assign_parts, open_parts, partiti
 from gnnsys.partition.assign import split_parts
 from gnnsys.partition.coalesce import coalesce
 from gnnsys.partition.constraints import Balance, constraints_of
-from gnnsys.partition.loads import loads_of
+from gnnsys.partition.subpart_loads import loads_of
 
 HOMO = ("node", "to", "node")
 

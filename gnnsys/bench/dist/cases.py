@@ -8,7 +8,7 @@ from typing import TypeAlias
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Versus, score, value
 from gnnsys.bench.dist.inputs import METIS, RANDOM
-from gnnsys.bench.dist.job import PhaseFigures
+from gnnsys.bench.dist.run_job import PhaseFigures
 from gnnsys.bench.dist.jobs import UNLIMITED, DistJobs
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS
 from gnnsys.bench.lab_jobs import NOTHING, SideFigures, job_case

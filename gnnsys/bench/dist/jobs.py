@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts
-from gnnsys.bench.dist.job import PhaseFigures, run_job
+from gnnsys.bench.dist.run_job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS, Phase
 from gnnsys.bench.dist.settings import QUICK, DistSettings
 from gnnsys.lab import Lab, parse_rate

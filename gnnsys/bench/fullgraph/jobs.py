@@ -10,7 +10,7 @@ import torch
 
 from gnnsys.bench.communities import make_graph
 from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_parts
-from gnnsys.bench.fullgraph.job import VariantFigures, run_job
+from gnnsys.bench.fullgraph.run_job import VariantFigures, run_job
 from gnnsys.bench.fullgraph.settings import QUICK, FullGraphSettings
 from gnnsys.bench.fullgraph.variant import (
     CALIBRATED,

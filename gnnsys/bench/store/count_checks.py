@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gnnsys.bench.instructions import STEPPED, Counter
-from gnnsys.bench.store.trust import PullMessages, checked, trusting
+from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
 from gnnsys.comm import Client, Keys, Server
 from gnnsys.store import Pull, Shard, Store, TableSpec
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
-from gnnsys.bench.child import Child
+from gnnsys.bench.child_process import Child
 
 ASKER, OWNER = "asker", "owner"
 _SECONDS = 300.0

@@ -9,8 +9,8 @@ from gnnsys.partition.memory import format_size
 
 if TYPE_CHECKING:
     from gnnsys.partition.inspect import Inspection
-    from gnnsys.partition.loads import Load
-    from gnnsys.partition.remote import Remote
+    from gnnsys.partition.remote_share import Remote
+    from gnnsys.partition.subpart_loads import Load
 
 OVER = "!"  # after a share that is more than was allowed
 _MOST_COLUMNS = 6  # of constraints; the others are in the totals

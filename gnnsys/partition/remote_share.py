@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import NodeType
+from gnnsys.partition.array_pieces import Meter, Progress, column_pieces
 from gnnsys.partition.part import Part
-from gnnsys.partition.parts import Parts
-from gnnsys.partition.pieces import Meter, Progress, column_pieces
+from gnnsys.partition.parts_directory import Parts
 
 DEFAULT_FANOUTS = (15, 10, 5)
 WORK_LIMIT = 1 << 30  # edges looked at, all hops and parts together; a few seconds
