@@ -44,7 +44,7 @@ def name_neighbors(
     )  # fmt: skip
 
 
-def stitch(
+def stitch_neighbors(
     order: Tensor, pieces: Sequence[PartNeighbors], segments: Sequence[tuple[int, int, int]], *, wide: bool
 ) -> Neighbors:
     """The answers for grouped seeds, in the order of the seeds: grouped seed j is seed `order[j]`.
@@ -54,7 +54,7 @@ def stitch(
 
     >>> one = PartNeighbors(*(torch.tensor(values, dtype=torch.int32) for values in ([2], [7, 8], [0, 1])))
     >>> two = PartNeighbors(*(torch.tensor(values, dtype=torch.int32) for values in ([1], [9], [5])))
-    >>> stitch(torch.tensor([1, 0]), [one, two], [(0, 0, 1), (1, 1, 1)], wide=True).ids
+    >>> stitch_neighbors(torch.tensor([1, 0]), [one, two], [(0, 0, 1), (1, 1, 1)], wide=True).ids
     tensor([9, 7, 8])
     """
     flat = [number for segment in segments for number in segment]

@@ -21,7 +21,7 @@ from gnnsys.partition.constraints import Balance, Constraints, balances, check_n
 from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
-from gnnsys.partition.multilevel import multilevel
+from gnnsys.partition.multilevel import multilevel_assignment
 from gnnsys.partition.simple_assignments import check_file, chunk_assignment, file_assignment, random_assignment
 from gnnsys.partition.streaming import stream_assignment
 
@@ -102,7 +102,7 @@ def assign_parts(
     graph, whose arrays may be mapped files. `folder` is for temporary files.
     """
     options = options or PartitionOptions()
-    check_counts(num_parts, trainers_per_part)
+    check_part_counts(num_parts, trainers_per_part)
     start = time.perf_counter()
     constraints = _constraints(graph, options)
     task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
@@ -148,13 +148,13 @@ def plan_assignment(
     None for methods that need next to nothing. ValueError where the limit cannot be kept.
     """
     options = options or PartitionOptions()
-    check_counts(num_parts, trainers_per_part)
+    check_part_counts(num_parts, trainers_per_part)
     return _Task(
         graph, _constraints(graph, options), num_parts, trainers_per_part, options, memory_limit, None, None
     ).plan()
 
 
-def check_counts(num_parts: int, trainers_per_part: int) -> None:
+def check_part_counts(num_parts: int, trainers_per_part: int) -> None:
     if num_parts < 1 or trainers_per_part < 1:
         raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
     if num_parts * trainers_per_part > MOST_SUBPARTS:
@@ -204,7 +204,7 @@ class _Task:
             subpart = self._metis(level)
         else:
             limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
-            subpart, _ = multilevel(
+            subpart, _ = multilevel_assignment(
                 level, self.num_subparts, limits, seed=seed, folder=self.folder, progress=self.progress
             )
         details = {"memory": str(plan)}

@@ -18,7 +18,7 @@ from gnnsys.graph import NodeType
 from gnnsys.partition.array_pieces import PIECE_EDGES, Meter, Progress
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts_directory import Parts, open_parts
-from gnnsys.partition.remote_share import Remote, expected_remote
+from gnnsys.partition.remote_share import RemoteShare, expected_remote
 from gnnsys.partition.subpart_loads import Load, loads_of
 
 _STRUCTURE = ("indptr", "indices", "halo", "original_ids", "edge_ids")
@@ -98,7 +98,7 @@ class Inspection:
     types: tuple[TypeCounts, ...]
     traffic: tuple[tuple[int, ...], ...]
     loads: tuple[Load, ...]
-    remote: Remote
+    remote: RemoteShare
     info: dict[str, Any]
     notes: tuple[str, ...] = ()
 

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import Graph, as_graph, check_room, check_target
+from gnnsys.graph import Graph, as_graph, check_room
 from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts
 from gnnsys.partition.constraints import Balance
-from gnnsys.partition.layout import FORMAT, WHAT
+from gnnsys.partition.layout import WHAT, check_parts_target
 from gnnsys.partition.write import write_parts
 
 
@@ -59,7 +59,7 @@ def partition_graph(
     graph = graph.add_reverse() if add_reverse else graph
     graph.check_in_memory("partitioning a graph")
     options = PartitionOptions(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
-    target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
+    target = check_parts_target(out, overwrite=overwrite)
     check_room(least_bytes(graph), f"{WHAT} {str(out)!r}", target.parent)
     assigned = assign_parts(
         graph,

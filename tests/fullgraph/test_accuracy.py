@@ -17,7 +17,7 @@ from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule
 from gnnsys.graph import Graph
-from gnnsys.graph.datasets import available, dataset
+from gnnsys.graph.datasets import available_datasets, dataset
 from gnnsys.nn import GCNConv, SAGEConv
 from gnnsys.partition import PartitionOptions, assign_parts
 from tests.fullgraph.ranks import run_ranks
@@ -33,7 +33,7 @@ KINDS = {  # ours, PyG's, seeds, how far apart the means may be, what ours must 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    if "cora" not in available():
+    if "cora" not in available_datasets():
         pytest.skip("cora is not there: set GNNSYS_DATA to the folder that has cora.npz")
     return dataset("cora")
 

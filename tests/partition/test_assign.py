@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gnnsys.graph import Graph, dataset, rmat, sbm, typed
-from gnnsys.graph.datasets import available
+from gnnsys.graph import Graph, dataset, rmat, sbm, typed_graph
+from gnnsys.graph.datasets import available_datasets
 from gnnsys.partition import PartitionOptions, assign_parts, open_parts, partition_graph
 from gnnsys.partition.assign import split_parts
 from gnnsys.partition.coalesce import coalesce
@@ -66,7 +66,7 @@ def test_every_node_gets_one_subpart_whatever_the_graph(kind, method, parts, tra
 
 
 def test_every_constraint_ends_within_its_limit_on_a_typed_graph_with_clustered_train_nodes():
-    graph = typed(6400)
+    graph = typed_graph(6400)
     assigned = assign_parts(graph, 4, options=PartitionOptions(balance=["train", "edges", "ntype", "etype"]))
     assert {b.name for b in assigned.balances} >= {"nodes", "train", "edges", "ntype:paper", "ntype:author"}
     assert not assigned.shortfalls, assigned.shortfalls
@@ -193,7 +193,7 @@ def test_large_sparse_graphs_are_balanced_and_cut_about_as_little_as_by_metis(ki
 
 @pytest.mark.parametrize("name", ["cora", "coauthor_cs"])
 def test_the_cut_of_a_real_graph_is_within_five_percent_of_metis(name):
-    if name not in available():
+    if name not in available_datasets():
         pytest.skip(f"{name} is not there: GNNSYS_DATA names the folder of real graphs")
     graph = dataset(name)
     ours = assign_parts(graph, 8, options=PartitionOptions(balance=["edges"]))
@@ -351,7 +351,7 @@ def test_parts_are_split_in_their_order():
 
 
 def test_constraints_weigh_what_their_names_say():
-    graph = typed(400)
+    graph = typed_graph(400)
     constraints = constraints_of(graph, ["train", "etype", "ntype", "edges"])
     sums = dict(zip(constraints.names, constraints.weights.sum(0).tolist(), strict=True))
     assert sums["nodes"] == sum(graph.num_nodes(t) for t in graph.node_types)

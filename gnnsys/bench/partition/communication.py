@@ -22,7 +22,7 @@ from gnnsys.bench.partition.contest import (
 )
 from gnnsys.bench.partition.inputs import flat_edges
 from gnnsys.bench.workload import FULL, SEED, Workload
-from gnnsys.graph import Graph, available, dataset, rmat
+from gnnsys.graph import Graph, available_datasets, dataset, rmat
 from gnnsys.partition import CommunicationVolume, communication_volume, flat_csc
 
 PARTS = 8
@@ -36,7 +36,7 @@ def communication(workload: Workload) -> Iterator[Case]:
     )
     if workload.sizes.num_nodes >= FULL.num_nodes:
         for name in REAL:
-            if name in available():
+            if name in available_datasets():
                 yield from _cases(f"rows, {name}", lambda name=name: _structure(dataset(name)))  # type: ignore[misc]
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from gnnsys.bench.case import OURS, Case, Side, Versus
 from gnnsys.bench.partition.contest import METIS, Contest, PartitionerFigures, cut_share, imbalance_of
 from gnnsys.bench.workload import FULL, Workload
-from gnnsys.graph import Graph, typed
+from gnnsys.graph import Graph, typed_graph
 from gnnsys.partition import constraints_of
 
 PARTS = 8
@@ -46,7 +46,7 @@ def _cases(name: str, num_papers: int, num_classes: int) -> Iterator[Case]:
 
 def clustered(num_papers: int, num_classes: int) -> Graph:
     """Papers, authors and institutions; the papers of the first quarter of the classes are the ones to train on."""
-    graph = typed(num_papers, num_features=1, num_classes=num_classes)
+    graph = typed_graph(num_papers, num_features=1, num_classes=num_classes)
     graph.set_node_data("train_mask", graph.node_data["paper"]["y"] < num_classes // 4, "paper")
     return graph
 
