@@ -1,7 +1,7 @@
-"""Restoring: the newest checkpoint of which every file is found, whole, on some machine; or the reason there is none.
+"""Restores the newest checkpoint of which every file is complete on some machine, or says why there is none.
 
-Everything is looked at before anything is loaded, every decision is made by all ranks from what all of them saw, and
-what is wrong on one is the same error on each.
+All files are checked before anything is loaded. Ranks first exchange what they found, so that all decide the same, and
+an error on one rank is raised on every rank.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ _READ_SECONDS = 1800.0  # to read a machine's files once
 
 @dataclass(frozen=True)
 class CompleteCheckpoint:
-    """A checkpoint that is whole: where it is on each machine that has some of it, and who has which file."""
+    """A checkpoint of which every file is on some machine. `names`: its folder on each machine that has files of it.
+
+    `holders`: the machines that have each file.
+    """
 
     manifest: dict[str, Any]
     names: dict[int, str]
@@ -48,17 +51,17 @@ class CompleteCheckpoint:
         return int(self.manifest["steps"])
 
     def path(self, folder: Path, machine: int) -> Path:
-        """Where it is on a machine: under its name, unless another job that has not named it yet is at work on it."""
+        """Its folder on a machine. It keeps the staging name while the job that wrote it has not renamed it yet."""
         named = folder / folders.name_of(self.steps)
         return named if named.is_dir() or machine not in self.names else folder / self.names[machine]
 
 
 def restore(
-    folder: Path, group: Group, session: Session | None, states: States, owner: FolderLock
+    folder: Path, group: Group, session: Session | None, states: States, lock: FolderLock
 ) -> CompleteCheckpoint | None:
-    """Loads the newest checkpoint in `folder` into `states`; None where there has been none yet."""
+    """Loads the newest complete checkpoint in `folder` into `states`; None if there is none yet."""
     found = _find(folder, group, session, states)
-    _tidy(folder, group, found, owner)
+    _tidy(folder, group, found, lock)
     if found is None:
         if group.rank == 0:
             _log.info("no checkpoint in %s: begins at step 0", folder)
@@ -109,7 +112,7 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
                     _log.warning("step %d is restored, because: %s", found.steps, "; ".join(complaints))
                 return found
             complaints.append(problem)
-        elif any(not s.name.startswith(".") for s in here.values()):  # else its save was not finished: no loss
+        elif any(not s.name.startswith(".") for s in here.values()):  # an unfinished save is no loss
             complaints.append(f"{folder / folders.name_of(tokens[token])} lacks {min(nowhere)} on every machine")
     if complaints:
         raise ValueError(
@@ -129,20 +132,20 @@ def _share_manifest(folder: Path, group: Group, here: dict[int, LocalCheckpoint]
 
 
 def _reads(group: Group, session: Session | None, states: States, found: CompleteCheckpoint) -> set[str]:
-    """The files that this machine is going to read where it has them itself."""
+    """The files that this machine will read from its own disk."""
     try:
         tables = _tables_of(session, states, found)
         wanted = _wanted(group, found, tables)
         folders_read = {folder for table in tables for folder in table.reads(group.machine, found.holders)}
-    except Exception:  # it does not fit what is here: said when that is looked at, on all ranks
+    except Exception:  # it does not fit these states: `_fitting` reports it on all ranks
         return set()
     return {*wanted, *(file for file in found.manifest["files"] if file.rsplit("/", 1)[0] in folders_read)}
 
 
 def _check(folder: Path, group: Group, found: CompleteCheckpoint, reads: Set[str]) -> str | None:
-    """Has every machine check what it is going to read, and every file checked by one that has it.
+    """Checks all files: each machine those that it will read, and every file on at least one machine.
 
-    Machines may have copies of one file, and one copy may be damaged. What is wrong with the first that is.
+    Several machines may have copies of a file, and one copy may be damaged. Returns the first problem, or None.
     """
     problem = None
     if group.is_leader and group.machine in found.names:
@@ -156,18 +159,18 @@ def _check(folder: Path, group: Group, found: CompleteCheckpoint, reads: Set[str
     return next((text for text in told if text is not None), None)
 
 
-def _tidy(folder: Path, group: Group, found: CompleteCheckpoint | None, owner: FolderLock) -> None:
-    """Names what was complete but not yet named, moves damaged newer ones out of the way, removes what is left over.
+def _tidy(folder: Path, group: Group, found: CompleteCheckpoint | None, lock: FolderLock) -> None:
+    """Renames the found checkpoint if its job did not get to it, sets damaged newer ones aside, removes leftovers.
 
-    Not so in the folder of another job that still runs: what looks left over there is under way.
+    Does nothing in the folder of another job that still runs: what looks left over there is being written.
     """
     problem, other, dead = None, None, None
-    with suppress(OSError):  # said below
-        dead = owner.dead() if group.is_leader else None
-    owner.learn(group.gather("checkpoints' owner", dead, timeout=_READ_SECONDS))
+    with suppress(OSError):  # reported below
+        dead = lock.dead() if group.is_leader else None
+    lock.learn(group.gather("checkpoints' owner", dead, timeout=_READ_SECONDS))
     if group.is_leader:
         try:
-            other = owner.other()
+            other = lock.other()
             if other is not None:
                 _log.warning("another job that still runs saves to %s (%s): this one cannot", folder, other)
         except OSError as error:
@@ -191,18 +194,18 @@ def _tidy(folder: Path, group: Group, found: CompleteCheckpoint | None, owner: F
 
 
 def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
-    """Does something on every rank; where one fails, all raise what it said."""
+    """Calls `act` on every rank. If one rank fails, all ranks raise its error."""
     problem, result = None, None
     try:
         result = act()
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+    except Exception as error:  # of any type: the other ranks must not wait for this one
         problem = error
     group.agree(meeting, problem, _READ_SECONDS)
     return result
 
 
 def _tables_of(session: Session | None, states: States, found: CompleteCheckpoint) -> list[SavedTable]:
-    """The tables of a checkpoint; ValueError, with a reason, where one has no meaning for what is here now."""
+    """The tables of a checkpoint. ValueError, with the reason, if one cannot be restored into the tables of now."""
     tables, entries = [], found.manifest["tables"]
     for name, saved in sorted(states.saved_tables(entries, session).items()):
         table = states.tables[name]
@@ -261,7 +264,7 @@ def _restore_tables(
 
 
 class _Loaded:
-    """States read from files, checked against what they are for, and then loaded."""
+    """States that were read from files and checked; `load` loads them."""
 
     def __init__(self, group: Group, states: States, found: CompleteCheckpoint, files: dict[str, Path]) -> None:
         self._group, self._states = group, states
@@ -279,7 +282,7 @@ class _Loaded:
             _log.warning(text, self._world_size, _described(found.manifest["differing"]), group.world_size)
 
     def load(self) -> None:
-        """Loads everything into its place, generators last: loading may draw from them."""
+        """Loads all states. Generators come last, because loading may draw from them."""
 
         def load() -> None:
             for name, value in self._states.shared.items():
@@ -322,7 +325,7 @@ def _load(name: str, load: Callable[[Any], Any], state: Any) -> None:
 
 
 def _described(differing: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
-    """States that were saved by each rank, in words: `model (norm.running_mean and 2 more), scaler`."""
+    """The states that ranks saved separately, as text: `model (norm.running_mean and 2 more), scaler`."""
     keys: dict[str, set[str]] = {}
     for own in differing.values():
         for name, entries in own.items():

@@ -28,7 +28,7 @@ from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, 
 from gnnsys.partition import parse_size
 
 START_SECONDS = 60.0
-GRACE_SECONDS = 30.0  # for hosts to notice that another has failed
+GRACE_SECONDS = 30.0  # that hosts have to notice that another one has failed
 _TRIAL = (
     "ip link add name lab0 type bridge && ip link add name lab1 type veth peer name lab2 "
     "&& tc qdisc add dev lab1 root tbf rate 1mbit burst 32k latency 50ms"
@@ -57,9 +57,9 @@ def available() -> str | None:
 class Lab:
     """`hosts` machines on one switch; limits hold for each host.
 
-    `rate` is that of every link, in and out ("1gbit"; None: as fast as the machine is), `cpu` the cores it may use
-    (0.45), `memory` and `shm` sizes ("3g"). `family` says whether host names mean IPv4 or IPv6 addresses: hosts have
-    both. A short `period` (seconds) makes a host with a quota slow at all times instead of fast and then stopped.
+    `rate`: of every link, in and out ("1gbit"; None: no limit). `cpu`: cores that a host may use (0.45). `memory` and
+    `shm`: sizes ("3g"). `family`: whether host names resolve to IPv4 or IPv6 addresses; hosts have both. `period`:
+    seconds over which the CPU quota is kept; with a short one a host is always slow, instead of fast and then stopped.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Lab:
         self.down()
 
     def up(self, *, tied: bool = True) -> Lab:
-        """Makes the hosts. A tied lab is gone when this process is, however it ends; otherwise only by `down`."""
+        """Makes the hosts. A tied lab ends with this process, even if it is killed; an untied one only by `down`."""
         if reason := available():
             raise RuntimeError(reason)
         state.remove_dead()
@@ -117,12 +117,12 @@ class Lab:
         return self
 
     def down(self) -> None:
-        """Ends everything in the lab and removes it. What is gone already is fine."""
+        """Kills everything in the lab and removes it. Idempotent."""
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(15.0)
-        with contextlib.suppress(ValueError):  # it is gone: by its keeper, or as a dead one by another lab
+        with contextlib.suppress(ValueError):  # removed already, by its keeper or by another lab
             state.remove(self.id)
         if self._keeper is not None:
             self._keeper.wait(15.0)

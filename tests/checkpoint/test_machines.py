@@ -88,7 +88,7 @@ def test_what_goes_wrong_on_the_way_is_the_same_error_on_all_and_leaves_no_table
 
 def test_bytes_that_change_in_a_shard_are_noticed(sent, monkeypatch):
     run, *_ = sent
-    take = missing_files._Mail.take
+    take = missing_files._Transfer.take
 
     def late(self, number, piece, crc32):
         if piece.file == "dense.pt" and piece.begin == PIECE:
@@ -97,7 +97,7 @@ def test_bytes_that_change_in_a_shard_are_noticed(sent, monkeypatch):
             ).result()
         take(self, number, piece, crc32)
 
-    monkeypatch.setattr(missing_files._Mail, "take", late)
+    monkeypatch.setattr(missing_files._Transfer, "take", late)
     got, left, _ = run()
     assert all(f"bytes {PIECE} to {2 * PIECE} came otherwise than they were sent" in str(error) for error in got)
     assert left == [[], []]
