@@ -85,8 +85,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where ranks will be started, what they are forked from imports torch while the first tests run."""
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
-    used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks")]
-    if not session.config.option.collectonly and any(
+    used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks", "start_agents")]
+    options = session.config.option
+    if not (options.collectonly or options.quick) and any(
         getattr(function, "__module__", "") == "tests.support.processes" for function in used
     ):
         from tests.support.nursery import forks_ranks, nurseries

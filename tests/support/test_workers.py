@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
 from gnnsys.lab import Lab
@@ -55,7 +56,7 @@ def test_files_that_start_processes_come_first_and_others_keep_their_order():
         vars(module).update(imported)
         return SimpleNamespace(name=name, module=module)
 
-    plain = [item("first"), item("second", Path=Path)]
+    plain = [item("first"), item("second", Path=Path, rows=np.zeros(2))]
     starting = [item("ranks", run=await_true), item("programs", subprocess=subprocess), item("lab", Lab=Lab)]
     found = [plain[0], starting[0], starting[1], plain[1], starting[2]]
     longest_first(found)
