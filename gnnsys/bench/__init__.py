@@ -6,7 +6,7 @@ All suites share one frame: cases with sides that take turns (`case`, `measure`)
 from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite, units_of
+from gnnsys.bench.suite import SUITES, SuiteOptions, load_suite, run_suite, units_of
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -15,10 +15,10 @@ __all__ = [
     "Benchmark",
     "Case",
     "Change",
-    "Options",
     "Report",
     "Row",
     "Side",
+    "SuiteOptions",
     "Unit",
     "Versus",
     "Workload",
