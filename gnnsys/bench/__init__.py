@@ -3,9 +3,10 @@
 All suites share one frame: cases with sides that take turns (`case`, `measure`), rows (`report`), one runner (`suite`).
 """
 
+from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
+from gnnsys.bench.suite import SUITES, Options, check_machine, load_suite, run_suite
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -20,10 +21,12 @@ __all__ = [
     "Unit",
     "Versus",
     "Workload",
+    "check_machine",
     "environment",
     "load_suite",
     "megabytes",
     "milliseconds",
+    "peers",
     "rate",
     "run_suite",
     "score",
