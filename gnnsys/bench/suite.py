@@ -1,7 +1,8 @@
 """Running a suite: its benchmarks' cases one after another, each measured, shown and recorded.
 
 A suite is a module of this room with a list `BENCHMARKS`. To add a benchmark, write a function that yields cases and
-list it there; to add a suite, write the module and name it here.
+list it there; to add a suite, write the module and name it here. A suite that not every machine can run has a function
+`check_device`, which raises `ValueError` with the reason.
 """
 
 from __future__ import annotations
@@ -39,6 +40,13 @@ def load_suite(name: str) -> Sequence[Benchmark]:
     if name not in SUITES:
         raise ValueError(f"there is no suite {name!r}; choose one of: {', '.join(SUITES)}")
     return importlib.import_module(f"gnnsys.bench.{name}").BENCHMARKS
+
+
+def check_machine(name: str) -> None:
+    """ValueError where this machine has not what suite `name` measures."""
+    check = getattr(importlib.import_module(f"gnnsys.bench.{name}"), "check_device", None)
+    if check is not None:
+        check()
 
 
 def run_suite(

@@ -54,12 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.bench import SuiteOptions, load_suite, run_suite
-    from gnnsys.bench.gpu import check_device
+    from gnnsys.bench import SuiteOptions, check_machine, load_suite, run_suite
 
     benchmarks = load_suite(args.suite)
-    if args.suite == "gpu":
-        check_device()
+    check_machine(args.suite)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
     options = SuiteOptions(
