@@ -3,9 +3,10 @@
 All suites share one frame: cases with sides that take turns (`case`, `measure`), rows (`report`), one runner (`suite`).
 """
 
+from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
+from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite, units_of
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "SUITES",
     "Benchmark",
     "Case",
+    "Change",
     "Options",
     "Report",
     "Row",
@@ -20,6 +22,7 @@ __all__ = [
     "Unit",
     "Versus",
     "Workload",
+    "compare",
     "environment",
     "load_suite",
     "megabytes",
@@ -27,5 +30,6 @@ __all__ = [
     "rate",
     "run_suite",
     "score",
+    "units_of",
     "value",
 ]
