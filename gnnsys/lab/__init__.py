@@ -4,6 +4,7 @@
 that `available()` gives, where it cannot run.
 """
 
+from gnnsys.lab import state
 from gnnsys.lab.command import Command, Result
 from gnnsys.lab.control_groups import Usage
 from gnnsys.lab.lab import Lab, available, wait_all
@@ -11,4 +12,15 @@ from gnnsys.lab.network import HostTraffic, parse_rate
 
 Traffic = HostTraffic  # the old name, kept for one version
 
-__all__ = ["Command", "HostTraffic", "Lab", "Result", "Traffic", "Usage", "available", "parse_rate", "wait_all"]
+__all__ = [
+    "Command",
+    "HostTraffic",
+    "Lab",
+    "Result",
+    "Traffic",
+    "Usage",
+    "available",
+    "parse_rate",
+    "state",
+    "wait_all",
+]

@@ -19,7 +19,7 @@ from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, Neighbors, PartedCSC, PartNeighbors, gather_rows, sample_parts, stitch_neighbors
 from gnnsys.partition import id_dtype
-from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays
+from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec
@@ -211,7 +211,7 @@ class _Plan:
         ends = torch.searchsorted(request.exclude, bounds).tolist()
         return [request.exclude[ends[p] : ends[p + 1]] - int(bounds[p]) for p in parts]
 
-    def take(self, parts: Sequence[int], answers: Iterable[Answer]) -> None:
+    def take(self, parts: Sequence[int], answers: Iterable[HopAnswer]) -> None:
         """Keeps what some of `parts`, those that were asked together, have answered."""
         for answer in answers:
             if not (0 <= answer.draw < len(self._drawn) and 0 <= answer.part < len(parts)):

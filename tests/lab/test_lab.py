@@ -222,9 +222,8 @@ def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing_running(lab, monke
             patch.setattr(where, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 lab.exec(1, "setsid sleep 1000 & sleep 1000")
-        left = [
-            pid for path in lab._host_groups[0].paths for pid in control_groups.processes([*path.glob("command-*")])
-        ]
+        groups = lab._host_groups[0]
+        left = [pid for path in groups.paths for pid in control_groups.processes([*path.glob("command-*")])]
         assert left == [], what
 
 
@@ -233,6 +232,23 @@ def test_a_command_that_is_killed_before_it_has_joined_its_groups_ends_at_once(l
     begin = time.monotonic()
     command = lab.start(1, "true")
     assert command.kill().code == -signal.SIGKILL and time.monotonic() - begin < 8
+
+
+def test_what_joins_a_group_while_it_is_removed_is_killed_too(lab, monkeypatch):
+    """As a command does whose start was interrupted between its fork and its first step."""
+    command = lab.start(1, "echo up; sleep 1000")
+    wait_until(lambda: "up" in command.output and command.pids())
+    pids, kill, calls = command.pids(), control_groups.kill, []
+
+    def saw_nobody_at_first(paths, *rest):
+        calls.append(paths)
+        if len(calls) > 1:
+            kill(paths, *rest)
+
+    monkeypatch.setattr(control_groups, "kill", saw_nobody_at_first)
+    control_groups.remove(command._leaves)
+    assert pids and len(calls) > 1 and not any(path.exists() for path in command._leaves)
+    assert not any(state.process_start(pid) for pid in pids)
 
 
 def test_killing_a_host_ends_its_commands_alone(lab):

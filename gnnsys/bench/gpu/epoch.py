@@ -247,3 +247,6 @@ def _seconds(batches: Generator[Batch, None, None], step: Step, steps: Steps, nu
         synchronize()
         elapsed = time.perf_counter() - start
     return elapsed / num_timed * steps.all
+
+
+BENCHMARKS = [epoch, epoch_with_cache]
