@@ -15,6 +15,8 @@ import pytest
 from tests.disk import do_not_wait_for_disks
 from tests.workers import ALONE, TURNS, Turns, choose_workers, is_alone, is_worker
 
+LONG = "long: the test takes minutes; `make test` leaves it out, `make check-all` runs it"
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
 
@@ -24,7 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", ALONE)
+    for marker in (ALONE, LONG):
+        config.addinivalue_line("markers", marker)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads how many there are to be
