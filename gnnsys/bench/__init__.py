@@ -4,9 +4,10 @@ All suites share one frame: cases with sides that take turns (`case`, `measure`)
 """
 
 from gnnsys.bench import peers
+from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, check_machine, load_suite, run_suite
+from gnnsys.bench.suite import SUITES, Options, check_machine, load_suite, run_suite, units_of
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "SUITES",
     "Benchmark",
     "Case",
+    "Change",
     "Options",
     "Report",
     "Row",
@@ -22,6 +24,7 @@ __all__ = [
     "Versus",
     "Workload",
     "check_machine",
+    "compare",
     "environment",
     "load_suite",
     "megabytes",
@@ -30,5 +33,6 @@ __all__ = [
     "rate",
     "run_suite",
     "score",
+    "units_of",
     "value",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnnsys.bench import table
-from gnnsys.bench.case import Benchmark, Case
+from gnnsys.bench.case import Benchmark, Case, Unit
 from gnnsys.bench.measure import Rounds, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
@@ -70,6 +70,12 @@ def run_suite(
                 show(table.line(row))
     show(table.footer(report))
     return report
+
+
+def units_of(benchmarks: Sequence[Benchmark], options: Options) -> dict[str, Unit]:
+    """The selected cases by name, with what their figures are; nothing is run."""
+    with Workload(QUICK, cache=options.cache, settings=options.settings) as workload:
+        return {case.name: case.unit for case in _select(benchmarks, workload, options.only)}
 
 
 def _select(benchmarks: Sequence[Benchmark], workload: Workload, only: str | None) -> list[Case]:

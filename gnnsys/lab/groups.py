@@ -141,9 +141,10 @@ def remove(paths: Sequence[Path], deadline: float = 10.0) -> None:
                     folder.rmdir()
                 except FileNotFoundError:
                     pass
-                except OSError:  # a dead process is still being taken apart
+                except OSError:  # a dead process is still being taken apart, or one has joined since
                     if time.monotonic() > end:
                         raise
+                    kill([folder], deadline)
                     time.sleep(0.005)
                     continue
                 break

@@ -5,6 +5,7 @@ from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.incarnation import Life
+from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse
 from gnnsys.store.optim import SparseAdagrad, SparseAdam, SparseOptimizer
 from gnnsys.store.pull import PendingPull, Pull
 from gnnsys.store.push import PendingPush
@@ -27,6 +28,9 @@ __all__ = [
     "DistTensor",
     "FeatureSource",
     "Life",
+    "MemoryBudget",
+    "MemoryPromise",
+    "MemoryUse",
     "PendingPull",
     "PendingPush",
     "PendingRead",

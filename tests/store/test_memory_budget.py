@@ -1,0 +1,95 @@
+"""What is promised to one is not promised to another, and nothing is held longer than its owner lives."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from gnnsys.store import MemoryBudget, free_memory
+from gnnsys.store.memory_budget import limited
+
+
+class Holder:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+
+def test_what_one_was_promised_is_not_left_for_another() -> None:
+    budget = MemoryBudget("cpu", limit=1000)
+    first = budget.promise(600, "bins")
+    assert budget.left() == 400
+    with pytest.raises(MemoryError, match=r"cache needs 500 bytes of cpu, where 400 are left: bins 600 \(promised\)"):
+        budget.promise(500, "cache")
+    second = budget.promise_share(0.5, "cache")
+    assert (second.bytes, budget.left()) == (200, 200)
+    first.close()
+    first.close()
+    assert budget.left() == 800
+
+
+def test_memory_that_is_held_counts_against_the_limit_as_long_as_its_owner_lives() -> None:
+    budget = MemoryBudget("cpu", limit=1000)
+    holder = Holder(300)
+    budget.watch(holder, "loader buffers", lambda owner: owner.num_bytes)
+    assert budget.left() == 700
+    holder.num_bytes = 450
+    assert budget.left() == 550 and budget.describe() == "loader buffers 450"
+    del holder
+    gc.collect()
+    assert budget.left() == 1000 and budget.uses() == []
+
+
+def test_a_promise_ends_with_its_owner_and_gives_back_what_is_not_needed() -> None:
+    budget = MemoryBudget("cpu", limit=1000)
+    owner = Holder(0)
+    promise = budget.promise(800, "bins").keep_for(owner)
+    promise.shrink(300)
+    promise.shrink(500)  # it never grows
+    assert budget.left() == 700
+    del owner, promise
+    gc.collect()
+    assert budget.left() == 1000
+
+
+def test_without_a_limit_the_device_says_what_is_left_and_promises_are_subtracted() -> None:
+    budget = MemoryBudget("cpu")
+    promised = free_memory() // 2
+    with budget.promise(promised, "bins"):
+        assert budget.left() <= free_memory() - promised + (1 << 30)  # other processes give and take meanwhile
+    with pytest.raises(MemoryError, match="needs"):
+        budget.promise(1 << 60, "everything")
+
+
+def test_there_is_one_budget_for_every_device_of_a_process() -> None:
+    assert MemoryBudget.of("cpu") is MemoryBudget.of(torch.device("cpu", 0))
+    with limited("cpu", 123) as budget:
+        assert MemoryBudget.of("cpu").limit == 123 and budget.left() <= 123
+    assert MemoryBudget.of("cpu").limit is None
+
+
+def test_promises_of_many_threads_never_add_up_to_more_than_the_limit() -> None:
+    budget = MemoryBudget("cpu", limit=1000)
+    kept: list[object] = []
+
+    def ask() -> None:
+        for _ in range(50):
+            try:
+                kept.append(budget.promise(30, "bins"))
+            except MemoryError:
+                return
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(kept) == 33
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_a_limit_is_a_positive_number(bad: int) -> None:
+    with pytest.raises(ValueError, match="positive number of bytes"):
+        MemoryBudget("cpu", limit=bad)
