@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.house.imports import public_names, rooms_on_disk
 from tests.support.docs import (
     ROOT,
     SHELL,
@@ -145,6 +146,18 @@ def test_every_file_that_it_names_exists(page: Path):
     named = {name for name in named if "NAME" not in name}  # stands for any
     assert {name for name in named if "*" not in name and not (ROOT / name).exists()} == set()
     assert {name for name in named if "*" in name and not list(ROOT.glob(name))} == set()
+
+
+@every_page
+def test_the_names_of_ours_that_it_shows_are_public(page: Path):
+    shown = re.findall(r"(?<![\w/.-])gnnsys((?:\.\w+)+)", page.read_text(encoding="utf-8"))
+    wrong = []
+    for dotted in set(shown):
+        room, *names = dotted.lstrip(".").split(".")
+        allowed = public_names(room) if room in rooms_on_disk() else public_names()
+        if (names[0] if room in rooms_on_disk() and names else room) not in {*allowed, *rooms_on_disk()}:
+            wrong.append(f"gnnsys{dotted}")
+    assert wrong == []
 
 
 @every_page
