@@ -7,7 +7,7 @@ from gnnsys.bench import peers
 from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, check_machine, load_suite, run_suite, units_of
+from gnnsys.bench.suite import SUITES, SuiteOptions, check_machine, load_suite, run_suite, units_of
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -16,10 +16,10 @@ __all__ = [
     "Benchmark",
     "Case",
     "Change",
-    "Options",
     "Report",
     "Row",
     "Side",
+    "SuiteOptions",
     "Unit",
     "Versus",
     "Workload",

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm.rank_exchange import RankExchange
 from tests.comm.endpoints import until
 from tests.fullgraph.ranks import run_ranks as run_threads
 from tests.support.processes import run_ranks
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import gnnsys.comm.rank_exchange
 from gnnsys.comm.errors import TrainerLost
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm.rank_exchange import RankExchange
 
 gnnsys.comm.rank_exchange._PROBE_SECONDS = 10  # a rank that is busy names the one that died all the same
 how, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -34,9 +34,9 @@ group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=60))
 rows = torch.ones(3)
 if rank == 1:
     store.set("pid", str(os.getpid()))
-Peers(group, timeout=60).all_reduce(rows).wait()
+RankExchange(group, timeout=60).all_reduce(rows).wait()
 assert rows.tolist() == [world_size] * 3
-peers = Peers(group, timeout=timeout)
+peers = RankExchange(group, timeout=timeout)
 if rank == 1:
     os.kill(os.getpid(), getattr(signal, how))
 time.sleep(float(os.environ.get("LATE", 0)))
@@ -85,7 +85,7 @@ def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
 
 def test_a_group_without_a_backend_for_the_host_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="cpu:gloo,cuda:nccl"):
-        Peers(dist.ProcessGroup(dist.HashStore(), 0, 2))
+        RankExchange(dist.ProcessGroup(dist.HashStore(), 0, 2))
 
 
 LEAVING = """
@@ -94,7 +94,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import gnnsys.comm.rank_exchange
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm.rank_exchange import RankExchange
 
 gnnsys.comm.rank_exchange._LEAVE_SECONDS = 20  # the other may be late to leave
 
@@ -115,7 +115,7 @@ if rank == 1:
     store.get("leaves")
     time.sleep(0.7)
     os._exit(0)
-peers = Peers(group)
+peers = RankExchange(group)
 peers.expect(1, 5, torch.empty(3), "what never comes")
 sys.lasting = Lasting()
 store.set("leaves", "now")
@@ -135,7 +135,7 @@ def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
     sent: list[int] = []
 
     def work(rank, group):
-        peers = Peers(group, timeout=60, max_outstanding=3 * size)
+        peers = RankExchange(group, timeout=60, max_outstanding=3 * size)
         if rank == 0:
             for each in range(number):
                 peers.send(1, 100 + each, torch.full((size,), each, dtype=torch.uint8))
