@@ -2,13 +2,13 @@
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.dist_graph import DistGraph
+from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.service import GraphService
-from gnnsys.sampling.sources import check_fanouts
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import degree_visits, expected_visits, presampled_visits, sample_batches
 

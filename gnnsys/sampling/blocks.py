@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, as_ids, edge_type_key, some
 from gnnsys.ops import CSC, compact, stream_key
+from gnnsys.sampling.fanouts import MAX_FANOUT
 from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Block, Sample
-from gnnsys.sampling.sources import MAX_FANOUT
 
 Fanout: TypeAlias = int | Mapping[EdgeType, int]
 

@@ -22,7 +22,7 @@ from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
-from gnnsys.sampling.part_views import PartViews
+from gnnsys.sampling.readable_parts import PartViews
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.store import edge_table, node_table
 

@@ -23,7 +23,7 @@ from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, ans
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec
-from gnnsys.sampling.part_views import NotPrepared, PartViews
+from gnnsys.sampling.readable_parts import NotPrepared, PartViews
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client, Message, Pending

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
+from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
     AnyGraph,
@@ -28,7 +29,6 @@ from gnnsys.sampling.neighborhoods import (
     to_device,
 )
 from gnnsys.sampling.sample import Block, Sample
-from gnnsys.sampling.sources import Fanouts, check_fanouts
 
 
 class SampleKey(NamedTuple):

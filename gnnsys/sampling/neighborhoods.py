@@ -24,7 +24,7 @@ from gnnsys.ops import (
     gather_rows,
     sample_neighbors,
 )
-from gnnsys.sampling.sources import edge_sources, pinned
+from gnnsys.sampling.edge_sources import edge_sources, pinned
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph

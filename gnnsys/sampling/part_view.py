@@ -16,8 +16,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, PartedCSC, PartNeighbors, gather_rows, name_neighbors, native, sample_neighbors
 from gnnsys.partition import Part, Parts, id_dtype
-from gnnsys.sampling.owners import part_bounds
-from gnnsys.sampling.sources import (
+from gnnsys.sampling.edge_sources import (
     EdgeSource,
     check_time,
     rows_to_draw_by,
@@ -26,6 +25,7 @@ from gnnsys.sampling.sources import (
     with_edge_time,
     with_node_time,
 )
+from gnnsys.sampling.owners import part_bounds
 
 _SMALL_FANOUT = 256
 _MAX_REPLACE = 1 << 22

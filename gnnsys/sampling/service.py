@@ -15,7 +15,7 @@ from gnnsys.partition import Parts
 from gnnsys.sampling.hop_message import HopAnswer, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.part_view import ViewSpec
-from gnnsys.sampling.part_views import PartViews
+from gnnsys.sampling.readable_parts import PartViews
 
 _CHUNK_BYTES = 1 << 20  # a reply is sent as soon as it has so much
 _CHUNK_PIECES = 128

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import re
 from dataclasses import dataclass, field
@@ -10,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.house.imports import public_names, rooms_on_disk
 from tests.support.docs import (
+    FACES,
     ROOT,
     SHELL,
     blocks,
@@ -148,6 +152,18 @@ def test_every_file_that_it_names_exists(page: Path):
 
 
 @every_page
+def test_the_names_of_ours_that_it_shows_are_public(page: Path):
+    shown = re.findall(r"(?<![\w/.-])gnnsys((?:\.\w+)+)", page.read_text(encoding="utf-8"))
+    wrong = []
+    for dotted in set(shown):
+        room, *names = dotted.lstrip(".").split(".")
+        allowed = public_names(room) if room in rooms_on_disk() else public_names()
+        if (names[0] if room in rooms_on_disk() and names else room) not in {*allowed, *rooms_on_disk()}:
+            wrong.append(f"gnnsys{dotted}")
+    assert wrong == []
+
+
+@every_page
 def test_its_links_lead_somewhere(page: Path):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if "://" in target:
@@ -169,6 +185,40 @@ def test_the_tests_that_it_names_are_there(page: Path):
     named = set(re.findall(r"`(test_\w+_\w+_\w+)`", page.read_text(encoding="utf-8")))
     assert named <= written_tests()
     assert len(named) >= {"docs/fullgraph.md": 5, "docs/failure.md": 20}.get(name_of(page), 0)
+
+
+def test_the_sentences_about_security_are_names_of_tests():
+    page = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    sentences = re.findall(r"(?<![*\w])\*([a-z][^*]{15,})\*(?!\*)", page)
+    named = {"test_" + re.sub(r"\W+", "_", sentence) for sentence in sentences}
+    assert len(named) > 8 and named <= written_tests()
+
+
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [
+        ("loaders", "gnnsys.loader.NeighborLoader"),
+        ("loaders", "gnnsys.loader.LinkNeighborLoader"),
+        ("loaders", "gnnsys.loader.PipelineOptions"),
+        ("loaders", "gnnsys.pyg.NeighborLoader"),
+        ("loaders", "gnnsys.pyg.LinkNeighborLoader"),
+        ("loaders", "gnnsys.dgl.NeighborSampler"),
+        ("distributed", "gnnsys.session.init"),
+        ("distributed", "gnnsys.session.open"),
+        ("distributed", "gnnsys.seeds.split"),
+        ("checkpoints", "gnnsys.checkpoint.resume"),
+        ("fullgraph", "gnnsys.fullgraph.HybridParallel"),
+    ],
+)
+def test_every_argument_is_on_the_page(page: str, name: str):
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    room, _, member = name.rpartition(".")
+    if room in FACES:
+        pytest.importorskip(FACES[room], reason=f"{room} needs it")
+    arguments = set(inspect.signature(getattr(importlib.import_module(room), member)).parameters)
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    missing = {each for each in arguments if not re.search(rf"\b{each}\b", text)}
+    assert missing <= {"self", "args", "kwargs", "path"}
 
 
 def headings(page: Path) -> set[str]:

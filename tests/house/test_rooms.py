@@ -19,7 +19,7 @@ EXCEPTIONS = {
     (
         "gnnsys/bench/store/pull_checks.py",
         "gnnsys.comm.wire",
-    ): "counts the instructions of the wire's own checks, one by one",
+    ): "counts instructions of the wire's own checks",
 }
 
 
