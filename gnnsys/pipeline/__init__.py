@@ -2,6 +2,6 @@
 
 from gnnsys.pipeline.pipeline import Pipeline, Source
 from gnnsys.pipeline.stage import OfThisProcess, Stage, StageCounters
-from gnnsys.pipeline.workers import Observer
+from gnnsys.pipeline.workers import Observer, Scope
 
-__all__ = ["Observer", "OfThisProcess", "Pipeline", "Source", "Stage", "StageCounters"]
+__all__ = ["Observer", "OfThisProcess", "Pipeline", "Scope", "Source", "Stage", "StageCounters"]

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from gnnsys.pipeline.channel import Closed
 from gnnsys.pipeline.stage import Failure, OfThisProcess, Stage, StageCounters
-from gnnsys.pipeline.workers import Observer, Parcel, Run, Workers, total
+from gnnsys.pipeline.workers import Observer, Parcel, Run, Scope, Workers, total
 
 Source: TypeAlias = Callable[[int], Iterable[Any]]
 """`source(position)` gives the batches from number `position` on, always the same: a schedule, possibly endless."""
@@ -39,6 +39,7 @@ class Pipeline:
         position: int = 0,
         timeout: float | None = None,
         observer: Observer | None = None,
+        scope: Scope | None = None,
     ) -> None:
         names = [stage.name for stage in stages]
         if len(set(names)) != len(names):
@@ -52,9 +53,9 @@ class Pipeline:
         self._delivered = 0
         self._waited = 0.0
         groups, inline = _group(stages)
-        self._inline = Run(inline, None, bool(groups), observer)
+        self._inline = Run(inline, None, bool(groups), observer, scope)
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
-        self._workers = Workers(groups, inline[0] if inline else None, observer) if groups else None
+        self._workers = Workers(groups, inline[0] if inline else None, observer, scope) if groups else None
         self.is_closed = False
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)

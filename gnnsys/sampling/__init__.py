@@ -1,7 +1,7 @@
 """Samplers: from seeds to the structure of a batch, on a graph in memory or in parts."""
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
-from gnnsys.sampling.dist_graph import DistGraph
+from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.part_view import core_csc
@@ -41,6 +41,7 @@ __all__ = [
     "expected_visits",
     "graph_tables",
     "load_sample",
+    "loader_context",
     "mask_column",
     "neighborhoods",
     "part_rows",

@@ -47,12 +47,11 @@ class DistNeighborhoods:
         *,
         replace: bool = False,
         last: bool = False,
-        batch: int = -1,
         hop: int = -1,
     ) -> list[Neighbors]:
         whole = [self._whole(request) for request in requests]
         asked = [request for request, csc in zip(requests, whole, strict=True) if csc is None]
-        found = iter(self._sample_by_part(asked, replace, last, batch, hop) if asked else ())
+        found = iter(self._sample_by_part(asked, replace, last, hop) if asked else ())
         return [
             next(found) if csc is None else self._sample_whole(csc, request, replace)
             for request, csc in zip(requests, whole, strict=True)
@@ -68,9 +67,7 @@ class DistNeighborhoods:
         seeds = request.seeds.contiguous()
         return sample_parts(csc, seeds, request.fanout, key=request.key, replace=replace, tree=request.tree, wide=wide)
 
-    def _sample_by_part(
-        self, requests: Sequence[HopRequest], replace: bool, last: bool, batch: int, hop: int
-    ) -> list[Neighbors]:
+    def _sample_by_part(self, requests: Sequence[HopRequest], replace: bool, last: bool, hop: int) -> list[Neighbors]:
         plan = _Plan(requests, self._owners)
         options = (self._spec.key, self._edge_types, replace, last)
         pending = []
@@ -79,7 +76,7 @@ class DistNeighborhoods:
             if asked is not None:
                 assert self._client is not None
                 arrays = asked.to_arrays()
-                ask = partial(self._client.request, machine, Kind.SAMPLE, arrays, batch=batch, layer=hop)
+                ask = partial(self._client.request, machine, Kind.SAMPLE, arrays, layer=hop)
                 pending.append((asked.parts, ask, ask()))
         own = plan.request(self._owners.here, *options)
         if own is not None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm import Peers
 from gnnsys.fullgraph import Packing, Schedule, make_plan, share_of
 from gnnsys.fullgraph.bins import Costs, bin_bounds
 from gnnsys.fullgraph.parallel import HybridParallel
