@@ -166,7 +166,7 @@ class Client:
         return pending
 
     def lose(self, peer: int, why: str) -> None:
-        """Fails what a peer has not answered and all that is asked of it later: somebody knows that it has ended."""
+        """Fails what a peer has not answered and all that is asked of it later: the caller knows that it has ended."""
         link = self._links[peer]
         link.end = why
         silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
@@ -177,7 +177,7 @@ class Client:
         return self._tally.to_json() | {"outstanding": sum(link.num_outstanding() for link in self._links.values())}
 
     def close(self) -> None:
-        """Fails what is outstanding and ends the thread, within seconds; again, or in a forked child, it is nothing."""
+        """Fails what is outstanding and ends the thread, within seconds. Idempotent; a no-op in a forked child."""
         if os.getpid() != self._pid or self._stop:
             return
         self._stop = True
@@ -310,7 +310,7 @@ class Client:
         frames: list[zmq.Frame],
         now: float,
     ) -> None:
-        """The peer has no room for a request now, and has forgotten it: it is sent again, ever later."""
+        """The peer had no room for a request and dropped it. It is sent again, after longer and longer waits."""
         try:
             pending.refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
         except WireError as error:
@@ -398,7 +398,7 @@ class Client:
         self._transmit(link, connection, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
 
     def _show_life(self, now: float) -> None:
-        """Lets every peer that was told nothing for long hear of this end; what it answers is a sign of its life."""
+        """Sends a heartbeat to every peer that was sent nothing for a while. Its answer shows that the peer lives."""
         for link in self._links.values():
             if now - link.last_said >= self._beat and not link.end:
                 with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told

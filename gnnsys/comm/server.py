@@ -1,8 +1,8 @@
-"""The answering end: a ROUTER that one thread reads, and worker threads that run handlers by turns.
+"""The answering end: a ROUTER socket that one thread reads, and worker threads that run the handlers.
 
-A request is done once: one that comes again while it waits, is in work, or was answered shortly is recognised by its
-connection and request id. Large replies are the exception: they are not kept, and made again when they were lost.
-What a client may have here at once is bounded (`ClientQuotas`): nobody can fill the server, or keep others from it.
+A request is served once. One that is sent again while it waits, is being served, or was answered recently is recognised
+by its connection and request id. Large replies are not kept, so a lost one is made again. What a client may hold at
+once is bounded (`ClientQuotas`): no client can fill the server or keep others from being served.
 """
 
 from __future__ import annotations
@@ -156,12 +156,12 @@ class Server:
         }
 
     def load(self, *, without: Sequence[int] = ()) -> dict[str, int]:
-        """How many requests came, but for kinds that do not count, and how many wait: costs next to nothing."""
+        """How many requests came, except of the kinds in `without`, and how many wait. Cheap enough to poll."""
         kinds = [kind for kind in self._handlers if kind not in without]
         return {"served": self._tally.num_received(kinds), "queue": len(self._workers)}
 
     def close(self) -> None:
-        """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
+        """Answers what waits with an error and ends every thread, within seconds. Idempotent."""
         if not self._closed.acquire(blocking=False):
             return
         if not self._workers.close(_CLOSE_SECONDS):
@@ -191,7 +191,7 @@ class Server:
                 self._finish(job, frames)
 
     def resume(self, job: Job) -> None:
-        """Puts a job back, before its client's others; from a finalizer, so no lock may be taken here."""
+        """Puts a job back in front of its client's other jobs. Called in finalizers, so it must take no lock."""
         self._workers.put(job.header.priority, job.identity, job, first=True)
 
     def is_awaited(self) -> bool:
