@@ -23,7 +23,7 @@ from gnnsys.pyg.structure import is_edge_level
 from gnnsys.sampling import AnyGraph
 
 
-class Join:
+class DataJoin:
     """Callable on SamplerOutput and HeteroSamplerOutput; `edge` in them must count in the user's edge order."""
 
     def __init__(self, data: Any, graph: Callable[[], AnyGraph | None], rows: Rows, custom_cls: Any = None) -> None:

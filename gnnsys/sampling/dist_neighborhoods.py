@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
+from gnnsys.ops import CSC, Neighbors, PartedCSC, PartNeighbors, gather_rows, sample_parts, stitch_neighbors
 from gnnsys.partition import id_dtype
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
@@ -157,7 +157,7 @@ class _Seeds:
 class _Answers:
     """What has come of one request."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PartNeighbors] = field(default_factory=list)
     segments: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -227,7 +227,7 @@ class _Plan:
             (counts, ids, edges), indptr = answers.pieces[0], order.new_zeros(order.numel() + 1)
             torch.cumsum(counts, 0, out=indptr[1:])
             return Neighbors(indptr, ids.to(dtype), edges.long())
-        return stitch(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
+        return stitch_neighbors(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
 
 
 def _group_seeds(request: HopRequest, owners: Owners) -> _Seeds:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops import Piece
+from gnnsys.ops import PartNeighbors
 
 _FORMAT = 1
 _REPLACE, _LAST = 1, 2
@@ -103,7 +103,7 @@ class HopAnswer(NamedTuple):
     part: int
     first: int
     size: int
-    piece: Piece
+    piece: PartNeighbors
 
 
 def answers_to_arrays(answers: Sequence[HopAnswer]) -> list[Tensor]:
@@ -118,7 +118,7 @@ def answers_from_arrays(arrays: Sequence[Tensor]) -> Iterator[HopAnswer]:
         raise ValueError(f"a hop's answer must have four numbers per piece, got {head.numel()} in all")
     for draw, part, first, size in head.view(-1, 4).tolist():
         counts = rest.take("counts", torch.int32, size)
-        yield HopAnswer(draw, part, first, size, Piece(counts, rest.take("ids"), rest.take("edges")))
+        yield HopAnswer(draw, part, first, size, PartNeighbors(counts, rest.take("ids"), rest.take("edges")))
     rest.finish()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gnnsys.bench import Change, compare, load_suite, milliseconds, rate, units_of
-from gnnsys.bench.suite import Options
+from gnnsys.bench.suite import SuiteOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "gather_rows/512B/1t"
@@ -25,7 +25,7 @@ def test_a_case_is_worse_when_it_takes_longer_or_its_rate_is_lower_by_more_than_
 
 def test_both_checkouts_run_and_their_figures_are_compared() -> None:
     """This checkout beside itself: the frame is what is looked at."""
-    options = Options(only=CASE, quick=True)
+    options = SuiteOptions(only=CASE, quick=True)
     units = units_of(load_suite("ops"), options)
     assert list(units) == [CASE]
     said: list[str] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gnnsys.bench import Options
+    from gnnsys.bench import SuiteOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,15 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.bench import Options, load_suite, run_suite
-    from gnnsys.bench.gpu import check_device
+    from gnnsys.bench import SuiteOptions, check_machine, load_suite, run_suite
 
     benchmarks = load_suite(args.suite)
-    if args.suite == "gpu":
-        check_device()
+    check_machine(args.suite)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
-    options = Options(
+    options = SuiteOptions(
         only=args.only,
         quick=args.quick or args.scale == "small",
         cache=args.cache,
@@ -79,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.check and failures else 0
 
 
-def _run_against(args: argparse.Namespace, options: Options) -> int:
+def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
     from gnnsys.bench import Change, compare, environment, load_suite, units_of
 
     told = [args.suite]

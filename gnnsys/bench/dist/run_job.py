@@ -17,7 +17,7 @@ from typing import Any
 
 from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, READY, Phase, go_file, save
 from gnnsys.bench.dist.task import Task
-from gnnsys.lab import Lab, Traffic, parse_rate
+from gnnsys.lab import Lab, HostTraffic, parse_rate
 from gnnsys.bench.lab_jobs import trainer_environment
 
 PROGRAM = "gnnsys.bench.dist.train"
@@ -28,7 +28,7 @@ class PhaseFigures:
     """What a phase came to, per epoch. `traffic` is that of each host, `ranks` what every trainer says of itself."""
 
     phase: Phase
-    traffic: dict[int, Traffic]
+    traffic: dict[int, HostTraffic]
     cpu_seconds: dict[int, float]
     ranks: list[dict[str, Any]]
 
@@ -171,5 +171,5 @@ class _Conductor:
         if word in (READY, BEGIN):
             go_file(self._folder, word, phase.name).touch()
 
-    def _read(self) -> tuple[dict[int, Traffic], dict[int, float]]:
+    def _read(self) -> tuple[dict[int, HostTraffic], dict[int, float]]:
         return self._lab.bytes(), {host: self._lab.usage(host).cpu_seconds for host in self._lab.hosts}

@@ -9,8 +9,8 @@ from gnnsys.partition.memory import format_size
 
 if TYPE_CHECKING:
     from gnnsys.partition.inspect import Inspection
-    from gnnsys.partition.loads import Load
-    from gnnsys.partition.remote import Remote
+    from gnnsys.partition.remote_share import RemoteShare
+    from gnnsys.partition.subpart_loads import Load
 
 OVER = "!"  # after a share that is more than was allowed
 _MOST_COLUMNS = 6  # of constraints; the others are in the totals
@@ -110,7 +110,7 @@ def _structure(inspection: Inspection) -> str:
     return f"{text}; edge ids {stored['edge_ids'] / edges:.2f} per edge" if stored["edge_ids"] else text
 
 
-def _remote(remote: Remote) -> str:
+def _remote(remote: RemoteShare) -> str:
     if remote.fraction is None:
         return "no seeds: no batch to expect"
     text = f"{remote.fraction:.2%} of a batch's input rows, expected"

@@ -1,8 +1,8 @@
-"""States that are taken to be the same on every rank, and what of them is not: compared by digests, at every save.
+"""States that should be the same on every rank, and the entries that are not. Ranks compare digests at every save.
 
-Rank 0's are saved for all. A rank that has others (running statistics of a batch norm, buffers of the user's) saves its
-own beside them, entry by entry, so that a resumed job has on every rank what that rank had. Parameters inside DDP are
-the exception: DDP takes them to be the same and never looks again, so ranks that have gone apart train wrongly.
+Rank 0's states are saved for all ranks. A rank with other values (running statistics of a batch norm, a user's buffers)
+saves those entries too, so that a resumed job gives every rank its own. Parameters inside DDP must not differ: DDP
+assumes that they are equal and never checks again, so such a job trains wrongly, and `check_parameters` refuses it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 _SMALL = 1 << 16  # bytes that are hashed as they are
-_WORDS = 64  # words of 8 bytes that are added up side by side
-_LINES = 1 << 12  # of so many words, at a time: 2 MB, which stay in a cache
-_FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of splitmix64: odd, half of bits set
+_WORDS = 64  # a line is this many words of 8 bytes; each column has a sum of its own
+_LINES = 1 << 12  # lines that are added up at a time: 2 MB, which fit a cache
+_FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # as in splitmix64
 
-Digests = dict[str, dict[str, str]]  # of the entries of each state, by its name
+Digests = dict[str, dict[str, str]]  # state -> entry -> digest
 
 
 def digest_states(states: Mapping[str, Any]) -> Digests:
-    """A digest of each entry of each state: equal where all bits are."""
+    """A digest of each entry of each state. Equal digests mean equal bits."""
     parts = {
         (name, key): list(_parts(value)) for name, state in states.items() for key, value in _entries(state).items()
     }
@@ -41,7 +41,7 @@ def digest_states(states: Mapping[str, Any]) -> Digests:
 
 
 def summary(digests: Digests) -> dict[str, str]:
-    """One digest of each state: what ranks tell each other first."""
+    """One digest per state. Ranks exchange these first, and digests of entries only where these differ."""
     return {
         name: hashlib.blake2b(repr(sorted(each.items())).encode(), digest_size=8).hexdigest()
         for name, each in digests.items()
@@ -49,7 +49,7 @@ def summary(digests: Digests) -> dict[str, str]:
 
 
 def differing(states: Mapping[str, Any], mine: Digests, first: Digests) -> dict[str, dict[str, Any]]:
-    """What a rank has otherwise than rank 0, whose digests are `first`: for each such state what `merged` takes."""
+    """The states in which this rank differs from rank 0, whose digests are `first`, in the form that `merged` takes."""
     found: dict[str, dict[str, Any]] = {}
     for name, theirs in first.items():
         keys = [key for key, digest in mine[name].items() if theirs.get(key) != digest]
@@ -61,17 +61,17 @@ def differing(states: Mapping[str, Any], mine: Digests, first: Digests) -> dict[
 
 
 def keys_of(own: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """For a manifest: the entries of each state that a rank has otherwise; none where it is all of it."""
+    """For the manifest: the entries of each state in which a rank differs. An empty list means the whole state."""
     return {name: sorted(each.get("entries", ())) for name, each in own.items()}
 
 
 def differing_file(rank: int) -> str:
-    """Where a rank keeps what it has otherwise than rank 0."""
+    """The file in which a rank saves what differs from rank 0."""
     return f"differing-{rank}.pt"
 
 
 def merged(state: Any, own: Mapping[str, Any] | None) -> Any:
-    """Rank 0's state with what a rank had otherwise; `state` itself is changed."""
+    """Rank 0's state with the entries of `own` in place of its own. Changes `state`."""
     if own is None:
         return state
     if "whole" in own:
@@ -81,7 +81,7 @@ def merged(state: Any, own: Mapping[str, Any] | None) -> Any:
 
 
 def check_parameters(name: str, value: Any, own: Mapping[str, Any], rank: int) -> None:
-    """ValueError where a rank has other parameters in DDP than rank 0."""
+    """ValueError where parameters inside DDP differ from those of rank 0."""
     if not isinstance(value, nn.parallel.DistributedDataParallel):
         return
     ignored = getattr(value, "parameters_to_ignore", ())
@@ -102,13 +102,13 @@ def check_parameters(name: str, value: Any, own: Mapping[str, Any], rank: int) -
 
 
 def _entries(state: Any) -> dict[str, Any]:
-    """The state itself where it is a dictionary by text, as a module's and an optimizer's are; else a single entry."""
+    """The state itself if it is a dictionary with text keys (a module's, an optimizer's); otherwise one entry, ""."""
     is_plain = isinstance(state, dict) and all(isinstance(key, str) for key in state)
     return state if is_plain else {"": state}
 
 
 def _parts(value: Any) -> Iterator[bytes | Tensor]:
-    """What a value is made of: text of it, and numbers that all bits of a large tensor go into."""
+    """What the digest of a value is made of: bytes, and for a large tensor sums that depend on all of its bits."""
     if isinstance(value, Tensor):
         yield f"{value.dtype} {tuple(value.shape)} {value.layout}".encode()
         try:
@@ -121,7 +121,7 @@ def _parts(value: Any) -> Iterator[bytes | Tensor]:
             yield from _parts(kept)
     elif isinstance(value, dict):
         yield f"dict {len(value)}".encode()
-        for key, kept in sorted(value.items(), key=lambda item: repr(item[0])):  # their order is no difference
+        for key, kept in sorted(value.items(), key=lambda item: repr(item[0])):  # their order does not count
             yield repr(key).encode()
             yield from _parts(kept)
     elif isinstance(value, (set, frozenset)):
@@ -135,9 +135,9 @@ def _parts(value: Any) -> Iterator[bytes | Tensor]:
 def _bits(value: Tensor) -> Iterator[bytes | Tensor]:
     """The bytes of a small tensor; of a large one, or one on a device, sums that depend on every bit and its place.
 
-    A line of words is added up word by word, times a number of its own. Numbers are odd, so that no bit is lost, and
-    like random ones. A word's upper half is added to its lower one first: all bits of a 1.0 are at the upper end, where
-    a product has only the lower ends of the numbers. A hash of the bytes takes several times as long.
+    Lines are added up, each multiplied by a pseudo-random number of its own, which is odd so that no bit is lost. The
+    upper half of a word is added to its lower half first: all set bits of a 1.0 are at the upper end, where a product
+    depends only on the lower bits of the factor. Hashing the bytes would take several times as long.
     """
     flat = value.contiguous().reshape(-1).view(torch.uint8)
     if value.is_cpu and flat.numel() <= _SMALL:
@@ -161,7 +161,7 @@ def _bits(value: Tensor) -> Iterator[bytes | Tensor]:
 
 
 def _numbers(count: int, device: torch.device) -> Tensor:
-    """An odd number of 64 bits for each place; mixed, so that those of places that lie side by side are far apart."""
+    """An odd, pseudo-random number of 64 bits for each line."""
     mixed = torch.arange(1, count + 1, device=device)
     for factor in _FACTORS:
         mixed *= factor
@@ -170,7 +170,7 @@ def _numbers(count: int, device: torch.device) -> Tensor:
 
 
 def _to_host(sums: list[Tensor]) -> list[Tensor]:
-    """All of them on the CPU; from a device, at once."""
+    """Copies all sums to the CPU, with one copy per device."""
     found: list[Tensor] = list(sums)
     for device in {each.device for each in sums if not each.is_cpu}:
         places = [number for number, each in enumerate(sums) if each.device == device]
@@ -181,10 +181,10 @@ def _to_host(sums: list[Tensor]) -> list[Tensor]:
 
 
 def _written(value: Any) -> bytes:
-    """What is of no plain type, as it would be written."""
+    """The bytes of a value of any other type, as `torch.save` writes it."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
-    except Exception:  # it cannot be: that is said, with its name, when the state is copied
+    except Exception:  # it cannot be saved: `snapshot` says so, with its name
         return repr(type(value)).encode()
     return buffer.getvalue()

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gnnsys.bench.child import Child
+from gnnsys.bench.child_process import Child
 
 
 def test_a_child_that_ends_before_it_is_ready_is_told(capfd):

@@ -1,9 +1,9 @@
-"""Whose folder of checkpoints it is: one job saves to it at a time, and says so in the file `.owner`.
+"""Only one job at a time saves to a folder of checkpoints. The file `.owner` names its process.
 
-Whether the job that is named there still runs is looked up where its process would be on this host: a killed one is
-known to be gone at once, and the next job takes over. A process of a host or container that no machine of the new job
-is on is known by its heartbeat alone, the file's time: a job that finds such a file waits for the next beat before it
-takes over. No clocks are compared.
+A job that finds such a file looks the process up. If it was on this host and is gone, the new job takes over at once.
+If it was on a host or in a container where the new job has no machine, only its heartbeat, the file's modification
+time, can tell: the new job watches it for LEASE_SECONDS and takes over if it does not change. Clocks of different
+hosts are never compared.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Any
 
 OWNER = ".owner"
 BEAT_SECONDS = 5.0
-LEASE_SECONDS = 30.0  # without a beat, after which a job that cannot be looked up counts as gone
+LEASE_SECONDS = 30.0  # a job that cannot be looked up counts as gone after this long without a beat
 _LOOK_SECONDS = 0.25
 _TRIES = 20
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process that speaks for a job: enough to find it, and to tell it from a later one of the same number."""
+    """A job's process: enough to find it, and to tell it from a later process with the same pid."""
 
     job: str
     host: str
     boot: str
-    space: str  # of process numbers: a container has its own
+    space: str  # the pid namespace: a container has its own
     pid: int
-    start: int  # in ticks of the machine's clock since it was booted
+    start: int  # clock ticks from boot to the start of the process
 
     @classmethod
     def this(cls, job: str) -> Process:
@@ -48,11 +48,11 @@ class Process:
         return cls(job, socket.gethostname(), "", "", os.getpid(), 0)
 
     def is_same(self, other: Process) -> bool:
-        """Whether it is one process, whatever jobs it has been part of."""
+        """Whether both are the same process, perhaps of different jobs."""
         return replace(self, job="") == replace(other, job="")
 
     def runs(self, seen_from: Process) -> bool | None:
-        """Whether it still does; None where that cannot be seen from there."""
+        """Whether the process is alive; None if that cannot be seen from the process `seen_from`."""
         if not self.boot or (self.boot, self.space) != (seen_from.boot, seen_from.space):
             return None
         try:
@@ -65,28 +65,28 @@ class Process:
         return f"process {self.pid} on {self.host or 'an unknown host'}"
 
 
-class Owner:
-    """A job's hold on a folder on one machine, from its first save to its end. `job` is the same on all machines."""
+class FolderLock:
+    """A job's lock on a folder, on one machine, from its first save to its end. `job` is the same on all machines."""
 
     def __init__(self, folder: Path, job: str) -> None:
         self._folder, self._path, self._this = folder, folder / OWNER, Process.this(job)
-        self._seen: tuple[Process, int, float] | None = None  # somebody else, their beat, and when it was first seen
-        self._dead: list[Process] = []  # as machines say that would see them
-        self._file: int | None = None  # the one that ours beats in
+        self._seen: tuple[Process, int, float] | None = None  # another job's process, its beat, when first seen
+        self._dead: list[Process] = []  # known to be gone, from machines that can look them up
+        self._file: int | None = None  # descriptor of our `.owner`, where the heartbeat goes
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
     def dead(self) -> dict[str, Any] | None:
-        """Whom the file names, if this machine sees that it has ended: for machines that cannot see it to `learn`."""
+        """The process in the file, if this machine knows that it has ended. Other machines `learn` it from here."""
         found, _ = self._read()
         return asdict(found) if found is not None and found.runs(self._this) is False else None
 
     def learn(self, dead: Iterable[Mapping[str, Any] | None]) -> None:
-        """Nobody waits for a sign of life from these."""
+        """Processes that are known to be gone: `other` does not wait for a beat of these."""
         self._dead += [Process(**named) for named in dead if named is not None]
 
     def other(self) -> str | None:
-        """Who else saves to the folder, in words; None where nobody does. May wait for another host's next beat."""
+        """The other job that saves to the folder, as text; None without one. May wait for another host's next beat."""
         while True:
             found, beat = self._read()
             if found is None or self._is_ours(found):
@@ -99,7 +99,7 @@ class Owner:
             time.sleep(_LOOK_SECONDS)
 
     def take(self) -> None:
-        """Makes the folder this job's; ValueError where it is another's that still runs."""
+        """Takes the lock. ValueError if another job that still runs has it."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for _ in range(_TRIES):
             other = self.other()
@@ -118,7 +118,7 @@ class Owner:
         raise ValueError(f"{self._folder}: several jobs begin to save to it at once, give each a folder of its own")
 
     def close(self) -> None:
-        """Leaves the folder to whoever comes next. Idempotent; nothing in a forked child, which owns none of it."""
+        """Releases the lock. Idempotent. Does nothing in a forked child, which does not own it."""
         self._ended.set()
         with self._lock:
             if self._file is None or os.getpid() != self._this.pid:
@@ -129,13 +129,13 @@ class Owner:
             if self._read()[0] == self._this:
                 self._path.unlink()
 
-    # -- somebody else's ----------------------------------------------------------------------------------------------
+    # -- the file of another job ------------------------------------------------------------------------------------
 
     def _is_ours(self, found: Process) -> bool:
         return found.job == self._this.job or found.is_same(self._this)
 
     def _has_beaten(self, found: Process, beat: int) -> bool | None:
-        """Whether the file's time has changed since it was first seen; None while that cannot be told yet."""
+        """Whether the file's time has changed since it was first seen; None if it is too early to tell."""
         now, seen = time.monotonic(), self._seen
         if seen is None or seen[0] != found:
             self._seen = found, beat, now
@@ -146,7 +146,7 @@ class Owner:
         return False if now - seen[2] >= LEASE_SECONDS else None
 
     def _read(self) -> tuple[Process | None, int]:
-        """What the file says, and the time of its last beat. Opened anew: a network file system looks only then."""
+        """The process in the file and the time of its last beat. Opened each time: NFS caches times until then."""
         try:
             with open(self._path, encoding="utf-8") as file:
                 beat = os.fstat(file.fileno()).st_mtime_ns
@@ -155,20 +155,20 @@ class Owner:
             return None, 0
         try:
             return Process(**json.loads(text)), beat
-        except (ValueError, TypeError):  # being written, or of another version: its beat tells
+        except (ValueError, TypeError):  # half written, or of another version: only its beat can tell
             return Process("", "", "", "", 0, 0), beat
 
-    # -- our own ------------------------------------------------------------------------------------------------------
+    # -- our own file -----------------------------------------------------------------------------------------------
 
     def _create(self) -> bool:
-        """False where somebody was faster."""
+        """Creates the file and starts the heartbeat. False if another job was faster."""
         whole = self._folder / f".gone-owner-{secrets.token_hex(6)}"
         flags, text = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, json.dumps(asdict(self._this)).encode()
         try:
             with open(whole, "wb") as file:
                 file.write(text)
             try:
-                os.link(whole, self._path)  # whole, or not there
+                os.link(whole, self._path)  # atomic: readers see the whole file or none
                 made = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
             except FileExistsError:
                 return False
@@ -187,7 +187,7 @@ class Owner:
         return True
 
     def _remove(self, dead: Process) -> None:
-        """Removes a dead job's file, and no other: somebody may have taken its place this moment."""
+        """Removes the file of a dead job. If another job has replaced it in the meantime, puts that one back."""
         gone = self._folder / f".gone-owner-{secrets.token_hex(6)}"
         try:
             os.rename(self._path, gone)
@@ -199,20 +199,20 @@ class Owner:
             gone.unlink()
 
     def beat(self) -> None:
-        """Says that this job lives: in the file that it made, wherever that is by now."""
+        """Updates the time of the file that this job created, even if it was renamed since."""
         with self._lock, suppress(OSError):
             if self._file is not None:
                 os.utime(self._file)
 
 
-def _beat(reference: weakref.ref[Owner], ended: threading.Event) -> None:
-    """Holds no owner: one that nobody closed ends with its saver."""
+def _beat(reference: weakref.ref[FolderLock], ended: threading.Event) -> None:
+    """The heartbeat thread. Holds only a weak reference, so a lock that nobody closed ends with its saver."""
     while not ended.wait(BEAT_SECONDS):
-        owner = reference()
-        if owner is None:
+        lock = reference()
+        if lock is None:
             return
-        owner.beat()
-        del owner
+        lock.beat()
+        del lock
 
 
 def _stat(pid: int) -> tuple[str, int]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnsys.graph import Graph, load, rmat, save, sbm, typed
+from gnnsys.graph import Graph, load, rmat, save, sbm, typed_graph
 
 WRITES = ("author", "writes", "paper")
 
@@ -37,7 +37,7 @@ def assert_same_rows(left, right) -> None:
         assert left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]), name
 
 
-@pytest.mark.parametrize("make", [lambda: rmat(300, 2000), lambda: sbm(300), lambda: typed(300)])
+@pytest.mark.parametrize("make", [lambda: rmat(300, 2000), lambda: sbm(300), lambda: typed_graph(300)])
 def test_a_graph_comes_back_as_it_was_saved(make, tmp_path):
     graph = make()
     save(graph, tmp_path / "graph")

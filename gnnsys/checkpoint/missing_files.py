@@ -1,8 +1,8 @@
-"""Files of a checkpoint that a machine does not have, from one that does: through a small table of bytes in the shards.
+"""Brings files of a checkpoint to machines that lack them, from machines that have them.
 
-Machines with disks of their own have only what they wrote themselves, and a job may come back with its machines in
-another order, or with more of them. Files travel in pieces, and lie in a folder of their own until they are read: no
-process and no shard holds more than two pieces.
+A machine with its own disk has only what it wrote itself, and a job may come back with more machines, or in another
+order. Files travel in pieces through a small table of bytes in the shards, and are kept in a temporary folder until
+they are read. No process and no shard holds more than two pieces.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def brought(
     holders: Mapping[str, list[int]],
     entries: Mapping[str, Sequence[int]],
 ) -> Iterator[dict[str, Path]]:
-    """Where each of `files` is on this machine while the block lasts. All ranks call it alike.
+    """Paths of `files` on this machine, valid inside the `with` block. Every rank calls it with the same arguments.
 
-    `entries` are bytes and CRC-32 of each. What comes from other machines is removed when the block ends.
+    `entries`: size and CRC-32 of each file. Files from other machines are removed when the block ends.
     """
     found = {file: path / file for file in files if group.machine in holders[file]}
     everyone = set(range(group.num_machines))
@@ -58,7 +58,7 @@ def brought(
         machine_of_part=list(range(group.num_machines)), machine=group.machine, client=session.client, rank=group.rank,
         world_size=group.world_size, timeout=group.timeout,
     )  # fmt: skip
-    inbox = path.parent / f".gone-brought-{group.nonce[:16]}-{group.machine}"  # swept, should this process be killed
+    inbox = path.parent / f".gone-brought-{group.nonce[:16]}-{group.machine}"  # swept after a kill
     try:
         exchange(group, store, path, inbox, away, holders, entries)
         yield {**{file: inbox / file for file in away}, **found}
@@ -71,25 +71,25 @@ def exchange(
     group: Group, store: Store, path: Path, inbox: Path, files: Sequence[str], holders: Mapping[str, list[int]],
     entries: Mapping[str, Sequence[int]],
 ) -> None:  # fmt: skip
-    """Puts `files` into `inbox` on every machine that does not have them at `path`. The same error on every rank.
+    """Copies `files` into `inbox` on every machine that lacks them at `path`. Raises the same error on every rank.
 
-    The table has room for two pieces: who comes to the meeting about one has taken the one before.
+    The table has room for two pieces. A rank that comes to the meeting for a piece has taken the piece before.
     """
     name = f"checkpoint/{group.nonce[:16]}"
     try:
         group.agree("checkpoint's pieces begin", _create(store, name) if group.rank == 0 else None, _SECONDS)
-        mail = _Mail(store, name, path, inbox, entries)
+        transfer = _Transfer(store, name, path, inbox, entries)
         for number, piece in enumerate(_pieces(files, entries)):
             have = holders[piece.file]
             if group.is_leader and group.machine == have[0]:
-                mail.send(number, piece)
-            crc32 = _meet(group, mail)
+                transfer.send(number, piece)
+            crc32 = _meet(group, transfer)
             if group.is_leader and group.machine not in have:
-                mail.take(number, piece, crc32)
-        _meet(group, mail)
+                transfer.take(number, piece, crc32)
+        _meet(group, transfer)
     finally:
         if group.rank == 0:
-            with suppress(Exception):  # it went with its shard, and an error is on its way already
+            with suppress(Exception):  # its shard is gone, and that error is being raised already
                 store.drop(name)
 
 
@@ -109,25 +109,25 @@ def _pieces(files: Sequence[str], entries: Mapping[str, Sequence[int]]) -> Itera
             yield _Piece(file, begin, min(begin + size, end), begin + size >= end)
 
 
-def _meet(group: Group, mail: _Mail) -> int:
+def _meet(group: Group, transfer: _Transfer) -> int:
     """The checksum of the piece that was sent; ValueError, on every rank, where one had a problem."""
-    told = group.gather("checkpoint's pieces", [mail.problem, mail.crc32], _SECONDS)
-    mail.crc32 = None
+    told = group.gather("checkpoint's pieces", [transfer.problem, transfer.crc32], _SECONDS)
+    transfer.crc32 = None
     problem = next((problem for problem, _ in told if problem is not None), None)
     if problem is not None:
-        raise ValueError(f"files of a checkpoint could not be sent between machines: {problem}") from mail.cause
+        raise ValueError(f"files of a checkpoint could not be sent between machines: {problem}") from transfer.cause
     return next((int(crc32) for _, crc32 in told if crc32 is not None), 0)
 
 
-class _Mail:
-    """What one rank sends and takes. What goes wrong is kept for the next meeting: the others come to it."""
+class _Transfer:
+    """What one rank sends and takes. An error is kept until the next meeting, where all ranks learn of it."""
 
     def __init__(
         self, store: Store, name: str, path: Path, inbox: Path, entries: Mapping[str, Sequence[int]]
     ) -> None:  # fmt: skip
         self._store, self._name, self._path, self._inbox, self._entries = store, name, path, inbox, entries
-        self._running = 0  # CRC-32 of what has come of a file
-        self.crc32: int | None = None  # of the piece that was sent
+        self._running = 0  # CRC-32 of the part of a file that has arrived
+        self.crc32: int | None = None  # of the last piece sent
         self.problem: str | None = None
         self.cause: Exception | None = None
 

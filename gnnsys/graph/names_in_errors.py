@@ -1,4 +1,4 @@
-"""Lists in errors: a graph may have hundreds of types, and an error is one line."""
+"""Names in error messages: a list that fits one line, and the name that a user may have meant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MANY = 8  # names an error can show in one line
 
 
 def some(names: Iterable[Any], *, near: Any = None, most: int = MANY) -> str:
-    """The names as a list would print them, or the first few and how many more there are.
+    """The names as a list would print them, or the first few and how many more there are: a graph may have hundreds.
 
     Where some are left out, those that look like `near`, which was asked for, come first.
 
@@ -27,3 +27,14 @@ def some(names: Iterable[Any], *, near: Any = None, most: int = MANY) -> str:
             shown = [*close, *(name for name in listed if name not in close)][:most]
         shown.append(f"and {len(listed) - most} more")
     return f"[{', '.join(shown)}]"
+
+
+def did_you_mean(wanted: Any, names: Iterable[Any]) -> str:
+    """ ": did you mean 'x'?" where a name is close, else nothing.
+
+    >>> did_you_mean("packge", ["package", "user"])
+    ": did you mean 'package'?"
+    """
+    by_text = {str(name): name for name in names}
+    near = get_close_matches(str(wanted), by_text, n=1)
+    return f": did you mean {by_text[near[0]]!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""`python -m gnnsys.bench.store.serve_bare NUM_BYTES`: sends one buffer in frames, uncopied, to whoever asks."""
+"""`python -m gnnsys.bench.store.serve_bare_zeromq NUM_BYTES`: sends one buffer in frames, uncopied, to whoever asks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import zmq
 
-from gnnsys.bench.child import answer
+from gnnsys.bench.child_process import answer
 
 
 def serve(num_bytes: int) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.lab import groups
+from gnnsys.lab import control_groups
 
 V1 = "30 1 0:1 {root} {top}/{name} rw - cgroup cgroup rw,{name}\n"
 
@@ -36,14 +36,16 @@ def version_2(tmp_path: Path, groups_there: dict[str, tuple[str, str]], own: str
 @pytest.mark.parametrize("mounted", ["/", "/docker/abc"])
 def test_version_1_groups_are_made_below_the_own_one(tmp_path, mounted):
     proc = version_1(tmp_path, "/docker/abc/job", mounted)
-    roots = groups.find_roots(proc)
+    roots = control_groups.find_roots(proc)
     below = "job" if mounted != "/" else "docker/abc/job"
-    assert roots == groups.Roots(1, tmp_path / "cpu" / below, tmp_path / "memory" / below, tmp_path / "cpuacct" / below)
-    assert groups.Roots.from_json(roots.to_json()) == roots
+    assert roots == control_groups.Roots(
+        1, tmp_path / "cpu" / below, tmp_path / "memory" / below, tmp_path / "cpuacct" / below
+    )
+    assert control_groups.Roots.from_json(roots.to_json()) == roots
 
 
 def test_version_1_limits_are_a_quota_per_period_and_bytes(tmp_path):
-    host = groups.find_roots(version_1(tmp_path, "/")).of("lab/h1")
+    host = control_groups.find_roots(version_1(tmp_path, "/")).of("lab/h1")
     host.make(0.45, 1 << 30, 0.02)
     assert (tmp_path / "cpu/lab/h1/cpu.cfs_period_us").read_text() == "20000"
     assert (tmp_path / "cpu/lab/h1/cpu.cfs_quota_us").read_text() == "9000"
@@ -53,20 +55,20 @@ def test_version_1_limits_are_a_quota_per_period_and_bytes(tmp_path):
 
 def test_version_2_groups_are_made_where_children_get_cpu_and_memory(tmp_path):
     there = {"/": ("cpu memory io", "cpu memory"), "/a": ("cpu memory", "memory"), "/a/own": ("memory", "")}
-    roots = groups.find_roots(version_2(tmp_path, there, "/a/own"))
-    assert roots == groups.Roots(2, tmp_path / "unified", tmp_path / "unified")
+    roots = control_groups.find_roots(version_2(tmp_path, there, "/a/own"))
+    assert roots == control_groups.Roots(2, tmp_path / "unified", tmp_path / "unified")
 
 
 def test_version_2_gives_children_cpu_and_memory_where_nobody_has_yet(tmp_path):
     there = {"/": ("cpu memory io", ""), "/own": ("", "")}
-    roots = groups.find_roots(version_2(tmp_path, there, "/own"))
-    assert roots == groups.Roots(2, tmp_path / "unified", tmp_path / "unified")
+    roots = control_groups.find_roots(version_2(tmp_path, there, "/own"))
+    assert roots == control_groups.Roots(2, tmp_path / "unified", tmp_path / "unified")
     assert (tmp_path / "unified/cgroup.subtree_control").read_text() == "+cpu +memory"
 
 
 def test_version_2_limits_and_use_are_read_and_written_in_one_folder(tmp_path):
     there = {"/": ("cpu memory", "cpu memory")}
-    host = groups.find_roots(version_2(tmp_path, there, "/")).of("lab/h1")
+    host = control_groups.find_roots(version_2(tmp_path, there, "/")).of("lab/h1")
     host.make(0.45, 1 << 30, 0.02)
     folder = tmp_path / "unified/lab/h1"
     assert host.paths == (folder,)
@@ -76,7 +78,7 @@ def test_version_2_limits_and_use_are_read_and_written_in_one_folder(tmp_path):
     assert (folder / "cpu.max").read_text() == "max 20000"
     (folder / "cpu.stat").write_text("usage_usec 1500000\nthrottled_usec 250000\n")
     (folder / "memory.current").write_text("100\n")
-    assert host.usage() == groups.Usage(1.5, 100, 0.25)
+    assert host.usage() == control_groups.Usage(1.5, 100, 0.25)
     (folder / "memory.peak").write_text("300\n")
     assert host.usage().memory_peak == 300
 
@@ -84,5 +86,5 @@ def test_version_2_limits_and_use_are_read_and_written_in_one_folder(tmp_path):
 def test_a_system_without_groups_that_can_limit_says_so(tmp_path):
     for file in ("mountinfo", "cgroup"):
         (tmp_path / file).write_text("")
-    assert "no control groups" in groups.find_roots(tmp_path)
-    assert "can give its children" in groups.find_roots(version_2(tmp_path, {"/": ("hugetlb", "")}, "/"))
+    assert "no control groups" in control_groups.find_roots(tmp_path)
+    assert "can give its children" in control_groups.find_roots(version_2(tmp_path, {"/": ("hugetlb", "")}, "/"))

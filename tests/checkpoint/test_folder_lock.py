@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.checkpoint import owner
-from gnnsys.checkpoint.owner import OWNER, Owner, Process
+from gnnsys.checkpoint import folder_lock
+from gnnsys.checkpoint.folder_lock import OWNER, FolderLock, Process
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.states import States
 from tests.checkpoint.groups import on_ranks
@@ -36,15 +36,15 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(owner, "time", Clock())
-    return owner.time
+    monkeypatch.setattr(folder_lock, "time", Clock())
+    return folder_lock.time
 
 
 @pytest.fixture
 def other(tmp_path):
     """A process that runs, as one that saves to `tmp_path`."""
     child = subprocess.Popen(["sleep", "100"])
-    yield replace(Process.this("b" * 32), pid=child.pid, start=owner._stat(child.pid)[1]), child
+    yield replace(Process.this("b" * 32), pid=child.pid, start=folder_lock._stat(child.pid)[1]), child
     child.kill()
     child.wait()
 
@@ -111,14 +111,14 @@ def test_a_job_of_another_host_or_container_is_known_by_its_heartbeat(tmp_path, 
             saver.save()
         clock.meanwhile, before = lambda: None, clock.now
         assert saver.save() is not None, "it is silent for long enough"
-        assert owner.LEASE_SECONDS <= clock.now - before < owner.LEASE_SECONDS + 1
+        assert folder_lock.LEASE_SECONDS <= clock.now - before < folder_lock.LEASE_SECONDS + 1
 
 
 def test_machines_that_cannot_see_a_dead_job_hear_of_it_from_one_that_can(tmp_path, other, clock):
     claim(tmp_path, replace(other[0], start=1))
 
     def body(group):
-        mine = Owner(tmp_path, group.nonce)
+        mine = FolderLock(tmp_path, group.nonce)
         if group.rank == 1:
             mine._this = replace(mine._this, boot="another", host="elsewhere")
         restore(tmp_path, group, None, States(), mine)
@@ -148,7 +148,7 @@ def test_a_job_that_was_taken_over_from_while_it_could_not_be_heard_notices(tmp_
 
 
 def test_savers_of_one_job_and_of_one_process_share_a_folder(tmp_path):
-    first, second = Owner(tmp_path, "job"), Owner(tmp_path, "job")
+    first, second = FolderLock(tmp_path, "job"), FolderLock(tmp_path, "job")
     second._this = replace(second._this, host="another machine of the job", boot="x")
     first.take()
     second.take()
@@ -163,17 +163,17 @@ def test_savers_of_one_job_and_of_one_process_share_a_folder(tmp_path):
 
 
 def test_of_jobs_that_begin_at_once_one_wins(tmp_path, other, monkeypatch):
-    one, two = Owner(tmp_path, "one"), Owner(tmp_path, "two")
+    one, two = FolderLock(tmp_path, "one"), FolderLock(tmp_path, "two")
     two._this = replace(other[0], job="two")
-    create = Owner._create
-    monkeypatch.setattr(Owner, "_create", lambda self: (create(two) if self is one else None, create(self))[1])
+    create = FolderLock._create
+    monkeypatch.setattr(FolderLock, "_create", lambda self: (create(two) if self is one else None, create(self))[1])
     with pytest.raises(ValueError, match="job two"):
         one.take()
     two.take()
 
 
 def test_a_dead_jobs_file_is_removed_and_no_fresh_one(tmp_path, other):
-    mine, dead = Owner(tmp_path, "mine"), replace(other[0], start=1)
+    mine, dead = FolderLock(tmp_path, "mine"), replace(other[0], start=1)
     claim(tmp_path, other[0])  # between our look and our removal another job came
     mine._remove(dead)
     assert json.loads((tmp_path / OWNER).read_text()) == asdict(other[0])
@@ -183,7 +183,7 @@ def test_a_dead_jobs_file_is_removed_and_no_fresh_one(tmp_path, other):
 
 
 def test_a_heart_beats_in_the_file_that_the_job_made_and_ends_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(owner, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(folder_lock, "BEAT_SECONDS", 0.001)
     with life(tmp_path) as saver:
         saver.save()
         os.utime(tmp_path / OWNER, (1, 1))

@@ -23,7 +23,7 @@ Described = tuple[bytes, tuple[int, ...], int]  # descriptors, dimensions, where
 _CLIENT = b"client"
 
 
-class Traffic:
+class PullMessages:
     """The messages of one pull as they arrive, and the table they are about."""
 
     def __init__(self, num_rows: int, dim: int) -> None:
@@ -51,7 +51,7 @@ class Traffic:
         return kinds, dims, len(frames[0]) - inline
 
 
-def checked(traffic: Traffic) -> Call:
+def checked(traffic: PullMessages) -> Call:
     """All that is checked and accounted for: in the request, in its ids, in every message of the reply."""
     limits, request, chunk, plan, ids = traffic.limits, traffic.request, traffic.chunk, traffic.plan, traffic.ids
     request_described, chunk_described = traffic.described(request), traffic.described(chunk)
@@ -84,7 +84,7 @@ def checked(traffic: Traffic) -> Call:
     return call
 
 
-def trusting(traffic: Traffic) -> Call:
+def trusting(traffic: PullMessages) -> Call:
     """What is left of that where everything is believed: messages are read, requests wait in line."""
     request, chunk, plan, ids = traffic.request, traffic.chunk, traffic.plan, traffic.ids
     request_described, chunk_described = traffic.described(request), traffic.described(chunk)

@@ -24,8 +24,8 @@ from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
 from gnnsys.pyg.identity import check_options, fingerprint
-from gnnsys.pyg.iterator import REMOTE_THREADS, Epoch, EpochIterator, Request, Running
-from gnnsys.pyg.join import Join, describe, in_edge_order
+from gnnsys.pyg.iterator import REMOTE_THREADS, BatchRequest, Epoch, EpochIterator, Running
+from gnnsys.pyg.join import DataJoin, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.pyg.stores import graph_of
@@ -86,13 +86,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             join = PartsJoin(graph, kwargs.get("custom_cls"), fetch, wire_dtype)
             workers = workers if kwargs.get("num_workers", 0) or not join.waits else REMOTE_THREADS
             join.prepare(workers * (1 + ahead) + 2)
-            self._join: Join | PartsJoin = join
+            self._join: DataJoin | PartsJoin = join
             return
         if fetch is not None or wire_dtype is not None:
             raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
-        self._join = Join(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
+        self._join = DataJoin(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
 
     def _untie(self) -> None:
         """After the DataLoader's own __init__, which kept a bound method of ours: the loader would hold itself."""
@@ -107,7 +107,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
     # -- the steps of a batch ------------------------------------------------------------------------------------------
 
-    def sample_step(self, request: Request) -> Any:
+    def sample_step(self, request: BatchRequest) -> Any:
         if self._overrides("collate_fn"):
             return self.collate_fn(request.index)
         return self.sample(request.index, request.key)

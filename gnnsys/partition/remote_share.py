@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import NodeType
+from gnnsys.partition.array_pieces import Meter, Progress, column_pieces
 from gnnsys.partition.part import Part
-from gnnsys.partition.parts import Parts
-from gnnsys.partition.pieces import Meter, Progress, column_pieces
+from gnnsys.partition.parts_directory import Parts
 
 DEFAULT_FANOUTS = (15, 10, 5)
 WORK_LIMIT = 1 << 30  # edges looked at, all hops and parts together; a few seconds
@@ -44,7 +44,7 @@ class PartBatch:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteShare:
     """`fanouts` are the hops that were counted, `num_skipped` those left out because the graph is large."""
 
     parts: tuple[PartBatch, ...]
@@ -67,7 +67,7 @@ def expected_remote(
     batch_size: int = 1024,
     work_limit: int = WORK_LIMIT,
     progress: Progress | None = None,
-) -> Remote:
+) -> RemoteShare:
     """Seeds are a part's train nodes, or all its core nodes where no type has a `train_mask`.
 
     Hops beyond the first cost one look at every edge per part; without given `fanouts` (15, 10, 5) they are left out
@@ -88,7 +88,7 @@ def expected_remote(
     for index in range(parts.num_parts):
         seeds = _seeds(parts.part(index), parts, has_split)
         batches.append(_batch(parts, index, seeds, hops, batch_size, meter))
-    return Remote(tuple(batches), hops, num_skipped, batch_size, "train nodes" if has_split else "nodes")
+    return RemoteShare(tuple(batches), hops, num_skipped, batch_size, "train nodes" if has_split else "nodes")
 
 
 def _seeds(part: Part, parts: Parts, has_split: bool) -> dict[NodeType, Tensor]:

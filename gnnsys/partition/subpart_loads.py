@@ -16,7 +16,7 @@ from torch import Tensor
 from gnnsys.graph import NodeType
 from gnnsys.partition.constraints import Balance, etype_label
 from gnnsys.partition.part import Part
-from gnnsys.partition.parts import Parts
+from gnnsys.partition.parts_directory import Parts
 
 _SPLITS = ("train", "val", "test")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zmq
 
-from gnnsys.bench.child import Child
+from gnnsys.bench.child_process import Child
 
 _TIMEOUT_MS = 60_000
 
@@ -17,7 +17,7 @@ class BareLink:
     `into` they are also copied there, in the order of arrival."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._child = Child("gnnsys.bench.store.serve_bare", str(num_bytes))
+        self._child = Child("gnnsys.bench.store.serve_bare_zeromq", str(num_bytes))
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.rcvtimeo = self._socket.sndtimeo = _TIMEOUT_MS

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.bench.fullgraph.lab_control import Clerk
-from gnnsys.bench.fullgraph.variant import Job
+from gnnsys.bench.fullgraph.lab_control import LabService
+from gnnsys.bench.fullgraph.variant import VariantJob
 from gnnsys.bench.lab_jobs import trainer_environment
 from gnnsys.lab import Lab, parse_rate
 
@@ -17,7 +17,7 @@ PROGRAM = "gnnsys.bench.fullgraph.train"
 
 
 @dataclass(frozen=True)
-class Figures:
+class VariantFigures:
     """Of one variant at one rate: medians over its epochs. `rate` is what links had, None without a limit."""
 
     group: str
@@ -74,12 +74,12 @@ class Figures:
         )
 
 
-def run_job(folder: Path, job: Job, *, timeout: float = 3600.0) -> dict[tuple[str, str, str], Figures]:
+def run_job(folder: Path, job: VariantJob, *, timeout: float = 3600.0) -> dict[tuple[str, str, str], VariantFigures]:
     """Figures by group, variant and rate as the job names it, also in figures.json."""
     job.save(folder)
     (folder / "figures.json").unlink(missing_ok=True)
     with Lab(job.num_hosts) as lab:
-        clerk = Clerk(lab, folder)
+        clerk = LabService(lab, folder)
         try:
             lab.run(
                 ["--nproc-per-node", "1", "-m", PROGRAM, str(folder)],
@@ -92,10 +92,10 @@ def run_job(folder: Path, job: Job, *, timeout: float = 3600.0) -> dict[tuple[st
     return read_figures(folder)
 
 
-def read_figures(folder: Path) -> dict[tuple[str, str, str], Figures]:
+def read_figures(folder: Path) -> dict[tuple[str, str, str], VariantFigures]:
     found = json.loads((folder / "figures.json").read_text())
     return {
-        (each["group"], each["variant"], each["rate"]): Figures(
+        (each["group"], each["variant"], each["rate"]): VariantFigures(
             each["group"], each["variant"], each["rate_bits"], each["turns"], each["first"], each["facts"]
         )
         for each in found

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.graph import MANIFEST, ArrayReader, Graph, read_manifest, some
-from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import Fingerprints
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Malformed, Schema
 from gnnsys.partition.merge import merge_parts
 from gnnsys.partition.part import Part
+from gnnsys.partition.partition_book import PartitionBook
 
 
 def open_parts(path: str | os.PathLike[str], *, verify: bool = True) -> Parts:

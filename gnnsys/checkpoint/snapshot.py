@@ -1,7 +1,7 @@
-"""Copies of states, taken at a step boundary, so that training can go on while they are written.
+"""Copies of states, taken between two steps, so that training can go on while they are written.
 
-Only what `torch.load(weights_only=True)` reads back may be in one: anything else is refused by its name when a job
-begins, and again when it is saved, and not when it is needed.
+A state may hold only what `torch.load(weights_only=True)` reads back. Anything else is refused, by its name, when the
+job starts and when it saves: it must not come up only when a checkpoint is restored.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 @dataclass
-class Copy:
+class RankSnapshot:
     """What one rank writes of one checkpoint."""
 
     steps: int
     token: str
-    dense: dict[str, Any] | None = None  # rank 0's
-    differing: dict[str, Any] = field(default_factory=dict)  # what this rank has otherwise than rank 0
-    keys: dict[str, list[str]] = field(default_factory=dict)  # of those
-    own: dict[str, Any] = field(default_factory=dict)
-    tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # name, table, machine: asked by this rank
-    entries: dict[str, Any] = field(default_factory=dict)  # of the manifest
-    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose nodes' ids are written
-    too_large: str | None = None  # what would not fit into memory a second time, of any rank
+    dense: dict[str, Any] | None = None  # states that all ranks share; on rank 0 only
+    differing: dict[str, Any] = field(default_factory=dict)  # shared states in which this rank differs from rank 0
+    keys: dict[str, list[str]] = field(default_factory=dict)  # the entries of `differing`
+    own: dict[str, Any] = field(default_factory=dict)  # states of this rank alone
+    tables: list[tuple[str, DistTensor, int]] = field(default_factory=list)  # (name, table, machine) this rank asks for
+    entries: dict[str, Any] = field(default_factory=dict)  # the manifest's, by table
+    originals: dict[str, Any] = field(default_factory=dict)  # (graph, node type) whose original ids are written
+    too_large: str | None = None  # what, on any rank, would not fit into memory a second time
 
     @property
     def staging(self) -> str:
@@ -47,19 +47,19 @@ class Copy:
 
 
 def copied(value: Tensor) -> Tensor:
-    """A tensor as it is now, in this machine's memory."""
+    """A copy of the tensor in host memory."""
     return value.clone() if value.device.type == "cpu" else value.cpu()
 
 
 def as_it_is(value: Tensor) -> Tensor:
-    """The tensor itself; a copy only where it is a piece of something larger, all of which would be written."""
+    """The tensor itself; a copy only if it is a view of a larger storage, all of which would be written."""
     if value.layout is torch.strided and value.untyped_storage().nbytes() == value.nbytes:
         return value
     return value.clone()
 
 
 def snapshot(value: Any, name: str, of: Callable[[Tensor], Tensor] = copied) -> Any:
-    """A state with `of` each of its tensors; ValueError, by `name`, for what could not be read again."""
+    """The state with `of(tensor)` in place of each tensor. ValueError, with `name`, for what could not be read back."""
     if type(value) is Tensor or type(value) is torch.nn.Parameter:
         return of(value.detach())
     if type(value) in _PLAIN:
@@ -70,7 +70,7 @@ def snapshot(value: Any, name: str, of: Callable[[Tensor], Tensor] = copied) -> 
             for key, kept in value.items()
         ]
         made = type(value)(items)
-        if type(value) is OrderedDict and hasattr(value, "_metadata"):  # a module's: what version its layers have
+        if type(value) is OrderedDict and hasattr(value, "_metadata"):  # a module's: the versions of its layers
             made._metadata = copy.deepcopy(value._metadata)
         return made
     if type(value) in (list, tuple, set):
@@ -79,7 +79,7 @@ def snapshot(value: Any, name: str, of: Callable[[Tensor], Tensor] = copied) -> 
 
 
 def check_state(value: Any, name: str) -> int:
-    """ValueError, by `name`, for what could not be read again; how many bytes its tensors have."""
+    """The bytes of a state's tensors. ValueError, with `name`, for what could not be read back."""
     total = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def check_state(value: Any, name: str) -> int:
 
 
 def _tried(value: Any, name: str) -> Any:
-    """What is of no plain type, written and read again: the only proof that it can be."""
+    """A value of any other type, written and read back: the only proof that this works."""
     try:
         buffer = io.BytesIO()
         torch.save(value, buffer)

@@ -1,8 +1,8 @@
 """Control groups of a lab: limits on a host's CPU and memory, what it used, and every process it runs.
 
-A host is one directory per hierarchy: version 1 has separate ones for cpu, memory and cpuacct, version 2 has one. Under
-it each command has a leaf of its own, so that all it started, daemons included, can be found and killed.
-Standard library only: the keeper runs this before and after everything else.
+A host has one directory per hierarchy: version 1 has one each for cpu, memory and cpuacct, version 2 has a single one.
+In it each command has a leaf of its own, so that everything it started, daemons included, can be found and killed.
+Uses only the standard library, because the keeper imports this file by itself.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Roots:
         cpuacct = None if accounting is None else Path(accounting)
         return cls(value["version"], Path(value["cpu"]), Path(value["memory"]), cpuacct)
 
-    def of(self, name: str) -> Groups:
-        """The directories of one host of one lab, not yet made; `name` may be a path below the roots."""
+    def of(self, name: str) -> HostGroups:
+        """The directories of one host, not made yet. `name` may be a path below the roots."""
         extra = [self.cpuacct / name] if self.cpuacct else []
-        paths = dict.fromkeys([self.cpu / name, self.memory / name, *extra])  # hierarchies may be mounted together
-        return Groups(
+        paths = dict.fromkeys([self.cpu / name, self.memory / name, *extra])  # two controllers may share a hierarchy
+        return HostGroups(
             self.version, tuple(paths), self.cpu / name, self.memory / name, (self.cpuacct or self.cpu) / name
         )
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a host has used: processor seconds, the most memory at one time, seconds its quota held it back."""
+    """What a host has used: CPU seconds, peak memory in bytes, and seconds for which its quota throttled it."""
 
     cpu_seconds: float
     memory_peak: int
@@ -56,8 +56,8 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Groups:
-    """One host's directories."""
+class HostGroups:
+    """The directories of one host."""
 
     version: int
     paths: tuple[Path, ...]
@@ -66,7 +66,7 @@ class Groups:
     account: Path
 
     def make(self, cpu: float | None, memory: int | None, period: float) -> None:
-        """Makes them with their limits; `cpu` in cores, `period` in seconds over which the quota is kept."""
+        """Makes the directories with limits: `cpu` in cores, `memory` in bytes, the quota's `period` in seconds."""
         for path in self.paths:
             path.mkdir(parents=True)
         if cpu is not None:
@@ -76,18 +76,18 @@ class Groups:
             (self.memory / limit).write_text(str(memory))
 
     def set_cpu(self, cpu: float | None, period: float) -> None:
-        """Another quota, None for no limit."""
+        """Sets the CPU quota in cores; None is no limit."""
         microseconds = round(period * 1e6)
         quota = None if cpu is None else round(cpu * microseconds)
         if self.version == 1:
-            (self.cpu / "cpu.cfs_quota_us").write_text("-1")  # a period may be refused beside the quota that was
+            (self.cpu / "cpu.cfs_quota_us").write_text("-1")  # the kernel may refuse a new period with the old quota
             (self.cpu / "cpu.cfs_period_us").write_text(str(microseconds))
             (self.cpu / "cpu.cfs_quota_us").write_text("-1" if quota is None else str(quota))
         else:
             (self.cpu / "cpu.max").write_text(f"{'max' if quota is None else quota} {microseconds}")
 
     def leaf(self, name: str) -> list[Path]:
-        """A new leaf in every hierarchy; a process joins by writing 0 to each `cgroup.procs`."""
+        """Makes a leaf in every hierarchy. A process joins by writing 0 to each `cgroup.procs`."""
         for path in self.paths:
             (path / name).mkdir()
         return [path / name for path in self.paths]
@@ -105,7 +105,7 @@ class Groups:
 
 
 def processes(paths: Sequence[Path]) -> set[int]:
-    """Every process in these directories and below."""
+    """Pids of all processes in these directories and below."""
     found: set[int] = set()
     for path in paths:
         for folder, _, _ in os.walk(path):
@@ -117,7 +117,7 @@ def processes(paths: Sequence[Path]) -> set[int]:
 
 
 def kill(paths: Sequence[Path], deadline: float = 10.0) -> None:
-    """Kills everything in these directories, and what it starts meanwhile; TimeoutError if something will not die."""
+    """Kills all processes in these directories, also new ones, until none is left. TimeoutError at the deadline."""
     end = time.monotonic() + deadline
     while alive := {pid for pid in processes(paths) if not _is_zombie(pid)}:
         if time.monotonic() > end:
@@ -131,7 +131,7 @@ def kill(paths: Sequence[Path], deadline: float = 10.0) -> None:
 
 
 def remove(paths: Sequence[Path], deadline: float = 10.0) -> None:
-    """Kills what is in these directories, then removes them with all below; those that are gone already are fine."""
+    """Kills all processes in these directories, then removes the directories. Skips those that are gone already."""
     kill(paths, deadline)
     end = time.monotonic() + deadline
     for path in paths:
@@ -141,16 +141,17 @@ def remove(paths: Sequence[Path], deadline: float = 10.0) -> None:
                     folder.rmdir()
                 except FileNotFoundError:
                     pass
-                except OSError:  # a dead process is still being taken apart
+                except OSError:  # a dead process is still being taken apart, or one has joined since
                     if time.monotonic() > end:
                         raise
+                    kill([folder], deadline)
                     time.sleep(0.005)
                     continue
                 break
 
 
 def find_roots(proc: Path = Path("/proc/self")) -> Roots | str:
-    """Where this process may make groups, below its own; or why it cannot."""
+    """Where this process may make groups, below its own group; or a text that says why it cannot."""
     mounts = _mounts((proc / "mountinfo").read_text())
     own = _own((proc / "cgroup").read_text())
     if all(name in mounts and name in own for name in ("cpu", "memory")):
@@ -164,7 +165,7 @@ def find_roots(proc: Path = Path("/proc/self")) -> Roots | str:
 
 
 def _unified(top: Path, own: Path) -> Roots | str:
-    """Version 2: the nearest group above us whose children have cpu and memory, or can be given them."""
+    """Version 2: the nearest group, from our own upwards, whose children have or can get cpu and memory limits."""
     above = [own, *own.parents]
     above = above[: above.index(top) + 1]
     wanted = {"cpu", "memory"}
@@ -174,7 +175,7 @@ def _unified(top: Path, own: Path) -> Roots | str:
     for path in above:
         if not wanted <= set(_words(path / "cgroup.controllers")):
             continue
-        try:  # refused where the group itself has processes
+        try:  # refused if the group itself has processes
             (path / "cgroup.subtree_control").write_text("+cpu +memory")
         except OSError:
             continue
@@ -183,7 +184,7 @@ def _unified(top: Path, own: Path) -> Roots | str:
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[Path, str]]:
-    """Controller ("" for version 2) -> (mount point, the group mounted there)."""
+    """Controller ("" for version 2) -> (mount point, group that is mounted there)."""
     found: dict[str, tuple[Path, str]] = {}
     for line in mountinfo.splitlines():
         fields = line.split()
