@@ -183,3 +183,23 @@ def test_what_the_header_has_no_room_for_is_refused(field: dict[str, int]) -> No
     (name,) = field
     with pytest.raises(ValueError, match=name):
         RequestContext(**field)
+
+
+def test_messages_of_pygs_loaders_name_their_batch_too(parted: Any) -> None:
+    pytest.importorskip("torch_geometric")
+    from gnnsys.pyg import NeighborLoader as PyGLoader
+
+    graph, seen = parted
+    ids = torch.arange(60)
+    loaders = [PyGLoader(graph, FANOUTS, input_nodes=ids, batch_size=BATCH_SIZE, seed=SEED) for _ in range(2)]
+    for loader in loaders:
+        seen.clear()
+        for _ in range(NUM_EPOCHS):
+            list(loader)
+        numbers = set(range(NUM_EPOCHS * len(loader)))
+        assert {request.batch for request in seen if request.kind == Kind.SAMPLE} == numbers
+        assert {request.batch for request in seen if request.kind == Kind.PULL} <= numbers
+        assert {request.loader for request in seen} == {loader.context.loader}
+        check_hops(seen, len(loader), induced=False)
+    assert loaders[0].context.loader != loaders[1].context.loader
+    assert current_context() == RequestContext()
