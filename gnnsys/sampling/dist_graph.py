@@ -23,7 +23,7 @@ from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
-from gnnsys.sampling.part_views import PartViews
+from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.store import edge_table, node_table
 
@@ -53,7 +53,7 @@ class DistGraph:
         self.placement: Any = None  # where ranks and parts are, set by the session that opened the graph
         self.info: dict[str, Any] = dict(parts.graph_info)
         self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
-        self._views = PartViews(parts, self.parts_here)
+        self._views = PreparedViews(parts, self.parts_here)
         self._look_up = Lookups(parts, self._owners, client)
         self._prepared: dict[ViewSpec, DistNeighborhoods] = {}
         self._lock = threading.Lock()

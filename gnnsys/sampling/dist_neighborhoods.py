@@ -23,7 +23,7 @@ from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, ans
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec
-from gnnsys.sampling.part_views import NotPrepared, PartViews
+from gnnsys.sampling.prepared_views import NotPrepared, PreparedViews
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client, Message, Pending
@@ -33,7 +33,7 @@ class DistNeighborhoods:
     """Of a parted graph, through a prepared view. `prepare` has machines prepare it that do not have it any more."""
 
     def __init__(
-        self, views: PartViews, owners: Owners, client: Client | None, spec: ViewSpec, prepare: Callable[[], None]
+        self, views: PreparedViews, owners: Owners, client: Client | None, spec: ViewSpec, prepare: Callable[[], None]
     ) -> None:
         self._views, self._owners, self._client, self._spec = views, owners, client, spec
         self._prepare = prepare
