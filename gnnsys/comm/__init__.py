@@ -4,6 +4,7 @@ from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loo
 from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
+from gnnsys.comm.context import RequestContext, current_context, set_context, use_context
 from gnnsys.comm.errors import (
     Closed,
     CommError,
@@ -61,12 +62,14 @@ __all__ = [
     "RendezvousError",
     "Reply",
     "Request",
+    "RequestContext",
     "Server",
     "ShardLost",
     "TrainerLost",
     "Turns",
     "WireError",
     "agree_on_address",
+    "current_context",
     "endpoint",
     "export_array",
     "interface_of",
@@ -75,4 +78,6 @@ __all__ = [
     "make_key",
     "read_key",
     "resolve",
+    "set_context",
+    "use_context",
 ]

@@ -20,6 +20,7 @@ import zmq
 from torch import Tensor
 
 from gnnsys.comm import wire
+from gnnsys.comm.context import RequestContext, current_context
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
@@ -74,6 +75,7 @@ class Client:
             raise ValueError(f"lost_after ({lost_after}) must be longer than ping_interval ({ping_interval})")
         uid = make_name()
         self._links = {peer: Link(peer, endpoint, uid) for peer, endpoint in peers.items()}
+        self.context = RequestContext()  # priority and path where nobody says another
         self._sender = sender
         self._incarnation = incarnation
         self._keys = keys
@@ -116,8 +118,13 @@ class Client:
         batch: int = -1,
         layer: int = -1,
         path: int = 0,
+        loader: int = 0,
     ) -> Pending:
-        """Sends a request and returns at once. Large arrays are not copied: leave them alone until the reply came."""
+        """Sends a request and returns at once. Large arrays are not copied: leave them alone until the reply came.
+
+        `batch`, `loader`, `priority` and `path` that are left out are as the current `RequestContext` says; priority
+        and path that this leaves out are the client's own, `context`.
+        """
         if os.getpid() != self._pid:
             raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
         if peer not in self._links:
@@ -125,10 +132,13 @@ class Client:
         timeout = self._timeout if timeout is None else timeout
         if not timeout > 0:
             raise ValueError(f"timeout is {timeout}; it must be a positive number of seconds")
-        request_id = next(self._ids)
+        request_id, context = next(self._ids), current_context()
         header = wire.make_header(
-            kind, request_id, timeout_us=int(timeout * 1e6), priority=priority, sender=self._sender,
-            incarnation=self._incarnation, sequence=sequence, batch=batch, layer=layer, path=path,
+            kind, request_id, timeout_us=int(timeout * 1e6),
+            priority=priority or context.priority or self.context.priority, sender=self._sender,
+            incarnation=self._incarnation, sequence=sequence,
+            batch=context.batch if batch < 0 else batch, layer=layer, path=path or context.path or self.context.path,
+            loader=loader or context.loader,
         )  # fmt: skip
         frames = wire.encode(header, arrays, options, self._limits)
         pending = Pending(
@@ -156,18 +166,18 @@ class Client:
         return pending
 
     def lose(self, peer: int, why: str) -> None:
-        """Fails what a peer has not answered and all that is asked of it later: somebody knows that it has ended."""
+        """Fails what a peer has not answered and all that is asked of it later: the caller knows that it has ended."""
         link = self._links[peer]
         link.end = why
         silent_for = time.monotonic() - link.last_heard if link.last_heard else 0.0
         self._fail_all(link, lambda _: ShardLost(why, machine=peer, rank=self._sender, silent_for=silent_for))
 
     def counters(self) -> dict[str, Any]:
-        """Messages and bytes by peer and by kind, events by reason, and what is outstanding now."""
+        """Messages and bytes by peer and by kind, times by peer and kind, events by reason, what is outstanding now."""
         return self._tally.to_json() | {"outstanding": sum(link.num_outstanding() for link in self._links.values())}
 
     def close(self) -> None:
-        """Fails what is outstanding and ends the thread, within seconds; again, or in a forked child, it is nothing."""
+        """Fails what is outstanding and ends the thread, within seconds. Idempotent; a no-op in a forked child."""
         if os.getpid() != self._pid or self._stop:
             return
         self._stop = True
@@ -255,9 +265,10 @@ class Client:
                 self._show_life(now)
 
     def _time_to_sleep(self, next_tick: float) -> float:
-        """Milliseconds until something has to be looked at or said.
+        """Milliseconds until a deadline, a heartbeat or a request to be sent again is due.
 
-        First says that nobody looks, then looks once more: a request made meanwhile sees the one or the other sees it.
+        Clears `_wakes_at` before the last check of what is outstanding. A request added in between either sees it
+        cleared, and wakes this thread, or is seen by the check.
         """
         self._wakes_at = math.inf
         for _, connection, _ in self._connections:
@@ -282,6 +293,9 @@ class Client:
         elif pending is not None:
             if pending.deliver(header, frames, now):
                 connection.outstanding.pop(header.request_id, None)
+                self._tally.answered(
+                    link.peer, pending.kind, header.queued_us, header.served_us, int((now - pending.sent_at) * 1e6)
+                )
         elif header.kind == Kind.PING and header.request_id == connection.ping_id:
             self._take_ping(link, connection, header, frames, now)
         elif header.kind != Kind.PING:
@@ -296,7 +310,7 @@ class Client:
         frames: list[zmq.Frame],
         now: float,
     ) -> None:
-        """The peer has no room for a request now, and has forgotten it: it is sent again, ever later."""
+        """The peer had no room for a request and dropped it. It is sent again, after longer and longer waits."""
         try:
             pending.refusal = str(wire.read_message(header, frames, self._limits).options.get("text", ""))
         except WireError as error:
@@ -384,7 +398,7 @@ class Client:
         self._transmit(link, connection, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
 
     def _show_life(self, now: float) -> None:
-        """Lets every peer that was told nothing for long hear of this end; what it answers is a sign of its life."""
+        """Sends a heartbeat to every peer that was sent nothing for a while. Its answer shows that the peer lives."""
         for link in self._links.values():
             if now - link.last_said >= self._beat and not link.end:
                 with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told

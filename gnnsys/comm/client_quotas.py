@@ -1,6 +1,6 @@
-"""What each client of a server has there: requests that are not answered, their bytes, and replies it has not taken.
+"""What each client holds at a server: unanswered requests, their bytes, and replies that are not sent yet.
 
-A client here is a connection. One that has too much is refused (BUSY) or waits for itself, and nobody else for it.
+A client here is a connection. One that holds too much is refused (BUSY) or has to wait; the others are not held up.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ WINDOW_BYTES = 64 << 20  # of replies to one client, handed to libzmq and not se
 
 
 class _Sent(weakref.ref):  # type: ignore[type-arg]
-    """A buffer that was handed to libzmq; it dies when it was sent."""
+    """A buffer that was handed to libzmq, which drops it once it is sent."""
 
     __slots__ = ("num_bytes",)
     num_bytes: int
 
 
 class SendWindow:
-    """Counts the bytes of buffers that libzmq has not sent yet: each leaves when its array object dies.
+    """Counts the bytes of buffers that libzmq has not sent yet. A buffer counts until its array object is collected.
 
-    Whoever finds it full leaves his name with `park`; `on_room` is called with each name, from whatever thread made
-    room, unless `unpark` came first.
+    A job that finds it full registers itself with `park`. `on_room` is called with each parked job, in whatever thread
+    made room, unless `unpark` was called first.
     """
 
     def __init__(self, max_bytes: int, on_room: Callable[[Any], None]) -> None:
@@ -46,20 +46,20 @@ class SendWindow:
             self.bytes += num_bytes
             self._sent[id(sent)] = sent
 
-    def park(self, who: Any) -> bool:
-        """Whether there is no room, and `who` will be called when there is."""
+    def park(self, job: Any) -> bool:
+        """True where there is no room: `on_room(job)` is then called when there is."""
         if self.bytes < self._max_bytes:
             return False
         with self._lock:
             if self.bytes < self._max_bytes:
                 return False
-            self._parked[who] = None
+            self._parked[job] = None
             return True
 
-    def unpark(self, who: Any) -> bool:
-        """Whether `who` was parked; he is not called now."""
+    def unpark(self, job: Any) -> bool:
+        """Whether the job was parked; it is not any more."""
         with self._lock:
-            return self._parked.pop(who, self) is None
+            return self._parked.pop(job, self) is None
 
     def _leave(self, sent: _Sent) -> None:
         with self._lock:
@@ -68,12 +68,12 @@ class SendWindow:
             if self.bytes >= self._max_bytes or not self._parked:
                 return
             waiting, self._parked = self._parked, {}
-        for who in waiting:
-            self._on_room(who)
+        for job in waiting:
+            self._on_room(job)
 
 
 class ClientQuota:
-    """One client's."""
+    """What one client holds."""
 
     __slots__ = ("bytes", "requests", "window")
 
@@ -84,7 +84,7 @@ class ClientQuota:
 
 
 class ClientQuotas:
-    """Every client's, by the name of its connection. Not locked: the server's lock is held around every call."""
+    """What every client holds, by its connection. Not locked: the server holds its lock around every call."""
 
     def __init__(self, limits: Limits, on_room: Callable[[Any], None]) -> None:
         self.bytes = 0
@@ -100,11 +100,11 @@ class ClientQuotas:
         return quota
 
     def enter(self, quota: ClientQuota, num_bytes: int, *, is_joint: bool = False) -> str | None:
-        """Books a request; what speaks against serving it, if anything does. Either way it must `leave`.
+        """Counts a request; the reason to refuse it, or None. Either way `leave` must be called for it.
 
-        A request is admitted while there is room for one of no size: one that is larger than the limit is, alone.
-        What is answered once all ranks have sent theirs (`is_joint`) is not held against the limit over all clients:
-        refusing one would hold up all the others.
+        A request is admitted while what is held is below the limit, so one that is larger than the limit is admitted
+        alone. Requests that are answered once all ranks have sent theirs (`is_joint`) do not count towards the limit
+        over all clients: refusing one would hold up all ranks.
         """
         limits, held, of_all = self._limits, quota.bytes, self.bytes - self._joint_bytes
         quota.requests += 1
@@ -130,7 +130,7 @@ class ClientQuotas:
             del self._quotas[client]
 
     def sweep(self) -> None:
-        """Forgets who has nothing here: its last reply was sent after it was booked."""
+        """Forgets clients that hold nothing: their last reply was still being sent when `leave` was called."""
         for client in [c for c, each in self._quotas.items() if not each.requests and not each.window.bytes]:
             del self._quotas[client]
 

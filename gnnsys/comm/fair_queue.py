@@ -1,8 +1,8 @@
-"""Whose turn it is: the smallest priority first, inside it one client after the other, a client's own in their order.
+"""Which request is served next: the smallest priority first, then client by client, each client's in their order.
 
-So a client with ten thousand requests delays another by one of them. Priorities are the senders' own word: every
-`_EVERY`-th turn goes, whatever its priority, to the client that has waited longest for one, so that nobody is starved
-by who calls everything urgent. Not locked: the workers' lock is held around every call.
+So a client with ten thousand requests delays another by one of them. Senders choose priorities themselves, so every
+`_EVERY`-th turn goes to the client that has waited longest, whatever its priority: a client that calls everything
+urgent starves nobody. Not locked: `WorkerThreads` holds its lock around every call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EVERY = 16
 
 
 class FairQueue:
-    """What waits: `put` and `take` cost a few look-ups, however much that is."""
+    """What waits to be served. `put` and `take` cost a few look-ups, however much waits."""
 
     def __init__(self) -> None:
         self._levels: dict[int, OrderedDict[Hashable, deque[Any]]] = {}  # by priority, then by client, next one first

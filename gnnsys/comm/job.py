@@ -42,8 +42,8 @@ class Job:
     """A request, its frames as received, and what has been answered so far."""
 
     __slots__ = (
-        "_began", "_chunks", "_frames", "_outbound", "_window", "deadline", "header", "identity", "is_kept", "key",
-        "num_bytes", "num_chunks", "service_us",
+        "_arrived", "_began", "_chunks", "_frames", "_outbound", "_window", "deadline", "header", "identity", "is_kept",
+        "key", "num_bytes", "num_chunks", "queued_us", "served_us",
     )  # fmt: skip
 
     def __init__(
@@ -58,11 +58,13 @@ class Job:
     ) -> None:
         self._outbound = outbound
         self._frames = frames
-        self._began = time.monotonic()
+        self._arrived = time.monotonic()
+        self._began: float | None = None  # when a worker took it
         self._chunks: Iterator[Reply] | None = None  # what is left of a reply in chunks
         self._window = window  # its client's
         self.num_chunks = 0  # messages answered so far
-        self.service_us = 0
+        self.queued_us = 0  # until a worker took it, or it was refused
+        self.served_us = 0  # from then on
         self.identity = identity
         self.header = header
         self.key = (identity, header.request_id)
@@ -175,10 +177,12 @@ class Job:
         return wire.encode(header, reply.arrays, reply.options, limits)
 
     def _reply_header(self, *, status: int = wire.OK, num_chunks: int, flags: int = 0) -> Header:
-        self.service_us = int((time.monotonic() - self._began) * 1e6)
+        now = time.monotonic()
+        began = now if self._began is None else self._began
+        self.queued_us, self.served_us = int((began - self._arrived) * 1e6), int((now - began) * 1e6)
         return wire.reply_header(
-            self.header, status=status, service_us=self.service_us, chunk=self.num_chunks, num_chunks=num_chunks,
-            flags=flags,
+            self.header, status=status, queued_us=self.queued_us, served_us=self.served_us, chunk=self.num_chunks,
+            num_chunks=num_chunks, flags=flags,
         )  # fmt: skip
 
     def _send(self, frames: list[Buffer], is_last: bool) -> None:

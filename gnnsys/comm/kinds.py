@@ -1,6 +1,7 @@
 """What a message asks for: one list for all rooms, because the number is on the wire.
 
-Numbers are grouped by the room that serves them and never change their meaning; a new one is appended to its group.
+Every number has a handler. Numbers are grouped by the room that serves them and never change their meaning; a new one
+is appended to its group.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ class Kind(IntEnum):
     FIND_EDGES = 34
     EDGE_ENDS = 35
     SELECT = 36
-    INDUCED = 37
 
 
 CONTROL = "control"

@@ -1,7 +1,7 @@
-"""When each sender was last heard of: what a server knows of the lives of those who ask it.
+"""When each sender was last heard of: how a server tells living clients from dead ones.
 
-Silence counts from a sender's last message, whatever it was, but never through a time in which this process itself was
-stopped: whoever was silent then may have been speaking.
+Silence counts from a sender's last message of any kind. Time in which this process itself was stopped does not count:
+messages may have been sent then and not been read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Liveness:
             self._at = dict(last)
 
     def look(self, now: float) -> None:
-        """Called again and again by a thread that is awake: after a gap silence begins anew."""
+        """Called by a running thread at short intervals. After a gap, this process was stopped: silence starts anew."""
         if now - self._looked > _GAP_SECONDS:
             self._since = now
         self._looked = now
 
     def silent_for(self, sender: int, incarnation: int) -> float:
-        """Seconds since that sender was heard of; where it never was, since this was asked first."""
+        """Seconds since that sender was heard of; for one that never was, since the first such question."""
         now = time.monotonic()
         return now - max(self._at.setdefault((sender, incarnation), now), self._since)

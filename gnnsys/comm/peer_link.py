@@ -1,8 +1,9 @@
-"""A client's connections to one peer, and what it knows of the peer's life.
+"""A client's connections to one peer, and whether the peer is alive.
 
-One DEALER per traffic class. Anything a peer sends counts as a sign of life; its silence matters only while something
-is outstanding. A request that was silent for long, or since before the peer returned, is asked for on its own
-connection, behind itself: an answer that does not know it proves that it was lost, and only then is it sent again.
+One DEALER per traffic class. Anything a peer sends shows that it lives; its silence matters only while something is
+outstanding. Where nothing was heard of a request for long, or since the peer came back, the peer is asked about it on
+the same connection. That question arrives after the request. If the peer does not know the request then, it was lost,
+and only then is it sent again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Connection:
 
 
 class Link:
-    """One peer: where it is, the connections to it, when it was last heard of."""
+    """One peer: its endpoint, the connections to it, and when it was last heard of."""
 
     def __init__(self, peer: int, endpoint: str, name: bytes) -> None:
         self.peer = peer

@@ -39,7 +39,7 @@ class Pending:
     __slots__ = (
         "_arrivals", "_complete", "_describe", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_seen",
         "_total", "deadline", "frames", "kind", "last_sign", "num_refused", "peer", "refusal", "request_id", "resent",
-        "timeout", "traffic_class",
+        "sent_at", "timeout", "traffic_class",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +52,8 @@ class Pending:
         self.traffic_class = traffic_class
         self.frames = frames  # kept for sending them again, until the reply is complete
         self.timeout = timeout
-        self.deadline = time.monotonic() + timeout
+        self.sent_at = time.monotonic()  # for the first time
+        self.deadline = self.sent_at + timeout
         self.last_sign = 0.0
         self.resent = 0
         self.num_refused = 0  # how often the peer had no room for it

@@ -1,4 +1,4 @@
-"""Tensors from rank to rank over torch.distributed, asynchronously, with a tag each, and a word when one arrives.
+"""Tensors from rank to rank over torch.distributed: asynchronous, with a tag each, and a notice when one arrives.
 
 gloo's works cannot be polled and a wait that times out ends the connection, so one thread per peer waits for what comes
 from it, in the order in which it was expected, and tells the owner through a queue. Transfers go on while Python
@@ -30,14 +30,14 @@ _LEAVE_SECONDS = 2.0
 
 
 class Arrival(NamedTuple):
-    """What came: `token` is the owner's name for it; `error` where nothing will come of it."""
+    """A transfer that has ended: `token` is the owner's name for it, `error` is set where it failed."""
 
     token: Any
     error: Exception | None
 
 
 class RankExchange:
-    """This rank's way to the others. `group` is a process group whose tensors on the CPU travel (gloo).
+    """Sends tensors to other ranks and receives theirs. `group` is a process group with a backend for the CPU (gloo).
 
     All methods are for one thread. `timeout` is how long one message may take to come after it was asked for; that is
     as long as a peer may be behind.
@@ -62,7 +62,10 @@ class RankExchange:
         self._outstanding, self._max_outstanding = 0, max_outstanding  # bytes given to gloo and not known to be gone
 
     def send(self, peer: int, tag: int, rows: Tensor) -> None:
-        """Gives contiguous `rows` away: nobody may write them any more. Waits where too much is on its way already."""
+        """Begins to send contiguous `rows`, which nobody may change until they have left (`flush`).
+
+        Waits while more than `max_outstanding` bytes are on their way.
+        """
         self._sends.append((peer, _begin(self._group.send, rows, peer, tag), rows, rows.nbytes))
         self._outstanding += rows.nbytes
         self.bytes_sent[peer] += rows.nbytes
@@ -71,7 +74,7 @@ class RankExchange:
             self._wait_send()
 
     def expect(self, peer: int, tag: int, rows: Tensor, token: Any) -> None:
-        """`rows`, contiguous, will be filled by what `peer` sends with that tag; `next_arrival` says when."""
+        """Begins to receive into contiguous `rows` what `peer` sends with this tag; `next_arrival` tells when."""
         if peer not in self._expected:
             waiting = self._expected[peer] = SimpleQueue()
             args = (peer, waiting, self._arrivals, self._limit)
@@ -79,7 +82,7 @@ class RankExchange:
         self._expected[peer].put((_begin(self._group.recv, rows, peer, tag), token))
 
     def next_arrival(self, wait: bool = True) -> Any:
-        """The token of something that has come; None where nothing has and `wait` is False."""
+        """The token of a transfer that has arrived; None where none has and `wait` is False."""
         try:
             arrival = self._arrivals.get(wait, self.timeout + 60 if wait else None)
         except Empty:
@@ -96,11 +99,11 @@ class RankExchange:
             self._wait_send()
 
     def another(self) -> RankExchange:
-        """The same way once more, with arrivals of its own; its tags must be others."""
+        """Another exchange over the same process group, with arrivals of its own. It must use other tags."""
         return RankExchange(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding)
 
     def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d, one dtype, any length."""
+        """Sends `rows[r]` to rank r and returns what each sent here. All ranks call it. 1-d, one dtype, any length."""
         sizes = [torch.tensor([len(each)], device="cpu") for each in rows]
         told = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in rows]
         self._swap(sizes, told, _TAG_IDS)
@@ -126,7 +129,7 @@ class RankExchange:
         return _Sum(self, lambda: self._group.allreduce([values], options))
 
     def lost(self) -> int | None:
-        """The rank to which the connection is gone: the first where sending a byte fails, which it does at once."""
+        """A rank whose connection is gone: sending it a byte fails at once. None where all connections hold."""
         told: SimpleQueue[int] = SimpleQueue()
         for peer in range(self.world_size):
             if peer != self.rank:
@@ -136,10 +139,9 @@ class RankExchange:
         return None
 
     def close(self, grace: float = 0.0) -> None:
-        """Ends the threads, once what they wait for has come or failed; what was sent goes on its way.
+        """Ends the threads once what they wait for has arrived or failed. What was sent is still delivered.
 
-        Waits for that, but no longer than `grace` seconds: what then is left is left to threads, or, where the process
-        ends, lost.
+        Waits for both, at most `grace` seconds. Daemon threads finish the rest, unless the process ends first.
         """
         threads, until = self._threads, time.monotonic() + grace
         _end(self._expected)
@@ -162,7 +164,7 @@ class RankExchange:
 
 
 class _Sum:
-    """A sum over all ranks under way. gloo does not say who a failed one lacks, so the connections are looked at."""
+    """A sum over all ranks under way. gloo does not say which rank a failed one lacks, so connections are probed."""
 
     def __init__(self, peers: RankExchange, begin: Callable[[], Any]) -> None:
         self._peers, self._began = peers, time.monotonic()
@@ -232,28 +234,27 @@ def _lost(peer: int, silent_for: float, what: str, error: Exception) -> TrainerL
 
 
 class _Waiter(threading.Thread):
-    """Waits for a peer inside gloo, or idles at a queue, which None ends."""
+    """A thread that waits for a peer inside gloo, or for work at the queue `idle`. None in the queue ends it."""
 
     idle: SimpleQueue[Any] | None = None
-
-
-_WAITERS: weakref.WeakSet[_Waiter] = weakref.WeakSet()
 
 
 def _thread(name: str, target: Callable[..., None], *args: Any, idle: SimpleQueue[Any] | None = None) -> _Waiter:
     thread = _Waiter(target=target, args=args, name=name, daemon=True)
     thread.idle = idle
-    _WAITERS.add(thread)
     thread.start()
     return thread
 
 
 @atexit.register
 def _leave_in_peace() -> None:
-    """A wait in gloo that ends while the interpreter is being taken down aborts the process. Where ranks fail together
-    their connections end at about that time, so that is waited for; one that holds longer will hold until the end."""
+    """Waits at exit, for a while, for the threads that wait inside gloo.
+
+    A wait that ends while the interpreter is being taken down aborts the process. Where ranks fail together, their
+    connections end at about that time. A connection that lasts longer than this lasts until the process is gone.
+    """
     until = time.monotonic() + _LEAVE_SECONDS
-    waiters = list(_WAITERS)
+    waiters = [thread for thread in threading.enumerate() if isinstance(thread, _Waiter)]
     for waiter in waiters:
         if waiter.idle is not None:
             waiter.idle.put(None)
@@ -283,7 +284,7 @@ def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arriva
 
 
 def _probe(group: Any, peer: int, told: SimpleQueue[int]) -> None:
-    """Tells of a peer that cannot be sent to; one that can does not take the byte, and is not told of in time."""
+    """Puts `peer` into `told` where nothing can be sent to it. A living peer never takes the byte, and is not named."""
     try:
         group.send([torch.zeros(1, dtype=torch.uint8, device="cpu")], peer, _TAG_IDS + 2).wait(
             timedelta(seconds=10 * _PROBE_SECONDS)

@@ -10,6 +10,7 @@ from typing import Any, Union
 
 from torch import Tensor
 
+from gnnsys.comm.context import current_context
 from gnnsys.comm.wire import Message, make_header
 
 
@@ -26,12 +27,18 @@ class Request(Message):
     @classmethod
     def local(
         cls, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, *, timeout: float = 60.0,
-        sender: int = 0, incarnation: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1,
+        sender: int = 0, incarnation: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1, loader: int = 0,
+        priority: int = 0, path: int = 0,
     ) -> Request:  # fmt: skip
-        """A request that came over no network: how a process alone, and a test, calls a handler."""
+        """A request that came over no network: how a process alone, and a test, calls a handler.
+
+        What is left out is as the current `RequestContext` says, as in `Client.request`.
+        """
+        context = current_context()
         header = make_header(
             kind, 0, timeout_us=int(timeout * 1e6), sender=sender, incarnation=incarnation, sequence=sequence,
-            batch=batch, layer=layer,
+            batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
+            priority=priority or context.priority, path=path or context.path,
         )  # fmt: skip
         return cls(Message(header, list(arrays), options or {}), time.monotonic() + timeout)
 

@@ -1,8 +1,8 @@
-"""The answering end: a ROUTER that one thread reads, and worker threads that run handlers by turns.
+"""The answering end: a ROUTER socket that one thread reads, and worker threads that run the handlers.
 
-A request is done once: one that comes again while it waits, is in work, or was answered shortly is recognised by its
-connection and request id. Large replies are the exception: they are not kept, and made again when they were lost.
-What a client may have here at once is bounded (`ClientQuotas`): nobody can fill the server, or keep others from it.
+A request is served once. One that is sent again while it waits, is being served, or was answered recently is recognised
+by its connection and request id. Large replies are not kept, so a lost one is made again. What a client may hold at
+once is bounded (`ClientQuotas`): no client can fill the server or keep others from being served.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import zmq
 
 from gnnsys.comm import wire
 from gnnsys.comm.client_quotas import ClientQuotas
-from gnnsys.comm.counters import Tally
+from gnnsys.comm.counters import ServiceTimes, Tally
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
@@ -39,6 +39,9 @@ _KEPT_REPLIES = 4096
 _KEPT_BYTES = 4096  # a larger reply is made again rather than kept
 _CLOSE_SECONDS = 5.0
 _LINGER_MS = 1000
+
+# What of `Limits` bounds a client, and all of them together.
+_QUOTAS = ("max_queue", "max_client_requests", "max_client_bytes", "max_bytes")
 
 KNOWN = 1  # in a ping's answer: the request waits, is in work, or its reply is under way
 UNKNOWN = 0  # it never came, or its reply was lost: send it again
@@ -93,7 +96,7 @@ class Server:
         self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
         self._quotas = ClientQuotas(self._limits, self.resume)
         self._tally = Tally()
-        self._service_us: dict[int, int] = {}
+        self._times: dict[int, ServiceTimes] = {}  # by kind
         self._workers = WorkerThreads(threads, native_threads, self._run, f"{name}-work")
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._stop = False
@@ -127,25 +130,38 @@ class Server:
         return list(self._endpoints)
 
     def counters(self) -> dict[str, Any]:
-        """Messages and bytes by sender and by kind, events by reason, time in handlers, and what waits now."""
+        """Messages and bytes by sender and by kind, events by reason, times by kind, and what waits now."""
         with self._lock:  # a reply is counted before anybody who has it can ask
-            return self._tally.to_json() | {
-                "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.items())},
-                "queue": len(self._workers),
-                "unanswered": len(self._jobs),
-                "clients": len(self._quotas),
-                "held_bytes": self._quotas.bytes,
-                "worker_errors": self._workers.num_raised,
-                "refused_keys": 0 if self._gate is None else self._gate.refused,
-            }
+            return self._tally.to_json() | self._state()
+
+    def summary(self) -> dict[str, Any]:
+        """What `counters` says without the single peers, and the limits: small, whoever has sent what."""
+        with self._lock:
+            kinds = self._tally.kinds_to_json({*self._handlers, Kind.PING})
+            limits = {name: getattr(self._limits, name) for name in _QUOTAS}
+            return {"kinds": kinds, "events": self._tally.events(), "limits": limits, **self._state()}
+
+    def _state(self) -> dict[str, Any]:
+        times = {kind_name(kind): times.to_json() for kind, times in sorted(self._times.items())}
+        for of_kind in times.values():
+            del of_kind["waited_us"]  # clients know it
+        return {
+            "times": times,
+            "queue": len(self._workers),
+            "unanswered": len(self._jobs),
+            "clients": len(self._quotas),
+            "held_bytes": self._quotas.bytes,
+            "worker_errors": self._workers.num_raised,
+            "refused_keys": 0 if self._gate is None else self._gate.refused,
+        }
 
     def load(self, *, without: Sequence[int] = ()) -> dict[str, int]:
-        """How many requests came, but for kinds that do not count, and how many wait: costs next to nothing."""
+        """How many requests came, except of the kinds in `without`, and how many wait. Cheap enough to poll."""
         kinds = [kind for kind in self._handlers if kind not in without]
         return {"served": self._tally.num_received(kinds), "queue": len(self._workers)}
 
     def close(self) -> None:
-        """Answers what waits with an error and ends every thread, within seconds; again is nothing."""
+        """Answers what waits with an error and ends every thread, within seconds. Idempotent."""
         if not self._closed.acquire(blocking=False):
             return
         if not self._workers.close(_CLOSE_SECONDS):
@@ -175,7 +191,7 @@ class Server:
                 self._finish(job, frames)
 
     def resume(self, job: Job) -> None:
-        """Puts a job back, before its client's others; from a finalizer, so no lock may be taken here."""
+        """Puts a job back in front of its client's other jobs. Called in finalizers, so it must take no lock."""
         self._workers.put(job.header.priority, job.identity, job, first=True)
 
     def is_awaited(self) -> bool:
@@ -192,8 +208,8 @@ class Server:
         del self._jobs[job.key]
         self._quotas.leave(job.identity, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
-        if kind in self._handlers:  # numbers of kinds that are nobody's are the senders' own
-            self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
+        if kind in self._handlers:  # other numbers are made up by senders
+            self._times.setdefault(kind, ServiceTimes()).add(job.queued_us, job.served_us)
         if job.is_kept and job.num_chunks == 1 and wire.num_bytes(frames) <= _KEPT_BYTES:
             self._kept[job.key] = (job.header, frames)
             if len(self._kept) > _KEPT_REPLIES:

@@ -26,7 +26,7 @@ from gnnsys.comm.arrays import DTYPE_OF, FRAME_BYTES, Buffer, aligned, cut, expo
 from gnnsys.comm.errors import WireError
 
 MAGIC = b"GNNS"
-VERSION = 2
+VERSION = 3
 
 REPLY = 1  # flag: an answer
 END = 2  # flag: no data, tells only that the reply is complete
@@ -39,10 +39,11 @@ OTHER_VERSION = 4
 UNKNOWN_KIND = 5
 BUSY = 6
 
-_HEADER = struct.Struct("<4sHHBBHQqiiQqqiIQIII")
+_HEADER = struct.Struct("<4sHHBBHQqiiQqqiIIIIIII")
 _PREFIX = struct.Struct("<4sHHBBHQ")  # the same in every version, so that one can tell another what is wrong
 # of each array: its frames' memory (none: the first frame's), offset, dtype, shape and count
 Plan: TypeAlias = list[tuple[Any, int, torch.dtype, tuple[int, ...], int]]
+_MAX_US = (1 << 32) - 1  # over an hour, which is as long as a server keeps a request
 _PADDING = tuple(bytes(-position % 8) for position in range(8))
 
 
@@ -71,7 +72,12 @@ class Limits:
 
 
 class Header(NamedTuple):
-    """The fixed fields, in the order of the wire. Times are microseconds, -1 in `batch` and `layer` is none."""
+    """The fixed fields, in the order of the wire. Times are microseconds.
+
+    `batch` is the batch number (the position counted across epochs), `layer` the hop or layer, `loader` the loader that
+    the message belongs to; -1, -1 and 0 where there is none. A reply repeats them, and says in `queued_us` how long the
+    request waited for a worker and in `served_us` how long it was worked on.
+    """
 
     magic: bytes
     version: int
@@ -88,7 +94,9 @@ class Header(NamedTuple):
     batch: int
     layer: int
     path: int
-    service_us: int
+    loader: int
+    queued_us: int
+    served_us: int
     chunk: int
     num_chunks: int
     num_option_bytes: int
@@ -149,8 +157,16 @@ class Message:
         return self.header.path
 
     @property
-    def service_us(self) -> int:
-        return self.header.service_us
+    def loader(self) -> int:
+        return self.header.loader
+
+    @property
+    def queued_us(self) -> int:
+        return self.header.queued_us
+
+    @property
+    def served_us(self) -> int:
+        return self.header.served_us
 
     @property
     def chunk(self) -> int:
@@ -179,11 +195,12 @@ def make_header(
     batch: int = -1,
     layer: int = -1,
     path: int = 0,
+    loader: int = 0,
 ) -> Header:
     """A request's header; what depends on the arrays and options is filled in by `encode`."""
     return Header(
         MAGIC, VERSION, kind, flags, OK, 0, request_id, timeout_us, priority, sender, incarnation, sequence, batch,
-        layer, path, 0, 0, 0, 0,
+        layer, path, loader, 0, 0, 0, 0, 0,
     )  # fmt: skip
 
 
@@ -228,13 +245,14 @@ def encode(header: Header, arrays: Sequence[Tensor], options: dict[str, Any] | N
 
 
 def reply_header(
-    request: Header, *, status: int = OK, service_us: int = 0, chunk: int = 0, num_chunks: int = 1, flags: int = 0
-) -> Header:
+    request: Header, *, status: int = OK, queued_us: int = 0, served_us: int = 0, chunk: int = 0, num_chunks: int = 1,
+    flags: int = 0,
+) -> Header:  # fmt: skip
     """The header of one message that answers `request`; `num_chunks` is 0 while more follow, then the number of all."""
     return Header(
         MAGIC, VERSION, request.kind, REPLY | flags, status, 0, request.request_id, 0, request.priority,
-        request.sender, request.incarnation, request.sequence, request.batch, request.layer, request.path, service_us,
-        chunk, num_chunks, 0,
+        request.sender, request.incarnation, request.sequence, request.batch, request.layer, request.path,
+        request.loader, min(queued_us, _MAX_US), min(served_us, _MAX_US), chunk, num_chunks, 0,
     )  # fmt: skip
 
 
@@ -263,10 +281,11 @@ def read_header(front: bytes | memoryview, limits: Limits) -> Header:
 
 
 def check_request(header: Header) -> None:
-    """WireError unless a header can be a request's: what only replies have is zero, and so is what is nothing yet."""
+    """WireError unless a header can be a request's: no flags, and zero in the fields of replies."""
     if header.flags & REPLY:
         raise WireError("flags", "a reply where a request was expected")
-    if header.flags or header.status or header.service_us or header.chunk or header.num_chunks:
+    of_replies = (header.status, header.queued_us, header.served_us, header.chunk, header.num_chunks)
+    if header.flags or any(of_replies):
         raise WireError(
             "flags", f"a request with flags {header.flags}, status {header.status} or other fields of replies"
         )

@@ -1,4 +1,4 @@
-"""The threads that run a server's handlers, each time the item whose turn it is (`FairQueue`).
+"""The threads that run a server's handlers, in the order of a `FairQueue`.
 
 A handler's native work releases the GIL; each thread has a count of native threads of its own. Nothing that a call
 raises ends a thread.
@@ -25,7 +25,7 @@ Entry = tuple[int, Hashable, Any, bool]
 
 
 class WorkerThreads:
-    """`put` from any thread, a finalizer too; `run(item)` in one of the threads, by turns."""
+    """Calls `run(item)` in one of its threads for every item. `put` may be called by any thread or finalizer."""
 
     def __init__(self, num_threads: int, native_threads: int, run: Callable[[Any], None], name: str) -> None:
         self.num_raised = 0  # calls that raised

@@ -164,6 +164,11 @@ class Batch:
     def num_edges(self) -> int:
         return sum(store["edge_index"].shape[1] for store in self.edges.values() if "edge_index" in store)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the batch is: that of its node ids."""
+        return next((store["n_id"].device for store in self.nodes.values() if "n_id" in store), torch.device("cpu"))
+
     # -- moving ------------------------------------------------------------------------------------------------------
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Batch:

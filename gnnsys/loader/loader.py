@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gnnsys.comm import current_context, set_context, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.device import Copy, resolve, sampled_on
@@ -20,8 +21,8 @@ from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
-from gnnsys.pipeline import OfThisProcess, Pipeline, Stage, StageCounters
-from gnnsys.sampling import DistGraph
+from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
+from gnnsys.sampling import DistGraph, loader_context
 from gnnsys.seeds import Leftover, Ranks
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
@@ -72,6 +73,7 @@ class Loader:
         self._ranks = ranks
         self._identity = identity
         self._across_epochs = across_epochs
+        self._context = loader_context(graph, options.priority, options.path)
         self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
@@ -104,13 +106,14 @@ class Loader:
             chosen = schedule.inputs(ticket)
             if trace is None:
                 return Inputs(ticket, chosen, None)
-            record = BatchTrace(*ticket, device=device_name, num_seeds=chosen.numel())
-            trace.start(schedule.position(ticket), record)
+            number = schedule.position(ticket)
+            record = BatchTrace(ticket.epoch, number, device=device_name, num_seeds=chosen.numel())
+            trace.start(number, record)
             return Inputs(ticket, chosen, record)
 
         def sample_inputs(inputs: Inputs) -> Sampled:
             sampled = sample(inputs.ticket, inputs.chosen)
-            sampled.position = schedule.position(inputs.ticket)
+            sampled.position = max(-1, schedule.position(inputs.ticket))
             if inputs.trace is not None:
                 sampled.trace = inputs.trace
                 describe(sampled, inputs.trace)
@@ -157,11 +160,14 @@ class Loader:
 
     def _epoch(self, iteration: int, pipeline: Pipeline) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
+        before = said = current_context()
         try:
             while self._position < end:
                 if iteration != self._iteration:
                     raise RuntimeError("another iteration over this loader has begun: use one loader for each")
                 batch = next(pipeline)
+                said = self._context.at(self._position)
+                set_context(said)  # what is asked for while the batch is used, rows of embeddings say, is of this batch
                 self._position += 1
                 self._ending = epoch if self._position == end else None
                 yield batch
@@ -169,6 +175,8 @@ class Loader:
             if iteration == self._iteration:
                 self._ending = None
         finally:
+            if current_context() is said:
+                set_context(before)
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
 
@@ -178,11 +186,18 @@ class Loader:
         if self._pipeline is None or self._pipeline.is_closed:
             self._fetch.forget()
             observer = None if self._trace is None else self._trace.add_time
-            self._pipeline = Pipeline(self._source, self._stages, position=position, observer=observer)
+            self._pipeline = Pipeline(
+                self._source, self._stages, position=position, observer=observer, scope=self._scope
+            )
         elif self._pipeline.position != position:
             self._fetch.forget()
             self._pipeline.seek(position)
         return self._pipeline
+
+    @property
+    def _scope(self) -> Scope:
+        context = self._context  # not the loader, which threads would keep alive
+        return lambda position: use_context(context.at(position))
 
     @property
     def _source(self) -> Callable[[int], Iterator[Ticket]]:
@@ -197,8 +212,9 @@ class Loader:
         if self._copy is not None:
             self._copy.follow()
         item: Any = Inputs(_CALL, chosen, None)
-        for stage in self._stages[1:]:
-            item = stage.run(item if stage.begin is None else stage.begin(item))
+        with use_context(self._context):
+            for stage in self._stages[1:]:
+                item = stage.run(item if stage.begin is None else stage.begin(item))
         return item
 
     @property

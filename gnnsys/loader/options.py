@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Any
 
+from gnnsys.comm import RequestContext
+
 STAGES = ("schedule", "sample", "fetch", "copy", "compact")
 
 
@@ -29,11 +31,12 @@ class PipelineOptions:
     behind a stage that has threads; behind `sample` they wait with their rows already asked for, so its depth is how
     many batches are on the network besides those that are being sampled. `share`: rows that a batch in flight has asked
     for are copied from it instead of asked for again; rows from other machines, if they never change, are also kept for
-    batches to come, as many as `keep` batches have. `trace`: of how many batches the record is
-    kept.
+    batches to come, as many as `keep` batches have. `trace`: of how many batches the record is kept.
+    `priority` (smaller is served first) and `path` are said in every message of the loader's batches; 0 is what
+    `gnnsys.open` was given.
 
     >>> PipelineOptions(threads={"sample": 4}, depths={"sample": 3})
-    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, keep=2, trace=256)
+    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, keep=2, trace=256, priority=0, path=0)
     """
 
     threads: Mapping[str, int] = field(default_factory=dict)
@@ -41,6 +44,8 @@ class PipelineOptions:
     share: bool = True
     keep: int = 2
     trace: int = 256
+    priority: int = 0
+    path: int = 0
 
     def __post_init__(self) -> None:
         for option in fields(self)[:2]:
@@ -50,3 +55,4 @@ class PipelineOptions:
                 check_count(f"{option.name}: {stage}", value, 0)
         check_count("keep", self.keep, 0)
         check_count("trace", self.trace, 0)
+        RequestContext(priority=self.priority, path=self.path)  # ValueError where the header has no room for them

@@ -17,7 +17,7 @@ class BatchTrace:
     """What is known of one batch; times are seconds of `time.perf_counter` in this process."""
 
     epoch: int
-    batch: int
+    batch: int  # the batch number, counted across epochs, as in the messages of the batch
     device: str = "cpu"
     num_seeds: int = 0
     nodes: dict[str, list[int]] = field(default_factory=dict)  # per node type, per hop, entry 0 the seeds

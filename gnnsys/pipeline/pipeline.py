@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from gnnsys.pipeline.channel import ChannelClosed
 from gnnsys.pipeline.stage import Failure, OfThisProcess, Stage, StageCounters
-from gnnsys.pipeline.workers import Observer, Parcel, StageChain, Workers, total
+from gnnsys.pipeline.workers import Observer, Parcel, Scope, StageChain, Workers, total
 
 Source: TypeAlias = Callable[[int], Iterable[Any]]
 """`source(position)` yields the batches from number `position` on, the same ones at every call; it may be endless."""
@@ -40,6 +40,7 @@ class Pipeline:
         position: int = 0,
         timeout: float | None = None,
         observer: Observer | None = None,
+        scope: Scope | None = None,
     ) -> None:
         names = [stage.name for stage in stages]
         if len(set(names)) != len(names):
@@ -53,9 +54,9 @@ class Pipeline:
         self._delivered = 0
         self._waited = 0.0
         groups, inline = _group(stages)
-        self._inline = StageChain(inline, None, bool(groups), observer)
+        self._inline = StageChain(inline, None, bool(groups), observer, scope)
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
-        self._workers = Workers(groups, inline[0] if inline else None, observer) if groups else None
+        self._workers = Workers(groups, inline[0] if inline else None, observer, scope) if groups else None
         self.is_closed = False
         if self._workers is not None:
             weakref.finalize(self, self._workers.close)

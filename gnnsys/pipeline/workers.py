@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,6 +23,10 @@ _JOIN_SECONDS = 10.0
 
 Observer: TypeAlias = Callable[[int, str, float, float], None]
 """`observer(position, stage, began, ended)` is called after each piece of work on a batch, in its thread."""
+
+
+Scope: TypeAlias = Callable[[int], AbstractContextManager[None]]
+"""`scope(position)`: entered around all work on a batch, in the thread that does it."""
 
 
 class Parcel(NamedTuple):
@@ -37,10 +42,14 @@ class StageChain:
     `is_begun`: the `begin` of the first stage was called by the thread that brought the batch.
     """
 
-    def __init__(self, stages: Sequence[Stage], then: Stage | None, is_begun: bool, observer: Observer | None) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], then: Stage | None, is_begun: bool, observer: Observer | None,
+        scope: Scope | None = None,
+    ) -> None:  # fmt: skip
         self.counters = [(stage, StageCounters()) for stage in stages]
         self._stages = tuple(self.counters)
         self._observer = observer
+        self._scope = scope
         self._is_begun = is_begun
         self._then: tuple[Stage, StageCounters] | None = None
         if then is not None and then.begin is not None:
@@ -49,6 +58,12 @@ class StageChain:
 
     def __call__(self, parcel: Parcel) -> Parcel:
         """The batch after all stages, or the Failure of the first stage that raised."""
+        if self._scope is None:
+            return self._run(parcel)
+        with self._scope(parcel.position):
+            return self._run(parcel)
+
+    def _run(self, parcel: Parcel) -> Parcel:
         position, item = parcel
         for number, (stage, counter) in enumerate(self._stages):
             if stage.begin is not None and not (number == 0 and self._is_begun):
@@ -97,8 +112,9 @@ class Workers:
     """Threads for each group of stages: one stage with threads, and the inline stages before it, which they run too."""
 
     def __init__(
-        self, groups: Sequence[Sequence[Stage]], then: Stage | None = None, observer: Observer | None = None
-    ) -> None:
+        self, groups: Sequence[Sequence[Stage]], then: Stage | None = None, observer: Observer | None = None,
+        scope: Scope | None = None,
+    ) -> None:  # fmt: skip
         self.first_live = 0  # batches with a smaller number were dropped by `seek`: passed on without work
         self.channels = [Channel(None), *(Channel(group[-1].depth) for group in groups)]
         self._groups = groups
@@ -109,7 +125,7 @@ class Workers:
         for number, group in enumerate(groups):
             following = groups[number + 1][0] if number + 1 < len(groups) else then
             for worker in range(group[-1].threads):
-                chain = StageChain(group, following, number > 0, observer)
+                chain = StageChain(group, following, number > 0, observer, scope)
                 self._chains.append(chain)
                 name = f"gnnsys-{group[-1].name}-{worker}"
                 args = (group[-1], chain, number, worker, started)

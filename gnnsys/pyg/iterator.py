@@ -10,12 +10,14 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from gnnsys.comm import current_context, set_context, use_context
 from gnnsys.pipeline import Pipeline, Stage
 from gnnsys.pyg.elastic import first_seed, left_batches
 from gnnsys.pyg.sampler import draw_seed
@@ -49,12 +51,19 @@ class Running:
             self.pipeline = self._start(loader)
         else:
             loader.forget()
-            self.pipeline.seek(self.epoch.start, self.epoch.requests)
+            self.pipeline.seek(self.epoch.position, self.epoch.requests)
 
     def _start(self, loader: ThreadedLoader) -> Pipeline:
         loader.forget()
         timeout = loader.timeout if loader.timeout > 0 else None
-        return Pipeline(self.epoch.requests, make_stages(loader), position=self.epoch.start, timeout=timeout)
+        context = loader.context
+
+        def scope(position: int) -> AbstractContextManager[None]:
+            return use_context(context.at(position))
+
+        return Pipeline(
+            self.epoch.requests, make_stages(loader), position=self.epoch.position, timeout=timeout, scope=scope
+        )
 
 
 class EpochIterator:
@@ -63,6 +72,7 @@ class EpochIterator:
     def __init__(self, loader: ThreadedLoader, running: Running) -> None:
         self._loader = loader
         self._running = running
+        self._before = self._said = current_context()
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -77,7 +87,11 @@ class EpochIterator:
         except StopIteration:
             if self._loader.progress is epoch:
                 self._loader.progress = None
+            if current_context() is self._said:
+                set_context(self._before)
             raise
+        self._said = self._loader.context.at(epoch.first + epoch.seen)
+        set_context(self._said)  # what is asked for while the batch is used is of this batch
         epoch.seen += 1
         self._loader.progress = epoch
         return batch
@@ -110,6 +124,7 @@ class Epoch:
         drawn = draw_seed(loader.generator)
         self.number = loader.next_epoch() if state is None else int(state["epoch"])
         self.seed, self._epoch = (drawn, 0) if loader.seed is None else (loader.seed, self.number)
+        self.first = self.number * _num_batches(loader)  # the batch number of the epoch's first batch
         batches = _on_host(loader._index_sampler)
         self.start = self.seen = 0 if state is None else int(state["batch"])
         # A RandomSampler draws when its first batch is asked for: do that here, not in a thread.
@@ -124,13 +139,26 @@ class Epoch:
             if loader.seed is None:
                 self.seed = first_seed(loader, state)
 
+    @property
+    def position(self) -> int:
+        """The number of the batch that the epoch begins or goes on with."""
+        return self.first + self.start
+
     def requests(self, position: int) -> Iterator[BatchRequest]:
-        for number, index in enumerate(self._batches, start=position):
+        for number, index in enumerate(self._batches, start=position - self.first):
             yield BatchRequest(index, SampleKey(self.seed, self._epoch, number))
 
     def state(self) -> dict[str, Any]:
         state = {"epoch": self.number, "batch": self.seen, "generator": self.generator_state}
         return {**state, "leftover": self._leftover}
+
+
+def _num_batches(loader: ThreadedLoader) -> int:
+    """Of an epoch; 0 where the user's sampler does not say: numbers then begin anew with every epoch."""
+    try:
+        return len(loader)
+    except TypeError:
+        return 0
 
 
 def _on_host(batches: Iterable[Any]) -> Iterator[Any]:

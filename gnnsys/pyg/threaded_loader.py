@@ -15,6 +15,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader.mixin import WorkerInitWrapper
 from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOutput
 
+from gnnsys.comm import RequestContext
 from gnnsys.graph import ids_of
 from gnnsys.loader import NAME as MADE_OF
 from gnnsys.loader import Names, Rows, check_made_of, check_sampling, graph_identity, plain
@@ -28,7 +29,7 @@ from gnnsys.pyg.join import DataJoin, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.pyg.stores import graph_of
-from gnnsys.sampling import AnyGraph, SampleKey
+from gnnsys.sampling import AnyGraph, SampleKey, loader_context
 from gnnsys.seeds import InputIds, Leftover, Ranks, Share
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
@@ -77,6 +78,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             check_share(inputs, kwargs)
         workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
         graph = graph_of(data)
+        self.context = RequestContext() if graph is None else loader_context(graph)
         ids = InputIds(inputs.ids) if isinstance(inputs, Share) else None
         given = [name for name, values in (own_values or {}).items() if values is not None]
         self.ranks = Ranks(graph, inputs, ids, given)

@@ -1,13 +1,22 @@
 """Samplers: from seeds to the structure of a batch, on a graph in memory or in parts."""
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
-from gnnsys.sampling.dist_graph import DistGraph
+from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
+from gnnsys.sampling.serialize import (
+    check_sample,
+    load_sample,
+    sample_from_arrays,
+    sample_from_bytes,
+    sample_to_arrays,
+    sample_to_bytes,
+    save_sample,
+)
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import degree_visits, expected_visits, presampled_visits, sample_batches
@@ -25,18 +34,26 @@ __all__ = [
     "Sample",
     "SampleKey",
     "check_fanouts",
+    "check_sample",
     "core_csc",
     "count_true",
     "degree_visits",
     "expected_visits",
     "graph_tables",
+    "load_sample",
+    "loader_context",
     "mask_column",
     "neighborhoods",
     "part_rows",
     "presampled_visits",
     "sample_batches",
+    "sample_from_arrays",
     "sample_from_blocks",
+    "sample_from_bytes",
     "sample_neighbors",
+    "sample_to_arrays",
+    "sample_to_bytes",
+    "save_sample",
     "select_true",
     "to_block",
     "to_device",

@@ -103,7 +103,7 @@ def sample_neighbors(
     requests = [
         HopRequest(t, as_stored[t[2]], _fanout_of(fanout, t), stream_key(*key, hop, edge_type_key(t))) for t in wanted
     ]
-    found = hoods.sample(requests, replace=replace, batch=key.batch, hop=hop)
+    found = hoods.sample(requests, replace=replace, hop=hop)
     out = {
         t: InEdges(t, wanted[t].long(), chosen.indptr, chosen.ids.long(), hoods.edge_ids(t, chosen.positions))
         for t, chosen in zip(wanted, found, strict=True)

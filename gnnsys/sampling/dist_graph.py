@@ -6,6 +6,7 @@ structure is mapped where it lies and asked for where it does not: no process ho
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Kind
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, check_data, some
+from gnnsys.comm import Kind, RequestContext
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, check_data, some
 from gnnsys.ops import CSC
 from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
-from gnnsys.sampling.readable_parts import PartViews
+from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.store import edge_table, node_table
 
@@ -48,10 +49,11 @@ class DistGraph:
         self.parts_here = [p for p, owner in enumerate(self.machine_of_part) if owner == machine]
         if client is None and len(self.parts_here) != parts.num_parts:
             raise ValueError(f"parts {self.parts_here} of {parts.num_parts} are here: the others need a client")
+        self.loader_numbers = itertools.count(1)  # the session's, where one has opened the graph
         self.placement: Any = None  # where ranks and parts are, set by the session that opened the graph
         self.info: dict[str, Any] = dict(parts.graph_info)
         self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
-        self._views = PartViews(parts, self.parts_here)
+        self._views = PreparedViews(parts, self.parts_here)
         self._look_up = Lookups(parts, self._owners, client)
         self._prepared: dict[ViewSpec, DistNeighborhoods] = {}
         self._lock = threading.Lock()
@@ -205,6 +207,12 @@ class DistGraph:
         edges = ", ".join(f"{'|'.join(t)}: {self.num_edges(t):,}" for t in self.edge_types)
         where = f"parts {self.parts_here} of {self.parts.num_parts} here"
         return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
+
+
+def loader_context(graph: Graph | DistGraph, priority: int = 0, path: int = 0) -> RequestContext:
+    """What the messages of a new loader say. A loader of a graph in memory has no number: it asks nobody for it."""
+    number = 0 if isinstance(graph, Graph) else next(graph.loader_numbers)
+    return RequestContext(loader=number, priority=priority, path=path)
 
 
 def _one_of(given: Any, known: list[Any], what: str) -> Any:

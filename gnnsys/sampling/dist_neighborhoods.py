@@ -23,7 +23,7 @@ from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, ans
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec
-from gnnsys.sampling.readable_parts import NotPrepared, PartViews
+from gnnsys.sampling.prepared_views import NotPrepared, PreparedViews
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client, Message, Pending
@@ -33,7 +33,7 @@ class DistNeighborhoods:
     """Of a parted graph, through a prepared view. `prepare` has machines prepare it that do not have it any more."""
 
     def __init__(
-        self, views: PartViews, owners: Owners, client: Client | None, spec: ViewSpec, prepare: Callable[[], None]
+        self, views: PreparedViews, owners: Owners, client: Client | None, spec: ViewSpec, prepare: Callable[[], None]
     ) -> None:
         self._views, self._owners, self._client, self._spec = views, owners, client, spec
         self._prepare = prepare
@@ -47,12 +47,11 @@ class DistNeighborhoods:
         *,
         replace: bool = False,
         last: bool = False,
-        batch: int = -1,
         hop: int = -1,
     ) -> list[Neighbors]:
         whole = [self._whole(request) for request in requests]
         asked = [request for request, csc in zip(requests, whole, strict=True) if csc is None]
-        found = iter(self._sample_by_part(asked, replace, last, batch, hop) if asked else ())
+        found = iter(self._sample_by_part(asked, replace, last, hop) if asked else ())
         return [
             next(found) if csc is None else self._sample_whole(csc, request, replace)
             for request, csc in zip(requests, whole, strict=True)
@@ -68,9 +67,7 @@ class DistNeighborhoods:
         seeds = request.seeds.contiguous()
         return sample_parts(csc, seeds, request.fanout, key=request.key, replace=replace, tree=request.tree, wide=wide)
 
-    def _sample_by_part(
-        self, requests: Sequence[HopRequest], replace: bool, last: bool, batch: int, hop: int
-    ) -> list[Neighbors]:
+    def _sample_by_part(self, requests: Sequence[HopRequest], replace: bool, last: bool, hop: int) -> list[Neighbors]:
         plan = _Plan(requests, self._owners)
         options = (self._spec.key, self._edge_types, replace, last)
         pending = []
@@ -79,7 +76,7 @@ class DistNeighborhoods:
             if asked is not None:
                 assert self._client is not None
                 arrays = asked.to_arrays()
-                ask = partial(self._client.request, machine, Kind.SAMPLE, arrays, batch=batch, layer=hop)
+                ask = partial(self._client.request, machine, Kind.SAMPLE, arrays, layer=hop)
                 pending.append((asked.parts, ask, ask()))
         own = plan.request(self._owners.here, *options)
         if own is not None:

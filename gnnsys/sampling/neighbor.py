@@ -206,9 +206,7 @@ class _Walk:
         num_chunks = {t: len(n) for t, n in self.nodes.items()}
         structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor]] = {}
         requests = self._requests(hop, key, frontier, exclude)
-        found = self.neighborhoods.sample(
-            requests, replace=self.sampler.replace, last=self.sampler.last, batch=key.batch, hop=hop
-        )
+        found = self.neighborhoods.sample(requests, replace=self.sampler.replace, last=self.sampler.last, hop=hop)
         for request, neighbors in zip(requests, found, strict=True):
             edge_type = request.edge_type
             local = self._discover(request, neighbors)

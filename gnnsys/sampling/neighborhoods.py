@@ -62,10 +62,9 @@ class Neighborhoods(Protocol):
         *,
         replace: bool = False,
         last: bool = False,
-        batch: int = -1,
         hop: int = -1,
     ) -> list[Neighbors]:
-        """An answer per request, seeds in their order. `batch` and `hop` say whose traffic this is."""
+        """An answer per request, seeds in their order. Messages say `hop`, and what the `RequestContext` says."""
 
     def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
         """The graph's edge ids of sampled `positions`, int64."""
@@ -141,7 +140,6 @@ class GraphNeighborhoods:
         *,
         replace: bool = False,
         last: bool = False,
-        batch: int = -1,
         hop: int = -1,
     ) -> list[Neighbors]:
         return [self._sample(request, replace, last) for request in requests]

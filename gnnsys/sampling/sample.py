@@ -1,7 +1,7 @@
 """What a sampler returns: the structure of one batch, without features.
 
-A `Sample` is plain tensors, so it can be stored, sent and checked. Nodes are in PyG's order: seeds first (in the order
-given, duplicates kept), then every node in the order it was first seen, hop by hop.
+A `Sample` is plain tensors, so it can be stored, sent and checked (`serialize.py`). Nodes are in PyG's order: seeds
+first (in the order given, duplicates kept), then every node in the order it was first seen, hop by hop.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
@@ -37,6 +38,14 @@ class Sample:
     tree: dict[NodeType, Tensor] | None = None  # int64 [num_nodes], the seed a node belongs to; disjoint only
     blocks: list[Block] = field(default_factory=list)  # outermost hop first (DGL's order); expand="frontier" only
     by_destination: bool = False  # a promise: col never decreases, and hop h ends where its destinations do
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is: all tensors of a sample are on one device."""
+        for tensors in (self.node, self.row):
+            for tensor in tensors.values():
+                return tensor.device
+        return torch.device("cpu")
 
     def ends(self, edge_type: EdgeType) -> dict[int, int]:
         """Of a sample by destination: how many edges the destinations within each number of hops have."""

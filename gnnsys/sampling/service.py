@@ -15,7 +15,7 @@ from gnnsys.partition import Parts
 from gnnsys.sampling.hop_message import HopAnswer, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.part_view import ViewSpec
-from gnnsys.sampling.readable_parts import PartViews
+from gnnsys.sampling.prepared_views import PreparedViews
 
 _CHUNK_BYTES = 1 << 20  # a reply is sent as soon as it has so much
 _CHUNK_PIECES = 128
@@ -26,7 +26,7 @@ class GraphService:
     """Answers PREPARE, SAMPLE, FIND_EDGES and EDGE_ENDS for `own_parts`."""
 
     def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
-        self.views = PartViews(parts, own_parts)
+        self.views = PreparedViews(parts, own_parts)
         self._parts = parts
 
     def handlers(self) -> dict[int, Handler]:

@@ -20,7 +20,7 @@ from gnnsys.partition import open_parts
 from gnnsys.sampling import GraphService, PartMasks, graph_tables, part_rows
 from gnnsys.store import Life, Shard
 
-GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.INDUCED)
+GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT)
 _MAX_RANKS = 1024  # whose silence is told at once
 
 
@@ -129,7 +129,8 @@ class GraphServer:
         own = {"pid": os.getpid(), "life": self._life.number, **load}
         ranks = [int(rank) for rank in request.options.get("ranks", ())[:_MAX_RANKS]]
         silent = [self._silent_for(rank, request.incarnation) for rank in ranks]
-        return Reply(options={**own, **opened, "silent": silent})
+        counters = {"counters": self.server.summary()} if request.options.get("counters") is True else {}
+        return Reply(options={**own, **opened, "silent": silent, **counters})
 
     def _silent_for(self, rank: int, incarnation: int) -> float:
         return self.server.liveness.silent_for(rank, incarnation)

@@ -1,8 +1,8 @@
 """The machine's graph server as a child process, seen from the trainer that starts it.
 
 The child is in a session of its own, so Ctrl-C does not reach it before its trainers are done; it ends when the pipe to
-it closes, which the kernel sees to even when this process is killed. Forked children of this process let go of the
-pipe, so that they do not keep the server alive.
+it closes, which the kernel sees to even when this process is killed. Forked children of this process close their copy
+of the pipe, so that they do not keep the server alive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -39,7 +38,10 @@ class ServerProcess:
             env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
             start_new_session=True,
         )
-        _started.add(self)
+        pipes = [self._process.stdin, self._process.stdout]
+        # Called in every child that this process forks. It refers to the pipes alone, not to this object.
+        os.register_at_fork(after_in_child=lambda: _close_all(pipes))
+        self._pipes = pipes
 
     def order(
         self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int, lost_after: float = 30.0,
@@ -97,7 +99,7 @@ class ServerProcess:
         return self._process.wait()
 
     def close(self, timeout: float = _END_SECONDS) -> None:
-        """Ends it: closes its input and says so, and if it does not heed that in time, by force. Idempotent."""
+        """Ends it: closes its input and sends SIGTERM, then SIGKILL where it still runs after `timeout`. Idempotent."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
@@ -109,6 +111,7 @@ class ServerProcess:
             process.kill()
             process.wait()
         process.stdout.close()
+        self._pipes.clear()  # forked children have nothing to close any more
 
     def _read_line(self, timeout: float) -> bytes | None:
         """One line from the child; b"" where it ended, None where the time is over."""
@@ -127,15 +130,7 @@ class ServerProcess:
         return line
 
 
-_started: weakref.WeakSet[ServerProcess] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    for server in list(_started):
-        for pipe in (server._process.stdin, server._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    pipe.close()
-
-
-os.register_at_fork(after_in_child=_let_go)
+def _close_all(pipes: list[Any]) -> None:
+    for pipe in pipes:
+        with contextlib.suppress(OSError, ValueError):
+            pipe.close()

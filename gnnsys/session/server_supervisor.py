@@ -1,8 +1,8 @@
-"""The machine's graph server through its lives: one that ends is started again where it was, with its parts open.
+"""Keeps the machine's graph server running: one that ends is started again at the same port, with its parts open.
 
-The place is kept by a socket that is bound and never listens, so that no other account gets the port meanwhile, and
-with it the clients that look for their server. One thread, which lives as long as the servers do, waits for the end of
-one and starts the next; a server that ends too often stays dead, and whoever waits for it here is told at once.
+A socket that is bound and never listens reserves the port, so that no other account can take it in between and receive
+the clients that look for their server. One thread waits for the server to end and starts the next one. A server that
+ends too often is not started again, and whoever waits for it on this machine is told at once.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _START_SECONDS = 120.0  # for a graph server to import torch on a busy machine
 
 
 class ServerSupervisor:
-    """The constructor starts the first process and returns at once; `order` has it listen, `close` ends what there is.
+    """The constructor starts the first process and returns at once; `order` has it listen, `close` ends it.
 
-    `parts` is what the next life opens before it listens: (directory, numbers of parts), or None. There are at most
-    `max_restarts` of them within ten minutes.
+    `parts` is what the next process opens before it listens: (directory, numbers of parts), or None. It is started
+    again at most `max_restarts` times within ten minutes.
     """
 
     def __init__(self, max_restarts: int = 3) -> None:
         self.parts: tuple[str, Sequence[int]] | None = None
-        self.is_over = False  # no further life
+        self.is_over = False  # it is not started again
         self._process = ServerProcess()
         self._number = 0
         self._orders: dict[str, Any] = {}

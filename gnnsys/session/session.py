@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -30,6 +31,7 @@ from gnnsys.comm import (
     Kind,
     LaunchInfo,
     RendezvousError,
+    RequestContext,
     agree_on_address,
     join,
     read_key,
@@ -114,6 +116,8 @@ def open(
     timeout: float = _OPEN_SECONDS,
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
+    priority: int = 0,
+    path_id: int = 0,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -124,13 +128,18 @@ def open(
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
+
+    `priority` (smaller is served first) and `path_id` (the number of a route) are said in every request about this
+    graph, unless a loader says others (`PipelineOptions`) or `gnnsys.comm.use_context` does.
     """
     session = session or current()
     if session is None:
         if LaunchInfo.from_environment() is not None:
             raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
         session = init(process_group=False)
-    return session.open(path, verify=verify, timeout=timeout, servers=servers, key=key)
+    return session.open(
+        path, verify=verify, timeout=timeout, servers=servers, key=key, priority=priority, path_id=path_id
+    )
 
 
 class Session:
@@ -151,6 +160,7 @@ class Session:
         self._graphs: dict[str, DistGraph] = {}
         self._served: list[DistGraph] = []  # by servers of their own
         self._clients: list[Client] = []
+        self._loader_numbers = itertools.count(1)  # tell the loaders of this process apart in messages
         self.before_close: list[Callable[[bool], None]] = []  # called first, last to first, with close's `wait`
         self._lock = threading.Lock()
         self._process = os.getpid()
@@ -205,9 +215,22 @@ class Session:
         timeout: float = _OPEN_SECONDS,
         servers: Sequence[str] | None = None,
         key: str | os.PathLike[str] | None = None,
+        priority: int = 0,
+        path_id: int = 0,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
+        context = RequestContext(priority=priority, path=path_id)
+        graph = self._open(path, verify, timeout, servers, key)
+        graph.loader_numbers = self._loader_numbers
+        if graph.client is not None:
+            graph.client.context = context
+        return graph
+
+    def _open(
+        self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
+        key: str | os.PathLike[str] | None,
+    ) -> DistGraph:  # fmt: skip
         name = str(Path(path).resolve())
         if servers is not None:
             keys = None if key is None else read_key(key)
@@ -228,11 +251,16 @@ class Session:
         return self._graphs[name]
 
     def status(self) -> list[dict[str, Any]]:
-        """What each machine's server says of itself: process id, parts, requests served, requests that wait."""
+        """What each machine's server says of itself: process id, parts, requests served, requests that wait.
+
+        `counters` has, per kind of request, messages and bytes (`kinds`) and the microseconds they were queued and
+        served (`times`); refusals and errors by reason (`events`); and what clients hold against their `limits`.
+        """
         self._check_open()
         if self.client is None:
             return []
-        asked = [self.client.request(machine, Kind.STATUS) for machine in range(self.num_machines)]
+        wish = {"counters": True}
+        asked = [self.client.request(machine, Kind.STATUS, options=wish) for machine in range(self.num_machines)]
         return [pending.result().options for pending in asked]
 
     def close(self, wait: bool = True) -> None:

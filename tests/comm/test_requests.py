@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -22,7 +23,7 @@ from gnnsys.comm import (
     ShardLost,
 )
 from gnnsys.comm.arrays import DTYPES
-from tests.comm.endpoints import DEADLINE, joined
+from tests.comm.endpoints import DEADLINE, joined, until
 
 
 def echo(request: Request) -> Reply:
@@ -47,14 +48,17 @@ def test_a_handler_sees_who_asks_and_the_reply_names_the_request():
 
     def handler(request: Request) -> Reply:
         seen.append((request.sender, request.incarnation, request.sequence, request.batch, request.layer))
+        seen.append((request.priority, request.path, request.loader))
         assert 0 < request.remaining() <= 9
         return Reply()
 
     with joined({Kind.SAMPLE: handler}) as (_, client):
-        reply = client.request(0, Kind.SAMPLE, sequence=5, batch=6, layer=2, timeout=9).result()
-    assert seen == [(3, 7, 5, 6, 2)]
+        reply = client.request(
+            0, Kind.SAMPLE, sequence=5, batch=6, layer=2, timeout=9, priority=-4, path=8, loader=9
+        ).result()
+    assert seen == [(3, 7, 5, 6, 2), (-4, 8, 9)]
     assert (reply.batch, reply.layer, reply.sequence, reply.kind) == (6, 2, 5, Kind.SAMPLE)
-    assert reply.service_us >= 0
+    assert reply.queued_us >= 0 and reply.served_us >= 0
 
 
 def test_many_threads_ask_several_servers_at_once_and_each_gets_its_own_answer():
@@ -230,7 +234,36 @@ def test_counters_tell_messages_bytes_and_service_time():
         assert theirs["bytes_in"] == ours["bytes_out"] and theirs["bytes_out"] == ours["bytes_in"]
         for name, count in here["peers"][0].items():  # what shows that a client lives is counted as well
             assert count == sum(kind[name] for kind in here["kinds"].values())
-        assert there["queue"] == there["unanswered"] == 0 and there["service_us"]["PULL"] >= 0
+        assert there["queue"] == there["unanswered"] == 0 and there["times"]["PULL"]["replies"] > 0
+
+
+def test_time_in_the_queue_and_time_in_work_are_told_apart_and_counted_per_peer_and_kind():
+    held, release = threading.Event(), threading.Event()
+
+    def hold(_: Request) -> Reply:
+        held.set()
+        assert release.wait(DEADLINE)
+        return Reply()
+
+    patient = {"ping_interval": DEADLINE, "resend_after": DEADLINE}
+    with joined({Kind.PULL: hold, Kind.SAMPLE: echo}, client=patient, threads=1) as (server, client):
+        first = client.request(0, Kind.PULL)
+        assert held.wait(DEADLINE)
+        second = client.request(0, Kind.SAMPLE)
+        until(lambda: server.counters()["queue"] == 1)
+        seen = time.monotonic()
+        until(lambda: time.monotonic() > seen + 0.02)
+        passed = int((time.monotonic() - seen) * 1e6)
+        release.set()
+        worked, waited = first.result(), second.result()
+        assert worked.served_us >= passed and waited.queued_us >= passed
+        assert worked.queued_us + worked.served_us < DEADLINE * 1e6
+        until(lambda: len(client.counters()["times"].get(0, {})) == 2)
+        times, there = client.counters()["times"][0], server.counters()["times"]
+        for name, reply in (("PULL", worked), ("SAMPLE", waited)):
+            told = {"replies": 1, "queued_us": reply.queued_us, "served_us": reply.served_us}
+            assert times[name].items() >= told.items() and there[name] == told
+            assert times[name]["waited_us"] >= reply.queued_us + reply.served_us - 2, "as this end measures it"
 
 
 def test_bad_arguments_are_told_at_once():

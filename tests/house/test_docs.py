@@ -83,7 +83,7 @@ PAGES = {
         ),
         programs=("gnnsys", "gnnsys"),
     ),
-    "docs/sampling.md": Setup(python=3),
+    "docs/sampling.md": Setup(python=4),
     "docs/store.md": Setup(
         python=6,
         prints=(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Client, Server
+from gnnsys.comm import Client, Handler, Request, Server
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.partition import Assignment, open_parts, write_parts
 from gnnsys.sampling import DistGraph, GraphService, Sample, graph_tables, part_rows
@@ -75,8 +76,9 @@ def machines(
     used: Sequence[int] | None = None,
     halo_hops: int = 1,
     edge_ids: bool = True,
+    seen: list[Request] | None = None,
 ) -> Iterator[list[DistGraph]]:
-    """The graph as every machine sees it; by default a machine for each part."""
+    """The graph as every machine sees it; by default a machine for each part. `seen` gets every request."""
     write_parts(graph, assign(graph, num_parts, used=used), folder, halo_hops=halo_hops, edge_ids=edge_ids)
     owner = list(range(num_parts)) if machine_of_part is None else list(machine_of_part)
     num_machines = 1 + max(owner)
@@ -88,7 +90,10 @@ def machines(
             for p in own:
                 for name, rows in part_rows(parts, p).items():
                     shard.add(specs[name], p, rows)
-            server = Server({**GraphService(parts, own).handlers(), **shard.handlers()}, name=f"machine {machine}")
+            handlers = {**GraphService(parts, own).handlers(), **shard.handlers()}
+            if seen is not None:
+                handlers = {kind: recorded(handler, seen) for kind, handler in handlers.items()}
+            server = Server(handlers, name=f"machine {machine}")
             stack.callback(shard.close)
             stack.callback(server.close)
             endpoints[machine] = server.start().endpoints[0]
@@ -99,6 +104,14 @@ def machines(
             store = Store(machine_of_part=owner, machine=machine, client=client, rank=machine, world_size=num_machines)
             graphs.append(DistGraph(open_parts(folder), store, client, machine, owner))
         yield graphs
+
+
+def recorded(handler: Handler, seen: list[Request]) -> Handler:
+    def handle(request: Request) -> Any:
+        seen.append(request)
+        return handler(request)
+
+    return handle
 
 
 def to_global(graph: DistGraph, seeds: dict[NodeType, Tensor]) -> dict[NodeType, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from gnnsys.comm import Kind, Request
 from gnnsys.graph import Graph
 from gnnsys.partition import open_parts, write_parts
-from gnnsys.sampling import GraphService, part_view, readable_parts
+from gnnsys.sampling import GraphService, part_view, prepared_views
 from gnnsys.sampling.hop_message import Draw, PartsRequest, Slot, answers_from_arrays
 from tests.sampling.machines import assign
 
@@ -37,7 +37,7 @@ def sample(service, seeds, fanout, *, replace=False, view=0):
 def test_a_hub_that_is_asked_for_again_and_again_is_answered_in_pieces(service, monkeypatch, fanout, replace):
     seeds = torch.full((200,), HUB)
     whole = sample(service, seeds, fanout, replace=replace)
-    monkeypatch.setattr(readable_parts, "_EDGES_PER_PIECE", 5000)
+    monkeypatch.setattr(prepared_views, "_EDGES_PER_PIECE", 5000)
     pieces = sample(service, seeds, fanout, replace=replace)
     assert len(whole) == 1 and len(pieces) >= 40
     assert [piece.first for piece in pieces] == [0, *torch.tensor([p.size for p in pieces]).cumsum(0)[:-1].tolist()]

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from gnnsys.comm import Client, Kind, Reply
-from gnnsys.session.graph_server import GraphServer
+from gnnsys.sampling import GraphService
+from gnnsys.session.graph_server import GRAPH_KINDS, GraphServer
 
 DEADLINE = 20.0
 
@@ -49,7 +50,34 @@ def test_a_busy_server_answers_signs_of_life_and_tells_who_is_silent(busy):
     assert client.request(0, Kind.STATUS, timeout=5).result().options["served"] == 4, "and lives on"
 
 
+def test_a_server_tells_its_counters_to_who_asks_for_them_whatever_strangers_have_sent(busy):
+    server, client = busy
+    for kind in range(1000, 1300):  # kinds that nobody serves do not fill the answer
+        with pytest.raises(ValueError, match="is not served here"):
+            client.request(0, kind, timeout=5).result()
+    assert "counters" not in client.request(0, Kind.STATUS, timeout=5).result().options
+    told = client.request(0, Kind.STATUS, options={"counters": True}, timeout=5).result().options["counters"]
+    assert set(told["kinds"]) == {"PULL", "STATUS", "other"} | ({"PING"} & set(told["kinds"]))
+    assert told["kinds"]["PULL"]["messages_in"] == 4 and told["kinds"]["other"]["messages_in"] == 300
+    assert told["kinds"]["other"]["bytes_out"] > 0 and told["events"] == {"unknown kind": 300}
+    assert set(told["times"]) == {"STATUS"} and told["times"]["STATUS"]["replies"] == 1
+    assert told["queue"] == 3 and told["unanswered"] == 5 and told["clients"] == 2 and told["held_bytes"] > 0
+    limits = server.server._limits
+    assert told["limits"] == {name: getattr(limits, name) for name in told["limits"]} and len(told["limits"]) == 4
+
+
 def test_a_busy_server_can_be_stopped(busy):
     server, client = busy
     client.request(0, Kind.STOP, timeout=5).result()
     assert server.stopped.is_set()
+
+
+def test_every_kind_of_message_has_a_handler():
+    served = {*object.__new__(GraphService).handlers(), Kind.SELECT}
+    assert served == set(GRAPH_KINDS)
+    server = GraphServer()
+    try:
+        assert {*server.server._handlers, Kind.PING} == set(Kind)
+        assert {*server._services} == set(Kind) - served - {Kind.PING, Kind.STATUS, Kind.OPEN, Kind.STOP}
+    finally:
+        server.close()

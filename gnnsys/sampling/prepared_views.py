@@ -29,7 +29,7 @@ class NotPrepared(ValueError):
     """A view that is not here: never prepared, or by a process that has been started again since."""
 
 
-class PartViews:
+class PreparedViews:
     """Views of `own_parts`. Safe to use from several threads at once."""
 
     def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
