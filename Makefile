@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE # compiled once, not by each of the hundred pro
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
 
-DURATIONS := --durations=30 --durations-min=1
+DURATIONS := --durations=30 --durations-min=0.5
 test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test but the long ones
 	$(BIN)/python -m pytest -m "not long" $(DURATIONS) $(PYTEST_ARGS)
 

@@ -27,6 +27,7 @@ from gnnsys.graph import Graph, load
 from gnnsys.graph.generate import sbm
 from gnnsys.lab import available
 from gnnsys.nn import GraphSAGE
+from tests.bench.verdicts import judged
 
 TINY = FullGraphSettings(num_nodes=1000, num_classes=4, avg_degree=8, num_features=8, hidden=8, hosts=2, widths=(8,))
 
@@ -110,10 +111,9 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
     assert VariantJob.load(tmp_path) == job
 
 
-def test_every_promise_has_its_target():
+def test_every_promise_is_a_target_that_check_judges():
     cases = [case for benchmark in load_suite("fullgraph") for case in benchmark(Workload(Sizes(2_000, 20_000)))]
     assert len({case.name for case in cases}) == len(cases)
-    written = {(case.name, versus.target) for case in cases for versus in case.versus}
     promised = {
         ("schedule/full", 1.6),
         ("schedule/full", 1 / 1.25),
@@ -121,7 +121,7 @@ def test_every_promise_has_its_target():
         ("bytes/an epoch", 1 / 1.02),
         ("replication/3 layers/epoch", 2.0),
     }
-    assert promised <= written
+    assert promised <= judged(cases)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import zmq
 from gnnsys.comm import Limits, Message, WireError, wire
 from gnnsys.comm.arrays import DTYPES, FRAME_BYTES, FRONT_BYTES
 from gnnsys.store.wire import CHUNK_BYTES
+from tests.support.grid import grid
 
 
 def decode(frames, limits=None) -> Message:
@@ -28,8 +29,10 @@ def values(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.arange(size * dtype.itemsize, dtype=torch.int64).to(torch.uint8).view(dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (2, 0, 7), (1, 2, 3, 2), (40_000,), (300, 300)])
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != torch.bool])
+@grid(
+    shape=[(), (0,), (5,), (3, 4), (2, 0, 7), (1, 2, 3, 2), (40_000,), (300, 300)],
+    dtype=[dtype for dtype in DTYPES if dtype != torch.bool],
+)
 def test_an_array_of_any_dtype_and_shape_comes_back_bit_for_bit(dtype, shape):
     array = values(dtype, shape)
     (received,) = decode(encoded([array])).arrays

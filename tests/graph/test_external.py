@@ -15,6 +15,7 @@ from gnnsys.graph.datasets import find_dataset
 from gnnsys.graph.edge_sort import EdgeSort
 from gnnsys.graph.tables import table_pieces
 from gnnsys.ops import CSC, parse_table
+from tests.support.grid import grid
 from tests.support.memory_probe import peak_memory
 
 MEMORY = 64 << 20
@@ -130,8 +131,8 @@ def test_tables_without_edges_give_the_same_files(tmp_path):
         assert_same_files(folder / "e.csv", folder, num_nodes=3)
 
 
-@pytest.mark.parametrize("memory", [50, 1000, 20_000, 1 << 20])
 @pytest.mark.parametrize("num_nodes,num_edges", [(1, 40), (7, 300), (400, 3000), (9000, 100), (5, 0), (0, 0)])
+@grid(memory=[50, 1000, 20_000, 1 << 20])
 def test_however_little_memory_a_sort_has_the_result_is_the_same(memory, num_nodes, num_edges, tmp_path):
     for ordered in (False, True):
         src, dst = (torch.from_numpy(ids) for ids in random_edges(6, num_nodes, num_edges, ordered=ordered))

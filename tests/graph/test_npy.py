@@ -16,6 +16,7 @@ from gnnsys.graph import Graph, external_graph, load, save
 from gnnsys.graph.manifest import MANIFEST, manifest_checksum
 from gnnsys.graph.npy import load_npy, map_npy
 from gnnsys.partition import open_parts, partition_graph
+from tests.support.grid import grid
 
 ROWS = np.arange(12, dtype=np.int64)
 GRAPH = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, {"x": torch.arange(12).view(3, 4)})
@@ -76,7 +77,7 @@ def plain(array: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("lie", LIES)
+@grid(lie=list(LIES))
 def test_every_reader_of_a_users_file_refuses_the_lie_by_name_and_allocates_nothing(lie: str, tmp_path: Path):
     content = LIES[lie]
     single = tmp_path / "parts.npy"

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from gnnsys.ops import CSC, edge_softmax, gat_aggregate, spmm
 from gnnsys.ops._library import native
 from tests.ops.graphs import GRAPHS, random_csc
+from tests.support.grid import grid
 
 ALL_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -43,7 +44,7 @@ def attention_by_edge(csc: CSC, x, score_src, score_dst, edge_score, slope: floa
     return x.new_zeros(csc.num_dst, *x.shape[1:]).index_add(0, dst, alpha[:, :, None] * x[src])
 
 
-@pytest.mark.parametrize("heads", [(), (1,), (3,), (8,)])
+@grid(heads=[(), (1,), (3,), (8,)])
 def test_edge_softmax_equals_softmax_row_by_row(csc, heads):
     scores = randn(csc.num_edges, *heads)
     torch.testing.assert_close(edge_softmax(csc, scores), softmax_by_row(csc, scores))
@@ -75,8 +76,7 @@ def test_edge_softmax_has_the_right_gradient(csc):
         assert torch.autograd.gradcheck(lambda s: edge_softmax(csc, s), (randn(csc.num_edges, *heads, grad=True),))
 
 
-@pytest.mark.parametrize("heads", [1, 2, 5])
-@pytest.mark.parametrize("width", [1, 3, 8, 33, 64])
+@grid(heads=[1, 2, 5], width=[1, 3, 8, 33, 64])
 def test_gat_aggregate_equals_attention_by_edge(csc, width, heads):
     x, score_src, score_dst, edge_score = inputs_of(csc, heads, width)
     for edge in (None, edge_score):
@@ -94,7 +94,7 @@ def test_gat_aggregate_works_in_every_dtype(dtype):
     torch.testing.assert_close(out, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@grid(dropout=[0.0, 0.4])
 def test_gat_aggregate_has_the_right_gradients(csc, dropout):
     inputs = inputs_of(csc, 2, 3, grad=True)
     assert torch.autograd.gradcheck(lambda *i: gat_aggregate(csc, *i, dropout=dropout, key=7), inputs)

@@ -2,12 +2,10 @@ import pytest
 import torch
 
 from gnnsys.ops import bucket_ids
+from tests.support.grid import grid
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("num_ids", [0, 1, 1000, 70_000])
-@pytest.mark.parametrize("many", [False, True])
+@grid(dtype=[torch.int32, torch.int64], threads=[1, 2], num_ids=[0, 1, 1000, 70_000], many=[False, True])
 def test_ids_are_grouped_by_owner_in_their_own_order(dtype, threads, num_ids, many):
     bounds = torch.tensor([0, 0, 40, 40, 100, 1000, 1000])  # with empty buckets first, in the middle and last
     if many:  # found by another way

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gnnsys.ops.cached_rows import gather_cached
+from tests.support.grid import grid
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -22,9 +23,11 @@ def case(seed: int, shape: tuple[int, ...], dtype: torch.dtype, num_cached: int)
     return cache, slots, src, index
 
 
-@pytest.mark.parametrize("num_cached", [0, 1, 60, 200])
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (100,), (128,), (3, 5)])
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8, torch.int64])
+@grid(
+    num_cached=[0, 1, 60, 200],
+    shape=[(), (1,), (7,), (100,), (128,), (3, 5)],
+    dtype=[*FLOATS, torch.uint8, torch.int64],
+)
 def test_rows_are_those_of_the_source_wherever_they_are_read(dtype, shape, num_cached):
     cache, slots, src, index = case(0, shape, dtype, num_cached)
     for ids in (index, index.int()):
@@ -42,8 +45,7 @@ def test_a_cached_row_is_read_from_the_cache_and_no_other_is():
     assert torch.equal(gather_cached(cache, slots, src, index, torch.empty(777, 9)), expected)
 
 
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@grid(to=FLOATS, dtype=FLOATS)
 def test_rows_are_cast_as_torch_casts(dtype, to):
     cache, slots, src, index = case(2, (19,), dtype, 100)
     out = torch.empty(777, 19, dtype=to)

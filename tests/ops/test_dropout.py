@@ -8,6 +8,7 @@ import torch
 
 from gnnsys.ops import dropout_rows, stream_key
 from gnnsys.ops._library import native
+from tests.support.grid import grid
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WIDTHS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 63, 64, 65, 68, 100, 256, 257]
@@ -66,8 +67,7 @@ def test_the_oracle_gives_the_known_answers_of_random123():
     assert words(*pi, key=0x299F31D0A4093822) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@grid(width=WIDTHS, dtype=FLOATS)
 def test_what_is_dropped_and_what_is_kept_is_the_oracles_bit_by_bit(dtype, width):
     for num_rows in (1, 2, 15, 16, 17, 53):
         x, ids = rand((num_rows, width), dtype, seed=width), some_ids(num_rows)

@@ -5,6 +5,7 @@ import torch
 
 from gnnsys.ops import CSC
 from gnnsys.ops.multilevel import Level, Neighbors32, both_directions, cluster_nodes, contract_clusters, refine_cut
+from tests.support.grid import grid
 
 KINDS = ["random", "loops and repeats", "star", "path", "isolated", "no edges", "two islands"]
 
@@ -143,8 +144,7 @@ def dense_entries(edges: torch.Tensor, num_nodes: int) -> torch.Tensor:
     return torch.bincount(edges[0], minlength=num_nodes) + torch.bincount(edges[1], minlength=num_nodes)
 
 
-@pytest.mark.parametrize("num_parts", [2, 5, 40])
-@pytest.mark.parametrize("kind", KINDS)
+@grid(num_parts=[2, 5, 40], kind=KINDS)
 def test_refining_lowers_the_cut_within_the_limits_and_counts_it_right(kind, num_parts):
     edges, num_nodes = edges_of(kind, 5)
     level, matrix = level_of(edges, num_nodes), dense(edges, num_nodes)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import CSC, PartedCSC, expand_indptr, gather_parts, sample_neighbors, sample_parts
+from tests.support.grid import grid
 
 FEW = torch.tensor([0, 0, 150, 150, 270, 400])  # with empty parts
 MANY = torch.cat([torch.arange(0, 400, 9), torch.tensor([400])])
@@ -27,10 +28,12 @@ def cut(rows: Tensor, bounds: Tensor) -> dict[int, Tensor]:
     return {p: rows[ends[p] : ends[p + 1]].clone() for p in range(len(ends) - 1)}
 
 
-@pytest.mark.parametrize("bounds", [FEW, MANY], ids=["few", "many"])
-@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("shape", [(), (3,), (64,), (5, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64])
+@grid(
+    bounds={"few": FEW, "many": MANY},
+    id_dtype=[torch.int32, torch.int64],
+    shape=[(), (3,), (64,), (5, 7)],
+    dtype=[torch.float32, torch.bool, torch.int64],
+)
 def test_rows_of_parts_are_gathered_as_if_they_were_one_table(dtype, shape, id_dtype, bounds, threads):
     g = torch.Generator().manual_seed(1)
     rows = torch.randint(0, 2 if dtype == torch.bool else 99, (400, *shape), generator=g).to(dtype)
@@ -94,10 +97,12 @@ def random_csc() -> tuple[CSC, Tensor]:
     return CSC.from_edge_index(edges, 400, 400, narrow=True), torch.randperm(400, generator=g)
 
 
-@pytest.mark.parametrize("bounds", [FEW, MANY, torch.tensor([0, 400])], ids=["few", "many", "one"])
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("fanout", [-1, 0, 1, 7, 40])
-@pytest.mark.parametrize("replace", [False, True])
+@grid(
+    bounds={"few": FEW, "many": MANY, "one": torch.tensor([0, 400])},
+    wide=[False, True],
+    fanout=[-1, 0, 1, 7, 40],
+    replace=[False, True],
+)
 def test_a_parted_graph_is_sampled_as_if_it_were_whole(fanout, replace, wide, bounds, threads):
     csc, original = random_csc()
     dtype = torch.int64 if wide else torch.int32

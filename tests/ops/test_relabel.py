@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import IdTable, compact, compact_scratch
+from tests.support.grid import grid
 
 
 class DictTable:
@@ -31,12 +32,12 @@ class DictTable:
         return [self.numbers[i] for i in ids.tolist()], fresh
 
 
-@pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize(
     ("bound", "dtype"),
     [(bound, dtype) for bound in (100, 50_000, 1 << 20) for dtype in (torch.int32, torch.int64)]
     + [(1 << 45, torch.int64)],
 )
+@grid(threads=[1, 2, 7])
 def test_numbers_follow_first_sight_across_calls(threads: int, bound: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(bound)
     table, oracle = IdTable(bound), DictTable()

@@ -5,6 +5,7 @@ import torch
 
 from gnnsys.ops import gather_rows, scatter_rows
 from gnnsys.ops._library import native
+from tests.support.grid import grid
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 DTYPES = [*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64]
@@ -28,9 +29,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@grid(index_dtype=[torch.int32, torch.int64], shape=SHAPES, dtype=DTYPES)
 def test_gather_equals_indexing(dtype, shape, index_dtype):
     src, index = table(50, shape, dtype), ids(333, 50, index_dtype)
     assert torch.equal(gather_rows(src, index), src[index.long()])
@@ -50,8 +49,7 @@ def test_gather_fills_the_buffer_it_is_given_and_returns_it():
     assert (buffer[20:] == -1).all()
 
 
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@grid(to=FLOATS, dtype=FLOATS)
 def test_gather_casts_as_torch_casts(dtype, to):
     src, index = table(50, (19,), dtype), ids(99, 50)
     assert torch.equal(gather_rows(src, index, dtype=to), src[index].to(to))
@@ -67,8 +65,7 @@ def test_casts_keep_what_is_not_a_number_and_what_is_infinite():
         )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@grid(shape=SHAPES, dtype=DTYPES)
 def test_scatter_equals_indexed_assignment(dtype, shape):
     index = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:40]
     src, dst = table(40, shape, dtype), table(60, shape, dtype, seed=5)

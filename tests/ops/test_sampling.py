@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import CSC, find_edges, sample_neighbors, stream_key
+from tests.support.grid import grid
 
 
 def star(degree: int, dtype: torch.dtype = torch.int64) -> CSC:
@@ -98,8 +99,7 @@ def test_weighted_draws_without_replacement_follow_successive_sampling() -> None
     assert chi_square_is_plausible(counts[upper[0], upper[1]], expected[upper[0], upper[1]] * num_trees)
 
 
-@pytest.mark.parametrize("fanout", [0, 1, 3, 15, 20, 100, -1])
-@pytest.mark.parametrize("replace", [False, True])
+@grid(fanout=[0, 1, 3, 15, 20, 100, -1], replace=[False, True])
 def test_a_sample_has_the_right_size_and_only_real_edges(fanout: int, replace: bool) -> None:
     csc = random_csc(300, 6000)
     seeds = torch.randperm(300)

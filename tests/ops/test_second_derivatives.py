@@ -13,6 +13,7 @@ from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
 from gnnsys.ops import CSC, dropout_rows, edge_softmax, gat_aggregate, gather_rows, sddmm, spmm
 from gnnsys.ops._library import native
 from gnnsys.ops.aggregate import spmm_and_own
+from tests.support.grid import grid
 
 # Parallel edges, a self loop, a node without in-edges, one more source than destinations.
 CSC_ = CSC.from_edge_index(torch.tensor([[0, 1, 2, 2, 3, 4, 1, 0, 0], [0, 0, 1, 1, 2, 2, 2, 2, 0]]), 5, 4)
@@ -58,7 +59,7 @@ OPS: dict[str, tuple[Callable[..., object], list[Tensor]]] = {
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("name", OPS)
+@grid(name=list(OPS))
 def test_the_second_derivative_is_the_derivative_of_the_first(name: str):
     op, inputs = OPS[name]
     assert torch.autograd.gradcheck(op, inputs)

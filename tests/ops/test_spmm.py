@@ -8,6 +8,7 @@ import torch
 from gnnsys.ops import CSC, sddmm, spmm, spmm_add
 from gnnsys.ops._library import native
 from tests.ops.graphs import GRAPHS, dense, random_csc
+from tests.support.grid import grid
 
 ALL_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WIDTHS = [1, 2, 3, 4, 7, 16, 37, 64, 100, 128, 131]
@@ -38,9 +39,7 @@ def reference(csc: CSC, x: torch.Tensor, weight: torch.Tensor | None, reduce: st
     return torch.stack([best(r, 0) if len(r) else x.new_zeros(heads, d) for r in rows]) if rows else x[:0]
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("width", WIDTHS)
+@grid(reduce=["sum", "mean", "max", "min"], weighted=[False, True], width=WIDTHS)
 def test_spmm_equals_the_dense_product_at_every_width(width, weighted, reduce):
     csc = random_csc(50, 20, 400)
     x, weight = randn(50, width), randn(400, seed=1) if weighted else None
@@ -48,15 +47,14 @@ def test_spmm_equals_the_dense_product_at_every_width(width, weighted, reduce):
     torch.testing.assert_close(spmm(csc, x, weight, reduce), expected)
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@grid(reduce=["sum", "mean", "max", "min"])
 def test_spmm_equals_the_dense_product_on_every_graph(csc, reduce):
     x, weight = randn(csc.num_src, 2, 3), randn(csc.num_edges, 2, seed=1)
     torch.testing.assert_close(spmm(csc, x, weight, reduce), reference(csc, x, weight, reduce))
     torch.testing.assert_close(spmm(csc, x, None, reduce), reference(csc, x, None, reduce))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("dtype", ALL_DTYPES)
+@grid(reduce=["sum", "mean", "max", "min"], dtype=ALL_DTYPES)
 def test_every_dtype_is_summed_in_at_least_float32(dtype, reduce):
     csc = random_csc(30, 10, 3000)
     x, weight = randn(30, 2, 21, dtype=dtype), randn(3000, 2, dtype=dtype, seed=1)
@@ -79,8 +77,7 @@ def test_mean_over_one_heavy_row_is_the_mean():
     torch.testing.assert_close(spmm(csc, x, reduce="mean")[0], x.mean(0))
 
 
-@pytest.mark.parametrize("dtype", ALL_DTYPES)
-@pytest.mark.parametrize("heads", [None, 2])
+@grid(dtype=ALL_DTYPES, heads=[None, 2])
 def test_spmm_add_adds_piece_by_piece_to_what_is_there(csc, heads, dtype):
     shape = () if heads is None else (heads,)
     x, weight = randn(csc.num_src, *shape, 5, dtype=dtype), randn(csc.num_edges, *shape, dtype=dtype, seed=1)
@@ -103,8 +100,7 @@ def test_spmm_add_refuses_what_it_cannot_do():
         spmm_add(csc, x.requires_grad_(), randn(9, 4))
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
-@pytest.mark.parametrize("weight_shape", [None, (), (2,)], ids=["unweighted", "scalar", "heads"])
+@grid(reduce=["sum", "mean", "max", "min"], weight_shape={"unweighted": None, "scalar": (), "heads": (2,)})
 def test_gradients_are_right(csc, weight_shape, reduce):
     shape = (csc.num_src, 3) if weight_shape in (None, ()) else (csc.num_src, 2, 3)
     x = randn(*shape, grad=True)

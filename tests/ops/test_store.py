@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gnnsys.ops import fill_uniform, move_rows, num_versions, sparse_adagrad_step, sparse_adam_step, update_rows
+from tests.support.grid import grid
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
@@ -27,10 +28,12 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.uint8, torch.int64, torch.complex128])
-@pytest.mark.parametrize("shape", [(), (3,), (128,), (5, 7)])
-@pytest.mark.parametrize("guarded", [False, True])
+@grid(
+    index_dtype=[torch.int32, torch.int64],
+    dtype=[*FLOATS, torch.uint8, torch.int64, torch.complex128],
+    shape=[(), (3,), (128,), (5, 7)],
+    guarded=[False, True],
+)
 def test_rows_are_moved_from_their_index_to_their_place(shape, dtype, index_dtype, guarded, threads):
     src = (torch.randn(500, *shape, generator=generator()) * 50).to(dtype)
     index = torch.randint(0, 500, (3000,), generator=generator(1)).to(index_dtype)
@@ -49,8 +52,7 @@ def test_rows_in_turn_go_to_their_places_and_places_in_turn_take_their_rows():
     assert torch.equal(move_rows(src, torch.empty(50, 9)), src)
 
 
-@pytest.mark.parametrize("to", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@grid(to=FLOATS, dtype=FLOATS)
 def test_columns_and_whole_rows_are_cast_as_torch_casts(dtype, to):
     src = torch.randn(60, 4, 5, generator=generator()).to(dtype)
     index, columns = torch.randint(0, 60, (99,), generator=generator(1)), torch.tensor([19, 0, 7, 7])
@@ -82,7 +84,7 @@ def test_moves_that_cannot_be_are_refused(change, message):
         move_rows(torch.zeros(5, 3), torch.zeros(1, 3), **change)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+@grid(dtype=[*FLOATS, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
 def test_rows_are_added_in_order(dtype, threads):
     dst = (torch.randn(300, 7, generator=generator()) * 5).to(dtype)
     src = (torch.randn(4000, 7, generator=generator(1)) * 5).to(dtype)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnsys.ops import CSC, bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 from gnnsys.ops._library import native
+from tests.support.grid import grid
 
 # Below and above the size at which the native core switches from a counting sort to buckets.
 SIZES = [(1, 1, 0), (1, 1, 3), (7, 5, 40), (300, 2000, 50_000), (70_001, 1009, 200_000), (3, 150_000, 300_000)]
@@ -32,8 +33,8 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_src,num_dst,num_edges", SIZES)
+@grid(dtype=DTYPES)
 def test_coo_to_csc_is_a_stable_sort_by_destination(num_src, num_dst, num_edges, dtype, threads):
     src, dst = random_edges(num_src, num_dst, num_edges, dtype)
     csc = CSC.from_edge_index(torch.stack([src, dst]), num_src, num_dst)
@@ -143,8 +144,8 @@ def test_a_broken_csc_is_refused_by_validate_and_transpose(indptr, indices, mess
         csc.transpose()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_nodes,num_ids", [(0, 0), (5, 0), (1, 9), (1000, 400_000), (500_000, 200_000)])
+@grid(dtype=DTYPES)
 def test_degrees_count_occurrences(num_nodes, num_ids, dtype, threads):
     ids = random_edges(num_nodes, num_nodes, num_ids, dtype)[0]
     assert torch.equal(degrees(ids, num_nodes), torch.bincount(ids, minlength=num_nodes))

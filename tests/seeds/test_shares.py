@@ -13,6 +13,7 @@ from torch import Tensor
 from gnnsys.graph import NODE, Graph
 from gnnsys.loader import NeighborLoader
 from gnnsys.loader.schedule import Schedule, Ticket
+from tests.support.grid import grid
 
 
 @dataclass
@@ -50,10 +51,7 @@ def graph() -> Graph:
     return Graph.from_edge_index(edge_index, 300, {"y": torch.arange(300), "train_mask": mask})
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("num_seeds", [1, 5, 8, 64, 97])
-@pytest.mark.parametrize("batch_size", [1, 4, 32])
+@grid(shuffle=[False, True], num_ranks=[1, 2, 3, 8], num_seeds=[1, 5, 8, 64, 97], batch_size=[1, 4, 32])
 def test_all_ranks_have_as_many_batches_and_together_every_seed_once(
     num_seeds: int, num_ranks: int, batch_size: int, shuffle: bool
 ) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gnnsys.store.memory import SharedRows
-from tests.support.processes import ROOT, await_shared_memory_freed, shared_memory
+from tests.support.processes import Running, await_shared_memory_freed, processes, shared_memory
 
 DEADLINE = 60
 
@@ -25,6 +23,7 @@ from gnnsys.store import Store
 from gnnsys.store.memory import SharedRows
 
 keys, number, user = Keys.generate(), int(sys.argv[1]), int(sys.argv[2])
+questions = open(sys.argv[3])
 if user != os.getuid():
     os.setgroups([])
     os.setgid(user)
@@ -37,8 +36,10 @@ store.create("scores", 10, (2,), init=float(number))
 shared = client.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"]
 print(json.dumps({"endpoint": endpoint, "keys": keys.to_json(), "shared": shared, "user": os.getuid()}), flush=True)
 context, knockers = zmq.Context(), []
-for line in sys.stdin:
+for line in questions:
     told = json.loads(line)
+    if "end" in told:
+        break
     if "refused" in told:  # tells once so many were turned away
         deadline = time.monotonic() + 20
         while server.server.counters()["refused_keys"] < told["refused"] and time.monotonic() < deadline:
@@ -69,27 +70,33 @@ context.destroy(linger=0)
 """
 
 
-def start(number: int, user: int) -> subprocess.Popen[str]:
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", JOB, str(number), str(user)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd="/")
+class Job:
+    """One of them: it is asked through a pipe that has a name, and answers a line each time."""
 
+    def __init__(self, running: Running, number: int, user: int) -> None:
+        self._running, self._number, self._num_heard = running, number, 0
+        pipe, program = running.folder / f"questions-{number}", running.folder / "job.py"
+        os.mkfifo(pipe)
+        program.write_text(JOB)
+        running.start_rank(number, program, [number, user, pipe], {})
+        self._questions = os.fdopen(os.open(pipe, os.O_RDWR), "w")  # without waiting for its end, as for writing alone
 
-def tell(job: subprocess.Popen[str], **question: object) -> None:
-    job.stdin.write(json.dumps(question) + "\n")
-    job.stdin.flush()
+    def tell(self, **question: object) -> None:
+        self._questions.write(json.dumps(question) + "\n")
+        self._questions.flush()
 
-
-def hear(job: subprocess.Popen[str]) -> Any:
-    return json.loads(job.stdout.readline())
+    def hear(self) -> Any:
+        self._num_heard += 1
+        printed = self._running.await_output(self._number, "\n", DEADLINE, times=self._num_heard)
+        return json.loads(printed.splitlines()[self._num_heard - 1])
 
 
 def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
     me = os.getuid()
     users = [me, me, *([pwd.getpwnam("nobody").pw_uid] if me == 0 else [])]  # only root has another user to be
-    jobs = [start(number, user) for number, user in enumerate(users)]
-    try:
-        told = [hear(job) for job in jobs]
+    with processes() as running:
+        jobs = [Job(running, number, user) for number, user in enumerate(users)]
+        told = [job.hear() for job in jobs]
         assert [each["user"] for each in told] == users
         for number, job in enumerate(jobs):
             others = [each for each in told if each is not told[number]]
@@ -97,23 +104,19 @@ def test_jobs_of_one_user_and_of_two_on_one_host_never_see_each_other():
             if users[number] != me:
                 guesses += [each["shared"] for each in others]  # even with everything that the owner knows
             publics = [each["keys"]["public"] for each in others]
-            tell(job, endpoints=[each["endpoint"] for each in others], publics=publics, shared=guesses)
+            job.tell(endpoints=[each["endpoint"] for each in others], publics=publics, shared=guesses)
         for number, job in enumerate(jobs):  # all at once: each waits for answers that do not come
-            found = hear(job)
+            found = job.hear()
             assert found["control"] and found["answered"] == ["DeadlineExceeded"] * (len(jobs) - 1)
             assert not any(found["opened"])
             assert found["own"] == [[float(number)] * 2] * 10
         for job in jobs:
-            tell(job, refused=len(jobs) - 1)
-        assert all(hear(job) >= len(jobs) - 1 for job in jobs)  # not late: turned away
+            job.tell(refused=len(jobs) - 1)
+        assert all(job.hear() >= len(jobs) - 1 for job in jobs)  # not late: turned away
         assert len({each["keys"]["public"] for each in told}) == len(jobs)
-    finally:
         for job in jobs:
-            job.stdin.close()
-        codes = [job.wait(DEADLINE) for job in jobs]
-        for job in jobs:
-            job.stdout.close()
-    assert codes == [0] * len(jobs)
+            job.tell(end=True)
+        assert [ended.returncode for ended in running.wait(DEADLINE)] == [0] * len(jobs)
 
 
 def test_shared_memory_has_no_name_that_another_job_could_meet():

@@ -9,6 +9,7 @@ from torch import Tensor
 from gnnsys.store import DeviceCache, FeatureSource, TableSpec, device_cache
 from gnnsys.store.device_cache import highest
 from tests.store.cluster import cluster, random_rows
+from tests.support.grid import grid
 
 NUM_ROWS = 1000
 
@@ -41,9 +42,11 @@ def case(shape: tuple[int, ...] = (7,), dtype: torch.dtype = torch.float32) -> t
     return rows, kept, torch.randint(0, NUM_ROWS, (4000,), generator=generator)
 
 
-@pytest.mark.parametrize("kind", ["tensor", "columns", "filling", "returning", "cache"])
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (128,), (3, 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@grid(
+    kind=["tensor", "columns", "filling", "returning", "cache"],
+    shape=[(), (1,), (7,), (128,), (3, 5)],
+    dtype=[torch.float32, torch.bfloat16, torch.int64],
+)
 def test_rows_are_those_of_the_source(dtype, shape, kind):
     rows, kept, ids = case(shape, dtype)
     sources = {

@@ -96,13 +96,16 @@ class Running:
         """What process `number` has printed so far."""
         return self._file(number, "out").read_text(errors="replace")
 
-    def await_output(self, number: int, text: str, timeout: float = 60.0) -> str:
-        """Waits until process `number` has printed `text`; all that it has printed."""
+    def await_output(self, number: int, text: str, timeout: float = 60.0, times: int = 1) -> str:
+        """Waits until process `number` has printed `text`, so many times; all that it has printed."""
         name, process = self.processes[number]
-        await_true(lambda: text in self.output(number) or process.poll() is not None, f"{text!r} from {name}", timeout)
-        printed = self.output(number)
-        assert text in printed, f"{name} ended without printing {text!r}\n" + "\n".join(map(str, self._ended()))
-        return printed
+
+        def has_printed() -> bool:
+            return self.output(number).count(text) >= times
+
+        await_true(lambda: has_printed() or process.poll() is not None, f"{text!r} from {name}", timeout)
+        assert has_printed(), f"{name} ended without printing {text!r}\n" + "\n".join(map(str, self._ended()))
+        return self.output(number)
 
     def wait(self, timeout: float = 60.0) -> list[Ended]:
         """The results of all, failed or not; fails where one has not ended within `timeout` seconds."""

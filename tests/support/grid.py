@@ -1,0 +1,64 @@
+"""One test for a whole grid of dtypes, shapes and sizes: for cases that take less time than pytest takes around them.
+
+    @grid(dtype=[torch.float32, torch.int64], shape={"none": (), "long": (128,)})
+    def test_rows_come_back(dtype, shape, tmp_path):
+
+runs four times, with a new `tmp_path` each and all other fixtures made once. Every case runs; the test fails with the
+names of those that did not hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+SHOWN = 20  # cases that a failure names
+
+
+def grid(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Runs a test for every combination of its arguments' values. A mapping gives values names to be told by."""
+    named = {axis: _name(values) for axis, values in axes.items()}
+    empty = [axis for axis, values in named.items() if not values]
+    if empty or not axes:
+        raise ValueError(f"a test of no cases cannot fail: {', '.join(empty) or 'no argument'} has no values")
+
+    def wrap(test: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(test)
+        if unknown := axes.keys() - signature.parameters.keys():
+            raise ValueError(f"{test.__name__} has no argument {sorted(unknown)}")
+
+        @functools.wraps(test)
+        def run_all(**fixtures: Any) -> None:
+            failed: list[tuple[str, Exception]] = []
+            folder = fixtures.get("tmp_path")
+            for number, chosen in enumerate(product(*named.values())):
+                words = ", ".join(f"{axis}={word}" for axis, (word, _) in zip(named, chosen, strict=True))
+                values = {axis: value for axis, (_, value) in zip(named, chosen, strict=True)}
+                if folder is not None:
+                    fixtures["tmp_path"] = folder / str(number)
+                    fixtures["tmp_path"].mkdir()
+                try:
+                    test(**values, **fixtures)
+                except Exception as error:
+                    failed.append((words, error))
+                except pytest.skip.Exception as error:
+                    raise AssertionError(f"a case of a grid cannot be skipped: {words}: {error}") from error
+            if failed:
+                told = [f"{words}: {type(error).__name__}: {error}" for words, error in failed[:SHOWN]]
+                raise AssertionError(f"{len(failed)} cases failed\n" + "\n".join(told)) from failed[0][1]
+
+        kept = [parameter for name, parameter in signature.parameters.items() if name not in axes]
+        run_all.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # what pytest looks at
+        return run_all
+
+    return wrap
+
+
+def _name(values: Iterable[Any]) -> list[tuple[str, Any]]:
+    pairs = values.items() if isinstance(values, Mapping) else [(value, value) for value in values]
+    return [(str(getattr(word, "__name__", word)), value) for word, value in pairs]

@@ -1,0 +1,51 @@
+"""A grid runs every case, names those that fail, and is no way to have none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.grid import grid
+
+
+@grid(number=[1, 2, 3], word={"a": "x", "b": "y"})
+def test_every_case_runs_beside_fixtures_and_in_a_folder_of_its_own(number, word, tmp_path, cases):
+    cases.append((number, word))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+
+
+@pytest.fixture
+def cases():
+    found: list[tuple[int, str]] = []
+    yield found
+    assert found == [(number, word) for number in (1, 2, 3) for word in "xy"]
+
+
+def test_cases_that_fail_are_named_and_the_others_run():
+    ran = []
+
+    @grid(number=range(4), kind={"float": 0.0, "int": 0})
+    def check(number, kind):
+        ran.append((number, kind))
+        if number % 2 and isinstance(kind, float):
+            raise ValueError(f"{number} is odd")
+
+    with pytest.raises(AssertionError, match="2 cases failed") as raised:
+        check()
+    told = ["number=1, kind=float: ValueError: 1 is odd", "number=3, kind=float: ValueError: 3 is odd"]
+    assert len(ran) == 8 and str(raised.value).splitlines()[1:] == told
+    assert str(raised.value.__cause__) == "1 is odd"
+
+
+def test_no_values_no_argument_and_no_skipping():
+    with pytest.raises(ValueError, match="a test of no cases cannot fail: number has no values"):
+        grid(number=[])
+    with pytest.raises(ValueError, match=r"has no argument \['colour'\]"):
+        grid(colour=["red"])(lambda number: None)
+
+    @grid(number=[1])
+    def skips(number):
+        pytest.skip("why")
+
+    with pytest.raises(AssertionError, match="cannot be skipped: number=1"):
+        skips()
