@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.parallel import HybridParallel
 
 if TYPE_CHECKING:
-    from gnnsys.fullgraph.share import Share
+    from gnnsys.fullgraph.plan.rank_share import Share
     from gnnsys.graph import Graph
     from gnnsys.sampling import DistGraph
 

@@ -16,26 +16,26 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.apart import Layout, numbers_of
-from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.bins import BudgetError, Costs, Packing
-from gnnsys.fullgraph.check import check_layers, check_parameters
-from gnnsys.fullgraph.edges import edge_data_of
-from gnnsys.fullgraph.exchange import Exchange
-from gnnsys.fullgraph.forward import Forward
-from gnnsys.fullgraph.halo import HaloPlan, make_plan
-from gnnsys.fullgraph.layers import Stage, make_stages
-from gnnsys.fullgraph.linear import with_halves
-from gnnsys.fullgraph.moves import Depot, lanes_between
-from gnnsys.fullgraph.share import Share, share_of
-from gnnsys.fullgraph.state import Ground, Pass, Times
-from gnnsys.fullgraph.steps import Schedule, Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
+from gnnsys.fullgraph.offload.mover import Depot, lanes_between
+from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
+from gnnsys.fullgraph.plan.edge_arguments import edge_data_of
+from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
+from gnnsys.fullgraph.plan.halves import with_halves
+from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
+from gnnsys.fullgraph.plan.module_layout import Layout, numbers_of
+from gnnsys.fullgraph.plan.rank_share import Share, share_of
+from gnnsys.fullgraph.plan.stages import Stage, make_stages
+from gnnsys.fullgraph.plan.step_plan import Schedule, Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
+from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.forward import Forward
+from gnnsys.fullgraph.run.halo_exchange import Exchange
+from gnnsys.fullgraph.run.pass_state import Ground, Pass, Times
 from gnnsys.observe import PassTrace
 from gnnsys.ops import WEIGHT, WholeDegrees, stream_key
 from gnnsys.store import free_device_memory
 
 if TYPE_CHECKING:
-    from gnnsys.fullgraph.approximate import Policy
+    from gnnsys.fullgraph.run.approximate import Policy
     from gnnsys.graph import Graph
     from gnnsys.sampling import DistGraph
 

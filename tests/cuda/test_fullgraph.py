@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule
-from gnnsys.fullgraph.moves import CudaLanes
+from gnnsys.fullgraph.offload.mover import CudaLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph

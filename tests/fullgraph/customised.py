@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import HybridParallel, Join, Keep, Packing, Schedule, infer
-from gnnsys.fullgraph.calling import arguments
+from gnnsys.fullgraph.run.call_layer import arguments
 from gnnsys.graph import Graph
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks

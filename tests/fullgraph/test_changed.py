@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, Told, infer
-from gnnsys.fullgraph.apart import Layout
-from gnnsys.fullgraph.check import _sample
+from gnnsys.fullgraph.plan.layer_trial import _sample
+from gnnsys.fullgraph.plan.module_layout import Layout
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.customised import OUT, WIDTH, Case, bins, check, check_infer, draws, make_graph
 from tests.fullgraph.ranks import run_ranks

@@ -21,7 +21,7 @@ from gnnsys.fullgraph import (
     infer,
     parallel,
 )
-from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.fullgraph.offload.mover import CpuLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
 from gnnsys.ops.memo import STRUCTURES

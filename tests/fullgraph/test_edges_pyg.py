@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Told
-from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.fullgraph.offload.mover import CpuLanes
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv
 from tests.fullgraph.test_edges import (

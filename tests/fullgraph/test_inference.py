@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gnnsys.fullgraph import Packing, Schedule, infer
-from gnnsys.fullgraph.state import Pass
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.nn import GAT, GCN, GIN, GraphSAGE
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import HybridParallel
-from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.bins import Costs
-from gnnsys.fullgraph.memory import Peak, Sample, fit_costs
-from gnnsys.fullgraph.state import Pass
+from gnnsys.fullgraph.plan.bin_memory import Peak, Sample, fit_costs
+from gnnsys.fullgraph.plan.bins import Costs
+from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, parallel
-from gnnsys.fullgraph.moves import CpuLanes, Depot, Lanes, Mover, Pick, lanes_between
+from gnnsys.fullgraph.offload.mover import CpuLanes, Depot, Lanes, Mover, Pick, lanes_between
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks

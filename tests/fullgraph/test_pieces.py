@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, parallel
-from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.memory import Peak
-from gnnsys.fullgraph.moves import CpuLanes, Mover
-from gnnsys.fullgraph.passes import PieceCosts, make_pieces
-from gnnsys.fullgraph.state import Pass
-from gnnsys.fullgraph.steps import bytes_at_once
+from gnnsys.fullgraph.offload.mover import CpuLanes, Mover
+from gnnsys.fullgraph.offload.piecewise_sums import PieceCosts, make_pieces
+from gnnsys.fullgraph.plan.bin_memory import Peak
+from gnnsys.fullgraph.plan.step_plan import bytes_at_once
+from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph

@@ -10,8 +10,8 @@ import torch
 
 from gnnsys.comm.rank_exchange import Peers
 from gnnsys.fullgraph import Packing, Schedule, make_plan, share_of
-from gnnsys.fullgraph.bins import Costs, bin_bounds
 from gnnsys.fullgraph.parallel import HybridParallel
+from gnnsys.fullgraph.plan.bins import Costs, bin_bounds
 from gnnsys.graph import Graph
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.dense import random_graph

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import Dropout, HybridParallel, Packing, Residual, Schedule, infer
-from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.fullgraph.offload.mover import CpuLanes
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, Staleness, approximate
+from gnnsys.fullgraph import HybridParallel, Packing, Schedule, Staleness
+from gnnsys.fullgraph.run import approximate
 from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
 from tests.fullgraph.ranks import DEADLINE, run_ranks

@@ -14,9 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.bins import BudgetError
-from gnnsys.fullgraph.linear import View, turned_weight
-from gnnsys.fullgraph.moves import Load, Mover, Pick
+from gnnsys.fullgraph.offload.mover import Load, Mover, Pick
+from gnnsys.fullgraph.plan.bins import BudgetError
+from gnnsys.fullgraph.plan.halves import View, turned_weight
 from gnnsys.ops import CSC, compact, native, sum_dtype
 
 Key = tuple[int, int]  # step and bin

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.bins import Bin
-from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.keyed import Rows
-from gnnsys.fullgraph.linear import LinearStage
-from gnnsys.fullgraph.moves import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
-from gnnsys.fullgraph.norm import NormPass
-from gnnsys.fullgraph.steps import Schedule, Step
-from gnnsys.fullgraph.then import Then
+from gnnsys.fullgraph.keyed_dropout import Rows
+from gnnsys.fullgraph.offload.mover import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
+from gnnsys.fullgraph.plan.bins import Bin
+from gnnsys.fullgraph.plan.halo import HaloPlan
+from gnnsys.fullgraph.plan.halves import LinearStage
+from gnnsys.fullgraph.plan.step_plan import Schedule, Step
+from gnnsys.fullgraph.run.batch_norm import NormPass
+from gnnsys.fullgraph.run.module_snapshot import Then
 from gnnsys.observe import Span
 from gnnsys.ops import CSC
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.halo import HaloPlan
+from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.ops import CSC, IdTable, WholeDegrees, compact, gather_rows
 
 _BOUNDARY_SHARE = 0.6  # of a number of bins: small ones of what others wait for, large ones of the rest

@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gnnsys.fullgraph.bins import Bin, Costs, make_bins
-from gnnsys.fullgraph.keyed import Rows
-from gnnsys.fullgraph.layers import Stage
-from gnnsys.fullgraph.linear import LinearStage
-from gnnsys.fullgraph.norm import NormPass
-from gnnsys.fullgraph.reduce import unhooked
+from gnnsys.fullgraph.keyed_dropout import Rows
+from gnnsys.fullgraph.plan.bins import Bin, Costs, make_bins
+from gnnsys.fullgraph.plan.halves import LinearStage
+from gnnsys.fullgraph.plan.stages import Stage
+from gnnsys.fullgraph.run.batch_norm import NormPass
+from gnnsys.fullgraph.run.parameter_grads import unhooked
 from gnnsys.ops import CSC, WholeDegrees
 
 _SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.share import Share
+from gnnsys.fullgraph.plan.halo import HaloPlan
+from gnnsys.fullgraph.plan.rank_share import Share
 from gnnsys.graph import Graph
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeWeights, in_subgraph
 

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.apart import HOOKS, changed, is_lazy
-from gnnsys.fullgraph.bins import Bin, make_bins
-from gnnsys.fullgraph.calling import arguments, call
-from gnnsys.fullgraph.edges import drawn
-from gnnsys.fullgraph.keyed import Dropout, Rows, working_on
-from gnnsys.fullgraph.layers import Join, Stage, taken
+from gnnsys.fullgraph.keyed_dropout import Dropout, Rows, working_on
+from gnnsys.fullgraph.plan.bins import Bin, make_bins
+from gnnsys.fullgraph.plan.edge_arguments import drawn
+from gnnsys.fullgraph.plan.module_layout import HOOKS, changed, is_lazy
+from gnnsys.fullgraph.plan.stages import Join, Stage, taken
+from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.nn import has_hooks
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.apart import is_bare
-from gnnsys.fullgraph.keyed import Rows
-from gnnsys.fullgraph.layers import Join, Stage
+from gnnsys.fullgraph.keyed_dropout import Rows
+from gnnsys.fullgraph.plan.module_layout import is_bare
+from gnnsys.fullgraph.plan.stages import Join, Stage
 from gnnsys.nn import GCNConv, GINConv, SAGEConv, whole_scales
 from gnnsys.ops import CSC, WEIGHT, WholeDegrees, narrow_weights, native, sum_dtype
 

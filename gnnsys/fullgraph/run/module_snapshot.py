@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gnnsys.fullgraph.apart import HOOKS, Layout
-from gnnsys.fullgraph.layers import Stage
+from gnnsys.fullgraph.plan.module_layout import HOOKS, Layout
+from gnnsys.fullgraph.plan.stages import Stage
 
 _PUT_BACK = ("training", "p", "dropout")  # of a module's attributes, where they are numbers
 _ADVICE = (

@@ -17,9 +17,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.apart import OfStack, changed, flat, is_norm
-from gnnsys.fullgraph.calling import arguments, call
-from gnnsys.fullgraph.keyed import Rows, keyed, working_on
+from gnnsys.fullgraph.keyed_dropout import Rows, keyed, working_on
+from gnnsys.fullgraph.plan.module_layout import OfStack, changed, flat, is_norm
+from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.nn import runs_as
 from gnnsys.ops import CSC, STRUCTURES, WEIGHT, EdgeData, stream_key
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gnnsys.fullgraph.exchange import Exchange
-from gnnsys.fullgraph.state import Pass
-from gnnsys.fullgraph.steps import Step
+from gnnsys.fullgraph.plan.step_plan import Step
+from gnnsys.fullgraph.run.halo_exchange import Exchange
+from gnnsys.fullgraph.run.pass_state import Pass
 
 
 class Forward:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.bins import Bin, Chunk
-from gnnsys.fullgraph.exchange import Exchange
-from gnnsys.fullgraph.linear import LinearStage
-from gnnsys.fullgraph.moves import Load
-from gnnsys.fullgraph.reduce import ParameterGrads, unhooked
-from gnnsys.fullgraph.state import Kept, Pass, needed_before
+from gnnsys.fullgraph.offload.mover import Load
+from gnnsys.fullgraph.plan.bins import Bin, Chunk
+from gnnsys.fullgraph.plan.halves import LinearStage
+from gnnsys.fullgraph.run.halo_exchange import Exchange
+from gnnsys.fullgraph.run.parameter_grads import ParameterGrads, unhooked
+from gnnsys.fullgraph.run.pass_state import Kept, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
 

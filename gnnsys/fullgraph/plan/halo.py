@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.share import Share
+from gnnsys.fullgraph.plan.rank_share import Share
 from gnnsys.ops import CSC, bfs_order, gather_rows, in_subgraph
 
 ORDERS = ("boundary", "ids")

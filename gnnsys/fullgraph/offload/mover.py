@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.bins import Bin
+from gnnsys.fullgraph.plan.bins import Bin
 from gnnsys.ops import CSC, WholeDegrees, gather_rows
 
 BINS_ON_DEVICE = 2

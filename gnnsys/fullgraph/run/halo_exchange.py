@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.state import Pass
-from gnnsys.fullgraph.steps import MAX_BINS
+from gnnsys.fullgraph.plan.step_plan import MAX_BINS
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.ops import gather_rows
 
 _BACK = 1 << 8  # tags: layers of the way back follow those of the way there

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.bins import Chunk
-from gnnsys.fullgraph.exchange import NUM_TAGS, Exchange
-from gnnsys.fullgraph.state import Ground, Pass
+from gnnsys.fullgraph.plan.bins import Chunk
+from gnnsys.fullgraph.run.halo_exchange import NUM_TAGS, Exchange
+from gnnsys.fullgraph.run.pass_state import Ground, Pass
 from gnnsys.ops import dropout_rows, stream_key
 
 if TYPE_CHECKING:

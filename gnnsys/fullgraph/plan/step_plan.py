@@ -14,16 +14,26 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.apart import is_lazy
-from gnnsys.fullgraph.bins import Bin, Chunk, Costs, Packing, bin_bounds, halo_chunks, make_bins, sent_rows, waits_for
-from gnnsys.fullgraph.edges import alike
-from gnnsys.fullgraph.halo import HaloPlan
-from gnnsys.fullgraph.keyed import Rows
-from gnnsys.fullgraph.layers import Stage, taken
-from gnnsys.fullgraph.linear import LinearStage, View
-from gnnsys.fullgraph.memory import measure_stage
-from gnnsys.fullgraph.moves import BINS_ON_DEVICE
-from gnnsys.fullgraph.passes import Passes, Piece, PieceCosts, make_pieces
+from gnnsys.fullgraph.keyed_dropout import Rows
+from gnnsys.fullgraph.offload.mover import BINS_ON_DEVICE
+from gnnsys.fullgraph.offload.piecewise_sums import Passes, Piece, PieceCosts, make_pieces
+from gnnsys.fullgraph.plan.bin_memory import measure_stage
+from gnnsys.fullgraph.plan.bins import (
+    Bin,
+    Chunk,
+    Costs,
+    Packing,
+    bin_bounds,
+    halo_chunks,
+    make_bins,
+    sent_rows,
+    waits_for,
+)
+from gnnsys.fullgraph.plan.edge_arguments import alike
+from gnnsys.fullgraph.plan.halo import HaloPlan
+from gnnsys.fullgraph.plan.halves import LinearStage, View
+from gnnsys.fullgraph.plan.module_layout import is_lazy
+from gnnsys.fullgraph.plan.stages import Stage, taken
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
 _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.apart import is_bare, is_pyg, runs_pyg
-from gnnsys.fullgraph.keyed import Turn, turn_now
+from gnnsys.fullgraph.keyed_dropout import Turn, turn_now
+from gnnsys.fullgraph.plan.module_layout import is_bare, is_pyg, runs_pyg
 from gnnsys.nn import GATConv, resolve, whole_scales
 from gnnsys.ops import CSC, STRUCTURES, dropout_rows, edge_softmax, spmm, stream_key
 

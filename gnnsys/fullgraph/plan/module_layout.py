@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gnnsys.fullgraph.keyed import Dropout, keyed
+from gnnsys.fullgraph.keyed_dropout import Dropout, keyed
 from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv, Stack, has_hooks, is_bare_linear, is_bare_product, runs_as
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
