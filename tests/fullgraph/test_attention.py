@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Residual, Schedule, parallel
+from gnnsys.fullgraph import HybridParallel, Packing, Residual, Schedule
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import GATConv
 from gnnsys.ops import dropout_rows, stream_key
 from tests.fullgraph.dense import random_graph
@@ -74,7 +75,7 @@ OPTIONS = {
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_attention_is_dropped_alike_on_any_number_of_ranks(world_size, moves, options, monkeypatch):
     if moves:
-        monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+        monkeypatch.setattr(pass_planner, "lanes_between", lambda *_: LateLanes())
     made = layers()
 
     def work(rank, group):

@@ -291,16 +291,16 @@ def test_parameters_that_change_between_a_pass_and_its_backward():
 def test_a_pass_that_finds_the_layers_unchanged_plans_nothing(monkeypatch):
     model = HybridParallel(seeded(lambda: GAT(WIDTH, 4, 3, 3, dropout=0.5, norm="batch"))[0], GRAPH, **bins(3))
     model(x())
-    monkeypatch.setattr("gnnsys.fullgraph.parallel.make_stages", None)
-    monkeypatch.setattr("gnnsys.fullgraph.parallel.make_steps", None)
-    monkeypatch.setattr("gnnsys.fullgraph.parallel.check_layers", None)
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.make_stages", None)
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.make_steps", None)
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.check_layers", None)
     model(x()).sum().backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.step()
     model.zero_grad()
     model.load_state_dict(model.state_dict())
     model(x())
-    assert Layout.of(model.layers).what == model._layout.what
+    assert Layout.of(model.layers).what == model._planner.reader.layout.what
 
 
 def test_joins_of_ones_own_are_tried_and_called():

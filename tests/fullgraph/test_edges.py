@@ -19,9 +19,9 @@ from gnnsys.fullgraph import (
     Staleness,
     Told,
     infer,
-    parallel,
 )
 from gnnsys.fullgraph.offload.mover import CpuLanes
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
 from gnnsys.ops.memo import STRUCTURES
@@ -172,17 +172,17 @@ def test_layers_that_take_weights_and_others_follow_one_another(world_size):
 @pytest.mark.parametrize("name", ["GCNConv", "GCNConv that widens", "GATConv", "RGCNConv"])
 def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.lanes_between", lambda *_: CpuLanes())
     make, edges = OURS[name]
     budget = {"memory_budget": 20_000 if "GCN" in name and "RGCN" not in name else 60_000}  # in which not all fits
     packed = []
-    make_steps = parallel.make_steps
+    make_steps = pass_planner.make_steps
 
     def noted(*args):
         packed.append(args[5])
         return make_steps(*args)
 
-    monkeypatch.setattr(parallel, "make_steps", noted)
+    monkeypatch.setattr(pass_planner, "make_steps", noted)
     check(made(make), 2, edges, **(budget if options == "budget" else {"schedule": SCHEDULES[options]}))
     assert packed == [budget["memory_budget"] if options == "budget" else None] * 2
 
@@ -265,7 +265,7 @@ def test_a_halo_of_which_some_is_drawn_counts_by_its_weights(make):
 @pytest.mark.parametrize("moves", [False, True])
 def test_ranks_without_nodes_or_edges(options, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.lanes_between", lambda *_: CpuLanes())
     (layer,) = made(OURS["GCNConv"][0])
     ranks = torch.zeros(N, dtype=torch.int64)
     ranks[-3:] = 2  # nodes without any edge; rank 1 has none at all
@@ -289,7 +289,7 @@ def test_ranks_without_nodes_or_edges(options, moves, monkeypatch):
 @pytest.mark.parametrize("improved", [False, True])
 def test_half_precision_and_autocast_take_weights(improved, width, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.lanes_between", lambda *_: CpuLanes())
     torch.manual_seed(0)
     layer, x = GCNConv(WIDTH, width, improved=improved), GRAPH.node_data["node"]["x"].float()
     weight = DATA["w"].float()
@@ -341,7 +341,7 @@ def test_a_layer_can_be_told_something_else_or_nothing():
 
 def test_layers_that_are_told_otherwise_hold_no_bin_that_has_moved(monkeypatch):
     """What is remembered of a structure goes with it, and a bin's is brought anew for every pass."""
-    monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.lanes_between", lambda *_: CpuLanes())
     layers = made(lambda: Told(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"), lambda: Told(GATConv(5, OUT)))
     model = HybridParallel(layers, GRAPH, edge_data={"bond": "e"}, memory_budget=60_000)
     sizes = []
@@ -350,7 +350,7 @@ def test_layers_that_are_told_otherwise_hold_no_bin_that_has_moved(monkeypatch):
         gc.collect()
         sizes.append(len(STRUCTURES))
     assert sizes[-1] <= sizes[1]
-    assert all(ground.recompute for ground in model._grounds.values())
+    assert all(plan.recompute for plan in model._planner.plans.values())
 
 
 def test_a_layer_that_makes_nothing_of_what_it_is_given_is_named():

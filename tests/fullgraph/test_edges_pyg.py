@@ -112,7 +112,7 @@ def test_half_precision_counts_more_in_edges_than_it_can_say():
 @pytest.mark.parametrize("size", [1e5, 1e-8])
 def test_half_precision_takes_weights_that_it_cannot_say(size, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.lanes_between", lambda *_: CpuLanes())
     torch.manual_seed(0)
     x, weight = GRAPH.node_data["node"]["x"].float(), size * (0.5 + GRAPH.edge_data[GRAPH.edge_types[0]]["w"].float())
     for width in (OUT, 2 * WIDTH):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import Dropout, HybridParallel, Join, Keep, Packing, Residual, Schedule, parallel
+from gnnsys.fullgraph import Dropout, HybridParallel, Join, Keep, Packing, Residual, Schedule
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.graph import Graph
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
@@ -155,7 +156,7 @@ def test_bins_within_a_budget_give_the_same(make):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_layers_taken_as_they_are_give_the_same_as_in_their_halves(make, monkeypatch):
-    monkeypatch.setattr(parallel, "with_halves", lambda stages, *_: list(stages))
+    monkeypatch.setattr(pass_planner, "with_halves", lambda stages, *_: list(stages))
     check(make, random_graph(N, 300, 2), random_ranks(2), 2, memory_budget=60_000)
 
 

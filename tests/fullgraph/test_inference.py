@@ -52,9 +52,9 @@ def test_rows_of_layers_behind_are_forgotten(monkeypatch):
     graph, live = random_graph(N, 500, 3), []
     original = Pass.compute
 
-    def compute(state, s, b, then):
-        original(state, s, b, then)
-        live.append(sum(len(rows) > 0 for rows in state.rows[: s + 2]))
+    def compute(state, here, done):
+        original(state, here, done)
+        live.append(sum(len(rows) > 0 for rows in state.rows[: here.step + 2]))
 
     monkeypatch.setattr(Pass, "compute", compute)
     model = GraphSAGE(6, 8, 5, 8)

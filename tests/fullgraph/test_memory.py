@@ -81,7 +81,7 @@ def test_a_budget_down_to_an_eighth_of_the_whole_is_kept_within_five_percent(nam
         model = HybridParallel(copy.deepcopy(layers), graph, memory_budget=budget)
         assert train(model, x, measured) == pytest.approx(losses, rel=1e-4)
         assert 0 < measured.peak <= 1.05 * budget
-        num_bins = max(len(step.bins) for ground in model._grounds.values() for step in ground.steps)
+        num_bins = max(len(step.bins) for plan in model._planner.plans.values() for step in plan.steps)
         assert share == 1 or num_bins >= share
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, parallel
+from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule
 from gnnsys.fullgraph.offload.mover import CpuLanes, Depot, Lanes, Mover, Pick, lanes_between
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -89,7 +90,7 @@ def late(monkeypatch) -> list[LateLanes]:
         made.append(LateLanes())
         return made[-1]
 
-    monkeypatch.setattr(parallel, "lanes_between", between)
+    monkeypatch.setattr(pass_planner, "lanes_between", between)
     return made
 
 
@@ -135,7 +136,7 @@ def test_moving_bins_draw_the_dropout_and_the_halo_that_others_do(monkeypatch):
         return [p.grad for p in model.parameters()]
 
     want = run_ranks(2, train)
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    monkeypatch.setattr(pass_planner, "lanes_between", lambda *_: LateLanes())
     for found, expected in zip(run_ranks(2, train), want, strict=True):
         for got, grad in zip(found, expected, strict=True):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
@@ -195,13 +196,13 @@ def test_lanes_of_the_cpu_copy_at_once():
 @pytest.mark.parametrize("make", [unequal_sage, gat, normed], ids=["sage", "gat", "batch norm"])
 def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
     """All are kept where there is room for all; where there is not, they are as with that budget."""
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+    monkeypatch.setattr(pass_planner, "lanes_between", lambda *_: CpuLanes())
     graph, x = random_graph(N, 400, 1), torch.randn(N, WIDTH, dtype=torch.float64)
     torch.manual_seed(0)
     layers = [layer.double() for layer in make()]
 
     def trained(free: int, **options) -> tuple[HybridParallel, Tensor, list[Tensor]]:
-        monkeypatch.setattr(parallel, "free_device_memory", lambda device: free)
+        monkeypatch.setattr(pass_planner, "free_device_memory", lambda device: free)
         model = HybridParallel(copy.deepcopy(layers), graph, **options)
         out = model(x)
         out.square().sum().backward()
@@ -211,7 +212,7 @@ def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
     tight, out_tight, grads_tight = trained(40_000)
     told, *_ = trained(1 << 30, memory_budget=20_000)
     torch.testing.assert_close((out_tight, grads_tight), (out, grads), rtol=1e-10, atol=1e-12)
-    (of_roomy,), (of_tight,), (of_told,) = (model._grounds.values() for model in (roomy, tight, told))
+    (of_roomy,), (of_tight,), (of_told,) = (model._planner.plans.values() for model in (roomy, tight, told))
     assert not of_roomy.recompute and of_tight.recompute
     assert [step.bounds for step in of_tight.steps] == [step.bounds for step in of_told.steps]
     with pytest.raises(

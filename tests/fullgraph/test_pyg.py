@@ -190,7 +190,7 @@ def test_two_layers_give_the_same_in_any_number_of_bins(name, world_size, num_bi
 def test_a_layer_gives_the_same_within_a_budget(name, budget, moves, monkeypatch):
     """Each in several bins, which a node's in-edges still fit into."""
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.lanes_between", lambda *_: CpuLanes())
     check(made(FIT[name]), 2, None, memory_budget=budget)
 
 

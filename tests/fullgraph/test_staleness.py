@@ -186,7 +186,7 @@ def test_a_pass_does_not_wait_for_what_is_sent_in_it():
             copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=Staleness()
         )
         own, losses = x[model.nodes], []
-        peers = model._train_exchange.__self__.peers
+        peers = model._runner.train_exchange.__self__.peers
         send = peers.send
         for n in range(4):
             if rank == 1 and n == 1:
@@ -233,7 +233,7 @@ def test_what_is_held_does_not_grow_with_the_number_of_passes():
         model = HybridParallel(
             copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=Staleness(gamma=0.5)
         )
-        late, held, per_pass = model._train_exchange.__self__, [], 0
+        late, held, per_pass = model._runner.train_exchange.__self__, [], 0
         for n in range(8):
             before = sum(late.peers.messages_sent)
             loss_of(model(x[model.nodes]), target[model.nodes]).backward()
@@ -259,13 +259,13 @@ def test_a_model_may_be_dropped_with_messages_under_way_and_another_made(monkeyp
     def work(rank, group):
         mine = copy.deepcopy(layers)
         model = HybridParallel(mine, graph, ranks=ranks, group=group, timeout=60, approximate=Staleness())
-        own, peers = x[model.nodes], model._train_exchange.__self__.peers
+        own, peers = x[model.nodes], model._runner.train_exchange.__self__.peers
         send = peers.send
         for n in range(2):
             if rank == 1 and n == 1:
                 peers.send = lambda *message: held.append(message)
             loss_of(model(own), target[model.nodes]).backward()
-        under_way = model._train_exchange.__self__._num_under_way
+        under_way = model._runner.train_exchange.__self__._num_under_way
         if rank == 1:
             assert is_dropped.wait(DEADLINE)
             for message in held:
@@ -296,7 +296,7 @@ model = HybridParallel(layers, graph, ranks=torch.arange(2000) % 2, approximate=
 x = torch.ones(len(model.nodes), 8)
 for n in range(2):
     if n == 1 and rank == 1 and sys.argv[1] == "dies":
-        model._train_exchange.__self__.peers.send = lambda *message: None
+        model._runner.train_exchange.__self__.peers.send = lambda *message: None
     model(x).sum().backward()
 print("trained", flush=True)
 if rank == 1:  # and rank 0 just ends

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.fullgraph.offload.mover import Load, Mover, Pick
-from gnnsys.fullgraph.plan.bins import BudgetError
+from gnnsys.fullgraph.plan.bins import Bin, BudgetError
 from gnnsys.fullgraph.plan.halves import View, turned_weight
 from gnnsys.ops import CSC, compact, native, sum_dtype
 
-Key = tuple[int, int]  # step and bin
 Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their gradients
 
 
@@ -115,27 +114,27 @@ class Passes:
         """What nodes' sums are multiplied by, by place."""
         return self.view.scales(dtype)[1]
 
-    def load(self, mover: Mover, key: Key, number: int, rows: Tensor, scale: Tensor | None) -> None:
+    def load(self, mover: Mover, here: Bin, number: int, rows: Tensor, scale: Tensor | None) -> None:
         """Begins to bring a piece; with `scale`, [rows, 1], each row counts so many times."""
-        if number >= len(self.pieces[key[1]]):
+        if number >= len(self.pieces[here.number]):
             return
-        piece, weights = self.pieces[key[1]][number], (self.view.scales(rows.dtype)[0], scale)
+        piece, weights = self.pieces[here.number][number], (self.view.scales(rows.dtype)[0], scale)
         picks = [Pick(rows, piece.src), *(Pick(weight, piece.src) for weight in weights if weight is not None)]
         if self.brings_structure:
             picks += map(Pick, piece.structure(False))
-        mover.load((*key, number), picks)
+        mover.load((here, number), picks)
 
     def sums(
-        self, mover: Mover, key: Key, rows: Tensor, own: Tensor, scale: Tensor | None, dst_scale: Tensor | None
+        self, mover: Mover, here: Bin, rows: Tensor, own: Tensor, scale: Tensor | None, dst_scale: Tensor | None
     ) -> tuple[Tensor, list[Load]]:
         """The sums of a bin whose first piece is loaded, and what brought the last, which is still read.
 
         `own` are the nodes' rows, on the device.
         """
-        pieces, loads = self.pieces[key[1]], []
+        pieces, loads = self.pieces[here.number], []
         out = torch.zeros_like(own)
         for number, piece in enumerate(pieces):
-            load = mover.take((*key, number))
+            load = mover.take((here, number))
             given, *rest = load.tensors
             indptr, indices, weight = self._structure(piece, rest, False, out.dtype)
             src_scale = _product(rest, sum_dtype(out.dtype))
@@ -144,18 +143,18 @@ class Passes:
             if number + 1 < len(pieces):
                 mover.send_back([], _nothing, [load])
                 mover.finish(keep=1)
-                self.load(mover, key, number + 1, rows, scale)
+                self.load(mover, here, number + 1, rows, scale)
             else:
                 loads.append(load)
         return out, loads
 
-    def push(self, mover: Mover, key: Key, grad: Tensor, dst_scale: Tensor | None, then: Adds) -> None:
+    def push(self, mover: Mover, here: Bin, grad: Tensor, dst_scale: Tensor | None, then: Adds) -> None:
         """Makes the gradients of a bin's sources from that of its sums; `then` gets rows and gradients, by piece."""
-        pieces, weight, grad = self.pieces[key[1]], self.view.scales(grad.dtype)[0], grad.contiguous()
+        pieces, weight, grad = self.pieces[here.number], self.view.scales(grad.dtype)[0], grad.contiguous()
         if pieces:
-            self._load_back(mover, key, 0, weight)
+            self._load_back(mover, here, 0, weight)
         for number, piece in enumerate(pieces):
-            load = mover.take((*key, number))
+            load = mover.take((here, number))
             rest = list(load.tensors)
             indptr, indices, edge_weight = self._structure(piece, rest, True, grad.dtype)
             scale = _product(rest, sum_dtype(grad.dtype))
@@ -164,14 +163,14 @@ class Passes:
             del found
             mover.finish(keep=1)
             if number + 1 < len(pieces):
-                self._load_back(mover, key, number + 1, weight)
+                self._load_back(mover, here, number + 1, weight)
 
-    def _load_back(self, mover: Mover, key: Key, number: int, weight: Tensor | None) -> None:
-        piece = self.pieces[key[1]][number]
+    def _load_back(self, mover: Mover, here: Bin, number: int, weight: Tensor | None) -> None:
+        piece = self.pieces[here.number][number]
         picks = [] if weight is None else [Pick(weight, piece.src)]
         if self.brings_structure:
             picks += map(Pick, piece.structure(True))
-        mover.load((*key, number), picks)
+        mover.load((here, number), picks)
 
     def _structure(
         self, piece: Piece, came: list[Tensor], turned: bool, dtype: torch.dtype

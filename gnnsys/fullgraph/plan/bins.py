@@ -56,25 +56,36 @@ class Costs:
 
 @dataclass(frozen=True, eq=False)
 class Bin:
-    """Nodes at places first to end. `src` are rows of [core, halo], own ones first; None: all of them as they are."""
+    """Nodes at places first to end that a step computes together, the step's `number`-th bin.
+
+    `src` are rows of [core, halo], own ones first; None: all of them as they are. The input of a model counts as the
+    one bin of a step before the first, -1.
+    """
 
     first: int
     end: int
-    src: Tensor | None
-    csc: CSC | None  # None for what works row by row
+    src: Tensor | None = None
+    csc: CSC | None = None  # None for what works row by row
+    step: int = 0
+    number: int = 0
 
     def __len__(self) -> int:
         return self.end - self.first
 
+    @property
+    def nodes(self) -> slice:
+        """Its nodes' places: the rows that it computes."""
+        return slice(self.first, self.end)
+
     def to(self, rows_device: torch.device, device: torch.device) -> Bin:
         """The structure where it is computed on, the picks where rows are picked."""
         src = None if self.src is None else self.src.to(rows_device)
-        return Bin(self.first, self.end, src, None if self.csc is None else self.csc.to(device))
+        return replace(self, src=src, csc=None if self.csc is None else self.csc.to(device))
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Rows of the bin's sources: gathered, or a view where they lie together."""
         if self.csc is None:
-            return rows[self.first : self.end]
+            return rows[self.nodes]
         return rows if self.src is None else gather_rows(rows, self.src)
 
 
@@ -153,41 +164,49 @@ def _end_of_bin(csc: CSC, first: int, end: int, step: int, limit: int, costs: Co
     return at
 
 
-def make_bins(csc: CSC | None, bounds: Sequence[int], whole: WholeDegrees | None) -> list[Bin]:
-    """The bins between bounds, with the structure of each; `whole` are degrees of all local rows."""
+def make_bins(csc: CSC | None, bounds: Sequence[int], whole: WholeDegrees | None, step: int = 0) -> list[Bin]:
+    """The bins of a step between bounds, with the structure of each; `whole` are degrees of all local rows."""
     if csc is None:
-        return [Bin(first, end, None, None) for first, end in pairwise(bounds)]
+        return [Bin(first, end, step=step, number=n) for n, (first, end) in enumerate(pairwise(bounds))]
     if list(bounds) == [0, csc.num_dst]:  # all in one: nothing has to be gathered
-        return [Bin(0, bounds[1], None, replace(csc, whole=whole))]
+        return [Bin(0, bounds[1], None, replace(csc, whole=whole), step)]
     bins = []
-    for first, end in pairwise(bounds):
+    for number, (first, end) in enumerate(pairwise(bounds)):
         positions = slice(int(csc.indptr[first]), int(csc.indptr[end]))
         own = torch.arange(first, end, dtype=csc.indices.dtype, device=csc.indices.device)
         (src,), (local,) = compact([own], [csc.indices[positions]], [0])
         piece = WholeDegrees(*(each[src.long()] for each in whole)) if whole is not None else None
         data = csc.edge_data.piece(positions, src.long()) if csc.edge_data is not None else None
         indptr, indices = csc.indptr[first : end + 1] - csc.indptr[first], local.to(csc.indices.dtype)
-        bins.append(Bin(first, end, src, CSC(indptr, indices, src.numel(), whole=piece, edge_data=data)))
+        structure = CSC(indptr, indices, src.numel(), whole=piece, edge_data=data)
+        bins.append(Bin(first, end, src, structure, step, number))
     return bins
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Rows of the halo that come in one message: first to end, from bin `number` of `peer`."""
+    """Rows of the halo that come in one message: first to end of a step's input, from a bin of `peer`.
 
-    peer: int
+    It is the step's `number`-th chunk, and `peer_bin` the number that the bin has at the peer.
+    """
+
+    step: int
     number: int
+    peer: int
+    peer_bin: int
     first: int
     end: int
 
 
-def halo_chunks(plan: HaloPlan, bounds_of: Sequence[Sequence[int]]) -> list[Chunk]:
+def halo_chunks(plan: HaloPlan, bounds_of: Sequence[Sequence[int]], step: int) -> list[Chunk]:
     """What the halo is made of when every rank sends a bin's rows when it has them: by peer, then by bin."""
-    chunks = []
+    chunks: list[Chunk] = []
     for peer, bounds in enumerate(bounds_of):
         a, b = plan.halo_bounds[peer], plan.halo_bounds[peer + 1]
         cuts = (a + torch.searchsorted(plan.owner_places[a:b], torch.tensor(bounds))).tolist()
-        chunks += [Chunk(peer, n, first, end) for n, (first, end) in enumerate(pairwise(cuts)) if end > first]
+        for peer_bin, (first, end) in enumerate(pairwise(cuts)):
+            if end > first:
+                chunks.append(Chunk(step, len(chunks), peer, peer_bin, first, end))
     return chunks
 
 
@@ -203,11 +222,11 @@ def sent_rows(plan: HaloPlan, bounds: Sequence[int]) -> list[list[tuple[int, Ten
 
 
 def waits_for(
-    sources: Sequence[Tensor], num_core: int, before: Sequence[int], chunks: Sequence[Chunk]
-) -> list[tuple[list[int], list[int]]]:
-    """Per bin, given the local rows it reads: bins of the layer before, whose bounds are `before`, and chunks."""
+    sources: Sequence[Tensor], num_core: int, before: Sequence[Bin], chunks: Sequence[Chunk]
+) -> list[tuple[list[Bin], list[Chunk]]]:
+    """Per bin, given the local rows it reads: those bins of the layer before, and those chunks, that have them."""
     starts = torch.tensor([chunk.first + num_core for chunk in chunks], dtype=torch.int64)
-    cuts = torch.tensor(before[1:], dtype=torch.int64)
+    cuts = torch.tensor([each.end for each in before], dtype=torch.int64)
     num_rows = num_core + (chunks[-1].end if chunks else 0)
     out = []
     for rows in sources:
@@ -216,5 +235,5 @@ def waits_for(
         own, away = is_read[:num_core].nonzero().view(-1), is_read[num_core:].nonzero().view(-1) + num_core
         local = torch.unique_consecutive(torch.bucketize(own, cuts, right=True)).tolist()
         remote = torch.unique_consecutive(torch.bucketize(away, starts, right=True) - 1).tolist() if chunks else []
-        out.append((local, remote))
+        out.append(([before[number] for number in local], [chunks[number] for number in remote]))
     return out

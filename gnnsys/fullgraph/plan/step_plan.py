@@ -85,9 +85,10 @@ class Step:
     dtype: torch.dtype
     bounds: list[int]
     bins: list[Bin]
+    before: list[Bin]  # of the step before
     chunks: list[Chunk]  # of its inputs' halo
     sends: Sends  # per bin of the step before: which of its rows go where
-    needs: list[tuple[list[int], list[int]]]  # per bin: bins of the step before, chunks
+    needs: list[tuple[list[Bin], list[Chunk]]]  # per bin: those of the bins before, and of the chunks, that it reads
     view: View | None  # of a stage in its halves whose rows lie where they are summed
     passes: Passes | None  # of one whose rows move
 
@@ -139,18 +140,21 @@ def make_steps(
                 data = plan.csc.edge_data.only([WEIGHT]) if stage.weighted and plan.csc.edge_data is not None else None
                 csc = replace(plan.csc, edge_data=data).to(at)
                 views[kind] = View(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
-            view, bins = views[kind], make_bins(None, bounds[index], None)
+            view, bins = views[kind], make_bins(None, bounds[index], None, index)
             if moves:
                 passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
                 view = None
         else:
-            bins = _bins_of(stage, plan.csc, bounds[index], whole, made, rows_device, resides)
-        chunks = halo_chunks(plan, before) if stage.conv is not None else []
+            bins = _bins_of(stage, index, plan.csc, bounds[index], whole, made, rows_device, resides)
+        chunks = halo_chunks(plan, before, index) if stage.conv is not None else []
         sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
         sends = [[(peer, rows.to(rows_device)) for peer, rows in each] for each in sends]
         sources = [_sources(each, plan.csc if isinstance(stage, LinearStage) else None) for each in bins]
-        needs = waits_for(sources, plan.num_core, before[plan.rank], chunks)
-        steps.append(Step(stage, *shapes[index + 1], bounds[index], bins, chunks, sends, needs, view, passes))
+        bins_before = steps[-1].bins if steps else [Bin(0, plan.num_core, step=-1)]
+        needs = waits_for(sources, plan.num_core, bins_before, chunks)
+        steps.append(
+            Step(stage, *shapes[index + 1], bounds[index], bins, bins_before, chunks, sends, needs, view, passes)
+        )
     return steps
 
 
@@ -231,16 +235,16 @@ def _read_by(stage: Stage, csc: CSC) -> CSC:
 
 
 def _bins_of(
-    stage: Stage, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[Any, list[Bin]],
+    stage: Stage, step: int, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[Any, list[Bin]],
     rows_device: torch.device, device: torch.device,
 ) -> list[Bin]:  # fmt: skip
     if stage.conv is None:
-        return make_bins(None, bounds, None)
+        return make_bins(None, bounds, None, step)
     csc = _read_by(stage, csc)
     key = (*(() if csc.edge_data is None else csc.edge_data.rows), *bounds)
     if key not in made:  # layers of one size share the structure
         made[key] = [each.to(rows_device, device) for each in make_bins(csc, bounds, whole)]
-    return made[key]
+    return [replace(each, step=step) for each in made[key]]
 
 
 def probe(

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.plan.bins import Chunk
+from gnnsys.fullgraph.plan.bins import Bin, Chunk
 from gnnsys.fullgraph.run.halo_exchange import NUM_TAGS, Exchange
-from gnnsys.fullgraph.run.pass_state import Ground, Pass
+from gnnsys.fullgraph.run.pass_state import Pass, PassPlan
 from gnnsys.ops import dropout_rows, stream_key
 
 if TYPE_CHECKING:
@@ -98,50 +98,50 @@ class _SampledExchange(Exchange):
 
     def begin(self) -> None:
         rows = self.state.rows[0]
-        if self._comes_whole(0) and self.state.ground.steps[0].has_halo:
+        if self._comes_whole(0) and self._steps[0].has_halo:
             core = torch.ones(self.plan.num_core, dtype=torch.float64, device="cpu")
             scales = torch.cat([core, self._here.double() * self._scale])
             self.state.scales[0] = scales[:, None].to(rows)
 
-    def expect_rows(self, s: int) -> list[int]:
+    def expect_rows(self, s: int) -> list[Chunk]:
         if self._comes_whole(s):
             return super().expect_rows(s)
         rows, coming = self.state.rows[s], []
         rows[self.plan.num_core :] = 0
-        for number, chunk in enumerate(self.state.ground.steps[s].chunks):
+        for chunk in self._steps[s].chunks:
             places = self._drawn(chunk)
             if places.numel():
                 shape = (places.numel(), rows.shape[1])
                 buffer = torch.empty(shape, dtype=self._travels_as(rows), device="cpu")
-                self.peers.expect(chunk.peer, self._tag(s, chunk.number), buffer, (s, number, places, buffer))
-                coming.append(number)
+                self.peers.expect(chunk.peer, self._tag(s, chunk.peer_bin), buffer, (chunk, places, buffer))
+                coming.append(chunk)
         return coming
 
-    def take_rows(self, token: Any) -> tuple[int, int]:
-        if self._comes_whole(token[0]):
+    def take_rows(self, token: Any) -> Chunk:
+        chunk: Chunk = token[0]
+        if self._comes_whole(chunk.step):
             return super().take_rows(token)
-        s, number, places, buffer = token
-        rows = self.state.rows[s]
-        rows[places.to(rows.device)] = self._scaled(s, buffer)
-        return s, number
+        _, places, buffer = token
+        rows = self.state.rows[chunk.step]
+        rows[places.to(rows.device)] = self._scaled(chunk.step, buffer)
+        return chunk
 
-    def take_grad(self, token: Any) -> tuple[int, int]:
-        s, number, peer, rows, buffer = token
-        return super().take_grad((s, number, peer, rows, self._scaled(s, buffer)))
+    def take_grad(self, token: Any) -> Bin:
+        here, peer, rows, buffer = token
+        return super().take_grad((here, peer, rows, self._scaled(here.step + 1, buffer)))
 
-    def _sent(self, s: int, number: int) -> list[tuple[int, Tensor]]:
-        whole, sent = super()._sent(s, number), []
-        if self._comes_whole(s):
+    def _sent(self, here: Bin) -> list[tuple[int, Tensor]]:
+        whole, sent = super()._sent(here), []
+        if self._comes_whole(here.step + 1):
             return whole
         for peer, rows in whole:
-            first = int(torch.searchsorted(self.plan.send_places[peer], self._first_of(s, number)))
+            first = int(torch.searchsorted(self.plan.send_places[peer], here.first))
             drawn = self._there[peer][first : first + rows.numel()]
             if drawn.any():
                 sent.append((peer, rows[drawn.to(rows.device)]))
         return sent
 
-    def _returned(self, s: int, number: int, grad: Tensor) -> Tensor:
-        chunk = self.state.ground.steps[s].chunks[number]
+    def _returned(self, chunk: Chunk, grad: Tensor) -> Tensor:
         return grad[self._here[chunk.first : chunk.end].to(grad.device)]
 
     def _comes_whole(self, s: int) -> bool:
@@ -187,42 +187,48 @@ class Staleness:
             raise ValueError(f"gamma must be in [0, 1), the part that a mean keeps of itself, got {self.gamma}")
 
     def begin(self, model: HybridParallel) -> Callable[[Pass], Exchange]:
-        late = _Late(model._peers.another(), self.gamma)
+        late = _LateMessages(model._peers.another(), self.gamma)
         model.register_load_state_dict_post_hook(lambda *_: late.restart())
         return late.exchange
 
 
-Key = tuple[bool, int, int, int]  # of a message: is it on the way back, step, chunk or bin, peer
+class _MessageKey(NamedTuple):
+    """A message that comes in every pass: rows of a chunk, or on the way back gradients of a bin's rows from a peer."""
+
+    is_back: bool
+    step: int  # whose input the rows are
+    of: Chunk | Bin
+    peer: int
 
 
 class _Note(NamedTuple):
     """A message of which pass over its step, and where it is received."""
 
-    key: Key
+    key: _MessageKey
     turn: int
     buffer: Tensor
 
 
-class _Late:
+class _LateMessages:
     """What came of the last pass and is not used yet, and what is under way; with connections of its own."""
 
     def __init__(self, peers: Peers, gamma: float) -> None:
         self.peers, self.gamma = peers, gamma
-        self.came: dict[tuple[Key, int], Tensor] = {}
-        self._ground: Ground | None = None
+        self.came: dict[tuple[_MessageKey, int], Tensor] = {}
+        self._plan: PassPlan | None = None
         self._turns: dict[tuple[bool, int], int] = {}  # how often a step's rows, or gradients, were asked for
-        self._means: dict[Key, Tensor] = {}
+        self._means: dict[_MessageKey, Tensor] = {}
         self._num_under_way = 0
         self._sent_before = 0  # messages, when the last pass began
         weakref.finalize(self, Peers.close, peers, _GRACE)
 
     def exchange(self, state: Pass) -> Exchange:
         """That of the next training pass."""
-        if self._ground is not state.ground:
+        if self._plan is not state.plan:
             while self._num_under_way:
                 self.arrived(self.peers.next_arrival())
             self.came, self._turns, self._means = {}, {}, {}
-            self._ground = state.ground
+            self._plan = state.plan
         sent = sum(self.peers.messages_sent)
         self.peers.flush(keep=sent - self._sent_before)
         self._sent_before = sent
@@ -230,7 +236,7 @@ class _Late:
 
     def restart(self) -> None:
         """Makes the next pass a first one."""
-        self._ground = None
+        self._plan = None
 
     def next_turn(self, back: bool, s: int) -> int:
         turn = self._turns.get((back, s), 0)
@@ -239,15 +245,15 @@ class _Late:
 
     def ask(self, tag: int, note: _Note) -> None:
         self._num_under_way += 1
-        self.peers.expect(note.key[-1], tag, note.buffer, note)
+        self.peers.expect(note.key.peer, tag, note.buffer, note)
 
     def arrived(self, note: _Note) -> None:
         self._num_under_way -= 1
         self.came[note.key, note.turn] = note.buffer
 
-    def take(self, key: Key, dtype: torch.dtype) -> Tensor:
+    def take(self, key: _MessageKey, dtype: torch.dtype) -> Tensor:
         """What came in the last pass, or the mean of all that came; of the first pass it stays, for the second."""
-        turn = self._turns[key[:2]] - 1
+        turn = self._turns[key.is_back, key.step] - 1
         buffer = self.came.pop((key, turn - 1)) if turn else self.came[key, 0]
         if self.gamma == 0:
             return buffer
@@ -261,52 +267,54 @@ class _Late:
 class _StaleExchange(Exchange):
     """Asks for what peers send in this pass, and waits for what they sent in the last, of all steps but the first."""
 
-    def __init__(self, state: Pass, late: _Late) -> None:
+    def __init__(self, state: Pass, late: _LateMessages) -> None:
         super().__init__(state, late.peers, NUM_TAGS)
         self._late = late
-        self._wanted: set[tuple[Key, int]] = set()
+        self._wanted: set[tuple[_MessageKey, int]] = set()
 
-    def expect_rows(self, s: int) -> list[int]:
+    def expect_rows(self, s: int) -> list[Chunk]:
         if s == 0:
             return super().expect_rows(s)
-        rows, turn, coming = self.state.rows[s], self._late.next_turn(False, s), []
-        for number, chunk in enumerate(self.state.ground.steps[s].chunks):
-            key = (False, s, number, chunk.peer)
-            self._ask(key, turn, self._tag(s, chunk.number), (chunk.end - chunk.first, rows.shape[1]))
+        width, turn, coming = self.state.rows[s].shape[1], self._late.next_turn(False, s), []
+        for chunk in self._steps[s].chunks:
+            key = _MessageKey(False, s, chunk, chunk.peer)
+            self._ask(key, turn, self._tag(s, chunk.peer_bin), (chunk.end - chunk.first, width))
             if self._is_here(key, turn):
-                self._put_rows(key)
+                self._put_rows(key, chunk)
             else:
-                coming.append(number)
+                coming.append(chunk)
         return coming
 
-    def take_rows(self, token: Any) -> tuple[int, int]:
+    def take_rows(self, token: Any) -> Chunk:
         if not isinstance(token, _Note):
             return super().take_rows(token)
-        self._put_rows(token.key)
-        _, s, number, _ = token.key
-        return s, number
+        chunk = token.key.of
+        assert isinstance(chunk, Chunk)
+        self._put_rows(token.key, chunk)
+        return chunk
 
-    def expect_grads(self, s: int) -> list[int]:
+    def expect_grads(self, s: int) -> list[Bin]:
         if s == 0:
             return super().expect_grads(s)
-        width, turn, numbers = self.state.rows[s].shape[1], self._late.next_turn(True, s), []
-        for number, sent in enumerate(self.state.ground.steps[s].sends):
-            self._grads[s, number] = {}
-            for peer, rows in sent:
-                key = (True, s, number, peer)
-                self._ask(key, turn, self._tag(s, number, back=True), (rows.numel(), width))
+        width, turn, asked = self.state.rows[s].shape[1], self._late.next_turn(True, s), []
+        for here in self._steps[s].before:
+            self._grads[here] = {}
+            for peer, rows in self._sent(here):
+                key = _MessageKey(True, s, here, peer)
+                self._ask(key, turn, self._tag(s, here.number, back=True), (rows.numel(), width))
                 if self._is_here(key, turn):
-                    self._put_grad(key)
+                    self._put_grad(key, here)
                 else:
-                    numbers.append(number)
-        return numbers
+                    asked.append(here)
+        return asked
 
-    def take_grad(self, token: Any) -> tuple[int, int]:
+    def take_grad(self, token: Any) -> Bin:
         if not isinstance(token, _Note):
             return super().take_grad(token)
-        self._put_grad(token.key)
-        _, s, number, _ = token.key
-        return s, number
+        here = token.key.of
+        assert isinstance(here, Bin)
+        self._put_grad(token.key, here)
+        return here
 
     def arrival(self, wait: bool) -> Any:
         while isinstance(token := super().arrival(wait), _Note):
@@ -318,26 +326,24 @@ class _StaleExchange(Exchange):
     def flush(self) -> None:
         """Nothing of this pass is waited for."""
 
-    def _returned(self, s: int, number: int, grad: Tensor) -> Tensor:
+    def _returned(self, chunk: Chunk, grad: Tensor) -> Tensor:
         return grad.clone() if grad._is_view() else grad  # so that a message under way keeps no more than itself
 
-    def _ask(self, key: Key, turn: int, tag: int, shape: tuple[int, int]) -> None:
-        buffer = torch.empty(shape, dtype=self._travels_as(self.state.rows[key[1]]), device="cpu")
+    def _ask(self, key: _MessageKey, turn: int, tag: int, shape: tuple[int, int]) -> None:
+        buffer = torch.empty(shape, dtype=self._travels_as(self.state.rows[key.step]), device="cpu")
         self._late.ask(tag, _Note(key, turn, buffer))
 
-    def _is_here(self, key: Key, turn: int) -> bool:
+    def _is_here(self, key: _MessageKey, turn: int) -> bool:
         """Whether what a pass uses of a message has come; it will be waited for if not."""
         use = (key, max(0, turn - 1))
         if use not in self._late.came:
             self._wanted.add(use)
         return use not in self._wanted
 
-    def _put_rows(self, key: Key) -> None:
-        _, s, number, _ = key
-        rows, chunk, num_core = self.state.rows[s], self.state.ground.steps[s].chunks[number], self.plan.num_core
+    def _put_rows(self, key: _MessageKey, chunk: Chunk) -> None:
+        rows, num_core = self.state.rows[chunk.step], self.plan.num_core
         rows[num_core + chunk.first : num_core + chunk.end] = self._late.take(key, rows.dtype).to(rows.device)
 
-    def _put_grad(self, key: Key) -> None:
-        _, s, number, peer = key
-        found = self._late.take(key, self.state.rows[s].dtype)
-        self._grads[s, number][peer] = (dict(self.state.ground.steps[s].sends[number])[peer], found)
+    def _put_grad(self, key: _MessageKey, here: Bin) -> None:
+        found = self._late.take(key, self.state.rows[key.step].dtype)
+        self._grads[here][key.peer] = (dict(self._sent(here))[key.peer], found)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
+from gnnsys.fullgraph.plan.bins import Bin
 
 _ALL = -1  # the bin under which sums are kept of bins that run in a fixed order
 
@@ -25,9 +26,9 @@ class ParameterGrads:
         self._by_bin: list[dict[int, list[Tensor | None]]] = [{} for _ in parameters]
         self._reducing: list[tuple[int, Any, Any]] = []  # step; sums, or what travels; work, where it travels
 
-    def put(self, s: int, b: int, grads: Sequence[Tensor | None]) -> None:
+    def put(self, here: Bin, grads: Sequence[Tensor | None]) -> None:
         """What a bin says of its stage's parameters, kept apart: bins come in any order."""
-        self._by_bin[s][b] = list(grads)
+        self._by_bin[here.step][here.number] = list(grads)
 
     def add(self, s: int, grads: Sequence[Tensor | None]) -> None:
         """The same of bins that come in a fixed order: one sum is kept."""

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import Rows
-from gnnsys.fullgraph.offload.mover import Depot, Load, Mover, Pick, csc_of, csc_picks, picked
+from gnnsys.fullgraph.offload.mover import Load, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.plan.bins import Bin
-from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.halves import LinearStage
-from gnnsys.fullgraph.plan.step_plan import Schedule, Step
+from gnnsys.fullgraph.plan.pass_planner import PassPlan
+from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.batch_norm import NormPass
 from gnnsys.fullgraph.run.module_snapshot import Then
 from gnnsys.observe import Span
@@ -53,25 +52,6 @@ class Times:
         if self.spans is not None:
             self.spans.append(Span(what, step, number, began, ended, num_bytes))
         return ended - began
-
-
-@dataclass(frozen=True, eq=False)
-class Ground:
-    """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does.
-
-    With a `depot` bins move between the two; `brings_structure` says that their structures do too.
-    """
-
-    plan: HaloPlan
-    peers: Peers
-    schedule: Schedule
-    steps: list[Step]
-    ids: Tensor  # original ids by place
-    device: torch.device
-    wire_dtype: torch.dtype | None
-    recompute: bool
-    depot: Depot | None = None
-    brings_structure: bool = False
 
 
 @dataclass(eq=False)
@@ -110,7 +90,7 @@ class Pass:
     of it by; those rows need no gradient.
     """
 
-    ground: Ground
+    plan: PassPlan
     key: int
     wants_grad: bool
     rows: list[Tensor] = field(default_factory=list)
@@ -123,30 +103,30 @@ class Pass:
     is_known: bool = False  # whether the input, with its halo, is that of an earlier pass
     constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
     mover: Mover | None = None
-    _kept: dict[tuple[int, int], Kept] = field(default_factory=dict)
-    _random: dict[tuple[int, int], Any] = field(default_factory=dict)
+    _kept: dict[Bin, Kept] = field(default_factory=dict)
+    _random: dict[Bin, Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
     _then: Then | None = None  # modules on the way there, where bins are computed again
 
     def __post_init__(self) -> None:
-        self.mover = None if self.ground.depot is None else Mover(self.ground.depot)
+        self.mover = None if self.plan.depot is None else Mover(self.plan.depot)
 
     def begin(self, x: Tensor) -> None:
         """Makes room for the rows of every layer, of which x is the first."""
-        ground, steps = self.ground, self.ground.steps
+        plan, steps = self.plan, self.plan.steps
         self.rows = [x.detach()]
-        self._autocast = _autocast_state(ground.device.type)
+        self._autocast = _autocast_state(plan.device.type)
         self.marks = {name: index for index, step in enumerate(steps) for name in step.stage.keep_as}
         self.needs = [self.wants_grad and x.requires_grad]
         for step in steps:
             step.stage.look()
         self.parameters = [step.stage.parameters() for step in steps]
-        if self.wants_grad and ground.recompute:
+        if self.wants_grad and plan.recompute:
             self._then = Then([step.stage for step in steps])
         for index, step in enumerate(steps):
             self.needs.append(self.needs[-1] or (self.wants_grad and bool(self.parameters[index])))
             is_read = index + 1 < len(steps) and steps[index + 1].has_halo
-            num_rows = ground.plan.num_local if is_read else ground.plan.num_core
+            num_rows = plan.halo.num_local if is_read else plan.halo.num_core
             # In place the result of a step's one bin will be all of it
             whole = len(step.bins) == 1 and len(step.bins[0]) == num_rows and self.mover is None
             self.rows.append(x.new_empty((0 if whole else num_rows, step.width), dtype=step.dtype))
@@ -158,90 +138,90 @@ class Pass:
         if self._then is not None:
             self._then.check()
 
-    def load(self, s: int, b: int, grad: Tensor | None = None) -> None:
+    def step_of(self, here: Bin) -> Step:
+        return self.plan.steps[here.step]
+
+    def load(self, here: Bin, grad: Tensor | None = None) -> None:
         """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""
         if self.mover is None:
             return
-        is_read = grad is None or self.ground.recompute or self.ground.steps[s].stage.norm is not None
-        picks = self._picks(s, b) if is_read else []
-        self.mover.load((s, b), picks if grad is None else [Pick(grad), *picks])
-        passes = self.ground.steps[s].passes
-        if picks and passes is not None and self._known_sums(s, b) is None:
-            passes.load(self.mover, (s, b), 0, self.rows[s], self.scales.get(s))
+        s, step = here.step, self.step_of(here)
+        is_read = grad is None or self.plan.recompute or step.stage.norm is not None
+        picks = self._picks(here) if is_read else []
+        self.mover.load(here, picks if grad is None else [Pick(grad), *picks])
+        if picks and step.passes is not None and self._known_sums(here) is None:
+            step.passes.load(self.mover, here, 0, self.rows[s], self.scales.get(s))
 
-    def compute(self, s: int, b: int, then: Callable[[], None]) -> None:
-        """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `then`."""
-        stage, here = self.ground.steps[s].stage, self.ground.steps[s].bins[b]
-        if stage.norm is not None:
+    def compute(self, here: Bin, done: Callable[[], None]) -> None:
+        """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `done`."""
+        s, step = here.step, self.step_of(here)
+        if step.stage.norm is not None:
             if s not in self.norms:  # the first of its bins
-                self.norms[s] = NormPass(stage.norm, self.ground.peers)
-                self.norms[s].begin(self.core(s), self.ground.steps[s].bounds, self.ground.device)
-            (x,), loads = self.taken(s, b)
-            self._return(s, here, self.norms[s].forward(x), then, loads)
+                self.norms[s] = NormPass(step.stage.norm, self.plan.peers)
+                self.norms[s].begin(self.core(s), step.bounds, self.plan.device)
+            (x,), loads = self.taken(here)
+            self._return(here, self.norms[s].forward(x), done, loads)
             return
-        keeps = self.needs[s + 1] and not self.ground.recompute
+        keeps = self.needs[s + 1] and not self.plan.recompute
         if self.needs[s + 1] and not keeps:
-            self._random[s, b] = _random_state(self.ground.device)
+            self._random[here] = _random_state(self.plan.device)
         with torch.set_grad_enabled(keeps):
-            load = None if self.mover is None else self.mover.take((s, b))
-            kept = self._evaluate(s, b, self._given(s, b) if load is None else self._brought(s, b, load, load.tensors))
+            load = None if self.mover is None else self.mover.take(here)
+            kept = self._evaluate(here, self._given(here) if load is None else self._brought(here, load, load.tensors))
         if keeps:
-            self._kept[s, b] = kept
-        is_new = self.mover is not None and self._stays(s) and self._known_sums(s, b) is None
-        self._return(s, here, kept.out.detach(), then, kept.loads, kept.inputs if is_new else None)
+            self._kept[here] = kept
+        is_new = self.mover is not None and self._stays(here) and self._known_sums(here) is None
+        self._return(here, kept.out.detach(), done, kept.loads, kept.inputs if is_new else None)
 
     def _return(
-        self, s: int, here: Bin, out: Tensor, then: Callable[[], None], loads: Sequence[Load] = (),
-        sums: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """The rows that a bin of step s made, to where they live, and its sums where those will be the same again."""
+        self, here: Bin, out: Tensor, done: Callable[[], None], loads: Sequence[Load] = (), sums: Tensor | None = None
+    ) -> None:
+        """The rows that a bin made, to where they live, and its sums where those will be the same again."""
         if self.mover is None:
-            self._put(s + 1, here, out)
+            self._put(here, out)
             return
 
         def arrived(came: Sequence[Tensor]) -> None:
-            self._put(s + 1, here, came[0])
+            self._put(here, came[0])
             if len(came) > 1 and self.constant is not None:
                 with torch.inference_mode(False):
                     self.constant[here.first, here.end] = came[1].clone()
-            then()
+            done()
 
         self.mover.send_back([out] if sums is None else [out, sums], arrived, loads)
 
-    def _stays(self, s: int) -> bool:
-        """Whether a step sums up features that never change."""
-        is_linear = isinstance(self.ground.steps[s].stage, LinearStage)
-        return s == 0 and is_linear and self.constant is not None and s not in self.scales
+    def _stays(self, here: Bin) -> bool:
+        """Whether a bin sums up features that never change."""
+        is_linear = isinstance(self.step_of(here).stage, LinearStage)
+        return here.step == 0 and is_linear and self.constant is not None and 0 not in self.scales
 
-    def _known_sums(self, s: int, b: int) -> Tensor | None:
-        here = self.ground.steps[s].bins[b]
-        return self.constant.get((here.first, here.end)) if self._stays(s) and self.constant is not None else None
+    def _known_sums(self, here: Bin) -> Tensor | None:
+        return self.constant.get((here.first, here.end)) if self._stays(here) and self.constant is not None else None
 
     def core(self, s: int) -> Tensor:
         """A step's input without the halo."""
-        return self.rows[s][: self.ground.plan.num_core]
+        return self.rows[s][: self.plan.halo.num_core]
 
-    def taken(self, s: int, b: int) -> tuple[list[Tensor], list[Load]]:
+    def taken(self, here: Bin) -> tuple[list[Tensor], list[Load]]:
         """The rows of a bin's nodes on the device, behind its gradient where that was loaded; and what brought them."""
-        here = self.ground.steps[s].bins[b]
         if self.mover is None:
-            return [self.rows[s].data[here.first : here.end].to(self.ground.device)], []
-        load = self.mover.take((s, b))
+            return [self.rows[here.step].data[here.nodes].to(self.plan.device)], []
+        load = self.mover.take(here)
         return load.tensors, [load]
 
-    def take_kept(self, s: int, b: int) -> tuple[Kept, Tensor | None]:
+    def take_kept(self, here: Bin) -> tuple[Kept, Tensor | None]:
         """A bin for the way back, as it was kept or computed once more with the same random numbers; and its gradient,
         where that was loaded."""
-        load = None if self.mover is None else self.mover.take((s, b))
+        load = None if self.mover is None else self.mover.take(here)
         grad = None if load is None else load.tensors[0]
-        if not self.ground.recompute:
-            kept = self._kept.pop((s, b))
+        if not self.plan.recompute:
+            kept = self._kept.pop(here)
             kept.loads = [] if load is None else [load]
             return kept, grad
         assert self._then is not None
-        with torch.enable_grad(), _replayed(self._random.pop((s, b))), self._then.again():
-            given = self._given(s, b) if load is None else self._brought(s, b, load, load.tensors[1:])
-            return self._evaluate(s, b, given), grad
+        with torch.enable_grad(), _replayed(self._random.pop(here)), self._then.again():
+            given = self._given(here) if load is None else self._brought(here, load, load.tensors[1:])
+            return self._evaluate(here, given), grad
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
@@ -259,95 +239,95 @@ class Pass:
         if not self.wants_grad and s not in self.marks.values():
             self.rows[s] = self.rows[s][:0].clone()
 
-    def _picks(self, s: int, b: int) -> list[Pick]:
+    def _picks(self, here: Bin) -> list[Pick]:
         """What has to be brought for a bin, as `_brought` takes it."""
-        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
-        nodes = slice(here.first, here.end)
+        s, step = here.step, self.step_of(here)
         picks = [picked(here, self.rows[s])]
-        picks += [Pick(self.rows[self.marks[name]], nodes) for name in step.stage.joins]
+        picks += [Pick(self.rows[self.marks[name]], here.nodes) for name in step.stage.joins]
         if step.passes is not None:
-            sums = self._known_sums(s, b)
+            sums = self._known_sums(here)
             if sums is not None:
                 return [*picks, Pick(sums)]
             scale = step.passes.dst_scale(self.rows[s].dtype)
-            return picks if scale is None else [*picks, Pick(scale, nodes)]
+            return picks if scale is None else [*picks, Pick(scale, here.nodes)]
         if s in self.scales:
             picks.append(picked(here, self.scales[s]))
-        if here.csc is not None and self.ground.brings_structure:
+        if here.csc is not None and self.plan.brings_structure:
             picks += csc_picks(here.csc)
         return picks
 
-    def _brought(self, s: int, b: int, load: Load, tensors: Sequence[Tensor]) -> Given:
+    def _brought(self, here: Bin, load: Load, tensors: Sequence[Tensor]) -> Given:
         """What a bin is computed from, where it was brought."""
-        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
+        s, step = here.step, self.step_of(here)
         left = iter(tensors)
         given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, loads=[load])
         if step.passes is not None:
             assert self.mover is not None
             given.own, given.scale, scale = given.inputs, next(left, None), self.scales.get(s)
-            if self._known_sums(s, b) is not None:
+            if self._known_sums(here) is not None:
                 assert given.scale is not None
                 given.inputs, given.scale = given.scale, None
                 return given
-            given.inputs, loads = step.passes.sums(self.mover, (s, b), self.rows[s], given.own, scale, given.scale)
+            given.inputs, loads = step.passes.sums(self.mover, here, self.rows[s], given.own, scale, given.scale)
             given.loads += loads
             return given
         if s in self.scales:
             given.scale = next(left)
-        if here.csc is not None and self.ground.brings_structure:
+        if here.csc is not None and self.plan.brings_structure:
             given.csc = csc_of(here.csc, list(left))
         return given
 
-    def _given(self, s: int, b: int) -> Given:
+    def _given(self, here: Bin) -> Given:
         """What a bin is computed from, where rows lie on the device."""
-        step, device, here = self.ground.steps[s], self.ground.device, self.ground.steps[s].bins[b]
+        s, step, device = here.step, self.step_of(here), self.plan.device
         rows = self.rows[s].data  # others of them may be written meanwhile: autograd shall not count that
-        joined = [self.rows[self.marks[name]].data[here.first : here.end].to(device) for name in step.stage.joins]
+        joined = [self.rows[self.marks[name]].data[here.nodes].to(device) for name in step.stage.joins]
         if isinstance(step.stage, LinearStage):
-            return Given(self._sums(s, b), joined, rows[here.first : here.end])
+            return Given(self._sums(here), joined, rows[here.nodes])
         scale = here.inputs(self.scales[s]).to(device) if s in self.scales else None
         csc = None if here.csc is None else here.csc.to(device)
         return Given(here.inputs(rows).detach().to(device), joined, None, scale, csc)
 
-    def _evaluate(self, s: int, b: int, given: Given) -> Kept:
+    def _evaluate(self, here: Bin, given: Given) -> Kept:
         """A bin through its stage, under autograd where that is on."""
-        step, here, grads = self.ground.steps[s], self.ground.steps[s].bins[b], torch.is_grad_enabled()
-        now = Rows(self.ground.ids[here.first : here.end], self.key)
-        for name, marked in zip(step.stage.joins, given.joined, strict=True):
+        s, stage, grads = here.step, self.step_of(here).stage, torch.is_grad_enabled()
+        now = Rows(self.plan.ids[here.nodes], self.key)
+        for name, marked in zip(stage.joins, given.joined, strict=True):
             marked.requires_grad_(grads and self.needs[self.marks[name]])
         inputs, own, joined = given.inputs.requires_grad_(grads and self.needs[s]), given.own, given.joined
-        if isinstance(step.stage, LinearStage):
+        if isinstance(stage, LinearStage):
             assert own is not None
-            own.requires_grad_(grads and self.needs[s] and step.stage.takes_own)
+            own.requires_grad_(grads and self.needs[s] and stage.takes_own)
             with self._autocast():
-                out = step.stage.run_sums(inputs, own, joined, now)
+                out = stage.run_sums(inputs, own, joined, now)
             return Kept(inputs, joined, out, own, given.loads, given.scale)
         read = inputs
         if given.scale is not None:
             is_copy = here.src is not None or given.loads or inputs.device != self.rows[s].device
             read = inputs.mul_(given.scale) if is_copy else inputs * given.scale
-        if step.stage.conv is None and step.stage.writes:
+        if stage.conv is None and stage.writes:
             read = read.clone()  # rows are not the modules' to write
         with self._autocast():
-            return Kept(inputs, joined, step.stage.run(read, given.csc, joined, now), loads=given.loads)
+            return Kept(inputs, joined, stage.run(read, given.csc, joined, now), loads=given.loads)
 
-    def _sums(self, s: int, b: int) -> Tensor:
+    def _sums(self, here: Bin) -> Tensor:
         """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
-        step, here = self.ground.steps[s], self.ground.steps[s].bins[b]
-        assert step.view is not None
+        s, view = here.step, self.step_of(here).view
+        assert view is not None
         if s in self.scales:
-            return step.view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
-        known = self._known_sums(s, b)
-        if known is None and self._stays(s):
+            return view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])
+        known = self._known_sums(here)
+        if known is None and self._stays(here):
             assert self.constant is not None
             with torch.inference_mode(False), torch.no_grad():
-                known = self.constant[here.first, here.end] = step.view.sums(self.rows[s], here.first, here.end)
-        return step.view.sums(self.rows[s], here.first, here.end) if known is None else known.detach()
+                known = self.constant[here.first, here.end] = view.sums(self.rows[s], here.first, here.end)
+        return view.sums(self.rows[s], here.first, here.end) if known is None else known.detach()
 
-    def _put(self, s: int, here: Bin, out: Tensor) -> None:
-        """The rows of a bin among the inputs of step s, which they may be all of."""
+    def _put(self, here: Bin, out: Tensor) -> None:
+        """The rows of a bin among the inputs of the next step, which they may be all of."""
+        s = here.step + 1
         if len(self.rows[s]):
-            self.rows[s][here.first : here.end] = out
+            self.rows[s][here.nodes] = out
         else:
             self.rows[s] = out.to(self.rows[s].device)
 
