@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnsys.fullgraph.offload.mover import Load, Mover, Pick
 from gnnsys.fullgraph.plan.bins import Bin, BudgetError
-from gnnsys.fullgraph.plan.halves import View, turned_weight
+from gnnsys.fullgraph.plan.neighbor_sums import View, turned_weight
 from gnnsys.ops import CSC, compact, native, sum_dtype
 
 Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their gradients

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from gnnsys.fullgraph.keyed_dropout import Rows
 from gnnsys.fullgraph.plan.bins import Bin, Costs, make_bins
-from gnnsys.fullgraph.plan.halves import LinearStage
+from gnnsys.fullgraph.plan.stage_halves import LinearStage
 from gnnsys.fullgraph.plan.stages import Stage
 from gnnsys.fullgraph.run.batch_norm import NormPass
 from gnnsys.fullgraph.run.parameter_grads import unhooked

@@ -24,10 +24,10 @@ from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import Dropout, Rows, working_on
 from gnnsys.fullgraph.plan.bins import Bin, make_bins
 from gnnsys.fullgraph.plan.edge_arguments import drawn
-from gnnsys.fullgraph.plan.module_layout import HOOKS, changed, is_lazy
+from gnnsys.fullgraph.plan.module_layout import is_lazy
 from gnnsys.fullgraph.plan.stages import Join, Stage, taken
 from gnnsys.fullgraph.run.call_layer import arguments, call
-from gnnsys.nn import has_hooks
+from gnnsys.nn import HOOKS, has_hooks, why_whole
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
 _NODES, _EDGES = 60, 500
@@ -290,7 +290,7 @@ def _differs(module: nn.Module, csc: CSC | None) -> str:
 
 def _whole_since(module: nn.Module) -> str:
     """What to do about a module that cannot be computed in bins because it was changed."""
-    reason = changed(module)
+    reason = why_whole(module)
     if not reason:
         return ""
     return (

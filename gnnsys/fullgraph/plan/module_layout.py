@@ -1,37 +1,23 @@
-"""Which modules of a user's may be taken apart, and what their parts are; everything else is called.
+"""What a user's list of layers is made of, as it is now, and which containers in it are opened.
 
 A model is computed stage by stage, batch normalisation over all ranks, some layers in halves. That is right only while
-a call of a module does what its class says: `gnnsys.nn.plain` knows. People change modules at any time, so a pass asks
-for the `Layout` of its layers, and plans anew where that is another than before.
+a call of a module does what its class says: `gnnsys/nn/plain.py` knows. People change modules at any time, so a pass
+asks for the `Layout` of its layers, and plans anew where that is another than before. A layer's `decides` names those
+of its settings that plans depend on.
 """
 
 from __future__ import annotations
 
-import functools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.keyed_dropout import Dropout, keyed
-from gnnsys.nn import GATConv, GCNConv, GINConv, SAGEConv, Stack, has_hooks, is_bare_linear, is_bare_product, runs_as
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# What of a layer's settings decides how it is taken in halves: they may be changed between passes. Modules of ours for
-# lists of layers say by `decides` what plans are made from.
-_SETTINGS: dict[type, tuple[str, ...]] = {
-    SAGEConv: ("aggr", "normalize", "project", "root_weight"),
-    GCNConv: ("normalize", "improved", "add_self_loops"),
-}
-# The linears that halves read. Behind a sum there is room for a bias; what changes places with one must have none.
-_LINEARS: dict[type, dict[str, Callable[[nn.Module | None], bool]]] = {
-    SAGEConv: {"lin_l": is_bare_linear, "lin_r": is_bare_product},
-    GCNConv: {"lin": is_bare_product},
-    GINConv: {},
-    GATConv: {},
-}
+from gnnsys.fullgraph.run.pyg_layers import unwrapped
+from gnnsys.nn import Stack, has_hooks, is_batch_norm, methods_of, runs_as
 
 
 class OfStack(Dropout):
@@ -62,8 +48,8 @@ def flat(layers: nn.Module) -> Iterator[nn.Module]:
                 raise ValueError(f"{type(layers).__name__} holds None where a module is due")
             yield from flat(module)
     else:
-        inner = getattr(layers, "module", None) if runs_pyg(layers, "BatchNorm") else None  # a hull around torch's
-        yield inner if inner is not None and is_norm(inner) else keyed(layers)
+        inner = unwrapped(layers)
+        yield inner if is_batch_norm(inner) else keyed(layers)
 
 
 def _is_list(module: nn.Module) -> bool:
@@ -75,53 +61,9 @@ def _is_list(module: nn.Module) -> bool:
     )
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Whether it is batch normalisation as torch's, with parameters of its own."""
-    return (runs_as(module, nn.BatchNorm1d) or runs_as(module, nn.SyncBatchNorm)) and not hasattr(
-        module, "parametrizations"
-    )
-
-
-def is_bare(conv: nn.Module | None, kind: type[nn.Module]) -> bool:
-    """Whether a graph layer of ours may be computed in parts: the very class, nothing changed in it or its linears."""
-    return (
-        type(conv) is kind
-        and runs_as(conv, kind)
-        and vars(conv).keys().isdisjoint(_methods(kind))  # type: ignore[arg-type]
-        and all(is_plain(conv._modules[name]) for name, is_plain in _LINEARS[kind].items() if name in conv._modules)
-    )
-
-
 def is_lazy(modules: Iterable[nn.Module]) -> bool:
     """Whether some parameter will get its size, and be drawn, when a module is first called."""
     return any(isinstance(p, UninitializedParameter) for module in modules for p in module.parameters())
-
-
-def is_pyg(module: nn.Module) -> bool:
-    return any(base.__module__.startswith("torch_geometric.") for base in type(module).__mro__)
-
-
-def runs_pyg(module: nn.Module, name: str) -> bool:
-    """Whether a call of the module is that of PyG's class of this name and nothing else."""
-    return any(
-        base.__name__ == name and base.__module__.startswith("torch_geometric.") and runs_as(module, base)
-        for base in type(module).__mro__
-    )
-
-
-def changed(module: nn.Module) -> str:
-    """Why a module is called as a whole and not taken apart, as the end of a sentence; "" where nothing is the matter.
-
-    >>> changed(nn.Linear(1, 1))
-    ''
-    """
-    known = ("torch.nn.", "torch_geometric.", "gnnsys.")
-    kind = next((base for base in type(module).__mro__ if base.__module__.startswith(known)), None)
-    if has_hooks(module):
-        return "has hooks"
-    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
-        return "is compiled"
-    return "" if kind is None or kind is nn.Module or runs_as(module, kind) else "has a forward of its own"
 
 
 class Layout(NamedTuple):
@@ -156,29 +98,18 @@ def numbers_of(modules: Iterable[nn.Module], names: Sequence[str]) -> list[tuple
 def _kind(module: nn.Module) -> tuple[Any, ...]:
     held: dict[str, Any] = module.__dict__
     kind: Any = type(module)
-    children, parameters, settings = held["_modules"], held["_parameters"], _settings(kind)
+    children, parameters, settings = held["_modules"], held["_parameters"], getattr(kind, "decides", ())
     return (
         id(module),
         tuple(map(id, children.values())) if children else (),
         kind,
         bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
         or bool(held["_backward_hooks"] or held["_backward_pre_hooks"]),
-        None if held.keys().isdisjoint(_methods(kind)) else tuple(sorted(held.keys() & _methods(kind))),
+        None if held.keys().isdisjoint(methods_of(kind)) else tuple(sorted(held.keys() & methods_of(kind))),
         held.get("_compiled_call_impl") is not None,
         tuple(map(_shape, parameters.values())) if parameters else (),
         tuple(_frozen(held.get(name)) for name in settings) if settings else (),
     )
-
-
-@functools.lru_cache
-def _methods(kind: Any) -> frozenset[str]:
-    """What an instance of a class must not have of its own, to do what the class says."""
-    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
-
-
-@functools.lru_cache
-def _settings(kind: Any) -> tuple[str, ...]:
-    return _SETTINGS.get(kind, getattr(kind, "decides", ()))
 
 
 def _frozen(value: Any) -> Any:

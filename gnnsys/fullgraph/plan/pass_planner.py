@@ -19,9 +19,9 @@ from gnnsys.comm import Peers
 from gnnsys.fullgraph.offload.mover import Depot, lanes_between
 from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.plan.halo import HaloPlan
-from gnnsys.fullgraph.plan.halves import with_halves
 from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
 from gnnsys.fullgraph.plan.module_layout import Layout, numbers_of
+from gnnsys.fullgraph.plan.stage_halves import with_halves
 from gnnsys.fullgraph.plan.stages import Stage, make_stages
 from gnnsys.fullgraph.plan.step_plan import (
     Schedule,

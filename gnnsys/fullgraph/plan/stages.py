@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph.keyed_dropout import Rows, keyed, working_on
-from gnnsys.fullgraph.plan.module_layout import OfStack, changed, flat, is_norm
+from gnnsys.fullgraph.plan.module_layout import OfStack, flat
 from gnnsys.fullgraph.run.call_layer import arguments, call
-from gnnsys.nn import runs_as
+from gnnsys.nn import is_batch_norm, runs_as, why_whole
 from gnnsys.ops import CSC, STRUCTURES, WEIGHT, EdgeData, stream_key
 
 MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
@@ -163,7 +163,7 @@ def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
             stages.append(at)
         elif isinstance(module, Join) and module.name not in kept:
             raise ValueError(f"Join({module.name!r}) looks back to a Keep({module.name!r}), and none comes before it")
-        elif is_norm(module):
+        elif is_batch_norm(module):
             stages += [Stage(norm=module), Stage()]
         elif takes_structure(module, edges):
             if stages[-1].modules:
@@ -183,7 +183,7 @@ def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
     if len(out) > MAX_STAGES:
         raise ValueError(f"{len(out)} stages are too many to number their messages: at most {MAX_STAGES}")
     if not any(stage.conv is not None for stage in out):
-        reason = changed(layers)
+        reason = why_whole(layers)
         raise ValueError(
             "layers must hold at least one graph layer: a module whose forward takes rows and a structure"
             + (
@@ -229,9 +229,9 @@ def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
 def _check(module: nn.Module) -> None:
     """What inside a module would make other numbers than one process does."""
     if isinstance(module, Keep) and not runs_as(module, Keep):
-        raise ValueError(f"{type(module).__name__} {changed(module)}, and a Keep is never called: put that behind it")
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and not is_norm(module):
-        reason = changed(module) or "is no plain nn.BatchNorm1d"
+        raise ValueError(f"{type(module).__name__} {why_whole(module)}, and a Keep is never called: put that behind it")
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and not is_batch_norm(module):
+        reason = why_whole(module) or "is no plain nn.BatchNorm1d"
         raise ValueError(
             f"{type(module).__name__} {reason}, and the statistics of the whole graph are computed for a plain "
             "nn.BatchNorm1d alone: use one, with what was added as a module behind it, or switch this one to eval()"

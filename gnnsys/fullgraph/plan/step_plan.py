@@ -31,8 +31,9 @@ from gnnsys.fullgraph.plan.bins import (
 )
 from gnnsys.fullgraph.plan.edge_arguments import alike
 from gnnsys.fullgraph.plan.halo import HaloPlan
-from gnnsys.fullgraph.plan.halves import LinearStage, View
 from gnnsys.fullgraph.plan.module_layout import is_lazy
+from gnnsys.fullgraph.plan.neighbor_sums import View
+from gnnsys.fullgraph.plan.stage_halves import LinearStage
 from gnnsys.fullgraph.plan.stages import Stage, taken
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.fullgraph.offload.mover import Load
 from gnnsys.fullgraph.plan.bins import Bin, Chunk
-from gnnsys.fullgraph.plan.halves import LinearStage
+from gnnsys.fullgraph.plan.stage_halves import LinearStage
 from gnnsys.fullgraph.run.bin_scheduler import BinScheduler
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.parameter_grads import ParameterGrads, unhooked

@@ -1,7 +1,7 @@
 """A graph layer, ours, PyG's or a user's own, called on a bin, whose nodes are the first of its sources.
 
-What would be wrong on a piece if it were called as it is (degrees of PyG's GCNConv, random numbers of our GATConv) is
-done here in parts, but only where a call of the layer is what its class says and nothing else.
+What would be wrong on a piece if it were called as it is, the layer does otherwise, but only where a call of it is what
+its class says: ours draw random numbers by key (`GraphLayer.forward_keyed`), of PyG's `pyg_layers.py` has a table.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.keyed_dropout import Turn, turn_now
-from gnnsys.fullgraph.plan.module_layout import is_bare, is_pyg, runs_pyg
-from gnnsys.nn import GATConv, resolve, whole_scales
-from gnnsys.ops import CSC, STRUCTURES, dropout_rows, edge_softmax, spmm, stream_key
-
-_MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's
+from gnnsys.fullgraph.keyed_dropout import turn_now
+from gnnsys.fullgraph.run.pyg_layers import is_pyg, piece_call
+from gnnsys.nn import GraphLayer
+from gnnsys.ops import CSC, STRUCTURES, stream_key
 
 
 def arguments(module: nn.Module) -> Mapping[str, inspect.Parameter]:
@@ -53,71 +51,21 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
         told = {name: given for name, given in csc.edge_data.rows.items() if name in arguments(conv)}
     if not is_pyg(getattr(conv, "_orig_mod", conv)):
         now = turn_now()
-        is_gat = isinstance(conv, GATConv) and is_bare(conv, GATConv)
-        if now is not None and is_gat and conv.training and float(conv.dropout) > 0:  # type: ignore[arg-type]
-            assert isinstance(conv, GATConv)
-            return _keyed_attention(conv, rows, csc, now, **told)
+        if now is not None and isinstance(conv, GraphLayer) and conv.draws():
+            now.num_drops += 1
+            return conv.forward_keyed(rows, csc, now.rows.ids, stream_key(now.rows.key, now.num_drops), **told)
         return conv(rows, csc, **told)
     edge_index = STRUCTURES.get(lambda: torch.stack([csc.indices.long(), csc.dst()]), csc, key="edge_index")
     if csc.whole is None and csc.num_src == csc.num_dst:  # no piece
         return conv(rows, edge_index, **told)
-    if runs_pyg(conv, "GCNConv") and csc.whole is not None:
-        return _pyg_gcn(conv, rows, csc, edge_index, **told)
+    on_piece = piece_call(conv)
+    if on_piece is not None and csc.whole is not None:
+        return on_piece(conv, rows, csc, edge_index, **told)
     if not _takes_pair(conv):  # a square graph, in which the other sources have no in-edges
         out = conv(rows, edge_index, **told)
         return out[: csc.num_dst] if isinstance(out, Tensor) else out
     size = {"size": (csc.num_src, csc.num_dst)} if "size" in arguments(conv) else {}
     return conv((rows, rows[: csc.num_dst]), edge_index, **told, **size)
-
-
-def _keyed_attention(conv: GATConv, rows: Tensor, csc: CSC, now: Turn, edge_attr: Tensor | None = None) -> Tensor:
-    """Our GATConv with a dropout of attention whose mask depends on seed, step, layer, node, in-edge and head alone.
-
-    An in-edge goes by its place among the node's, which keep their order on any number of ranks; the self loop is the
-    last.
-    """
-    now.num_drops += 1
-    node = conv.transform(rows, rows[: csc.num_dst], csc.num_dst, dst_is_first=True)
-    edges, edge_score = conv.scored_edges(resolve(rows, csc), edge_attr)
-    dst = edges.dst()
-    score = node.score_src.index_select(0, edges.indices) + node.score_dst.index_select(0, dst)
-    score = score if edge_score is None else score + edge_score.to(score.dtype)
-    alpha = edge_softmax(edges, nn.functional.leaky_relu(score, conv.negative_slope))
-    place = torch.arange(edges.num_edges, device=dst.device) - edges.indptr.index_select(0, dst)
-    ids = now.rows.ids.index_select(0, dst).long() * _MAX_PLACES + place
-    alpha = dropout_rows(alpha, ids, conv.dropout, stream_key(now.rows.key, now.num_drops))
-    out = spmm(edges, node.rows, weight=alpha)
-    out = out.flatten(1) if conv.concat else out.mean(1)
-    out = out if conv.res is None else out + conv.res(rows[: csc.num_dst])
-    return out if conv.bias is None else out + conv.bias
-
-
-def _pyg_gcn(conv: Any, rows: Tensor, csc: CSC, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-    """PyG's GCNConv takes no pair of rows and counts degrees in what it is given: its halves, with the whole's.
-
-    Without edge weights every loop weighs 1: PyG takes no notice of `improved` then.
-    """
-    weight = edge_weight
-    if conv.normalize:
-
-        def normalised() -> tuple[Tensor, Tensor]:
-            is_weighted, has_loops = edge_weight is not None, conv.add_self_loops
-            fill = 2.0 if conv.improved and is_weighted else 1.0
-            wide = torch.promote_types(rows.dtype, torch.float32)  # half precision cannot count in-edges
-            src, dst, loop_weight = whole_scales(csc, has_loops, fill, wide, is_weighted)
-            kept = edge_index[0] != edge_index[1] if has_loops else slice(None)
-            edges = edge_index[:, kept]
-            weight = src.new_ones(edges.shape[1]) if edge_weight is None else edge_weight.to(src.dtype)[kept]
-            if has_loops:
-                loops = torch.arange(csc.num_dst, device=edges.device)
-                edges, weight = torch.cat([edges, loops.expand(2, -1)], dim=1), torch.cat([weight, loop_weight])
-            return edges, (src[edges[0]] * weight * dst[edges[1]]).to(rows.dtype)
-
-        key = ("gcn", conv.add_self_loops, conv.improved, rows.dtype)
-        edge_index, weight = STRUCTURES.get(normalised, csc, key=key)
-    out = conv.propagate(edge_index, x=conv.lin(rows), edge_weight=weight, size=(csc.num_src, csc.num_src))
-    out = out[: csc.num_dst]
-    return out if conv.bias is None else out + conv.bias
 
 
 def _takes_pair(conv: nn.Module) -> bool:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gnnsys.fullgraph.plan.module_layout import HOOKS, Layout
+from gnnsys.fullgraph.plan.module_layout import Layout
 from gnnsys.fullgraph.plan.stages import Stage
+from gnnsys.nn import HOOKS
 
 _PUT_BACK = ("training", "p", "dropout")  # of a module's attributes, where they are numbers
 _ADVICE = (

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.keyed_dropout import Rows
 from gnnsys.fullgraph.offload.mover import Load, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.plan.bins import Bin
-from gnnsys.fullgraph.plan.halves import LinearStage
 from gnnsys.fullgraph.plan.pass_planner import PassPlan
+from gnnsys.fullgraph.plan.stage_halves import LinearStage
 from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.batch_norm import NormPass
 from gnnsys.fullgraph.run.module_snapshot import Then
