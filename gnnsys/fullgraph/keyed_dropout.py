@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gnnsys.ops import dropout_rows, stream_key
 
 
-class Rows(NamedTuple):
+class KeyedRows(NamedTuple):
     """Which rows a stage works on now: the nodes' original ids, and what their random numbers depend on besides."""
 
     ids: Tensor
@@ -21,20 +21,20 @@ class Rows(NamedTuple):
 
 
 @dataclass
-class Turn:
+class DrawContext:
     """A stage at work on rows of some nodes; each use of dropout in it has a number."""
 
-    rows: Rows
+    rows: KeyedRows
     num_drops: int = 0
 
 
-_NOW: ContextVar[Turn | None] = ContextVar("gnnsys_rows", default=None)
+_NOW: ContextVar[DrawContext | None] = ContextVar("gnnsys_rows", default=None)
 
 
 @contextmanager
-def working_on(rows: Rows) -> Iterator[None]:
+def working_on(rows: KeyedRows) -> Iterator[None]:
     """Inside it modules are given rows of these nodes."""
-    before = _NOW.set(Turn(rows))
+    before = _NOW.set(DrawContext(rows))
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ class Dropout(nn.Dropout):
         return dropout_rows(rows, now.rows.ids, self.p, stream_key(now.rows.key, now.num_drops))
 
 
-def turn_now() -> Turn | None:
+def draw_context() -> DrawContext | None:
     """That of the stage whose modules are being called, None outside of a pass."""
     return _NOW.get()
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.comm import Peers
+from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.edge_arguments import edge_data_of
 from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.plan.pass_planner import LayerReader, PassPlanner, PlanOptions, whole_degrees
-from gnnsys.fullgraph.plan.rank_share import Share, share_of
-from gnnsys.fullgraph.plan.step_plan import Schedule
+from gnnsys.fullgraph.plan.rank_share import RankShare, share_of
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.pass_state import Pass, Times
 from gnnsys.fullgraph.run.whole_pass import PassRunner
@@ -47,7 +47,7 @@ class HybridParallel(nn.Module):
 
     `edge_data` is what layers are told of edges: by the name of an argument of theirs the name of an array of edge
     data, or for a graph in memory a tensor, {"edge_weight": "w"}. Every graph layer of the list that has such an
-    argument is given it, as it is now; `Told` says otherwise for one of them.
+    argument is given it, as it is now; `EdgeArguments` says otherwise for one of them.
     `schedule` says how computing and sending overlap. `recompute` keeps layers' inputs alone and computes bins again on
     the way back. `memory_budget` is how many bytes a bin may take on the device it is computed on, by measurement, or
     two of them where x is on the host and bins move there; besides the rows of layers, which live where x does. Unless
@@ -64,11 +64,11 @@ class HybridParallel(nn.Module):
     def __init__(
         self,
         layers: Sequence[nn.Module] | nn.Module,
-        graph: Graph | DistGraph | Share,
+        graph: Graph | DistGraph | RankShare,
         *,
         ranks: Tensor | None = None,
         edge_data: Mapping[str, str | Tensor] | None = None,
-        schedule: Schedule | None = None,
+        schedule: BinSchedule | None = None,
         recompute: bool = False,
         memory_budget: int | None = None,
         wire_dtype: torch.dtype | None = None,
@@ -94,7 +94,7 @@ class HybridParallel(nn.Module):
         self.layers = _as_module(layers)
         reader = LayerReader(self.layers, tuple(edge_data or ()))
         self._peers = Peers(group, timeout=timeout)
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or BinSchedule()
         with torch.device("cpu"):  # where plans are made, whatever torch's default device is
             self.share = share_of(graph, self._peers.rank, self._peers.world_size, ranks)
             self.plan: HaloPlan = make_plan(self.share, self._peers, self.schedule.order)
@@ -176,9 +176,9 @@ class HybridParallel(nn.Module):
             if step.has_halo:
                 num_sent = sum(len(rows) for sent in step.sends for _, rows in sent)
                 line += f", sends {num_sent:,} rows and receives {halo.num_halo:,} in {len(step.chunks)} messages"
-            if step.passes is not None:
-                line += f", inputs of a bin in {max(map(len, step.passes.pieces), default=0)} pieces at most"
-            lines.append(line + (", gathers nothing" if step.view is not None else ""))
+            if step.piecewise_sums is not None:
+                line += f", inputs of a bin in {max(map(len, step.piecewise_sums.pieces), default=0)} pieces at most"
+            lines.append(line + (", gathers nothing" if step.neighbor_sums is not None else ""))
             width = step.width
         once, each = self.least_bytes(x)
         lines.append(f"payload sent: {once:,} bytes once, {each:,} bytes in each training pass")

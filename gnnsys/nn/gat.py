@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, linear, zeros_
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, Looped, Rows, resolve, with_self_loops
 from gnnsys.nn.plain import is_bare_product, is_untouched
-from gnnsys.nn.structure import Edges, LayerInputs, Looped, Rows, resolve, with_self_loops
 from gnnsys.ops import CSC, dropout_rows, edge_softmax, gat_aggregate, spmm
 
 _MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from gnnsys.nn.halves import Dense, Halves, NarrowFirst
 from gnnsys.nn.init import glorot_, linear, narrows, zeros_
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, last_self_loop, resolve, self_loops, without_self_loops
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.plain import as_written, is_bare_product, is_untouched
-from gnnsys.nn.structure import Edges, LayerInputs, last_self_loop, resolve, self_loops, without_self_loops
 from gnnsys.ops import CSC, WEIGHT, narrow_weights, scaled_spmm, spmm, sum_dtype
 
 _OTHER_WEIGHTS = f"a piece of a graph knows degrees by its own {WEIGHT} alone, and these are others"

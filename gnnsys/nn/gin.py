@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from gnnsys.nn.halves import Halves
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import Edges, Rows, resolve
 from gnnsys.nn.plain import is_untouched
-from gnnsys.nn.structure import Edges, Rows, resolve
 from gnnsys.ops import CSC, spmm
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, reduce_name, zeros_
 from gnnsys.nn.layer import GraphLayer
-from gnnsys.nn.structure import Edges, Rows, resolve
+from gnnsys.nn.layer_inputs import Edges, Rows, resolve
 from gnnsys.ops import CSC, STRUCTURES, spmm
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from gnnsys.nn.halves import Dense, Halves, NarrowFirst
 from gnnsys.nn.init import linear, narrows, reduce_name
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, Rows, resolve
 from gnnsys.nn.order import transform_first
 from gnnsys.nn.plain import as_written, is_bare_linear, is_bare_product, is_untouched
-from gnnsys.nn.structure import Edges, LayerInputs, Rows, resolve
 from gnnsys.ops import CSC, spmm, spmm_and_own
 
 # Behind a sum there is room for a bias; what is added to it must be a product alone.

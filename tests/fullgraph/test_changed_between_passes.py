@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Join, Keep, Told
-from gnnsys.fullgraph.plan.module_layout import Layout
+from gnnsys.fullgraph import EdgeArguments, HybridParallel, JoinKept, Keep
+from gnnsys.fullgraph.plan.module_layout import ModuleLayout
 from gnnsys.nn import GAT, GATConv, GCNConv, SAGEConv
 from tests.fullgraph.changed import GRAPH, RANKS, narrowing, seeded, x
 from tests.fullgraph.customised import WIDTH, Case, bins, check
@@ -73,12 +73,12 @@ def test_a_pass_that_finds_the_layers_unchanged_plans_nothing(monkeypatch):
     model.zero_grad()
     model.load_state_dict(model.state_dict())
     model(x())
-    assert Layout.of(model.layers).what == model._planner.reader.layout.what
+    assert ModuleLayout.of(model.layers).what == model._planner.reader.layout.what
 
 
 def test_marks_and_joins_that_change_after_a_pass_count_in_the_next():
     first, second = seeded(lambda: SAGEConv(WIDTH, 4), lambda: SAGEConv(4, 4))
-    keeps, join = [Keep("a"), Keep("b")], Join("a")
+    keeps, join = [Keep("a"), Keep("b")], JoinKept("a")
     model = HybridParallel([first, keeps[0], nn.Tanh(), keeps[1], second, join], GRAPH, **bins(3))
     for how, name, kept in (("add", "a", 0), ("cat", "a", 0), ("cat", "b", 1), ("add", "b", 1)):
         join.how, join.name = how, name
@@ -91,7 +91,7 @@ def test_marks_and_joins_that_change_after_a_pass_count_in_the_next():
 
 def test_what_a_layer_is_told_of_edges_may_change_after_a_pass():
     data = GRAPH.edge_data[GRAPH.edge_types[0]]["w"]
-    told = Told(seeded(lambda: GCNConv(WIDTH, 3))[0], edge_weight="edge_weight")
+    told = EdgeArguments(seeded(lambda: GCNConv(WIDTH, 3))[0], edge_weight="edge_weight")
     model = HybridParallel([told], GRAPH, edge_data={"edge_weight": "w"})
     assert torch.allclose(model(x()), told.conv(x(), GRAPH.edge_index(), data))
     del told.names["edge_weight"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from gnnsys.fullgraph import HybridParallel, Join, Keep, Residual, infer
+from gnnsys.fullgraph import HybridParallel, JoinKept, Keep, Residual, infer
 from gnnsys.nn import GATConv, GraphSAGE, SAGEConv
 from tests.fullgraph.changed import GRAPH, N, hooked, narrowing, seeded, x
 from tests.fullgraph.customised import OUT, WIDTH, Case, bins, check, check_infer
@@ -168,11 +168,11 @@ def test_hooks_for_all_modules_are_called():
 
 
 def test_joins_of_ones_own_are_tried_and_called():
-    class Weighted(Join):
+    class Weighted(JoinKept):
         def forward(self, rows, kept):
             return rows + 2 * kept
 
-    class Centred(Join):
+    class Centred(JoinKept):
         def forward(self, rows, kept):
             return rows + kept - kept.mean(0)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import HybridParallel
-from gnnsys.fullgraph.plan.bin_memory import Peak, Sample, fit_costs
+from gnnsys.fullgraph.plan.bin_memory import MeasuredBin, Peak, fit_costs
 from gnnsys.fullgraph.plan.bins import Costs
 from gnnsys.fullgraph.run.backward import Backward
 from gnnsys.fullgraph.run.pass_state import Pass
@@ -90,13 +90,13 @@ def test_costs_cover_every_sample():
     samples = []
     for _ in range(9):
         src, dst, edges = (int(n) for n in torch.randint(10, 1000, (3,), generator=generator))
-        samples.append(Sample(src + dst, dst, edges, 96 * (src + dst) + 200 * dst + 8 * edges + 5000))
+        samples.append(MeasuredBin(src + dst, dst, edges, 96 * (src + dst) + 200 * dst + 8 * edges + 5000))
     costs = fit_costs(samples)
     assert costs.source == pytest.approx(96, rel=0.05) and costs.node == pytest.approx(200, rel=0.05)
     for s in samples:
         fitted = costs.source * s.num_src + costs.node * s.num_dst + costs.edge * s.num_edges + costs.fixed
         assert s.num_bytes <= fitted <= 1.1 * s.num_bytes
-    assert fit_costs([Sample(10, 10, 0, 1000)]) is not None and isinstance(costs, Costs)
+    assert fit_costs([MeasuredBin(10, 10, 0, 1000)]) is not None and isinstance(costs, Costs)
 
 
 def test_peak_counts_what_lives_at_once():

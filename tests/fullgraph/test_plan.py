@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gnnsys.comm.rank_exchange import Peers
-from gnnsys.fullgraph import Packing, Schedule, make_plan, share_of
+from gnnsys.fullgraph import BinSchedule, Packing, make_plan, share_of
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.plan.bins import Costs, bin_bounds
 from gnnsys.graph import Graph
@@ -79,7 +79,7 @@ def test_boundary_bins_of_a_sparse_cut_wait_for_few_of_the_peers_bins():
     layers = [SAGEConv(3, 3), SAGEConv(3, 3)]
 
     def work(rank, group):
-        schedule = Schedule(packing=Packing(bin_nodes=50))
+        schedule = BinSchedule(packing=Packing(bin_nodes=50))
         mine = copy.deepcopy(layers)
         model = HybridParallel(mine, graph, ranks=ranks, schedule=schedule, group=group, timeout=60)
         steps = model._planner.plan_for(torch.zeros(n, 3)).steps

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, Staleness
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, Staleness
 from gnnsys.fullgraph.run import approximate
 from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
@@ -64,11 +64,11 @@ def test_features_that_train_are_never_late(make):
 @pytest.mark.parametrize(("intra", "inter"), [(True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=4), Packing()])
 def test_every_schedule_and_size_of_bins_gives_the_late_halo(intra, inter, packing):
-    check(unequal_sage, 3, schedule=Schedule(intra_layer=intra, inter_layer=inter, packing=packing))
+    check(unequal_sage, 3, schedule=BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing))
 
 
 def test_recomputed_bins_see_the_late_halo_that_they_saw_on_the_way_there():
-    check(unequal_sage, 2, recompute=True, schedule=Schedule(packing=Packing(num_bins=4)))
+    check(unequal_sage, 2, recompute=True, schedule=BinSchedule(packing=Packing(num_bins=4)))
     check(unequal_sage, 2, memory_budget=20_000)
 
 

@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnnsys.fullgraph.offload.copy_streams import CopyStreams, Mark
 from gnnsys.fullgraph.plan.bins import Bin
 from gnnsys.ops import CSC, WholeDegrees, gather_rows
 
@@ -25,104 +26,11 @@ BINS_ON_DEVICE = 2
 _ALIGN = 64  # bytes; where the tensors of one block begin
 
 
-class Mark(Protocol):
-    """A point in a stream's work, such as a CUDA event."""
+class StagingBuffers:
+    """Streams, and host buffers that are lent and given back; there are as many as were ever lent at once."""
 
-    def synchronize(self) -> None:
-        """Returns when the stream has come to it."""
-
-
-class Lanes(Protocol):
-    """The side streams of a device, one in and one out. What is computed runs on torch's current stream."""
-
-    def buffer(self, num_bytes: int) -> Tensor:
-        """Host memory that copies can go to and from, uint8."""
-        ...
-
-    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
-        """A copy on the device of what lies in a buffer, which is there from the mark on."""
-        ...
-
-    def follow(self, mark: Mark) -> None:
-        """What is computed from now on begins after the mark."""
-        ...
-
-    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
-        """Copies what was computed so far into pieces of a buffer; they are there from the mark on."""
-        ...
-
-    def drain(self) -> None:
-        """Returns when nothing is under way."""
-        ...
-
-
-class CudaLanes:
-    """Those of a CUDA device. A block that comes in belongs to the stream that brought it, so it need not wait for
-    kernels that were launched before; who drops it must know that those which read it are done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
-
-    def buffer(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-
-    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
-        with torch.cuda.stream(self._in):
-            return source.to(self._device, non_blocking=True), self._in.record_event()
-
-    def follow(self, mark: Any) -> None:
-        torch.cuda.current_stream(self._device).wait_event(mark)
-
-    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
-        self._out.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._out):
-            for tensor, place in zip(tensors, into, strict=True):
-                place.copy_(tensor, non_blocking=True)
-            return self._out.record_event()
-
-    def drain(self) -> None:
-        torch.cuda.synchronize(self._device)
-
-
-class _Past:
-    """A mark that was passed."""
-
-    def synchronize(self) -> None:
-        pass
-
-
-class CpuLanes:
-    """The same where the device is the CPU: a copy is over when it was asked for."""
-
-    def buffer(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-
-    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
-        return source.clone(), _Past()
-
-    def follow(self, mark: Mark) -> None:
-        pass
-
-    def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> Mark:
-        for tensor, place in zip(tensors, into, strict=True):
-            place.copy_(tensor)
-        return _Past()
-
-    def drain(self) -> None:
-        pass
-
-
-def lanes_between(rows_device: torch.device, device: torch.device) -> Lanes | None:
-    """What bins move by between where rows live and where they are computed; None where that is one place."""
-    return CudaLanes(device) if (rows_device.type, device.type) == ("cpu", "cuda") else None
-
-
-class Depot:
-    """Lanes, and buffers that are lent and given back; there are as many as were ever lent at once."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self.lanes = lanes
+    def __init__(self, streams: CopyStreams) -> None:
+        self.streams = streams
         self._free: list[Tensor] = []
 
     def borrow(self, num_bytes: int) -> Tensor:
@@ -134,7 +42,7 @@ class Depot:
         if self._free:
             self._free.pop()
         with torch.inference_mode(False):  # or no pass outside of it could write to them
-            return self.lanes.buffer(1 << max(12, (num_bytes - 1).bit_length()))
+            return self.streams.buffer(1 << max(12, (num_bytes - 1).bit_length()))
 
     def give_back(self, buffer: Tensor) -> None:
         self._free.append(buffer)
@@ -185,7 +93,7 @@ def csc_of(csc: CSC, tensors: Sequence[Tensor]) -> CSC:
 
 
 @dataclass(eq=False)
-class Load:
+class BroughtInputs:
     """What was brought for one bin, in a buffer and then in one block on the device."""
 
     tensors: list[Tensor]
@@ -201,7 +109,7 @@ class _Flight:
     buffer: Tensor
     results: list[Tensor]  # in the buffer
     then: Callable[[list[Tensor]], None]
-    loads: list[Load]
+    loads: list[BroughtInputs]
     held: list[Any]
 
 
@@ -209,9 +117,9 @@ class _Flight:
 class Mover:
     """The bins of one pass that are under way. `load`, `take`, `send_back` for each, in this order; then `finish`."""
 
-    depot: Depot
+    buffers: StagingBuffers
     seconds: float = 0.0  # waited for results
-    _loads: dict[Hashable, Load] = field(default_factory=dict)
+    _loads: dict[Hashable, BroughtInputs] = field(default_factory=dict)
     _flights: deque[_Flight] = field(default_factory=deque)
 
     def __enter__(self) -> Mover:
@@ -220,7 +128,7 @@ class Mover:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Where a pass ends in the middle, what it lent is given up only when nothing uses it any more."""
         if kind is not None:
-            self.depot.lanes.drain()
+            self.buffers.streams.drain()
         self._loads.clear()
         self._flights.clear()
 
@@ -231,20 +139,24 @@ class Mover:
     def load(self, key: Hashable, picks: Sequence[Pick]) -> None:
         """Begins to bring a bin's inputs: they are picked into one buffer, which is copied as one block."""
         places, num_bytes = _layout([(pick.shape, pick.rows.dtype) for pick in picks])
-        buffer = self.depot.borrow(num_bytes)
+        buffer = self.buffers.borrow(num_bytes)
         for pick, place in zip(picks, places, strict=True):
             pick.write(_piece(buffer, place))
-        block, mark = self.depot.lanes.bring(buffer[:num_bytes])
-        self._loads[key] = Load([_piece(block, place) for place in places], mark, buffer)
+        block, mark = self.buffers.streams.bring(buffer[:num_bytes])
+        self._loads[key] = BroughtInputs([_piece(block, place) for place in places], mark, buffer)
 
-    def take(self, key: Hashable) -> Load:
+    def take(self, key: Hashable) -> BroughtInputs:
         """A bin's inputs, on the device for what is computed from now on; `send_back` is to be given it."""
         load = self._loads.pop(key)
-        self.depot.lanes.follow(load.mark)
+        self.buffers.streams.follow(load.mark)
         return load
 
     def send_back(
-        self, results: Sequence[Tensor], then: Callable[[list[Tensor]], None], loads: Sequence[Load], *held: Any
+        self,
+        results: Sequence[Tensor],
+        then: Callable[[list[Tensor]], None],
+        loads: Sequence[BroughtInputs],
+        *held: Any,
     ) -> None:
         """Begins to copy what a bin made; `then` gets it in host memory, to read from while it runs.
 
@@ -252,9 +164,9 @@ class Mover:
         """
         results = [result.detach().contiguous() for result in results]
         places, num_bytes = _layout([(tuple(result.shape), result.dtype) for result in results])
-        buffer = self.depot.borrow(num_bytes)
+        buffer = self.buffers.borrow(num_bytes)
         into = [_piece(buffer, place) for place in places]
-        mark = self.depot.lanes.fetch(results, into)
+        mark = self.buffers.streams.fetch(results, into)
         self._flights.append(_Flight(mark, buffer, into, then, list(loads), [results, *held]))
 
     def finish(self, keep: int = 0) -> None:
@@ -265,10 +177,10 @@ class Mover:
             flight.mark.synchronize()
             self.seconds += time.perf_counter() - began
             for load in flight.loads:
-                self.depot.give_back(load.buffer)
+                self.buffers.give_back(load.buffer)
             flight.loads, flight.held = [], []
             flight.then(flight.results)
-            self.depot.give_back(flight.buffer)
+            self.buffers.give_back(flight.buffer)
 
 
 Place = tuple[int, int, tuple[int, ...], torch.dtype]  # first byte, end, shape, dtype

@@ -14,16 +14,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.offload.mover import Load, Mover, Pick
+from gnnsys.fullgraph.offload.mover import BroughtInputs, Mover, Pick
 from gnnsys.fullgraph.plan.bins import Bin, BudgetError
-from gnnsys.fullgraph.plan.neighbor_sums import View, turned_weight
+from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums, turned_weight
 from gnnsys.ops import CSC, compact, native, sum_dtype
 
 Adds = Callable[[Tensor | slice, Tensor], None]  # takes which rows, and their gradients
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class SourcePiece:
     """Some of a bin's sources, as rows of [core, halo], and the in-edges that its nodes have from them.
 
     `weights` are what those weigh, by position of the structure and of the transposed one; none where all count alike.
@@ -33,12 +33,12 @@ class Piece:
     csc: CSC
     weights: tuple[Tensor, ...] = ()
 
-    def to(self, device: torch.device) -> Piece:
+    def to(self, device: torch.device) -> SourcePiece:
         """The structure there; sources are picked on the host."""
-        return Piece(self.src, self.csc.to(device), tuple(each.to(device) for each in self.weights))
+        return SourcePiece(self.src, self.csc.to(device), tuple(each.to(device) for each in self.weights))
 
     def structure(self, turned: bool) -> list[Tensor]:
-        """What it is made of, as `Passes` takes it."""
+        """What it is made of, as `PiecewiseSums` takes it."""
         csc = self.csc.transpose() if turned else self.csc
         return [csc.indptr, csc.indices, *self.weights[turned : turned + 1]]
 
@@ -74,7 +74,7 @@ class PieceCosts:
         return cuts
 
 
-def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts, weight: Tensor | None = None) -> list[Piece]:
+def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts, weight: Tensor | None = None) -> list[SourcePiece]:
     """The in-edges of nodes first to end, cut by source; a node's edges keep their order inside a piece."""
     if (first, end) == (0, csc.num_dst) and costs.limit is None:
         return [_piece(None, csc, weight)]
@@ -97,17 +97,17 @@ def make_pieces(csc: CSC, first: int, end: int, costs: PieceCosts, weight: Tenso
     return pieces
 
 
-def _piece(src: Tensor | None, csc: CSC, weight: Tensor | None) -> Piece:
+def _piece(src: Tensor | None, csc: CSC, weight: Tensor | None) -> SourcePiece:
     csc.transpose()
-    return Piece(src, csc, () if weight is None else (weight, turned_weight(csc, weight)))
+    return SourcePiece(src, csc, () if weight is None else (weight, turned_weight(csc, weight)))
 
 
 @dataclass(frozen=True, eq=False)
-class Passes:
+class PiecewiseSums:
     """The pieces of a step's bins. `view`, on the host, says how sums are weighted."""
 
-    view: View
-    pieces: list[list[Piece]]
+    view: NeighborSums
+    pieces: list[list[SourcePiece]]
     brings_structure: bool
 
     def dst_scale(self, dtype: torch.dtype) -> Tensor | None:
@@ -126,7 +126,7 @@ class Passes:
 
     def sums(
         self, mover: Mover, here: Bin, rows: Tensor, own: Tensor, scale: Tensor | None, dst_scale: Tensor | None
-    ) -> tuple[Tensor, list[Load]]:
+    ) -> tuple[Tensor, list[BroughtInputs]]:
         """The sums of a bin whose first piece is loaded, and what brought the last, which is still read.
 
         `own` are the nodes' rows, on the device.
@@ -173,7 +173,7 @@ class Passes:
         mover.load((here, number), picks)
 
     def _structure(
-        self, piece: Piece, came: list[Tensor], turned: bool, dtype: torch.dtype
+        self, piece: SourcePiece, came: list[Tensor], turned: bool, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """A piece's indptr, indices and weights of edges, which are taken off the end of what came, if they came."""
         parts = piece.structure(turned)

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gnnsys.fullgraph.keyed_dropout import Rows
+from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.plan.bins import Bin, Costs, make_bins
-from gnnsys.fullgraph.plan.stage_halves import LinearStage
-from gnnsys.fullgraph.plan.stages import Stage
+from gnnsys.fullgraph.plan.stage_halves import SumStage
+from gnnsys.fullgraph.plan.stages import ModelStage
 from gnnsys.fullgraph.run.batch_norm import NormPass
 from gnnsys.fullgraph.run.parameter_grads import unhooked
 from gnnsys.ops import CSC, WholeDegrees
@@ -84,7 +84,7 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
 
 
 @dataclass(frozen=True)
-class Sample:
+class MeasuredBin:
     """One bin that was measured."""
 
     num_src: int
@@ -94,7 +94,7 @@ class Sample:
 
 
 def measure_stage(
-    stage: Stage, csc: CSC, whole: WholeDegrees, width: int, dtype: torch.dtype,
+    stage: ModelStage, csc: CSC, whole: WholeDegrees, width: int, dtype: torch.dtype,
     joined: Sequence[tuple[int, torch.dtype]], device: torch.device, moves: bool,
 ) -> Costs:  # fmt: skip
     """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts, and so
@@ -106,7 +106,7 @@ def measure_stage(
         bounds += [(first, min(first + each, num_nodes)) for first in (0, (num_nodes - each) // 2, num_nodes - each)]
     samples = []
     for first, end in dict.fromkeys(bounds):
-        if stage.conv is None or isinstance(stage, LinearStage):
+        if stage.conv is None or isinstance(stage, SumStage):
             here = Bin(first, end, None, None)
         else:
             with torch.device("cpu"):  # whatever torch's default is
@@ -119,12 +119,12 @@ def measure_stage(
 
 
 def _measured(
-    stage: Stage, here: Bin, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]],
+    stage: ModelStage, here: Bin, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]],
     device: torch.device, moves: bool,
-) -> Sample:  # fmt: skip
+) -> MeasuredBin:  # fmt: skip
     num_src = len(here) if here.csc is None else here.csc.num_src
     resident = None if here.csc is None or moves else here.csc.to(device)
-    is_linear = isinstance(stage, LinearStage)
+    is_linear = isinstance(stage, SumStage)
     lying = None if moves or not is_linear else torch.zeros(num_src, width, dtype=dtype, device=device)
 
     def there_and_back() -> None:
@@ -136,13 +136,13 @@ def _measured(
         marked = [torch.zeros(len(here), w, dtype=t, device=device).requires_grad_() for w, t in joined]
         ids = torch.zeros(len(here), dtype=torch.int64, device=device)
         sources = [rows, *marked, *stage.parameters()]
-        if isinstance(stage, LinearStage):
+        if isinstance(stage, SumStage):
             own = (torch.zeros_like(rows) if lying is None else lying).detach().requires_grad_(stage.takes_own)
-            out = stage.run_sums(rows, own, marked, Rows(ids, 0))
+            out = stage.run_sums(rows, own, marked, KeyedRows(ids, 0))
             sources += [own] if stage.takes_own else []
         else:
             read = rows.clone() if stage.conv is None and stage.writes else rows  # as a pass does
-            out = stage.run(read, csc, marked, Rows(ids, 0))
+            out = stage.run(read, csc, marked, KeyedRows(ids, 0))
         with unhooked(stage.parameters()):
             torch.autograd.grad(out, sources, torch.ones_like(out), allow_unused=True)
 
@@ -151,8 +151,8 @@ def _measured(
         there_and_back()  # what is made once, and kept
         num_bytes = peak_bytes(device, there_and_back)
     if is_linear:  # where its pieces begin, and what its sums are multiplied by
-        return Sample(0, len(here), 0, num_bytes + (_NODE_BYTES * len(here) if moves else 0))
-    return Sample(num_src, len(here), 0 if here.csc is None else here.csc.num_edges, num_bytes)
+        return MeasuredBin(0, len(here), 0, num_bytes + (_NODE_BYTES * len(here) if moves else 0))
+    return MeasuredBin(num_src, len(here), 0 if here.csc is None else here.csc.num_edges, num_bytes)
 
 
 def _normalise(norm: Any, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -166,7 +166,7 @@ def _normalise(norm: Any, num_rows: int, width: int, dtype: torch.dtype, device:
     alone.backward(rows, grad)
 
 
-def fit_costs(samples: Sequence[Sample]) -> Costs:
+def fit_costs(samples: Sequence[MeasuredBin]) -> Costs:
     """Least squares with no negative cost, then as much more as covers every sample."""
     sizes = np.array([[s.num_src, s.num_dst, s.num_edges, 1] for s in samples], dtype=np.float64)
     bytes_ = np.array([s.num_bytes for s in samples], dtype=np.float64)

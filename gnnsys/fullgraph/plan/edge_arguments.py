@@ -15,12 +15,12 @@ from torch import Tensor
 
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.plan.halo import HaloPlan
-from gnnsys.fullgraph.plan.rank_share import Share
+from gnnsys.fullgraph.plan.rank_share import RankShare
 from gnnsys.graph import Graph
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeWeights, in_subgraph
 
 
-def edge_data_of(share: Share, plan: HaloPlan, wanted: Mapping[str, str | Tensor], peers: Peers) -> EdgeData | None:
+def edge_data_of(share: RankShare, plan: HaloPlan, wanted: Mapping[str, str | Tensor], peers: Peers) -> EdgeData | None:
     """By argument what layers are given, by position of the plan's structure; None if nothing is wanted.
 
     `wanted` says what: the name of an array of the graph's edge data, or a tensor in the order of its edges. Every rank
@@ -49,7 +49,7 @@ def edge_data_of(share: Share, plan: HaloPlan, wanted: Mapping[str, str | Tensor
     return EdgeData(rows, WholeWeights(*(torch.cat(pair) for pair in zip(own, halo, strict=True))))
 
 
-def _array(share: Share, argument: str, given: str | Tensor) -> Any:
+def _array(share: RankShare, argument: str, given: str | Tensor) -> Any:
     """What is given as an argument, whose rows go by edge ids."""
     if isinstance(given, str):
         return share.edge_array(given)

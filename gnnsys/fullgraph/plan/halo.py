@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.plan.rank_share import Share
+from gnnsys.fullgraph.plan.rank_share import RankShare
 from gnnsys.ops import CSC, bfs_order, gather_rows, in_subgraph
 
 ORDERS = ("boundary", "ids")
@@ -70,7 +70,7 @@ class HaloPlan:
         return [places.numel() for places in self.send_places]
 
 
-def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
+def make_plan(share: RankShare, peers: Peers, order: str = "boundary") -> HaloPlan:
     """Every rank calls it, with its own share. `order` is "boundary" (as above) or "ids" (as the nodes come)."""
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
@@ -102,7 +102,7 @@ def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
     )  # fmt: skip
 
 
-def _groups(share: Share, peers: Peers, needed: Tensor, wanted: list[Tensor]) -> Tensor:
+def _groups(share: RankShare, peers: Peers, needed: Tensor, wanted: list[Tensor]) -> Tensor:
     """A number per own node, the same for nodes that edges between ranks connect: the least of their keys."""
     dst, sources = share.csc.dst(), share.csc.indices.long()
     is_away = (sources < share.first) | (sources >= share.first + share.num_core)
@@ -115,7 +115,7 @@ def _groups(share: Share, peers: Peers, needed: Tensor, wanted: list[Tensor]) ->
     return keys
 
 
-def _ordered(share: Share, is_boundary: Tensor, groups: Tensor) -> Tensor:
+def _ordered(share: RankShare, is_boundary: Tensor, groups: Tensor) -> Tensor:
     """Own nodes breadth first; those that others need before the rest, and group by group."""
     csc, first = share.csc, share.first
     own = (csc.indices >= first) & (csc.indices < first + share.num_core)
@@ -128,7 +128,7 @@ def _ordered(share: Share, is_boundary: Tensor, groups: Tensor) -> Tensor:
     return torch.cat([boundary, walk[~is_boundary[walk]]])
 
 
-def _relabelled(share: Share, listed: Tensor, places: Tensor, needed: Tensor, halo: Tensor) -> CSC:
+def _relabelled(share: RankShare, listed: Tensor, places: Tensor, needed: Tensor, halo: Tensor) -> CSC:
     """The share's in-edges by place, sources as rows of [core, halo]."""
     mine = in_subgraph(share.csc, listed.to(share.csc.indices.dtype))
     num_local = share.num_core + halo.numel()

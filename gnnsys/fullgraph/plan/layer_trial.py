@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.keyed_dropout import Dropout, Rows, working_on
+from gnnsys.fullgraph.keyed_dropout import Dropout, KeyedRows, working_on
+from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.bins import Bin, make_bins
 from gnnsys.fullgraph.plan.edge_arguments import drawn
 from gnnsys.fullgraph.plan.module_layout import is_lazy
-from gnnsys.fullgraph.plan.stages import Join, Stage, taken
+from gnnsys.fullgraph.plan.stages import ModelStage, taken
 from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.nn import HOOKS, has_hooks, why_whole
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
@@ -38,7 +39,7 @@ _COARSE = 0.05  # in other types, and where autocast computes in them
 
 
 def check_layers(
-    stages: Sequence[Stage], width: int, dtype: torch.dtype, device: torch.device, data: EdgeData | None = None
+    stages: Sequence[ModelStage], width: int, dtype: torch.dtype, device: torch.device, data: EdgeData | None = None
 ) -> None:
     """Raises ValueError at the first module of `stages` that gives other rows on pieces, or other gradients where those
     are on; the input has `width` columns, and edges have what `data` has.
@@ -53,7 +54,7 @@ def check_layers(
 
 
 def _check_layers(
-    stages: Sequence[Stage], rows: Tensor, draws: torch.Generator, data: EdgeData | None, has_grads: bool
+    stages: Sequence[ModelStage], rows: Tensor, draws: torch.Generator, data: EdgeData | None, has_grads: bool
 ) -> None:
     with torch.device("cpu"):  # whatever torch's default is
         csc, bins = _sample(rows.device, draws, data)
@@ -66,7 +67,7 @@ def _check_layers(
         for module in stage.then:
             if isinstance(module, Dropout) and not has_hooks(module) and "forward" not in vars(module):
                 continue  # ours is keyed by node
-            marked = kept[module.name] if isinstance(module, Join) else None
+            marked = kept[module.name] if isinstance(module, JoinKept) else None
             trial = _Trial(module, rows, None, alone, marked)
             rows = _tried(trial, draws, has_grads)
             stage.in_place |= trial.writes
@@ -74,7 +75,7 @@ def _check_layers(
 
 @dataclass
 class _Trial:
-    """A module, the rows it is tried on, and how those are cut; of a `Join` also the rows at its mark."""
+    """A module, the rows it is tried on, and how those are cut; of a `JoinKept` also the rows at its mark."""
 
     module: nn.Module
     rows: Tensor
@@ -92,7 +93,7 @@ class _Trial:
         here = here or Bin(0, _NODES, None, csc or self.csc)
         given = (here.inputs(self.rows) if rows is None else rows).clone()
         before = _version(given)
-        with working_on(Rows(torch.arange(here.first, here.end, device=given.device), 0)):
+        with working_on(KeyedRows(torch.arange(here.first, here.end, device=given.device), 0)):
             if here.csc is not None:
                 out = call(self.module, given, here.csc)
             elif self.marked is not None:
@@ -215,7 +216,7 @@ def _about_edges(module: nn.Module, csc: CSC, reason: str) -> str:
     rows = csc.edge_data.rows if csc.edge_data is not None else {}
     given = [f"{name} {list(rows[name].shape)}" for name in taken(module, rows)]
     if given:
-        return f" (it was given {', '.join(given)}: gnnsys.fullgraph.Told says otherwise for one layer)"
+        return f" (it was given {', '.join(given)}: gnnsys.fullgraph.EdgeArguments says otherwise for one layer)"
     untold = [name for name in arguments(module) if name.startswith("edge_") and name != "edge_index"]
     misses = not reason or "None" in reason or any(name in reason for name in untold)
     return f" (edge_data= gives layers their {' and '.join(untold)})" if untold and misses else ""
@@ -233,7 +234,7 @@ def _warn_if_deaf(trial: _Trial, csc: CSC, whole: Tensor, draws: torch.Generator
     if differ and torch.equal(trial.apply(csc=replace(csc, edge_data=other)), whole):
         warnings.warn(
             f"{type(module).__name__} gives the same rows whatever {' and '.join(names)} is: it may need edge_dim, or "
-            "does not pass on what it is given (gnnsys.fullgraph.call does); Told(layer) gives it nothing",
+            "does not pass on what it is given (gnnsys.fullgraph.call does); EdgeArguments(layer) gives it nothing",
             stacklevel=2,
         )
 

@@ -2,8 +2,8 @@
 
 A model is computed stage by stage, batch normalisation over all ranks, some layers in halves. That is right only while
 a call of a module does what its class says: `gnnsys/nn/plain.py` knows. People change modules at any time, so a pass
-asks for the `Layout` of its layers, and plans anew where that is another than before. A layer's `decides` names those
-of its settings that plans depend on.
+asks for the `ModuleLayout` of its layers, and plans anew where that is another than before. A layer's `decides` names
+those of its settings that plans depend on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gnnsys.fullgraph.run.pyg_layers import unwrapped
 from gnnsys.nn import Stack, has_hooks, is_batch_norm, methods_of, runs_as
 
 
-class OfStack(Dropout):
+class StackDropout(Dropout):
     """What a reference model drops between two layers: its rate, and only while it trains, as of the last look."""
 
     def __init__(self, stack: Stack) -> None:
@@ -41,7 +41,7 @@ def flat(layers: nn.Module) -> Iterator[nn.Module]:
             yield conv
             if index < len(layers.convs) - 1:
                 yield from flat(layers.norms[index])
-                yield from (nn.ReLU(), OfStack(layers))
+                yield from (nn.ReLU(), StackDropout(layers))
     elif _is_list(layers) or runs_as(layers, nn.Sequential):
         for module in layers._modules.values():  # `children` gives one that is there twice once
             if module is None:
@@ -66,7 +66,7 @@ def is_lazy(modules: Iterable[nn.Module]) -> bool:
     return any(isinstance(p, UninitializedParameter) for module in modules for p in module.parameters())
 
 
-class Layout(NamedTuple):
+class ModuleLayout(NamedTuple):
     """What plans were made from: modules with their kinds, hooks and shapes. `modes` says which of them train now."""
 
     modules: list[nn.Module]  # held, so that an id stays theirs
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
     modes: tuple[bool, ...]
 
     @classmethod
-    def of(cls, layers: nn.Module) -> Layout:
+    def of(cls, layers: nn.Module) -> ModuleLayout:
         """As the modules are now; some microseconds each."""
         modules = list(layers.modules())
         return cls(modules, (has_hooks(layers), *map(_kind, modules)), tuple(module.training for module in modules))

@@ -15,7 +15,7 @@ from gnnsys.nn import whole_scales
 from gnnsys.ops import CSC, WEIGHT, WholeDegrees, narrow_weights, native, sum_dtype
 
 
-class View:
+class NeighborSums:
     """A structure over all local rows, [core, halo], and how its sums are weighted.
 
     `kind` is "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides). Where the structure has

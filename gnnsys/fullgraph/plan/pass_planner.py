@@ -16,22 +16,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.offload.mover import Depot, lanes_between
+from gnnsys.fullgraph.offload.copy_streams import streams_between
+from gnnsys.fullgraph.offload.mover import StagingBuffers
+from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
-from gnnsys.fullgraph.plan.module_layout import Layout, numbers_of
+from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
 from gnnsys.fullgraph.plan.stage_halves import with_halves
-from gnnsys.fullgraph.plan.stages import Stage, make_stages
-from gnnsys.fullgraph.plan.step_plan import (
-    Schedule,
-    Shapes,
-    Step,
-    bytes_at_once,
-    costs_of,
-    make_steps,
-    shapes_of,
-)
+from gnnsys.fullgraph.plan.stages import ModelStage, make_stages
+from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
 from gnnsys.ops import WEIGHT, WholeDegrees
 from gnnsys.store import free_device_memory
 
@@ -45,18 +39,18 @@ _AGREED = ("p", "dropout", "negative_slope", "eps", "momentum", "track_running_s
 class PassPlan:
     """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does.
 
-    With a `depot` bins move between the two; `brings_structure` says that their structures do too.
+    With `buffers` bins move between the two; `brings_structure` says that their structures do too.
     """
 
     halo: HaloPlan
     peers: Peers
-    schedule: Schedule
+    schedule: BinSchedule
     steps: list[Step]
     ids: Tensor  # original ids by place
     device: torch.device
     wire_dtype: torch.dtype | None
     recompute: bool
-    depot: Depot | None = None
+    buffers: StagingBuffers | None = None
     brings_structure: bool = False
 
 
@@ -65,18 +59,18 @@ class LayerReader:
 
     def __init__(self, layers: nn.Module, edge_names: Sequence[str]) -> None:
         self.layers, self._edge_names = layers, edge_names
-        self.layout: Layout | None = None  # what the stages are made of
-        self.stages: list[Stage] = []
+        self.layout: ModuleLayout | None = None  # what the stages are made of
+        self.stages: list[ModelStage] = []
         self.version = self.digest = 0
         self.look()
 
     def look(self) -> tuple[bool, ...]:
         """Reads the layers; which of their modules train."""
-        now = Layout.of(self.layers)
+        now = ModuleLayout.of(self.layers)
         if self.layout is None or now.what != self.layout.what:
             self.stages = make_stages(self.layers, self._edge_names)
             self.version += 1
-            self.layout = Layout.of(self.layers)  # dropouts became ours
+            self.layout = ModuleLayout.of(self.layers)  # dropouts became ours
             self.digest = self.layout.digest()
         return now.modes
 
@@ -85,7 +79,7 @@ class LayerReader:
 class PlanOptions:
     """What the user says of how passes are to be computed; see `HybridParallel`."""
 
-    schedule: Schedule
+    schedule: BinSchedule
     recompute: bool
     memory_budget: int | None
     wire_dtype: torch.dtype | None
@@ -159,8 +153,8 @@ class PassPlanner:
 
     def _plan(self, x: Tensor, device: torch.device) -> PassPlan:
         options, halo, stages = self._options, self._halo, self.reader.stages
-        lanes = lanes_between(x.device, device)
-        moves = lanes is not None
+        streams = streams_between(x.device, device)
+        moves = streams is not None
         if device == x.device or moves:  # sums are made where rows lie, or come
             data = halo.csc.edge_data
             stages = with_halves(stages, x.requires_grad, data is not None and WEIGHT in data.rows)
@@ -171,9 +165,11 @@ class PassPlanner:
                 stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
                 moves,
             )  # fmt: skip
+        buffers = None if streams is None else StagingBuffers(streams)
+        recompute = options.recompute or budget is not None
         return PassPlan(
-            halo, self._peers, options.schedule, steps, self._ids.to(device), device, options.wire_dtype,
-            options.recompute or budget is not None, None if lanes is None else Depot(lanes), budget is not None,
+            halo, self._peers, options.schedule, steps, self._ids.to(device), device, options.wire_dtype, recompute,
+            buffers, brings_structure=budget is not None,
         )  # fmt: skip
 
     def _digest_of(self, key: tuple[Any, ...], modes: tuple[bool, ...], is_training: bool) -> int:
@@ -203,7 +199,7 @@ class PassPlanner:
         return x.shape[1], x.dtype, x.requires_grad, x.device, device, cast
 
     def _budget(
-        self, stages: list[Stage], shapes: Shapes, device: torch.device, moves: bool
+        self, stages: list[ModelStage], shapes: Shapes, device: torch.device, moves: bool
     ) -> tuple[int | None, list[Costs]]:
         """What bins must be packed into: as given, or, where they move and nobody said how large they are, half of what
         the device has free; None if all of them fit into that at once, and can be kept. And what they cost."""

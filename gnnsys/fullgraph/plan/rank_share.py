@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class RankShare:
     """What rank `rank` has. `source` is where rows of nodes and of edges are read from."""
 
     rank: int
@@ -72,12 +72,14 @@ class Share:
         return known[name]
 
 
-def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks: Tensor | None = None) -> Share:
+def share_of(
+    graph: Graph | DistGraph | RankShare, rank: int, world_size: int, ranks: Tensor | None = None
+) -> RankShare:
     """The share of `rank`: of parts what they say, of a graph in memory what `ranks`, [num_nodes], gives it.
 
     Graphs have one node type and one edge type.
     """
-    if isinstance(graph, Share):
+    if isinstance(graph, RankShare):
         if (graph.rank, graph.world_size) != (rank, world_size):
             raise ValueError(
                 f"this is the share of rank {graph.rank} of {graph.world_size}, and this process is rank {rank} of "
@@ -103,7 +105,7 @@ def share_of(graph: Graph | DistGraph | Share, rank: int, world_size: int, ranks
     return _share_of_graph(graph, rank, world_size, ranks)
 
 
-def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> Share:
+def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> RankShare:
     num_nodes, ranks = graph.num_nodes(), ranks.cpu()
     if ranks.shape != (num_nodes,) or ranks.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"ranks must be int [{num_nodes}], a rank per node, got {ranks.dtype} {list(ranks.shape)}")
@@ -112,7 +114,9 @@ def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> 
     counts = torch.bincount(ranks.long(), minlength=world_size)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     if world_size == 1:
-        return Share(rank, offsets, _on_host(graph), torch.arange(num_nodes), graph, lambda: _edges_into(graph, None))
+        return RankShare(
+            rank, offsets, _on_host(graph), torch.arange(num_nodes), graph, lambda: _edges_into(graph, None)
+        )
     original_ids = torch.sort(ranks, stable=True).indices  # by global id
     global_ids = torch.empty_like(original_ids)
     global_ids[original_ids] = torch.arange(num_nodes)
@@ -121,7 +125,7 @@ def _share_of_graph(graph: Graph, rank: int, world_size: int, ranks: Tensor) -> 
     mine = in_subgraph(whole, own.to(whole.indices.dtype))
     sources = global_ids.to(mine.indices.dtype)[mine.indices.long()]
     csc = CSC(mine.indptr, sources, num_nodes)
-    return Share(rank, offsets, csc, own, graph, lambda: _edges_into(graph, own))
+    return RankShare(rank, offsets, csc, own, graph, lambda: _edges_into(graph, own))
 
 
 def _edges_into(graph: Graph, nodes: Tensor | None) -> Tensor:
@@ -141,7 +145,7 @@ def _on_host(graph: Graph) -> CSC:
     return csc if csc.indices.is_cpu else csc.to("cpu")
 
 
-def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:
+def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> RankShare:
     book, parts = graph.book, graph.parts
     if book.num_subparts % world_size:
         raise ValueError(
@@ -173,7 +177,7 @@ def _share_of_parts(graph: DistGraph, rank: int, world_size: int) -> Share:
     indices = torch.cat([piece.indices for piece, _ in pieces])
     csc = CSC(torch.cat(starts), indices, book.num_ids())
     original_ids = torch.cat([ids for _, ids in pieces]).long()
-    return Share(
+    return RankShare(
         rank, offsets, csc, original_ids, graph,
         lambda: torch.cat([torch.arange(a, b, device="cpu") for a, b in edges]),
     )  # fmt: skip

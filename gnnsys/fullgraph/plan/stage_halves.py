@@ -12,14 +12,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.keyed_dropout import Rows
-from gnnsys.fullgraph.plan.stages import Join, Stage
+from gnnsys.fullgraph.keyed_dropout import KeyedRows
+from gnnsys.fullgraph.modules import JoinKept
+from gnnsys.fullgraph.plan.stages import ModelStage
 from gnnsys.nn import Dense, GraphLayer, Halves, NarrowFirst
 
 
 @dataclass
-class LinearStage(Stage):
-    """A stage whose graph layer is `combine` of its nodes' sums (of a `View` of that kind) and their own rows."""
+class SumStage(ModelStage):
+    """A stage whose graph layer is `combine` of its nodes' sums, of `NeighborSums` of that kind, and own rows."""
 
     kind: str = "sum"
     combine: Callable[[Tensor, Tensor], Tensor] = field(default_factory=lambda: _sums_alone)
@@ -33,7 +34,7 @@ class LinearStage(Stage):
         found: list[Any] = [*self.uses(), *(p for module in self.then for p in module.parameters())]
         return list({id(p): p for p in found if p is not None and p.requires_grad}.values())
 
-    def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: Rows) -> Tensor:
+    def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: KeyedRows) -> Tensor:
         """As `run`, from sums instead of rows of sources."""
         with self.at_work(now):
             rows = self.combine(sums, own)
@@ -44,7 +45,7 @@ def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
     return sums
 
 
-def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False) -> list[Stage]:
+def with_halves(stages: Sequence[ModelStage], x_trains: bool, weighted: bool = False) -> list[ModelStage]:
     """The stages, with graph layers that state their halves as sums, after their dense half where that is narrower.
 
     A layer that reads features which never change (not `x_trains`) sums them up first: they travel and are summed once.
@@ -52,7 +53,7 @@ def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False)
     parameters, which may be other ones in the next pass.
     `weighted` says that layers which take weights of edges are given some.
     """
-    out: list[Stage] = []
+    out: list[ModelStage] = []
     for index, stage in enumerate(stages):
         halves = stage.conv.halves() if isinstance(stage.conv, GraphLayer) else None
         if halves is None:
@@ -67,17 +68,17 @@ def with_halves(stages: Sequence[Stage], x_trains: bool, weighted: bool = False)
 
 
 def _sums_first(
-    stage: Stage, halves: Halves, combine: Callable[[Tensor, Tensor], Tensor], takes_own: bool, weighted: bool
-) -> LinearStage:
-    return LinearStage(
+    stage: ModelStage, halves: Halves, combine: Callable[[Tensor, Tensor], Tensor], takes_own: bool, weighted: bool
+) -> SumStage:
+    return SumStage(
         stage.conv, stage.then, stage.norm, stage.keep_as, stage.number, stage.in_place, kind=halves.reduce,
         combine=combine, takes_own=takes_own, weighted=weighted and halves.takes_weight,
     )  # fmt: skip
 
 
-def _narrow_first(stage: Stage, halves: Halves, order: NarrowFirst, weighted: bool) -> list[Stage]:
+def _narrow_first(stage: ModelStage, halves: Halves, order: NarrowFirst, weighted: bool) -> list[ModelStage]:
     """Two stages: the dense half, whose rows travel, and the sums with what is left."""
-    first = Stage(then=[_DenseRows(order.transform)], keep_as=stage.keep_as, number=stage.number)
+    first = ModelStage(then=[_DenseRows(order.transform)], keep_as=stage.keep_as, number=stage.number)
     then: list[nn.Module] = []
     if order.add_own is not None:
         name = f"rows of stage {stage.number}"
@@ -107,7 +108,7 @@ class _DenseRows(nn.Module):
         return self._dense.work(rows)
 
 
-class _DenseJoin(Join):
+class _DenseJoin(JoinKept):
     """The same of rows and of those at a mark."""
 
     def __init__(self, name: str, dense: Dense) -> None:

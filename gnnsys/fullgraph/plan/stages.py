@@ -11,91 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.keyed_dropout import Rows, keyed, working_on
-from gnnsys.fullgraph.plan.module_layout import OfStack, flat
+from gnnsys.fullgraph.keyed_dropout import KeyedRows, working_on
+from gnnsys.fullgraph.modules import EdgeArguments, JoinKept, Keep
+from gnnsys.fullgraph.plan.module_layout import StackDropout, flat
 from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.nn import is_batch_norm, runs_as, why_whole
-from gnnsys.ops import CSC, STRUCTURES, WEIGHT, EdgeData, stream_key
+from gnnsys.ops import CSC, stream_key
 
 MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
 
 
-class Keep(nn.Identity):
-    """Marks the rows at this point of the list by a name, for a `Join` further on."""
-
-    decides: ClassVar = ("name",)
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-
-class Join(nn.Module):
-    """Adds each node's rows at `Keep(name)` to those it has here, or sets them beside ("cat"): a skip connection."""
-
-    decides: ClassVar = ("name", "how")
-
-    def __init__(self, name: str, how: str = "add") -> None:
-        super().__init__()
-        if how not in ("add", "cat"):
-            raise ValueError(f'how must be "add" or "cat", got {how!r}')
-        self.name, self.how = name, how
-
-    def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
-        return rows + kept if self.how == "add" else torch.cat([rows, kept], dim=-1)
-
-
-class Residual(nn.Module):
-    """A graph layer and what follows it, with the nodes' own rows added to the result (projected where widths differ).
-
-    >>> layers = [SAGEConv(16, 64), nn.ReLU(), Residual(SAGEConv(64, 64), nn.LayerNorm(64), nn.ReLU())]
-    """
-
-    def __init__(self, conv: nn.Module, *then: nn.Module, project: nn.Module | None = None) -> None:
-        super().__init__()
-        self.conv, self.then, self.project = conv, nn.ModuleList(map(keyed, then)), project
-
-    def forward(self, rows: Tensor, csc: CSC) -> Tensor:
-        out = call(self.conv, rows, csc)
-        for module in self.then:
-            out = module(out)
-        own = rows[: csc.num_dst]
-        return out + (own if self.project is None else self.project(own))
-
-
-class Told(nn.Module):
-    """A graph layer that is given this of edges and nothing else: an argument, and its name in the model's `edge_data`.
-
-    >>> layers = [Told(GATConv(16, 32, edge_dim=4), edge_attr="bond"), nn.ReLU(), Told(GATConv(32, 8))]
-    >>> model = HybridParallel(layers, graph, edge_data={"bond": "e"})
-    """
-
-    decides: ClassVar = ("names",)
-
-    def __init__(self, conv: nn.Module, **names: str) -> None:
-        super().__init__()
-        self.conv, self.names = conv, names
-
-    def forward(self, rows: Tensor, csc: CSC) -> Tensor:
-        data = csc.edge_data
-        if data is not None:
-            csc = STRUCTURES.get(lambda: self._told(csc, data), csc, key=("told", *self.names.items()))
-        return call(self.conv, rows, csc)
-
-    def _told(self, csc: CSC, data: EdgeData) -> CSC:
-        given = {argument: data.rows[name] for argument, name in self.names.items()}
-        whole = data.whole if self.names.get(WEIGHT) == WEIGHT else None
-        return replace(csc, edge_data=EdgeData(given, whole) if given else None)
-
-
 @dataclass
-class Stage:
+class ModelStage:
     """One step of the schedule. `keep_as` names its input rows; `joins` are names its modules look back to."""
 
     conv: nn.Module | None = None  # None: works row by row
@@ -108,7 +39,7 @@ class Stage:
 
     @property
     def joins(self) -> list[str]:
-        return [module.name for module in self.then if isinstance(module, Join)]
+        return [module.name for module in self.then if isinstance(module, JoinKept)]
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -117,7 +48,7 @@ class Stage:
     def look(self) -> None:
         """Reads of the modules what bins must know, once per pass."""
         for module in self.then:
-            if isinstance(module, OfStack):
+            if isinstance(module, StackDropout):
                 module.look()
         inner = (inner for module in self.modules for inner in module.modules())
         self.writes = self.in_place or any(getattr(module, "inplace", False) for module in inner)
@@ -126,7 +57,7 @@ class Stage:
         found = {id(p): p for module in self.modules for p in module.parameters() if p.requires_grad}
         return list(found.values())
 
-    def run(self, rows: Tensor, csc: CSC | None, joined: Sequence[Tensor], now: Rows) -> Tensor:
+    def run(self, rows: Tensor, csc: CSC | None, joined: Sequence[Tensor], now: KeyedRows) -> Tensor:
         """Rows of the bin's nodes from rows of its sources; `joined` are their rows at the marks of `joins`."""
         with self.at_work(now):
             if self.conv is not None:
@@ -138,20 +69,20 @@ class Stage:
         """What follows the graph layer, row by row."""
         given = iter(joined)
         for module in self.then:
-            rows = module(rows, next(given)) if isinstance(module, Join) else module(rows)
+            rows = module(rows, next(given)) if isinstance(module, JoinKept) else module(rows)
         return rows
 
-    def at_work(self, now: Rows) -> AbstractContextManager[None]:
+    def at_work(self, now: KeyedRows) -> AbstractContextManager[None]:
         """Inside it modules are given rows of these nodes, in this stage."""
-        return working_on(Rows(now.ids, stream_key(now.key, self.number)))
+        return working_on(KeyedRows(now.ids, stream_key(now.key, self.number)))
 
 
-def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
+def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[ModelStage]:
     """The stages of a model, which is a list of modules or one of our reference models.
 
     `edges` are names of arguments that graph layers are given besides rows and structure.
     """
-    stages, at = [Stage()], Stage()
+    stages, at = [ModelStage()], ModelStage()
     kept: set[str] = set()
     for module in flat(layers):
         _check(module)
@@ -159,20 +90,22 @@ def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
             if module.name in kept:
                 raise ValueError(f"two layers keep rows as {module.name!r}")
             kept.add(module.name)
-            at = Stage(keep_as=[module.name])
+            at = ModelStage(keep_as=[module.name])
             stages.append(at)
-        elif isinstance(module, Join) and module.name not in kept:
-            raise ValueError(f"Join({module.name!r}) looks back to a Keep({module.name!r}), and none comes before it")
+        elif isinstance(module, JoinKept) and module.name not in kept:
+            raise ValueError(
+                f"JoinKept({module.name!r}) looks back to a Keep({module.name!r}), and none comes before it"
+            )
         elif is_batch_norm(module):
-            stages += [Stage(norm=module), Stage()]
+            stages += [ModelStage(norm=module), ModelStage()]
         elif takes_structure(module, edges):
             if stages[-1].modules:
-                stages.append(Stage())
+                stages.append(ModelStage())
             stages[-1].conv = module
         else:
             stages[-1].then.append(module)
     named: list[str] = []
-    out: list[Stage] = []
+    out: list[ModelStage] = []
     for stage in stages:  # a mark on a stage that does nothing belongs to the next
         if not stage.modules:
             named += stage.keep_as
@@ -201,7 +134,7 @@ def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[Stage]:
 
 def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
     """Whether a module is a graph layer: its forward asks for more than rows, and what it is told of edges."""
-    if isinstance(module, (Join, Keep)):
+    if isinstance(module, (JoinKept, Keep)):
         return False
     asked = [
         p for p in arguments(module).values()
@@ -216,11 +149,11 @@ def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
 
 
 def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
-    """What of `edges` a graph layer, or one inside it, is given: arguments of its forward, or what `Told` says."""
-    if isinstance(conv, Told):
+    """What of `edges` a graph layer, or one inside it, is given: arguments of its forward, or `EdgeArguments`."""
+    if isinstance(conv, EdgeArguments):
         for name in conv.names.values():
             if name not in edges:
-                raise ValueError(f"Told names {name!r}, and edge_data has {list(edges)}")
+                raise ValueError(f"EdgeArguments names {name!r}, and edge_data has {list(edges)}")
         return list(conv.names.values())
     found = {name for child in conv.children() for name in taken(child, edges)} | set(arguments(conv))
     return [name for name in edges if name in found]

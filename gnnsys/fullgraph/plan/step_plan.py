@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
-from gnnsys.fullgraph.keyed_dropout import Rows
+from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.offload.mover import BINS_ON_DEVICE
-from gnnsys.fullgraph.offload.piecewise_sums import Passes, Piece, PieceCosts, make_pieces
+from gnnsys.fullgraph.offload.piecewise_sums import PieceCosts, PiecewiseSums, SourcePiece, make_pieces
 from gnnsys.fullgraph.plan.bin_memory import measure_stage
 from gnnsys.fullgraph.plan.bins import (
     Bin,
@@ -32,9 +32,9 @@ from gnnsys.fullgraph.plan.bins import (
 from gnnsys.fullgraph.plan.edge_arguments import alike
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.module_layout import is_lazy
-from gnnsys.fullgraph.plan.neighbor_sums import View
-from gnnsys.fullgraph.plan.stage_halves import LinearStage
-from gnnsys.fullgraph.plan.stages import Stage, taken
+from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums
+from gnnsys.fullgraph.plan.stage_halves import SumStage
+from gnnsys.fullgraph.plan.stages import ModelStage, taken
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
 _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
@@ -44,24 +44,8 @@ Sends = list[list[tuple[int, Tensor]]]
 Shapes = list[tuple[int, torch.dtype]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How computing and sending overlap (G3, 4.4.2, and the variants of 4.6.7).
-
-    `intra_layer`: a bin's rows are sent while the next one is computed, instead of all when the layer is done.
-    `inter_layer`: a bin begins when its own inputs are there, instead of when the whole layer's are. `order` is that of
-    nodes, "boundary" (those that others need first, breadth first) or "ids". Bins: see `Packing`; by default six per
-    layer where bins move, as many between ranks but of 1,500 nodes on average, and else one.
-    """
-
-    intra_layer: bool = True
-    inter_layer: bool = True
-    order: str = "boundary"
-    packing: Packing | None = None
-
-
 @dataclass(frozen=True)
-class Limits:
+class BinLimits:
     """What a budget of device memory leaves for a bin, for the nodes of one whose sources come in pieces, and for each
     piece; of those there are three at most, the last that was summed up and two on the way back."""
 
@@ -70,7 +54,7 @@ class Limits:
     piece: int
 
     @classmethod
-    def of(cls, budget: int, moves: bool) -> Limits:
+    def of(cls, budget: int, moves: bool) -> BinLimits:
         if not moves:
             return cls(budget, budget, budget)
         each = budget // BINS_ON_DEVICE
@@ -81,7 +65,7 @@ class Limits:
 class Step:
     """A stage and everything about its bins that does not change from epoch to epoch."""
 
-    stage: Stage
+    stage: ModelStage
     width: int  # of its results
     dtype: torch.dtype
     bounds: list[int]
@@ -90,8 +74,8 @@ class Step:
     chunks: list[Chunk]  # of its inputs' halo
     sends: Sends  # per bin of the step before: which of its rows go where
     needs: list[tuple[list[Bin], list[Chunk]]]  # per bin: those of the bins before, and of the chunks, that it reads
-    view: View | None  # of a stage in its halves whose rows lie where they are summed
-    passes: Passes | None  # of one whose rows move
+    neighbor_sums: NeighborSums | None  # of a stage in its halves whose rows lie where they are summed
+    piecewise_sums: PiecewiseSums | None  # of one whose rows move
 
     @property
     def has_halo(self) -> bool:
@@ -99,8 +83,9 @@ class Step:
 
 
 def make_steps(
-    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing, budget: int | None,
-    shapes: Shapes, measured: Sequence[Costs], rows_device: torch.device, device: torch.device, moves: bool,
+    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing,
+    budget: int | None, shapes: Shapes, measured: Sequence[Costs], rows_device: torch.device, device: torch.device,
+    moves: bool,
 ) -> list[Step]:  # fmt: skip
     """Every rank calls it with the same stages.
 
@@ -108,7 +93,7 @@ def make_steps(
     a time. Structures are put where bins are computed (`device`), unless there is a budget, and what picks rows where
     those are (`rows_device`).
     """
-    bounds, limits = [], None if budget is None else Limits.of(budget, moves)
+    bounds, limits = [], None if budget is None else BinLimits.of(budget, moves)
     for index, stage in enumerate(stages):
         if plan.num_core == 0:
             bounds.append([0, 0] if stage.norm is not None else [0])  # its sums are the other ranks' too
@@ -116,7 +101,7 @@ def make_steps(
         (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
         costs, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
         if limits is not None:
-            costs, is_linear = measured[index], isinstance(stage, LinearStage)
+            costs, is_linear = measured[index], isinstance(stage, SumStage)
             packing = Packing(bin_bytes=limits.nodes if is_linear else limits.bin)
             gathers = gathers and not is_linear
         bounds.append(bin_bounds(plan, packing, costs, gathers))
@@ -128,19 +113,19 @@ def make_steps(
     resides = device if budget is None else rows_device
     steps: list[Step] = []
     made: dict[Any, list[Bin]] = {}
-    made_pieces: dict[Any, list[list[Piece]]] = {}
-    views: dict[tuple[str, bool], View] = {}
+    made_pieces: dict[Any, list[list[SourcePiece]]] = {}
+    views: dict[tuple[str, bool], NeighborSums] = {}
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
         view, passes = None, None
-        if isinstance(stage, LinearStage):
+        if isinstance(stage, SumStage):
             kind = (stage.kind, stage.weighted)
             if kind not in views:
                 at = rows_device if moves else device
                 data = plan.csc.edge_data.only([WEIGHT]) if stage.weighted and plan.csc.edge_data is not None else None
                 csc = replace(plan.csc, edge_data=data).to(at)
-                views[kind] = View(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
+                views[kind] = NeighborSums(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
             view, bins = views[kind], make_bins(None, bounds[index], None, index)
             if moves:
                 passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
@@ -150,7 +135,7 @@ def make_steps(
         chunks = halo_chunks(plan, before, index) if stage.conv is not None else []
         sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
         sends = [[(peer, rows.to(rows_device)) for peer, rows in each] for each in sends]
-        sources = [_sources(each, plan.csc if isinstance(stage, LinearStage) else None) for each in bins]
+        sources = [_sources(each, plan.csc if isinstance(stage, SumStage) else None) for each in bins]
         bins_before = steps[-1].bins if steps else [Bin(0, plan.num_core, step=-1)]
         needs = waits_for(sources, plan.num_core, bins_before, chunks)
         steps.append(
@@ -159,7 +144,7 @@ def make_steps(
     return steps
 
 
-def shapes_of(stages: Sequence[Stage], plan: HaloPlan, x: Tensor, device: torch.device) -> Shapes:
+def shapes_of(stages: Sequence[ModelStage], plan: HaloPlan, x: Tensor, device: torch.device) -> Shapes:
     """The width and dtype of every stage's input, and of the last one's result."""
     shapes = [(x.shape[1], x.dtype)]
     for stage in stages:
@@ -168,7 +153,7 @@ def shapes_of(stages: Sequence[Stage], plan: HaloPlan, x: Tensor, device: torch.
 
 
 def costs_of(
-    stages: Sequence[Stage], plan: HaloPlan, whole: WholeDegrees, shapes: Shapes, device: torch.device, moves: bool
+    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, shapes: Shapes, device: torch.device, moves: bool
 ) -> list[Costs]:
     """What bins of every stage take of the device, by measurement."""
     found = []
@@ -180,7 +165,7 @@ def costs_of(
 
 
 def bytes_at_once(
-    stages: Sequence[Stage], plan: HaloPlan, num_bins: int, shapes: Shapes, measured: Sequence[Costs]
+    stages: Sequence[ModelStage], plan: HaloPlan, num_bins: int, shapes: Shapes, measured: Sequence[Costs]
 ) -> float:
     """The most that bins take of the device if all are kept until the way back, and their structure stays: as if each
     of a layer's bins read all rows, and three of them were on their way beside those."""
@@ -197,9 +182,9 @@ def bytes_at_once(
 
 
 def _passes(
-    view: View, bounds: list[int], width: int, dtype: torch.dtype, limits: Limits | None,
-    made: dict[Any, list[list[Piece]]], device: torch.device,
-) -> Passes:  # fmt: skip
+    view: NeighborSums, bounds: list[int], width: int, dtype: torch.dtype, limits: BinLimits | None,
+    made: dict[Any, list[list[SourcePiece]]], device: torch.device,
+) -> PiecewiseSums:  # fmt: skip
     """The pieces of a step's bins; their structures stay on `device` where there is no limit."""
     limit = None if limits is None else limits.piece
     weighted = view.weight is not None
@@ -214,7 +199,7 @@ def _passes(
             [piece.to(device) for piece in make_pieces(view.csc, first, end, costs, view.weight)]
             for first, end in pairwise(bounds)
         ]
-    return Passes(view, made[key], limits is not None)
+    return PiecewiseSums(view, made[key], limits is not None)
 
 
 def _sources(here: Bin, csc: CSC | None) -> Tensor:
@@ -227,7 +212,7 @@ def _sources(here: Bin, csc: CSC | None) -> Tensor:
     return torch.arange(here.csc.num_src) if here.src is None else here.src.long().cpu()
 
 
-def _read_by(stage: Stage, csc: CSC) -> CSC:
+def _read_by(stage: ModelStage, csc: CSC) -> CSC:
     """The structure, with no other data of the edges than a stage takes."""
     data, conv = csc.edge_data, stage.conv
     if data is None or conv is None:
@@ -236,7 +221,7 @@ def _read_by(stage: Stage, csc: CSC) -> CSC:
 
 
 def _bins_of(
-    stage: Stage, step: int, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[Any, list[Bin]],
+    stage: ModelStage, step: int, csc: CSC, bounds: list[int], whole: WholeDegrees, made: dict[Any, list[Bin]],
     rows_device: torch.device, device: torch.device,
 ) -> list[Bin]:  # fmt: skip
     if stage.conv is None:
@@ -249,7 +234,7 @@ def _bins_of(
 
 
 def probe(
-    stage: Stage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device,
+    stage: ModelStage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device,
     data: EdgeData | None = None,
 ) -> tuple[int, torch.dtype]:  # fmt: skip
     """The width and dtype of what a stage makes of rows of `width`, found by giving it one node with a self loop.
@@ -265,8 +250,8 @@ def probe(
     with torch.no_grad(), torch.random.fork_rng(cuda, enabled=not is_lazy(stage.modules)):
         rows = torch.zeros(1, width, dtype=dtype, device=device)
         marked = [torch.zeros(1, w, dtype=t, device=device) for w, t in joined]
-        now = Rows(one - 1, 0)
-        if isinstance(stage, LinearStage):
+        now = KeyedRows(one - 1, 0)
+        if isinstance(stage, SumStage):
             out = stage.run_sums(rows, rows, marked, now)
         else:
             out = stage.run(rows, csc, marked, now)
@@ -277,7 +262,7 @@ def probe(
 
 
 def shapes_of_joins(
-    stages: Sequence[Stage], stage: Stage, shapes: Sequence[tuple[int, torch.dtype]]
+    stages: Sequence[ModelStage], stage: ModelStage, shapes: Sequence[tuple[int, torch.dtype]]
 ) -> list[tuple[int, torch.dtype]]:
     marks = {name: shapes[index] for index, each in enumerate(stages[: len(shapes)]) for name in each.keep_as}
     return [marks[name] for name in stage.joins]

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.fullgraph.offload.mover import Load
+from gnnsys.fullgraph.offload.mover import BroughtInputs
 from gnnsys.fullgraph.plan.bins import Bin, Chunk
-from gnnsys.fullgraph.plan.stage_halves import LinearStage
+from gnnsys.fullgraph.plan.stage_halves import SumStage
 from gnnsys.fullgraph.run.bin_scheduler import BinScheduler
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.parameter_grads import ParameterGrads, unhooked
-from gnnsys.fullgraph.run.pass_state import Kept, Pass, needed_before
+from gnnsys.fullgraph.run.pass_state import KeptBin, Pass, needed_before
 
 _MAX_FREE = 64  # bins of a step that may run in any order: what they say of parameters is kept apart
 
@@ -71,7 +71,7 @@ class Backward:
         return 0 if is_awaited else 1, -here.step, -here.number
 
     def receive(self, token: Any) -> Iterable[Bin]:
-        return self._told(self._exchange.take_grad(token))
+        return self._waiting_for(self._exchange.take_grad(token))
 
     def _await(self) -> None:
         """Notes what bins wait for, and asks for what peers will say of their rows."""
@@ -87,7 +87,7 @@ class Backward:
                 asked = self._exchange.expect_grads(s)
                 self._bins.expect(len(asked))
                 for before in asked:
-                    self._bins.wait(self._told(before))
+                    self._bins.wait(self._waiting_for(before))
             if s >= self._first and not self._is_free(s):
                 self._bins.in_turn(step.bins[::-1])
 
@@ -99,7 +99,7 @@ class Backward:
         step = self._steps[s]
         return (
             self._state.mover is None
-            and (step.view is not None or step.stage.conv is None)
+            and (step.neighbor_sums is not None or step.stage.conv is None)
             and len(step.bins) <= _MAX_FREE
         )
 
@@ -108,7 +108,7 @@ class Backward:
         step = self._steps[here.step]
         return step.needs[here.number][0] if self._passes_on(here.step) else step.before
 
-    def _told(self, before: Bin) -> Sequence[Bin]:
+    def _waiting_for(self, before: Bin) -> Sequence[Bin]:
         """The bins that wait for what peers say of this one's rows."""
         if before.step < 0:
             return ()
@@ -173,10 +173,10 @@ class Backward:
         if step.stage.norm is not None and s not in self._of_norms:
             self._begin_norm(s)
         is_one = len(step.bins) == 1 and state.mover is None
-        if state.needs[s] and step.view is None and self._grads[s] is None and not is_one:
+        if state.needs[s] and step.neighbor_sums is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
-        if step.view is not None and state.needs[s] and self._sums[s] is None and not is_one:
-            assert isinstance(step.stage, LinearStage)
+        if step.neighbor_sums is not None and state.needs[s] and self._sums[s] is None and not is_one:
+            assert isinstance(step.stage, SumStage)
             self._sums[s] = torch.empty_like(state.core(s))
             self._grads[s] = torch.zeros_like(state.core(s)) if step.stage.takes_own else None
         for name in step.stage.joins:
@@ -199,8 +199,10 @@ class Backward:
             return
         loads, held, scale = kept.loads, (kept.inputs, kept.own, kept.joined), kept.dst_scale
         del kept, grad, brought
-        if step.passes is not None and found[0] is not None:
-            step.passes.push(state.mover, here, found[0], scale, lambda src, grad: self._add_grad(here.step, src, grad))
+        if step.piecewise_sums is not None and found[0] is not None:
+            step.piecewise_sums.push(
+                state.mover, here, found[0], scale, lambda src, grad: self._add_grad(here.step, src, grad)
+            )
             found[0] = None
         self._return(here, found, done, loads, held)
 
@@ -216,7 +218,12 @@ class Backward:
             self._return(here, [into, None], done, loads)
 
     def _return(
-        self, here: Bin, found: Sequence[Tensor | None], done: Callable[[], None], loads: Sequence[Load], *held: Any
+        self,
+        here: Bin,
+        found: Sequence[Tensor | None],
+        done: Callable[[], None],
+        loads: Sequence[BroughtInputs],
+        *held: Any,
     ) -> None:
         """What a bin says of its inputs, to where rows live."""
         assert self._state.mover is not None
@@ -229,7 +236,7 @@ class Backward:
 
         self._state.mover.send_back([each for each in found if each is not None], arrived, loads, *held)
 
-    def _grads_of(self, here: Bin, kept: Kept, grad: Tensor) -> list[Tensor | None]:
+    def _grads_of(self, here: Bin, kept: KeptBin, grad: Tensor) -> list[Tensor | None]:
         """Of a bin's inputs (or sums), its nodes' own rows and marks; those of parameters are noted."""
         s = here.step
         leaves = [t for t in (kept.inputs, kept.own, *kept.joined) if t is not None and t.requires_grad]
@@ -249,9 +256,9 @@ class Backward:
     def _add(self, here: Bin, found: Sequence[Tensor | None]) -> None:
         """What a bin says of its inputs (or sums), of its nodes' own rows where they are given apart, and of marks."""
         s, step, (of_inputs, of_own, *of_joined) = here.step, self._steps[here.step], found
-        if step.view is not None:
+        if step.neighbor_sums is not None:
             self._put_sums(here, of_inputs, of_own)
-        elif step.passes is not None:
+        elif step.piecewise_sums is not None:
             self._add_grad(s, here.nodes, of_own)
         elif here.csc is not None:
             self._add_grad(s, slice(None) if here.src is None else here.src, of_inputs)
@@ -299,7 +306,7 @@ class Backward:
         s, first, end = here.step + 1, here.first, here.end
         found, sums = self._grads[s], self._sums[s]
         if sums is not None:
-            view = self._steps[s].view
+            view = self._steps[s].neighbor_sums
             assert view is not None
             own = None if found is None else found[first:end]  # of these rows, which nobody asks for again
             if own is not None and (not own.is_contiguous() or _share_memory(own, sums)):
@@ -338,7 +345,7 @@ class Backward:
         grad, sums = self._grads[s], self._sums[s]
         first, end = num_core + chunk.first, num_core + chunk.end
         if sums is not None:
-            view = self._steps[s].view
+            view = self._steps[s].neighbor_sums
             assert view is not None
             return view.pull(sums, first, end)
         return torch.zeros_like(self._state.rows[s][first:end]) if grad is None else grad[first:end]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.keyed_dropout import turn_now
+from gnnsys.fullgraph.keyed_dropout import draw_context
 from gnnsys.fullgraph.run.pyg_layers import is_pyg, piece_call
 from gnnsys.nn import GraphLayer
 from gnnsys.ops import CSC, STRUCTURES, stream_key
@@ -50,7 +50,7 @@ def call(conv: nn.Module, rows: Tensor, csc: CSC) -> Tensor:
     if csc.edge_data is not None:
         told = {name: given for name, given in csc.edge_data.rows.items() if name in arguments(conv)}
     if not is_pyg(getattr(conv, "_orig_mod", conv)):
-        now = turn_now()
+        now = draw_context()
         if now is not None and isinstance(conv, GraphLayer) and conv.draws():
             now.num_drops += 1
             return conv.forward_keyed(rows, csc, now.rows.ids, stream_key(now.rows.key, now.num_drops), **told)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from gnnsys.fullgraph.plan.module_layout import Layout
-from gnnsys.fullgraph.plan.stages import Stage
+from gnnsys.fullgraph.plan.module_layout import ModuleLayout
+from gnnsys.fullgraph.plan.stages import ModelStage
 from gnnsys.nn import HOOKS
 
 _PUT_BACK = ("training", "p", "dropout")  # of a module's attributes, where they are numbers
@@ -26,10 +26,10 @@ _ADVICE = (
 )
 
 
-class Then:
+class ModuleSnapshot:
     """Modules, parameters and buffers of stages, as they are when it is made."""
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[ModelStage]) -> None:
         self._stages = stages
         self._modules = _modules(stages)
         self._layers = _layers(self._modules)
@@ -59,7 +59,7 @@ class Then:
             _put(now)
 
 
-def _modules(stages: Sequence[Stage]) -> list[nn.Module]:
+def _modules(stages: Sequence[ModelStage]) -> list[nn.Module]:
     found = {id(m): m for stage in stages for module in stage.modules for m in module.modules()}
     return list(found.values())
 
@@ -68,7 +68,7 @@ def _layers(modules: Sequence[nn.Module]) -> tuple[Any, ...]:
     """Kinds, children and settings of modules, and which hooks are called with them."""
     everywhere = [tuple(getattr(torch_module, f"_global{name}")) for name in HOOKS]
     own = [tuple(vars(module)[name]) for module in modules for name in HOOKS]
-    return (Layout.of(nn.ModuleList(modules)).what[2:], everywhere, own)
+    return (ModuleLayout.of(nn.ModuleList(modules)).what[2:], everywhere, own)
 
 
 def _parameters(modules: Sequence[nn.Module]) -> list[tuple[Tensor, int, int, bool]]:
@@ -76,7 +76,7 @@ def _parameters(modules: Sequence[nn.Module]) -> list[tuple[Tensor, int, int, bo
     return [(p, *_state(p)) for module in modules for p in module._parameters.values() if p is not None]
 
 
-def _buffers(stages: Sequence[Stage]) -> list[tuple[Tensor, int, int, bool]]:
+def _buffers(stages: Sequence[ModelStage]) -> list[tuple[Tensor, int, int, bool]]:
     """All but statistics of batch normalisation, which a pass writes itself and has what it needs of."""
     modules = _modules([stage for stage in stages if stage.norm is None])
     return [(b, *_state(b)) for module in modules for b in module._buffers.values() if b is not None]

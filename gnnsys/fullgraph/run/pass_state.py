@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.keyed_dropout import Rows
-from gnnsys.fullgraph.offload.mover import Load, Mover, Pick, csc_of, csc_picks, picked
+from gnnsys.fullgraph.keyed_dropout import KeyedRows
+from gnnsys.fullgraph.offload.mover import BroughtInputs, Mover, Pick, csc_of, csc_picks, picked
 from gnnsys.fullgraph.plan.bins import Bin
 from gnnsys.fullgraph.plan.pass_planner import PassPlan
-from gnnsys.fullgraph.plan.stage_halves import LinearStage
+from gnnsys.fullgraph.plan.stage_halves import SumStage
 from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.batch_norm import NormPass
-from gnnsys.fullgraph.run.module_snapshot import Then
+from gnnsys.fullgraph.run.module_snapshot import ModuleSnapshot
 from gnnsys.observe import Span
 from gnnsys.ops import CSC
 
@@ -55,7 +55,7 @@ class Times:
 
 
 @dataclass(eq=False)
-class Given:
+class BinInputs:
     """What a bin is computed from, on the device; `loads` are what brought it, where something did.
 
     Of a stage in halves the inputs are sums, and where rows move `scale` is what those were multiplied by.
@@ -66,18 +66,18 @@ class Given:
     own: Tensor | None = None
     scale: Tensor | None = None  # of the rows it reads
     csc: CSC | None = None
-    loads: list[Load] = field(default_factory=list)
+    loads: list[BroughtInputs] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Kept:
+class KeptBin:
     """A bin's inputs and result, still joined by autograd. Of a stage in halves the inputs are sums and own rows."""
 
     inputs: Tensor
     joined: list[Tensor]
     out: Tensor
     own: Tensor | None = None
-    loads: list[Load] = field(default_factory=list)
+    loads: list[BroughtInputs] = field(default_factory=list)
     dst_scale: Tensor | None = None  # of the sums
 
 
@@ -103,13 +103,13 @@ class Pass:
     is_known: bool = False  # whether the input, with its halo, is that of an earlier pass
     constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
     mover: Mover | None = None
-    _kept: dict[Bin, Kept] = field(default_factory=dict)
+    _kept: dict[Bin, KeptBin] = field(default_factory=dict)
     _random: dict[Bin, Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
-    _then: Then | None = None  # modules on the way there, where bins are computed again
+    _snapshot: ModuleSnapshot | None = None  # modules on the way there, where bins are computed again
 
     def __post_init__(self) -> None:
-        self.mover = None if self.plan.depot is None else Mover(self.plan.depot)
+        self.mover = None if self.plan.buffers is None else Mover(self.plan.buffers)
 
     def begin(self, x: Tensor) -> None:
         """Makes room for the rows of every layer, of which x is the first."""
@@ -122,7 +122,7 @@ class Pass:
             step.stage.look()
         self.parameters = [step.stage.parameters() for step in steps]
         if self.wants_grad and plan.recompute:
-            self._then = Then([step.stage for step in steps])
+            self._snapshot = ModuleSnapshot([step.stage for step in steps])
         for index, step in enumerate(steps):
             self.needs.append(self.needs[-1] or (self.wants_grad and bool(self.parameters[index])))
             is_read = index + 1 < len(steps) and steps[index + 1].has_halo
@@ -135,8 +135,8 @@ class Pass:
         """Raises RuntimeError where something that the way back reads is not what it was on the way there."""
         for norm in self.norms.values():
             norm.check()
-        if self._then is not None:
-            self._then.check()
+        if self._snapshot is not None:
+            self._snapshot.check()
 
     def step_of(self, here: Bin) -> Step:
         return self.plan.steps[here.step]
@@ -149,8 +149,8 @@ class Pass:
         is_read = grad is None or self.plan.recompute or step.stage.norm is not None
         picks = self._picks(here) if is_read else []
         self.mover.load(here, picks if grad is None else [Pick(grad), *picks])
-        if picks and step.passes is not None and self._known_sums(here) is None:
-            step.passes.load(self.mover, here, 0, self.rows[s], self.scales.get(s))
+        if picks and step.piecewise_sums is not None and self._known_sums(here) is None:
+            step.piecewise_sums.load(self.mover, here, 0, self.rows[s], self.scales.get(s))
 
     def compute(self, here: Bin, done: Callable[[], None]) -> None:
         """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `done`."""
@@ -174,7 +174,12 @@ class Pass:
         self._return(here, kept.out.detach(), done, kept.loads, kept.inputs if is_new else None)
 
     def _return(
-        self, here: Bin, out: Tensor, done: Callable[[], None], loads: Sequence[Load] = (), sums: Tensor | None = None
+        self,
+        here: Bin,
+        out: Tensor,
+        done: Callable[[], None],
+        loads: Sequence[BroughtInputs] = (),
+        sums: Tensor | None = None,
     ) -> None:
         """The rows that a bin made, to where they live, and its sums where those will be the same again."""
         if self.mover is None:
@@ -192,7 +197,7 @@ class Pass:
 
     def _stays(self, here: Bin) -> bool:
         """Whether a bin sums up features that never change."""
-        is_linear = isinstance(self.step_of(here).stage, LinearStage)
+        is_linear = isinstance(self.step_of(here).stage, SumStage)
         return here.step == 0 and is_linear and self.constant is not None and 0 not in self.scales
 
     def _known_sums(self, here: Bin) -> Tensor | None:
@@ -202,14 +207,14 @@ class Pass:
         """A step's input without the halo."""
         return self.rows[s][: self.plan.halo.num_core]
 
-    def taken(self, here: Bin) -> tuple[list[Tensor], list[Load]]:
+    def taken(self, here: Bin) -> tuple[list[Tensor], list[BroughtInputs]]:
         """The rows of a bin's nodes on the device, behind its gradient where that was loaded; and what brought them."""
         if self.mover is None:
             return [self.rows[here.step].data[here.nodes].to(self.plan.device)], []
         load = self.mover.take(here)
         return load.tensors, [load]
 
-    def take_kept(self, here: Bin) -> tuple[Kept, Tensor | None]:
+    def take_kept(self, here: Bin) -> tuple[KeptBin, Tensor | None]:
         """A bin for the way back, as it was kept or computed once more with the same random numbers; and its gradient,
         where that was loaded."""
         load = None if self.mover is None else self.mover.take(here)
@@ -218,8 +223,8 @@ class Pass:
             kept = self._kept.pop(here)
             kept.loads = [] if load is None else [load]
             return kept, grad
-        assert self._then is not None
-        with torch.enable_grad(), _replayed(self._random.pop(here)), self._then.again():
+        assert self._snapshot is not None
+        with torch.enable_grad(), _replayed(self._random.pop(here)), self._snapshot.again():
             given = self._given(here) if load is None else self._brought(here, load, load.tensors[1:])
             return self._evaluate(here, given), grad
 
@@ -244,11 +249,11 @@ class Pass:
         s, step = here.step, self.step_of(here)
         picks = [picked(here, self.rows[s])]
         picks += [Pick(self.rows[self.marks[name]], here.nodes) for name in step.stage.joins]
-        if step.passes is not None:
+        if step.piecewise_sums is not None:
             sums = self._known_sums(here)
             if sums is not None:
                 return [*picks, Pick(sums)]
-            scale = step.passes.dst_scale(self.rows[s].dtype)
+            scale = step.piecewise_sums.dst_scale(self.rows[s].dtype)
             return picks if scale is None else [*picks, Pick(scale, here.nodes)]
         if s in self.scales:
             picks.append(picked(here, self.scales[s]))
@@ -256,19 +261,21 @@ class Pass:
             picks += csc_picks(here.csc)
         return picks
 
-    def _brought(self, here: Bin, load: Load, tensors: Sequence[Tensor]) -> Given:
+    def _brought(self, here: Bin, load: BroughtInputs, tensors: Sequence[Tensor]) -> BinInputs:
         """What a bin is computed from, where it was brought."""
         s, step = here.step, self.step_of(here)
         left = iter(tensors)
-        given = Given(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, loads=[load])
-        if step.passes is not None:
+        given = BinInputs(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, loads=[load])
+        if step.piecewise_sums is not None:
             assert self.mover is not None
             given.own, given.scale, scale = given.inputs, next(left, None), self.scales.get(s)
             if self._known_sums(here) is not None:
                 assert given.scale is not None
                 given.inputs, given.scale = given.scale, None
                 return given
-            given.inputs, loads = step.passes.sums(self.mover, here, self.rows[s], given.own, scale, given.scale)
+            given.inputs, loads = step.piecewise_sums.sums(
+                self.mover, here, self.rows[s], given.own, scale, given.scale
+            )
             given.loads += loads
             return given
         if s in self.scales:
@@ -277,30 +284,30 @@ class Pass:
             given.csc = csc_of(here.csc, list(left))
         return given
 
-    def _given(self, here: Bin) -> Given:
+    def _given(self, here: Bin) -> BinInputs:
         """What a bin is computed from, where rows lie on the device."""
         s, step, device = here.step, self.step_of(here), self.plan.device
         rows = self.rows[s].data  # others of them may be written meanwhile: autograd shall not count that
         joined = [self.rows[self.marks[name]].data[here.nodes].to(device) for name in step.stage.joins]
-        if isinstance(step.stage, LinearStage):
-            return Given(self._sums(here), joined, rows[here.nodes])
+        if isinstance(step.stage, SumStage):
+            return BinInputs(self._sums(here), joined, rows[here.nodes])
         scale = here.inputs(self.scales[s]).to(device) if s in self.scales else None
         csc = None if here.csc is None else here.csc.to(device)
-        return Given(here.inputs(rows).detach().to(device), joined, None, scale, csc)
+        return BinInputs(here.inputs(rows).detach().to(device), joined, None, scale, csc)
 
-    def _evaluate(self, here: Bin, given: Given) -> Kept:
+    def _evaluate(self, here: Bin, given: BinInputs) -> KeptBin:
         """A bin through its stage, under autograd where that is on."""
         s, stage, grads = here.step, self.step_of(here).stage, torch.is_grad_enabled()
-        now = Rows(self.plan.ids[here.nodes], self.key)
+        now = KeyedRows(self.plan.ids[here.nodes], self.key)
         for name, marked in zip(stage.joins, given.joined, strict=True):
             marked.requires_grad_(grads and self.needs[self.marks[name]])
         inputs, own, joined = given.inputs.requires_grad_(grads and self.needs[s]), given.own, given.joined
-        if isinstance(stage, LinearStage):
+        if isinstance(stage, SumStage):
             assert own is not None
             own.requires_grad_(grads and self.needs[s] and stage.takes_own)
             with self._autocast():
                 out = stage.run_sums(inputs, own, joined, now)
-            return Kept(inputs, joined, out, own, given.loads, given.scale)
+            return KeptBin(inputs, joined, out, own, given.loads, given.scale)
         read = inputs
         if given.scale is not None:
             is_copy = here.src is not None or given.loads or inputs.device != self.rows[s].device
@@ -308,11 +315,11 @@ class Pass:
         if stage.conv is None and stage.writes:
             read = read.clone()  # rows are not the modules' to write
         with self._autocast():
-            return Kept(inputs, joined, stage.run(read, given.csc, joined, now), loads=given.loads)
+            return KeptBin(inputs, joined, stage.run(read, given.csc, joined, now), loads=given.loads)
 
     def _sums(self, here: Bin) -> Tensor:
         """What a bin's nodes have as in-neighbours; of features that never change they are made once."""
-        s, view = here.step, self.step_of(here).view
+        s, view = here.step, self.step_of(here).neighbor_sums
         assert view is not None
         if s in self.scales:
             return view.sums(self.rows[s], here.first, here.end, self.scales[s][:, 0])

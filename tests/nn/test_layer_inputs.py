@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnnsys.nn import SAGEConv
-from gnnsys.nn.structure import from_edge_index, resolve
+from gnnsys.nn.layer_inputs import from_edge_index, resolve
 from gnnsys.ops import CSC
 from gnnsys.ops.memo import Memo
 from gnnsys.sampling import Block
