@@ -76,10 +76,10 @@ class EdgeArguments(nn.Module):
     def forward(self, rows: Tensor, csc: CSC) -> Tensor:
         data = csc.edge_data
         if data is not None:
-            csc = STRUCTURES.get(lambda: self._waiting_for(csc, data), csc, key=("told", *self.names.items()))
+            csc = STRUCTURES.get(lambda: self._with_arguments(csc, data), csc, key=("told", *self.names.items()))
         return call(self.conv, rows, csc)
 
-    def _waiting_for(self, csc: CSC, data: EdgeData) -> CSC:
+    def _with_arguments(self, csc: CSC, data: EdgeData) -> CSC:
         given = {argument: data.rows[name] for argument, name in self.names.items()}
         whole = data.whole if self.names.get(WEIGHT) == WEIGHT else None
         return replace(csc, edge_data=EdgeData(given, whole) if given else None)

@@ -18,11 +18,16 @@ _MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of an
 
 
 class Transformed(NamedTuple):
-    """What the dense half makes: rows per head, the sources' share of the attention scores, rows of destinations."""
+    """What the dense half makes: rows per head, and each node's share of the attention scores.
+
+    How many destinations there are the structure knows. Until they are scored, `dst` are their rows, the first num_dst
+    of it, and None where they have none and score 0.
+    """
 
     rows: Tensor  # [num_src, heads, out_channels]
     score_src: Tensor  # [num_src, heads]
-    dst: Tensor | None  # [num_dst or more, heads, out_channels]; None where there are none, and nothing is scored
+    dst: Tensor | None  # [num_dst or more, heads, out_channels]
+    score_dst: Tensor | None = None  # [num_dst, heads]
 
 
 def _drawn_key() -> int:
@@ -100,11 +105,18 @@ class GATConv(GraphLayer):
         shares_rows = self.lin is not None and not isinstance(rows, tuple)
         return Transformed(out, score_src, out if shares_rows else None if dst is None else of_dst(dst).view(shape))
 
-    def _scores(self, csc: CSC, node: Transformed) -> tuple[Tensor, Tensor]:
-        """The shares of sources and of destinations, [num_src, heads] and [num_dst, heads]."""
-        if node.dst is None:
-            return node.score_src, node.score_src.new_zeros(csc.num_dst, self.heads)
-        return node.score_src, self._score(node.dst[: csc.num_dst], self.att_dst)
+    def _scored(self, csc: CSC, node: Transformed) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, and the scores of sources and of destinations."""
+        score = node.score_dst
+        if score is None and node.dst is None:
+            score = node.score_src.new_zeros(csc.num_dst, self.heads)
+        elif score is None:
+            score = self._score(node.dst[: csc.num_dst], self.att_dst)  # type: ignore[index]
+        return node.rows, node.score_src, score
+
+    def _with_scores(self, csc: CSC, node: Transformed) -> Transformed:
+        rows, score_src, score_dst = self._scored(csc, node)
+        return Transformed(rows, score_src, None, score_dst)
 
     @staticmethod
     def _score(rows: Tensor, attention: Tensor) -> Tensor:
@@ -119,8 +131,7 @@ class GATConv(GraphLayer):
         drops = self.training and self.dropout > 0
         return gat_aggregate(
             csc,
-            rows.rows,
-            *self._scores(csc, rows),
+            *self._scored(csc, rows),
             edge_score=edge_rows,
             negative_slope=self.negative_slope,
             dropout=self.dropout if drops else 0.0,
@@ -139,6 +150,7 @@ class GATConv(GraphLayer):
         given = resolve(x, edges, size, derives=True)
         residual = None if self.res is None or given.dst is None else self.res(given.dst)
         node = self.transform(given.src if given.dst_is_first and self.lin is not None else (given.src, given.dst))
+        node = self._with_scores(given.csc, node)
         csc, edge_score = self.scored_edges(given, edge_attr)
         edge_score = None if edge_score is None else edge_score.to(node.rows.dtype)
         if return_attention_weights:
@@ -192,10 +204,10 @@ class GATConv(GraphLayer):
         An in-edge goes by its place among the node's, which keep their order in any piece; the self loop is the last.
         """
         given = resolve(rows, csc)
-        node = self.transform(rows if self.lin is not None else (rows, given.dst))
+        node = self._with_scores(csc, self.transform(rows if self.lin is not None else (rows, given.dst)))
         edges, edge_score = self.scored_edges(given, edge_attr)
         dst = edges.dst()
-        score_src, score_dst = self._scores(edges, node)
+        _, score_src, score_dst = self._scored(edges, node)
         score = score_src.index_select(0, edges.indices) + score_dst.index_select(0, dst)
         score = score if edge_score is None else score + edge_score.to(score.dtype)
         alpha = edge_softmax(edges, F.leaky_relu(score, self.negative_slope))
@@ -205,7 +217,7 @@ class GATConv(GraphLayer):
         return self._finish(spmm(edges, node.rows, weight=alpha), None if self.res is None else self.res(given.dst))
 
     def _attention(self, csc: CSC, node: Transformed, edge_score: Tensor | None) -> Tensor:
-        score_src, score_dst = self._scores(csc, node)
+        _, score_src, score_dst = self._scored(csc, node)
         score = score_src.index_select(0, csc.indices) + score_dst.index_select(0, csc.dst())
         score = score if edge_score is None else score + edge_score
         alpha = edge_softmax(csc, F.leaky_relu(score, self.negative_slope))

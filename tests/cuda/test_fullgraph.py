@@ -174,11 +174,11 @@ def test_streams_that_lag_behind_each_other_change_nothing(options, slow, monkey
     want = epochs("cpu", **options)
     before = getattr(CudaStreams, slow)
 
-    def held_up(lanes, *args):
-        stream = {"bring": lanes._in, "fetch": lanes._out}.get(slow) or torch.cuda.current_stream()
+    def held_up(streams, *args):
+        stream = {"bring": streams._in, "fetch": streams._out}.get(slow) or torch.cuda.current_stream()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(300_000)
-        result = before(lanes, *args)
+        result = before(streams, *args)
         if slow == "follow":
             torch.cuda._sleep(300_000)  # and so are the kernels
         return result
@@ -190,7 +190,7 @@ def test_streams_that_lag_behind_each_other_change_nothing(options, slow, monkey
 def test_page_locked_buffers_are_lent_again(monkeypatch):
     made = []
     before = CudaStreams.buffer
-    monkeypatch.setattr(CudaStreams, "buffer", lambda lanes, size: made.append(before(lanes, size)) or made[-1])
+    monkeypatch.setattr(CudaStreams, "buffer", lambda streams, size: made.append(before(streams, size)) or made[-1])
     graph, x = random_graph(N, 1500, 1), torch.randn(N, WIDTH)
     layers = [GATConv(WIDTH, 8).cuda(), nn.ReLU(), GATConv(8, 4).cuda()]
     model = HybridParallel(layers, graph, schedule=BinSchedule(packing=Packing(num_bins=8)), recompute=True)
@@ -211,19 +211,19 @@ def test_a_bin_is_brought_while_another_computes(monkeypatch):
     marks, overlaps = [], []
     bring, follow, fetch = CudaStreams.bring, CudaStreams.follow, CudaStreams.fetch
 
-    def bring_and_look(lanes, source):
-        block, mark = bring(lanes, source)
+    def bring_and_look(streams, source):
+        block, mark = bring(streams, source)
         if marks:
             mark.synchronize()
             overlaps.append(not marks[-1].query())  # kernels of the bin before are still at work
         return block, mark
 
-    def follow_slowly(lanes, mark):
-        follow(lanes, mark)
+    def follow_slowly(streams, mark):
+        follow(streams, mark)
         torch.cuda._sleep(100_000_000)  # some 50 ms
 
-    def fetch_and_note(lanes, tensors, into):
-        mark = fetch(lanes, tensors, into)
+    def fetch_and_note(streams, tensors, into):
+        mark = fetch(streams, tensors, into)
         marks.append(mark)
         return mark
 

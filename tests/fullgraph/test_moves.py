@@ -84,7 +84,7 @@ class LateStreams:
 
 @pytest.fixture
 def late(monkeypatch) -> list[LateStreams]:
-    """All bins of this test move; the lanes that were made."""
+    """All bins of this test move; the streams that were made."""
     made: list[LateStreams] = []
 
     def between(rows_device: torch.device, device: torch.device) -> CopyStreams:
@@ -110,7 +110,7 @@ OPTIONS = {
 @pytest.mark.parametrize("make", [unequal_sage, gat, skipping, normed], ids=lambda make: make.__name__)
 def test_moving_bins_give_the_dense_answer_however_late_copies_are(make, options, late):
     check(make, random_graph(N, 300, 1), torch.zeros(N, dtype=torch.int64), 1, **options)
-    assert late and all(lanes.num_buffers > 0 for lanes in late)
+    assert late and all(streams.num_buffers > 0 for streams in late)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["four bins"], OPTIONS["budget"]], ids=["four bins", "budget"])
@@ -149,19 +149,19 @@ def test_buffers_are_lent_again_from_pass_to_pass(late):
     x = torch.randn(N, WIDTH, requires_grad=True)
     for _ in range(2):
         model(x).square().sum().backward()
-    (lanes,) = late
-    made = lanes.num_buffers
+    (streams,) = late
+    made = streams.num_buffers
     for _ in range(3):
         model(x).square().sum().backward()
     with torch.inference_mode():
         model(x)
     model(x).square().sum().backward()
-    assert 0 < made == lanes.num_buffers
+    assert 0 < made == streams.num_buffers
 
 
 def test_a_buffer_is_lent_again_only_when_its_bin_is_finished():
-    lanes = LateStreams()
-    mover, came = Mover(StagingBuffers(lanes)), []
+    streams = LateStreams()
+    mover, came = Mover(StagingBuffers(streams)), []
     rows = torch.arange(40.0).view(10, 4)
     index = torch.tensor([7, 2])
     for number in range(6):
@@ -174,18 +174,18 @@ def test_a_buffer_is_lent_again_only_when_its_bin_is_finished():
     mover.finish()
     for number, (first, second) in enumerate(came):
         assert torch.equal(first, (rows + number)[index] * 2) and torch.equal(second, (rows + number)[3:5])
-    assert len(came) == 6 and lanes.num_buffers <= 4
+    assert len(came) == 6 and streams.num_buffers <= 4
 
 
 def test_a_pass_that_fails_waits_for_its_copies():
-    lanes = LateStreams()
-    with pytest.raises(RuntimeError, match="stop"), Mover(StagingBuffers(lanes)) as mover:
+    streams = LateStreams()
+    with pytest.raises(RuntimeError, match="stop"), Mover(StagingBuffers(streams)) as mover:
         mover.load(0, [Pick(torch.ones(3, 2))])
         raise RuntimeError("stop")
-    assert not any(lanes.queues)
+    assert not any(streams.queues)
 
 
-def test_lanes_of_the_cpu_copy_at_once():
+def test_streams_of_the_cpu_copy_at_once():
     mover = Mover(StagingBuffers(HostStreams()))
     mover.load("a", [Pick(torch.ones(3, 2))])
     load, came = mover.take("a"), []
