@@ -9,8 +9,19 @@ from gnnsys.nn.gcn import GCNConv, whole_scales
 from gnnsys.nn.gin import GINConv
 from gnnsys.nn.halves import Dense, Halves, NarrowFirst
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import resolve
 from gnnsys.nn.models import GAT, GCN, GIN, RGCN, GraphSAGE, Stack, hop_prefixes
-from gnnsys.nn.plain import HOOKS, has_hooks, is_batch_norm, is_untouched, methods_of, runs_as, why_whole
+from gnnsys.nn.plain import (
+    HOOKS,
+    has_hooks,
+    is_bare_linear,
+    is_bare_product,
+    is_batch_norm,
+    is_untouched,
+    methods_of,
+    runs_as,
+    why_whole,
+)
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
 
@@ -33,9 +44,12 @@ __all__ = [
     "Stack",
     "has_hooks",
     "hop_prefixes",
+    "is_bare_linear",
+    "is_bare_product",
     "is_batch_norm",
     "is_untouched",
     "methods_of",
+    "resolve",
     "runs_as",
     "whole_scales",
     "why_whole",
