@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
-from gnnsys.fullgraph.plan.edge_arguments import edge_data_of
+from gnnsys.fullgraph.plan.edge_data import edge_data_of
 from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.plan.pass_planner import LayerReader, PassPlanner, PlanOptions, whole_degrees
 from gnnsys.fullgraph.plan.rank_share import RankShare, share_of
 from gnnsys.fullgraph.run.halo_exchange import Exchange
-from gnnsys.fullgraph.run.pass_state import Pass, Times
+from gnnsys.fullgraph.run.pass_state import Pass
+from gnnsys.fullgraph.run.pass_times import Times
 from gnnsys.fullgraph.run.whole_pass import PassRunner
 from gnnsys.observe import PassTrace
 from gnnsys.ops import stream_key

@@ -207,7 +207,7 @@ class GATConv(GraphLayer):
         node = self._with_scores(csc, self.transform(rows if self.lin is not None else (rows, given.dst)))
         edges, edge_score = self.scored_edges(given, edge_attr)
         dst = edges.dst()
-        _, score_src, score_dst = self._scored(edges, node)
+        score_src, score_dst = self._scored(edges, node)[1:]
         score = score_src.index_select(0, edges.indices) + score_dst.index_select(0, dst)
         score = score if edge_score is None else score + edge_score.to(score.dtype)
         alpha = edge_softmax(edges, F.leaky_relu(score, self.negative_slope))
@@ -217,7 +217,7 @@ class GATConv(GraphLayer):
         return self._finish(spmm(edges, node.rows, weight=alpha), None if self.res is None else self.res(given.dst))
 
     def _attention(self, csc: CSC, node: Transformed, edge_score: Tensor | None) -> Tensor:
-        _, score_src, score_dst = self._scored(csc, node)
+        score_src, score_dst = self._scored(csc, node)[1:]
         score = score_src.index_select(0, csc.indices) + score_dst.index_select(0, csc.dst())
         score = score if edge_score is None else score + edge_score
         alpha = edge_softmax(csc, F.leaky_relu(score, self.negative_slope))

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.plan.bins import Bin, Costs, make_bins
+from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.fullgraph.plan.stage_halves import SumStage
-from gnnsys.fullgraph.plan.stages import ModelStage
 from gnnsys.fullgraph.run.batch_norm import NormPass
 from gnnsys.fullgraph.run.parameter_grads import unhooked
 from gnnsys.ops import CSC, WholeDegrees

@@ -24,9 +24,9 @@ from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import Dropout, KeyedRows, working_on
 from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.bins import Bin, make_bins
-from gnnsys.fullgraph.plan.edge_arguments import drawn
+from gnnsys.fullgraph.plan.edge_data import drawn
+from gnnsys.fullgraph.plan.model_stages import ModelStage, taken
 from gnnsys.fullgraph.plan.module_layout import is_lazy
-from gnnsys.fullgraph.plan.stages import ModelStage, taken
 from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.nn import HOOKS, has_hooks, why_whole
 from gnnsys.ops import CSC, EdgeData, WholeDegrees

@@ -22,9 +22,9 @@ from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
+from gnnsys.fullgraph.plan.model_stages import ModelStage, make_stages
 from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
 from gnnsys.fullgraph.plan.stage_halves import with_halves
-from gnnsys.fullgraph.plan.stages import ModelStage, make_stages
 from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
 from gnnsys.ops import WEIGHT, WholeDegrees
 from gnnsys.store import free_device_memory

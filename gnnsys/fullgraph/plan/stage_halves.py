@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.modules import JoinKept
-from gnnsys.fullgraph.plan.stages import ModelStage
+from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.nn import Dense, GraphLayer, Halves, NarrowFirst
 
 

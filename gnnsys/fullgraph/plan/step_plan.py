@@ -29,12 +29,12 @@ from gnnsys.fullgraph.plan.bins import (
     sent_rows,
     waits_for,
 )
-from gnnsys.fullgraph.plan.edge_arguments import alike
+from gnnsys.fullgraph.plan.edge_data import alike
 from gnnsys.fullgraph.plan.halo import HaloPlan
+from gnnsys.fullgraph.plan.model_stages import ModelStage, taken
 from gnnsys.fullgraph.plan.module_layout import is_lazy
 from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums
 from gnnsys.fullgraph.plan.stage_halves import SumStage
-from gnnsys.fullgraph.plan.stages import ModelStage, taken
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
 _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.fullgraph.plan.module_layout import ModuleLayout
-from gnnsys.fullgraph.plan.stages import ModelStage
 from gnnsys.nn import HOOKS
 
 _PUT_BACK = ("training", "p", "dropout")  # of a module's attributes, where they are numbers

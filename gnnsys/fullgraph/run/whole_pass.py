@@ -16,7 +16,8 @@ from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.backward import Backward
 from gnnsys.fullgraph.run.forward import Forward
 from gnnsys.fullgraph.run.halo_exchange import Exchange
-from gnnsys.fullgraph.run.pass_state import Pass, Times
+from gnnsys.fullgraph.run.pass_state import Pass
+from gnnsys.fullgraph.run.pass_times import Times
 
 
 class KnownFeatures(NamedTuple):
