@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import gnnsys
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, share_of
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, share_of
 from gnnsys.nn import GAT, GCN, GraphSAGE
 
 MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
@@ -58,7 +58,7 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
         layers.to(session.device),
         share,
         edge_data={"edge_weight": args.edge_weight} if args.edge_weight else None,
-        schedule=Schedule(
+        schedule=BinSchedule(
             intra_layer=not args.no_intra,
             inter_layer=not args.no_inter,
             packing=Packing(num_bins=args.bins) if args.bins else None,

@@ -1,25 +1,32 @@
 """Full-graph training (G3): every rank computes its own nodes, layer by layer, and sends what others need of them."""
 
-from gnnsys.fullgraph.approximate import BoundarySampling, Staleness
-from gnnsys.fullgraph.bins import Packing
-from gnnsys.fullgraph.calling import call
-from gnnsys.fullgraph.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.inference import infer
-from gnnsys.fullgraph.keyed import Dropout
-from gnnsys.fullgraph.layers import Join, Keep, Residual, Told
-from gnnsys.fullgraph.memory import peak_bytes
+from gnnsys.fullgraph.keyed_dropout import Dropout
+from gnnsys.fullgraph.modules import EdgeArguments, JoinKept, Keep, Residual
 from gnnsys.fullgraph.parallel import HybridParallel
-from gnnsys.fullgraph.share import Share, share_of
-from gnnsys.fullgraph.steps import Schedule
+from gnnsys.fullgraph.plan.bin_memory import peak_bytes
+from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
+from gnnsys.fullgraph.plan.bins import Packing
+from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
+from gnnsys.fullgraph.plan.rank_share import RankShare, share_of
+from gnnsys.fullgraph.run.approximate import BoundarySampling, Staleness
+from gnnsys.fullgraph.run.call_layer import call
+
+# Names of version 0.1, kept for one version more
+Join, Schedule, Share, Told = JoinKept, BinSchedule, RankShare, EdgeArguments
 
 __all__ = [
+    "BinSchedule",
     "BoundarySampling",
     "Dropout",
+    "EdgeArguments",
     "HaloPlan",
     "HybridParallel",
     "Join",
+    "JoinKept",
     "Keep",
     "Packing",
+    "RankShare",
     "Residual",
     "Schedule",
     "Share",

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.parallel import HybridParallel
 
 if TYPE_CHECKING:
-    from gnnsys.fullgraph.share import Share
+    from gnnsys.fullgraph.plan.rank_share import RankShare
     from gnnsys.graph import Graph
     from gnnsys.sampling import DistGraph
 
 
 def infer(
     layers: Sequence[nn.Module] | nn.Module,
-    graph: Graph | DistGraph | Share,
+    graph: Graph | DistGraph | RankShare,
     x: Tensor | str = "x",
     **options: Any,
 ) -> tuple[Tensor, Tensor]:

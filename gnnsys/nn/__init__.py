@@ -1,26 +1,44 @@
 """Layers and reference models on our ops: PyG's names, parameters and results, on an edge_index, a CSC or a block.
 
-Every layer exposes its two halves: `transform`, dense and per row, and `aggregate`, sparse and over edges.
+Every layer exposes its two halves: `transform`, dense and per row, and `aggregate`, sparse and over edges. `GraphLayer`
+says what a layer has; docs/layers.md how to add one.
 """
 
 from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv, whole_scales
 from gnnsys.nn.gin import GINConv
+from gnnsys.nn.halves import Dense, Halves, NarrowFirst
+from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import resolve
 from gnnsys.nn.models import GAT, GCN, GIN, RGCN, GraphSAGE, Stack, hop_prefixes
-from gnnsys.nn.plain import has_hooks, is_bare_linear, is_bare_product, runs_as
+from gnnsys.nn.plain import (
+    HOOKS,
+    has_hooks,
+    is_bare_linear,
+    is_bare_product,
+    is_batch_norm,
+    is_untouched,
+    methods_of,
+    runs_as,
+    why_whole,
+)
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
-from gnnsys.nn.structure import resolve
 
 __all__ = [
     "GAT",
     "GCN",
     "GIN",
+    "HOOKS",
     "RGCN",
+    "Dense",
     "GATConv",
     "GCNConv",
     "GINConv",
+    "GraphLayer",
     "GraphSAGE",
+    "Halves",
+    "NarrowFirst",
     "RGCNConv",
     "SAGEConv",
     "Stack",
@@ -28,7 +46,11 @@ __all__ = [
     "hop_prefixes",
     "is_bare_linear",
     "is_bare_product",
+    "is_batch_norm",
+    "is_untouched",
+    "methods_of",
     "resolve",
     "runs_as",
     "whole_scales",
+    "why_whole",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,17 +10,24 @@ from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, linear, zeros_
 from gnnsys.nn.layer import GraphLayer
-from gnnsys.nn.plain import is_bare_product
-from gnnsys.nn.structure import Edges, LayerInputs, Looped, Rows, resolve, with_self_loops
-from gnnsys.ops import CSC, edge_softmax, gat_aggregate, spmm
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, Looped, Rows, resolve, with_self_loops
+from gnnsys.nn.plain import is_bare_product, is_untouched
+from gnnsys.ops import CSC, dropout_rows, edge_softmax, gat_aggregate, spmm
+
+_MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's
 
 
 class Transformed(NamedTuple):
-    """What the dense half makes: rows per head, and each node's share of the attention scores."""
+    """What the dense half makes: rows per head, and each node's share of the attention scores.
+
+    How many destinations there are the structure knows. Until they are scored, `dst` are their rows, the first num_dst
+    of it, and None where they have none and score 0.
+    """
 
     rows: Tensor  # [num_src, heads, out_channels]
     score_src: Tensor  # [num_src, heads]
-    score_dst: Tensor  # [num_dst, heads]
+    dst: Tensor | None  # [num_dst or more, heads, out_channels]
+    score_dst: Tensor | None = None  # [num_dst, heads]
 
 
 def _drawn_key() -> int:
@@ -83,35 +90,49 @@ class GATConv(GraphLayer):
             glorot_(attention)
         zeros_(self.bias)
 
-    def transform(self, src: Tensor, dst: Tensor | None, num_dst: int, dst_is_first: bool = False) -> Transformed:
+    def transform(self, rows: Rows) -> Transformed:
         """The dense half. A node's score is linear in its row: a . (W x).
 
-        `dst_is_first` says that the destinations are the first sources, so that W is applied to them once. Only whoever
-        made both knows: equal memory may be a detached half, which has no gradient.
+        One tensor are rows of sources, of which destinations are the first, so that W is applied to them once. A pair
+        has rows of both. Only whoever made them knows: equal memory may be a detached half, which has no gradient.
         """
         shape = (-1, self.heads, self.out_channels)
         of_src, of_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
         assert of_src is not None and of_dst is not None
-        rows = of_src(src).view(shape)
-        score_src = self._score(rows, self.att_src)
-        if dst is None:
-            return Transformed(rows, score_src, score_src.new_zeros(num_dst, self.heads))
-        shares_rows = dst_is_first and self.lin is not None
-        rows_dst = rows[:num_dst] if shares_rows else of_dst(dst).view(shape)
-        return Transformed(rows, score_src, self._score(rows_dst, self.att_dst))
+        src, dst = rows if isinstance(rows, tuple) else (rows, rows)
+        out = of_src(src).view(shape)
+        score_src = self._score(out, self.att_src)
+        shares_rows = self.lin is not None and not isinstance(rows, tuple)
+        return Transformed(out, score_src, out if shares_rows else None if dst is None else of_dst(dst).view(shape))
+
+    def _scored(self, csc: CSC, node: Transformed) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, and the scores of sources and of destinations."""
+        score = node.score_dst
+        if score is None and node.dst is None:
+            score = node.score_src.new_zeros(csc.num_dst, self.heads)
+        elif score is None:
+            score = self._score(node.dst[: csc.num_dst], self.att_dst)  # type: ignore[index]
+        return node.rows, node.score_src, score
+
+    def _with_scores(self, csc: CSC, node: Transformed) -> Transformed:
+        rows, score_src, score_dst = self._scored(csc, node)
+        return Transformed(rows, score_src, None, score_dst)
 
     @staticmethod
     def _score(rows: Tensor, attention: Tensor) -> Tensor:
         """a . row per head, in the dtype of the rows also under autocast, which leaves products to promotion."""
         return (rows * attention.to(rows.dtype)).sum(-1, dtype=rows.dtype)
 
-    def aggregate(self, csc: CSC, node: Transformed, edge_score: Tensor | None = None) -> Tensor:
-        """The sparse half: softmax over in-edges and weighted sum in one pass, [num_dst, heads, out_channels]."""
+    def aggregate(self, csc: CSC, rows: Transformed, edge_rows: Tensor | None = None) -> Tensor:
+        """The sparse half: softmax over in-edges and weighted sum in one pass, [num_dst, heads, out_channels].
+
+        `edge_rows` are the edges' own share of the scores, [num_edges, heads].
+        """
         drops = self.training and self.dropout > 0
         return gat_aggregate(
             csc,
-            *node,
-            edge_score=edge_score,
+            *self._scored(csc, rows),
+            edge_score=edge_rows,
             negative_slope=self.negative_slope,
             dropout=self.dropout if drops else 0.0,
             key=_drawn_key() if drops else 0,
@@ -128,7 +149,8 @@ class GATConv(GraphLayer):
         """With `return_attention_weights` also (edge_index, alpha) of the edges used, self loops among them."""
         given = resolve(x, edges, size, derives=True)
         residual = None if self.res is None or given.dst is None else self.res(given.dst)
-        node = self.transform(given.src, given.dst, given.csc.num_dst, given.dst_is_first)
+        node = self.transform(given.src if given.dst_is_first and self.lin is not None else (given.src, given.dst))
+        node = self._with_scores(given.csc, node)
         csc, edge_score = self.scored_edges(given, edge_attr)
         edge_score = None if edge_score is None else edge_score.to(node.rows.dtype)
         if return_attention_weights:
@@ -171,8 +193,32 @@ class GATConv(GraphLayer):
             return looped.extend(score, spmm(looped.others, score, reduce="mean")[: looped.num_loops])
         return looped.extend(score, (float(self.fill_value) * to_score.sum(0)).expand(looped.num_loops, -1))
 
+    def draws(self) -> bool:
+        return self.training and float(self.dropout) > 0 and is_untouched(self, GATConv)
+
+    def forward_keyed(
+        self, rows: Tensor, csc: CSC, ids: Tensor, key: int, edge_attr: Tensor | None = None, **_: Any
+    ) -> Tensor:
+        """`forward` with a dropout of attention whose mask depends on key, destination, in-edge and head alone.
+
+        An in-edge goes by its place among the node's, which keep their order in any piece; the self loop is the last.
+        """
+        given = resolve(rows, csc)
+        node = self._with_scores(csc, self.transform(rows if self.lin is not None else (rows, given.dst)))
+        edges, edge_score = self.scored_edges(given, edge_attr)
+        dst = edges.dst()
+        score_src, score_dst = self._scored(edges, node)[1:]
+        score = score_src.index_select(0, edges.indices) + score_dst.index_select(0, dst)
+        score = score if edge_score is None else score + edge_score.to(score.dtype)
+        alpha = edge_softmax(edges, F.leaky_relu(score, self.negative_slope))
+        place = torch.arange(edges.num_edges, device=dst.device) - edges.indptr.index_select(0, dst)
+        of_edges = ids.index_select(0, dst).long() * _MAX_PLACES + place
+        alpha = dropout_rows(alpha, of_edges, self.dropout, key)
+        return self._finish(spmm(edges, node.rows, weight=alpha), None if self.res is None else self.res(given.dst))
+
     def _attention(self, csc: CSC, node: Transformed, edge_score: Tensor | None) -> Tensor:
-        score = node.score_src.index_select(0, csc.indices) + node.score_dst.index_select(0, csc.dst())
+        score_src, score_dst = self._scored(csc, node)[1:]
+        score = score_src.index_select(0, csc.indices) + score_dst.index_select(0, csc.dst())
         score = score if edge_score is None else score + edge_score
         alpha = edge_softmax(csc, F.leaky_relu(score, self.negative_slope))
         return F.dropout(alpha, self.dropout, self.training)

@@ -6,14 +6,17 @@ Degrees and scales are float32 or wider, whatever rows are: float16 ends at 6550
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from gnnsys.nn.init import glorot_, linear, zeros_
+from gnnsys.nn.halves import Dense, Halves, NarrowFirst
+from gnnsys.nn.init import glorot_, linear, narrows, zeros_
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, last_self_loop, resolve, self_loops, without_self_loops
 from gnnsys.nn.order import transform_first
-from gnnsys.nn.plain import as_written, is_bare_product
-from gnnsys.nn.structure import Edges, LayerInputs, last_self_loop, resolve, self_loops, without_self_loops
+from gnnsys.nn.plain import as_written, is_bare_product, is_untouched
 from gnnsys.ops import CSC, WEIGHT, narrow_weights, scaled_spmm, spmm, sum_dtype
 
 _OTHER_WEIGHTS = f"a piece of a graph knows degrees by its own {WEIGHT} alone, and these are others"
@@ -27,6 +30,8 @@ class GCNConv(GraphLayer):
     `improved` gives added loops weight 2. `cached` is PyG's and needs nothing here: what depends on the structure alone
     is always remembered.
     """
+
+    decides: ClassVar = ("normalize", "improved", "add_self_loops")
 
     def __init__(
         self,
@@ -56,8 +61,27 @@ class GCNConv(GraphLayer):
         """The dense half: x W."""
         return self.lin(rows)
 
-    def aggregate(self, csc: CSC, rows: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """The sparse half: D^-1/2 (A + I) D^-1/2 rows; edge_weight by position."""
+    def halves(self) -> Halves | None:
+        is_known = not self.improved and (self.add_self_loops or not self.normalize)
+        if not is_known or not is_untouched(self, GCNConv, {"lin": is_bare_product}):
+            return None
+
+        def add_bias(rows: Tensor) -> Tensor:
+            return rows if self.bias is None else rows + self.bias
+
+        narrow_first = NarrowFirst(
+            transform=Dense(self.transform, lambda: [self.lin.weight]), combine=Dense(add_bias, lambda: [self.bias])
+        )
+        return Halves(
+            reduce="gcn" if self.normalize else "sum",
+            combine=lambda sums, own: add_bias(self.transform(sums)),
+            takes_weight=True,
+            narrow_first=narrow_first if narrows(self.lin) else None,
+        )
+
+    def aggregate(self, csc: CSC, rows: Tensor, edge_rows: Tensor | None = None) -> Tensor:
+        """The sparse half: D^-1/2 (A + I) D^-1/2 rows; `edge_rows` are weights of edges."""
+        edge_weight = edge_rows
         if self.normalize and csc.whole is not None:
             return self._aggregate_piece(csc, rows, edge_weight)
         if not self.normalize:

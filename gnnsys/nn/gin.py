@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gnnsys.nn.halves import Halves
 from gnnsys.nn.layer import GraphLayer
-from gnnsys.nn.structure import Edges, Rows, resolve
+from gnnsys.nn.layer_inputs import Edges, Rows, resolve
+from gnnsys.nn.plain import is_untouched
 from gnnsys.ops import CSC, spmm
 
 
@@ -36,11 +38,22 @@ class GINConv(GraphLayer):
         """The dense half: the MLP, row by row."""
         return self.nn(rows)
 
-    def aggregate(self, csc: CSC, rows: Tensor, own: Tensor | None) -> Tensor:
-        """The sparse half: the sum over in-edges, and (1 + eps) times the own row."""
-        out = spmm(csc, rows)
+    def aggregate(self, csc: CSC, rows: Rows, edge_rows: Tensor | None = None) -> Tensor:
+        """The sparse half: the sum over in-edges, and (1 + eps) times the own row.
+
+        One tensor are rows of sources, of which destinations are the first; a pair has rows of both.
+        """
+        src, own = rows if isinstance(rows, tuple) else (rows, rows[: csc.num_dst])
+        out = spmm(csc, src, weight=edge_rows)
         return out if own is None else out + (1 + self.eps) * own
+
+    def halves(self) -> Halves | None:
+        if not is_untouched(self, GINConv):
+            return None
+        return Halves(
+            reduce="sum", combine=lambda sums, own: self.transform(sums + (1 + self.eps) * own), takes_own=True
+        )
 
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)
-        return self.transform(self.aggregate(given.csc, given.src, given.dst))
+        return self.transform(self.aggregate(given.csc, (given.src, given.dst)))

@@ -48,6 +48,11 @@ def linear(in_channels: int, out_channels: int, bias: bool = True, glorot: bool 
     return nn.Linear(in_channels, out_channels, bias)
 
 
+def narrows(dense: nn.Linear) -> bool:
+    """Whether a linear layer makes rows narrower."""
+    return dense.out_features < dense.in_features
+
+
 class _LazyLinear(nn.LazyLinear):
     """Becomes an nn.Linear when it is first called."""
 

@@ -1,4 +1,4 @@
-"""What all our layers are, besides modules: PyG's transformations of models take them for message passing.
+"""What all our layers are, besides modules: they have two halves, and PyG's transformations of models take them.
 
 PyG's `to_hetero` makes of a model one for typed graphs. It traces the model, and copies what is a `MessagePassing` once
 per edge type and everything else once per node type. Our layers are none, and need no PyG. So a layer that notices that
@@ -8,12 +8,14 @@ PyG traces it puts on a class that is both, until PyG has looked and makes its c
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Proxy
 
+from gnnsys.nn.halves import Halves
 from gnnsys.nn.plain import note_written
+from gnnsys.ops import CSC
 
 _PYG_TRACER = "torch_geometric.nn.fx"
 
@@ -27,7 +29,36 @@ def traced_by_pyg(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class GraphLayer(nn.Module):
-    """A layer that passes messages over edges."""
+    """A layer that passes messages over edges. Its `forward` takes rows and a structure, and is made of the two halves.
+
+    `decides` names those of its settings that say how it is computed in halves: they may be changed at any time.
+    """
+
+    decides: ClassVar[tuple[str, ...]] = ()
+
+    def transform(self, rows: Any) -> Any:
+        """The dense half, row by row: rows, or what more the sparse half needs of them."""
+        raise NotImplementedError(f"{type(self).__name__} has no dense half of its own")
+
+    def aggregate(self, csc: CSC, rows: Any, edge_rows: Tensor | None = None) -> Any:
+        """The sparse half, over edges: rows of destinations from those of sources; `edge_rows` by position."""
+        raise NotImplementedError(f"{type(self).__name__} has no sparse half of its own")
+
+    def halves(self) -> Halves | None:
+        """How the layer is computed from sums over in-edges, as it is now; None where it can only be called.
+
+        A layer that states them asks `is_untouched` first: a subclass, or a module that somebody has changed, is
+        called.
+        """
+        return None
+
+    def draws(self) -> bool:
+        """Whether a call draws random numbers that `forward_keyed` can take from elsewhere."""
+        return False
+
+    def forward_keyed(self, rows: Tensor, csc: CSC, ids: Tensor, key: int, **edge_rows: Any) -> Tensor:
+        """`forward` with random numbers by key and destination, `ids` [num_dst]: the same on any piece of a graph."""
+        raise NotImplementedError(f"{type(self).__name__} draws no random numbers")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

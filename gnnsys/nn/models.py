@@ -17,10 +17,10 @@ from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv
 from gnnsys.nn.gin import GINConv
 from gnnsys.nn.layer import traced_by_pyg
+from gnnsys.nn.layer_inputs import Edges, Rows, as_csc, from_edge_index
 from gnnsys.nn.plain import note_written
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
-from gnnsys.nn.structure import Edges, Rows, as_csc, from_edge_index
 from gnnsys.ops import CSC
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "batch": nn.BatchNorm1d}

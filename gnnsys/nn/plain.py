@@ -7,13 +7,15 @@ layers one by one. That is right only while nobody has changed what a call does.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.modules import module as torch_module
 
 # What `nn.Module.__call__` looks at besides `forward`, on the module and for all modules.
-_OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 # Methods as their authors wrote them: some tools put others into the class itself, where all of its modules find them.
 _WRITTEN: dict[tuple[type, str], Any] = {}
@@ -40,7 +42,7 @@ def _any_hooks_for_all() -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of the module runs more than its forward."""
-    return any(getattr(module, name, None) for name in _OWN_HOOKS) or _any_hooks_for_all()
+    return any(getattr(module, name, None) for name in HOOKS) or _any_hooks_for_all()
 
 
 def as_written(module: nn.Module, kind: type[nn.Module], *methods: str) -> bool:
@@ -69,6 +71,50 @@ def runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
         and getattr(module, "_compiled_call_impl", None) is None
         and not has_hooks(module)
     )
+
+
+@functools.lru_cache
+def methods_of(kind: Any) -> frozenset[str]:
+    """What an instance of a class must not have of its own, to do what the class says."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
+
+
+def is_untouched(
+    module: nn.Module, kind: type[nn.Module], linears: Mapping[str, Callable[[nn.Module | None], bool]] | None = None
+) -> bool:
+    """Whether a graph layer of ours may be computed in parts: the very class, with nothing changed in the module.
+
+    `linears` are the linear layers, by name, whose weights the parts read, and what each of them must be.
+    """
+    return (
+        type(module) is kind
+        and runs_as(module, kind)
+        and as_written(module, kind, "transform", "aggregate")
+        and vars(module).keys().isdisjoint(methods_of(kind))  # type: ignore[arg-type]
+        and all(is_plain(module._modules[n]) for n, is_plain in (linears or {}).items() if n in module._modules)
+    )
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether it is batch normalisation as torch's, with parameters of its own."""
+    return (runs_as(module, nn.BatchNorm1d) or runs_as(module, nn.SyncBatchNorm)) and not hasattr(
+        module, "parametrizations"
+    )
+
+
+def why_whole(module: nn.Module) -> str:
+    """Why a module is called as a whole and not taken apart, as the end of a sentence; "" where nothing is the matter.
+
+    >>> why_whole(nn.Linear(1, 1))
+    ''
+    """
+    known = ("torch.nn.", "torch_geometric.", "gnnsys.")
+    kind = next((base for base in type(module).__mro__ if base.__module__.startswith(known)), None)
+    if has_hooks(module):
+        return "has hooks"
+    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+        return "is compiled"
+    return "" if kind is None or kind is nn.Module or runs_as(module, kind) else "has a forward of its own"
 
 
 def is_bare_linear(module: nn.Module | None) -> bool:

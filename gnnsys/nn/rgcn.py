@@ -7,18 +7,19 @@ its weight, and sums a destination's groups. Rows are made per non-empty group, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, reduce_name, zeros_
 from gnnsys.nn.layer import GraphLayer
-from gnnsys.nn.structure import Edges, Rows, resolve
+from gnnsys.nn.layer_inputs import Edges, Rows, resolve
 from gnnsys.ops import CSC, STRUCTURES, spmm
 
 
 @dataclass(frozen=True)
-class Groups:
+class RelationGroups:
     """Edges by (relation, destination), relation by relation."""
 
     members: CSC  # destinations are the groups, sources the nodes
@@ -27,7 +28,14 @@ class Groups:
     owners: CSC  # destinations are the nodes, sources the groups
 
 
-def group_edges(csc: CSC, edge_type: Tensor, num_relations: int) -> Groups:
+class GroupRows(NamedTuple):
+    """Rows of groups, relation by relation, and how many groups each relation has."""
+
+    rows: Tensor
+    sizes: list[int]
+
+
+def group_edges(csc: CSC, edge_type: Tensor, num_relations: int) -> RelationGroups:
     """`edge_type` int64 by position."""
     dst = csc.dst()
     ids, group = (edge_type * csc.num_dst + dst).unique(return_inverse=True)
@@ -36,7 +44,7 @@ def group_edges(csc: CSC, edge_type: Tensor, num_relations: int) -> Groups:
     sizes = torch.bincount(ids // csc.num_dst, minlength=num_relations).tolist() if ids.numel() else [0] * num_relations
     to_owner = torch.stack([torch.arange(ids.numel(), device=ids.device), ids % max(csc.num_dst, 1)])
     owners = CSC.from_edge_index(to_owner, ids.numel(), csc.num_dst, narrow=True)
-    return Groups(CSC(members.indptr, members.indices, csc.num_src), sizes, relation, owners)
+    return RelationGroups(CSC(members.indptr, members.indices, csc.num_src), sizes, relation, owners)
 
 
 class RGCNConv(GraphLayer):
@@ -87,15 +95,15 @@ class RGCNConv(GraphLayer):
         """[num_relations, in, out], or [num_relations, blocks, in / blocks, out / blocks]."""
         return self.weight if self.comp is None else torch.einsum("rb,bio->rio", self.comp, self.weight)
 
-    def transform(self, rows: Tensor, sizes: list[int]) -> Tensor:
+    def transform(self, rows: GroupRows) -> Tensor:
         """The dense half: the rows of each relation's groups times its weight."""
         weights = self.relation_weights()
-        parts = [self._times(part, weights[r]) for r, part in enumerate(rows.split(sizes)) if part.shape[0]]
-        return torch.cat(parts) if parts else rows.new_zeros(0, self.out_channels)
+        parts = [self._times(part, weights[r]) for r, part in enumerate(rows.rows.split(rows.sizes)) if part.shape[0]]
+        return torch.cat(parts) if parts else rows.rows.new_zeros(0, self.out_channels)
 
-    def aggregate(self, csc: CSC, rows: Tensor, aggr: str) -> Tensor:
-        """The sparse half: a reduction, over a group's members or over a node's groups."""
-        return spmm(csc, rows, reduce=aggr)
+    def aggregate(self, csc: CSC, rows: Tensor, edge_rows: Tensor | None = None) -> Tensor:
+        """The sparse half: the reduction over a group's members; a node's groups are then summed up."""
+        return spmm(csc, rows, weight=edge_rows, reduce=self.aggr)
 
     def forward(self, x: Rows | None, edges: Edges, edge_type: Tensor) -> Tensor:
         """`edge_type` int [num_edges], in the order of the edges given."""
@@ -104,16 +112,16 @@ class RGCNConv(GraphLayer):
         given = resolve(x, edges, derives=True)
         groups = self._groups(given.csc, given.edge_rows(edge_type, "edge_type"), edge_type)
         if given.src.is_floating_point():
-            rows = self.transform(self.aggregate(groups.members, given.src, self.aggr), groups.sizes)
+            rows = self.transform(GroupRows(self.aggregate(groups.members, given.src), groups.sizes))
         else:
             rows = self._embedded(groups, given.src, in_src)
-        out = self.aggregate(groups.owners, rows, "sum")
+        out = spmm(groups.owners, rows)
         if self.root is not None and given.dst is not None:
             out = out + (given.dst @ self.root if given.dst.is_floating_point() else self.root[given.dst])
         return out if self.bias is None else out + self.bias
 
-    def _groups(self, csc: CSC, by_position: Tensor, edge_type: Tensor) -> Groups:
-        def make() -> Groups:
+    def _groups(self, csc: CSC, by_position: Tensor, edge_type: Tensor) -> RelationGroups:
+        def make() -> RelationGroups:
             low, high = torch.stack(by_position.aminmax()).tolist() if by_position.numel() else (0, 0)
             if by_position.numel() and not 0 <= low <= high < self.num_relations:
                 raise ValueError(f"edge_type must be in [0, {self.num_relations})")
@@ -126,13 +134,13 @@ class RGCNConv(GraphLayer):
             return rows @ weight
         return torch.einsum("nbi,bio->nbo", rows.view(-1, *weight.shape[:2]), weight).flatten(1)
 
-    def _embedded(self, groups: Groups, ids: Tensor, in_src: int) -> Tensor:
+    def _embedded(self, groups: RelationGroups, ids: Tensor, in_src: int) -> Tensor:
         """Without features W_r's row u is what node u sends: one table of relations x nodes, reduced by group."""
         if self.num_blocks is not None:
             raise ValueError("num_blocks needs features: x must be floating point, not node ids")
         table = self.relation_weights().reshape(-1, self.out_channels)
         sources = groups.relation * in_src + ids.index_select(0, groups.members.indices)
-        return self.aggregate(CSC(groups.members.indptr, sources, table.shape[0]), table, self.aggr)
+        return self.aggregate(CSC(groups.members.indptr, sources, table.shape[0]), table)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, num_relations={self.num_relations}"

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnsys.nn.init import linear, reduce_name
+from gnnsys.nn.halves import Dense, Halves, NarrowFirst
+from gnnsys.nn.init import linear, narrows, reduce_name
 from gnnsys.nn.layer import GraphLayer
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, Rows, resolve
 from gnnsys.nn.order import transform_first
-from gnnsys.nn.plain import as_written, is_bare_linear, is_bare_product
-from gnnsys.nn.structure import Edges, LayerInputs, Rows, resolve
+from gnnsys.nn.plain import as_written, is_bare_linear, is_bare_product, is_untouched
 from gnnsys.ops import CSC, spmm, spmm_and_own
+
+# Behind a sum there is room for a bias; what is added to it must be a product alone.
+_LINEARS = {"lin_l": is_bare_linear, "lin_r": is_bare_product}
 
 
 class SAGEConv(GraphLayer):
@@ -24,6 +30,8 @@ class SAGEConv(GraphLayer):
     >>> out = conv(x, edge_index)           # a whole graph, PyG's way
     >>> out = conv(x_of_sources, block)     # a block of a sampled batch, DGL's way
     """
+
+    decides: ClassVar = ("aggr", "normalize", "project", "root_weight")
 
     def __init__(
         self,
@@ -59,9 +67,38 @@ class SAGEConv(GraphLayer):
         """
         return F.linear(rows, self.lin_l.weight) if is_bare_linear(self.lin_l) else self.lin_l(rows)
 
-    def aggregate(self, csc: CSC, rows: Tensor) -> Tensor:
-        """The sparse half: the reduction over in-edges."""
-        return spmm(csc, rows, reduce=self.aggr)
+    def aggregate(self, csc: CSC, rows: Tensor, edge_rows: Tensor | None = None) -> Tensor:
+        """The sparse half: the reduction over in-edges, which weigh `edge_rows` or alike."""
+        return spmm(csc, rows, weight=edge_rows, reduce=self.aggr)
+
+    def halves(self) -> Halves | None:
+        if self.aggr not in ("mean", "sum") or self.project or not is_untouched(self, SAGEConv, _LINEARS):
+            return None
+        adds_own = self.root_weight
+
+        def finish(out: Tensor) -> Tensor:
+            return F.normalize(out, dim=-1) if self.normalize else out
+
+        def combine(sums: Tensor, own: Tensor) -> Tensor:
+            out = self.lin_l(sums)
+            return finish(torch.addmm(out, own, self.lin_r.weight.t()) if adds_own else out)
+
+        def add_bias(sums: Tensor) -> Tensor:
+            return sums if self.lin_l.bias is None else sums + self.lin_l.bias
+
+        def add_own(rows: Tensor, own: Tensor) -> Tensor:
+            return torch.addmm(rows, own, self.lin_r.weight.t())
+
+        narrow_first = NarrowFirst(
+            transform=Dense(self.transform, lambda: [self.lin_l.weight]),
+            combine=Dense(add_bias, lambda: [self.lin_l.bias]),
+            add_own=Dense(add_own, lambda: [self.lin_r.weight]) if adds_own else None,
+            finish=Dense(finish) if self.normalize else None,
+        )
+        return Halves(
+            reduce=self.aggr, combine=combine, takes_own=adds_own,
+            narrow_first=narrow_first if narrows(self.lin_l) else None,
+        )  # fmt: skip
 
     def forward(self, x: Rows, edges: Edges, size: tuple[int, int] | None = None) -> Tensor:
         given = resolve(x, edges, size)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule
-from gnnsys.fullgraph.moves import CudaLanes
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing
+from gnnsys.fullgraph.offload.copy_streams import CudaStreams
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph
@@ -46,8 +46,8 @@ def train(rank, group, world_size, device, rows_on, **options):
 
 MODEL = layers() if torch.cuda.is_available() else []
 OPTIONS = [
-    {"schedule": Schedule(packing=Packing(num_bins=1))}, {"recompute": True},
-    {"schedule": Schedule(packing=Packing(num_bins=4))}, {"memory_budget": 200_000},
+    {"schedule": BinSchedule(packing=Packing(num_bins=1))}, {"recompute": True},
+    {"schedule": BinSchedule(packing=Packing(num_bins=4))}, {"memory_budget": 200_000},
 ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def test_a_budget_of_device_memory_is_kept_within_five_percent(kind, hub):
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before, float(loss.detach())
 
-    whole, loss = peak(schedule=Schedule(packing=Packing(num_bins=1)))
+    whole, loss = peak(schedule=BinSchedule(packing=Packing(num_bins=1)))
     for share in (2, 8):
         used, same = peak(memory_budget=whole // share)
         assert used <= 1.05 * (whole // share) and same == pytest.approx(loss, rel=1e-4)
@@ -156,8 +156,8 @@ def agree(found: tuple[list[float], list[torch.Tensor]], want: tuple[list[float]
 
 
 MOVING = {
-    "many bins": {"schedule": Schedule(packing=Packing(num_bins=20))},
-    "recompute": {"schedule": Schedule(packing=Packing(num_bins=20)), "recompute": True},
+    "many bins": {"schedule": BinSchedule(packing=Packing(num_bins=20))},
+    "recompute": {"schedule": BinSchedule(packing=Packing(num_bins=20)), "recompute": True},
     "budget": {"memory_budget": 500_000},
 }
 
@@ -172,28 +172,28 @@ def test_rows_on_the_host_give_the_losses_of_rows_on_the_device(options):
 def test_streams_that_lag_behind_each_other_change_nothing(options, slow, monkeypatch):
     """Each stream in turn is held up before its work, so that whoever does not wait for it is seen."""
     want = epochs("cpu", **options)
-    before = getattr(CudaLanes, slow)
+    before = getattr(CudaStreams, slow)
 
-    def held_up(lanes, *args):
-        stream = {"bring": lanes._in, "fetch": lanes._out}.get(slow) or torch.cuda.current_stream()
+    def held_up(streams, *args):
+        stream = {"bring": streams._in, "fetch": streams._out}.get(slow) or torch.cuda.current_stream()
         with torch.cuda.stream(stream):
             torch.cuda._sleep(300_000)
-        result = before(lanes, *args)
+        result = before(streams, *args)
         if slow == "follow":
             torch.cuda._sleep(300_000)  # and so are the kernels
         return result
 
-    monkeypatch.setattr(CudaLanes, slow, held_up)
+    monkeypatch.setattr(CudaStreams, slow, held_up)
     agree(epochs("cpu", **options), want)
 
 
 def test_page_locked_buffers_are_lent_again(monkeypatch):
     made = []
-    before = CudaLanes.buffer
-    monkeypatch.setattr(CudaLanes, "buffer", lambda lanes, size: made.append(before(lanes, size)) or made[-1])
+    before = CudaStreams.buffer
+    monkeypatch.setattr(CudaStreams, "buffer", lambda streams, size: made.append(before(streams, size)) or made[-1])
     graph, x = random_graph(N, 1500, 1), torch.randn(N, WIDTH)
     layers = [GATConv(WIDTH, 8).cuda(), nn.ReLU(), GATConv(8, 4).cuda()]
-    model = HybridParallel(layers, graph, schedule=Schedule(packing=Packing(num_bins=8)), recompute=True)
+    model = HybridParallel(layers, graph, schedule=BinSchedule(packing=Packing(num_bins=8)), recompute=True)
     for _ in range(2):
         model(x).square().sum().backward()
     num_made = len(made)
@@ -205,31 +205,31 @@ def test_page_locked_buffers_are_lent_again(monkeypatch):
 def test_a_bin_is_brought_while_another_computes(monkeypatch):
     """The copy of the next bin is over before the kernels of this one are, which are made to take long."""
     graph, x = random_graph(N, 1500, 1), torch.randn(N, WIDTH)
-    model = HybridParallel([GATConv(WIDTH, 8).cuda()], graph, schedule=Schedule(packing=Packing(num_bins=6)))
+    model = HybridParallel([GATConv(WIDTH, 8).cuda()], graph, schedule=BinSchedule(packing=Packing(num_bins=6)))
     with torch.no_grad():
         model(x)
     marks, overlaps = [], []
-    bring, follow, fetch = CudaLanes.bring, CudaLanes.follow, CudaLanes.fetch
+    bring, follow, fetch = CudaStreams.bring, CudaStreams.follow, CudaStreams.fetch
 
-    def bring_and_look(lanes, source):
-        block, mark = bring(lanes, source)
+    def bring_and_look(streams, source):
+        block, mark = bring(streams, source)
         if marks:
             mark.synchronize()
             overlaps.append(not marks[-1].query())  # kernels of the bin before are still at work
         return block, mark
 
-    def follow_slowly(lanes, mark):
-        follow(lanes, mark)
+    def follow_slowly(streams, mark):
+        follow(streams, mark)
         torch.cuda._sleep(100_000_000)  # some 50 ms
 
-    def fetch_and_note(lanes, tensors, into):
-        mark = fetch(lanes, tensors, into)
+    def fetch_and_note(streams, tensors, into):
+        mark = fetch(streams, tensors, into)
         marks.append(mark)
         return mark
 
-    monkeypatch.setattr(CudaLanes, "bring", bring_and_look)
-    monkeypatch.setattr(CudaLanes, "follow", follow_slowly)
-    monkeypatch.setattr(CudaLanes, "fetch", fetch_and_note)
+    monkeypatch.setattr(CudaStreams, "bring", bring_and_look)
+    monkeypatch.setattr(CudaStreams, "follow", follow_slowly)
+    monkeypatch.setattr(CudaStreams, "fetch", fetch_and_note)
     with torch.no_grad():
         model(x)
     assert len(overlaps) == 5 and all(overlaps)
@@ -251,7 +251,9 @@ def told_on(device: str, conv, edge_name: str, rows: torch.Tensor, **options):
     return out.detach().cpu(), x.grad.cpu(), [p.grad.cpu() for p in mine.parameters()]
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": Schedule(packing=Packing(num_bins=4))}], ids=["one bin", "bins"])
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": BinSchedule(packing=Packing(num_bins=4))}], ids=["one bin", "bins"]
+)
 def test_pygs_layers_that_are_told_of_edges_run_on_a_device(options):
     pyg = pytest.importorskip("torch_geometric.nn")
     draws = torch.Generator().manual_seed(4)

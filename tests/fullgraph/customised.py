@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import HybridParallel, Join, Keep, Packing, Schedule, infer
-from gnnsys.fullgraph.calling import arguments
+from gnnsys.fullgraph import BinSchedule, HybridParallel, JoinKept, Keep, Packing, infer
+from gnnsys.fullgraph.run.call_layer import arguments
 from gnnsys.graph import Graph
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -72,7 +72,7 @@ def whole(layers: Sequence[nn.Module], x: Tensor, graph: Graph, edges: dict[str,
     for layer in layers:
         if isinstance(layer, Keep):
             kept[layer.name] = x
-        elif isinstance(layer, Join):
+        elif isinstance(layer, JoinKept):
             x = layer(x, kept[layer.name])
         elif takes_edges(layer):
             takes = arguments(layer)
@@ -232,7 +232,7 @@ def _dtype(layers: Sequence[nn.Module]) -> torch.dtype:
 
 
 def bins(count: int) -> dict[str, Any]:
-    return {"schedule": Schedule(packing=Packing(num_bins=count))}
+    return {"schedule": BinSchedule(packing=Packing(num_bins=count))}
 
 
 def check_infer(case: Case) -> str:

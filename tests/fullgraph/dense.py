@@ -68,7 +68,7 @@ def dense_forward(layers: Sequence[nn.Module], x: Tensor, a: Tensor) -> Tensor:
             x = DENSE[name](layer, x, a)
         elif name == "Keep":
             kept[layer.name] = x
-        elif name == "Join":
+        elif name == "JoinKept":
             x = x + kept[layer.name] if layer.how == "add" else torch.cat([x, kept[layer.name]], dim=-1)
         elif name == "Residual":
             own = x if layer.project is None else layer.project(x)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing
 from gnnsys.graph import Graph
 from gnnsys.graph.datasets import available_datasets, dataset
 from gnnsys.nn import GCNConv, SAGEConv
@@ -82,7 +82,7 @@ def by_ranks(layers: list[nn.Module], graph: Graph, world_size: int, seed: int, 
     ranks = assign_parts(graph, world_size, options=PartitionOptions(objective="communication")).assignment.subpart[
         "node"
     ]
-    schedule = Schedule(packing=Packing(num_bins=2))
+    schedule = BinSchedule(packing=Packing(num_bins=2))
 
     def work(rank, group):
         model = HybridParallel(

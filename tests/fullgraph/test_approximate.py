@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, Staleness
+from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Packing, Staleness
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, SAGEConv
 from tests.fullgraph.dense import adjacency, random_graph
@@ -64,13 +64,15 @@ def test_losses_and_gradients_are_those_of_a_dense_computation_with_the_drawn_ha
 @pytest.mark.parametrize(("intra", "inter"), [(True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=4), Packing()])
 def test_every_schedule_and_size_of_bins_gives_the_drawn_halo(intra, inter, packing):
-    schedule = Schedule(intra_layer=intra, inter_layer=inter, packing=packing)
+    schedule = BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing)
     check(unequal_sage, 3, BoundarySampling(RATE), schedule=schedule)
 
 
 @pytest.mark.parametrize("x_grad", [False, True])
 def test_recomputed_bins_see_the_halo_that_was_drawn_on_the_way_there(x_grad):
-    check(gcn, 2, BoundarySampling(RATE), recompute=True, x_grad=x_grad, schedule=Schedule(packing=Packing(num_bins=4)))
+    check(
+        gcn, 2, BoundarySampling(RATE), recompute=True, x_grad=x_grad, schedule=BinSchedule(packing=Packing(num_bins=4))
+    )
     check(unequal_sage, 2, BoundarySampling(RATE), recompute=True, x_grad=x_grad)
 
 
@@ -122,7 +124,7 @@ def test_what_a_linear_layer_gives_is_right_in_the_mean():
     def work(rank, group):
         model = HybridParallel(
             copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=policy, seed=3,
-            schedule=Schedule(packing=Packing(num_bins=2)),
+            schedule=BinSchedule(packing=Packing(num_bins=2)),
         )  # fmt: skip
         total = torch.zeros(len(model.nodes), 3, dtype=torch.float64)
         for _ in range(num_passes):
@@ -172,7 +174,7 @@ def test_a_draw_depends_on_seed_step_receiving_rank_and_node_alone():
 def test_runs_give_the_same_bits_and_evaluation_in_between_changes_none(policy):
     graph, ranks, layers = random_graph(N, 300, 5), random_ranks(3), seeded(unequal_sage)
     x, target = inputs(graph, 3)
-    few = {"passes": 4, "schedule": Schedule(packing=Packing(num_bins=3))}
+    few = {"passes": 4, "schedule": BinSchedule(packing=Packing(num_bins=3))}
     runs = [train(layers, graph, ranks, 3, x, target, policy, evaluate=e, **few) for e in (False, False, True)]
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
@@ -221,7 +223,7 @@ def test_training_ends_about_as_well_as_exact_training_does():
         def work(rank, group):
             model = HybridParallel(
                 copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=policy,
-                schedule=Schedule(packing=Packing()),
+                schedule=BinSchedule(packing=Packing()),
             )  # fmt: skip
             optimizer = torch.optim.Adam(model.parameters(), 0.02)
             own, labels, mine = x[model.nodes], y[model.nodes], is_train[model.nodes]

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Residual, Schedule, parallel
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, Residual
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import GATConv
 from gnnsys.ops import dropout_rows, stream_key
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
-from tests.fullgraph.test_moves import LateLanes
+from tests.fullgraph.test_moves import LateStreams
 
 N, WIDTH, SEED = 60, 5, 9
 GRAPH = random_graph(N, 300, 1)
@@ -63,8 +64,8 @@ def expected(made: list[nn.Module], step: int) -> tuple[Tensor, list[Tensor]]:
 
 OPTIONS = {
     "default": {},
-    "bins of one node": {"schedule": Schedule(packing=Packing(bin_nodes=1))},
-    "recompute": {"schedule": Schedule(packing=Packing(num_bins=4)), "recompute": True},
+    "bins of one node": {"schedule": BinSchedule(packing=Packing(bin_nodes=1))},
+    "recompute": {"schedule": BinSchedule(packing=Packing(num_bins=4)), "recompute": True},
     "budget": {"memory_budget": 60_000},
 }
 
@@ -74,7 +75,7 @@ OPTIONS = {
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_attention_is_dropped_alike_on_any_number_of_ranks(world_size, moves, options, monkeypatch):
     if moves:
-        monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+        monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     made = layers()
 
     def work(rank, group):
@@ -112,6 +113,6 @@ def test_a_layer_with_a_residual_drops_its_attention_too():
     torch.manual_seed(0)
     made = [Residual(GATConv(WIDTH, WIDTH, dropout=0.5, residual=True).double())]
     whole = HybridParallel(copy.deepcopy(made), GRAPH, seed=SEED)(X).detach()
-    schedule = Schedule(packing=Packing(num_bins=5))
+    schedule = BinSchedule(packing=Packing(num_bins=5))
     close(HybridParallel(copy.deepcopy(made), GRAPH, seed=SEED, schedule=schedule)(X).detach(), whole)
     assert not torch.equal(whole, HybridParallel(copy.deepcopy(made), GRAPH, seed=SEED + 1)(X).detach())

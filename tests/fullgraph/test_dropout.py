@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import Dropout, HybridParallel, Packing, Residual, Schedule
+from gnnsys.fullgraph import BinSchedule, Dropout, HybridParallel, Packing, Residual
 from gnnsys.nn import GCN, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -98,7 +98,7 @@ def test_masks_inside_residuals_are_the_same_on_any_number_of_ranks_and_bins(rec
         def inner(rank, group):
             model = HybridParallel(
                 copy.deepcopy(layers), GRAPH, ranks=ranks % world_size, group=group, timeout=60, recompute=recompute,
-                schedule=Schedule(packing=Packing(num_bins=2 * world_size)),
+                schedule=BinSchedule(packing=Packing(num_bins=2 * world_size)),
             )  # fmt: skip
             out = model(ones().double()[model.nodes])
             out.square().sum().backward()

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import (
+    BinSchedule,
     BoundarySampling,
+    EdgeArguments,
     HybridParallel,
     Packing,
     Residual,
-    Schedule,
     Staleness,
-    Told,
     infer,
-    parallel,
 )
-from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.fullgraph.offload.copy_streams import HostStreams
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, RGCNConv, SAGEConv
 from gnnsys.ops.memo import STRUCTURES
@@ -144,9 +144,9 @@ OURS = {
     "a residual": (lambda: Residual(GCNConv(WIDTH, OUT), project=nn.Linear(WIDTH, OUT)), WEIGHT),
 }
 SCHEDULES = {
-    "one bin": Schedule(packing=Packing(num_bins=1)),
-    "four bins": Schedule(packing=Packing(num_bins=4)),
-    "bins of one node": Schedule(packing=Packing(bin_nodes=1)),
+    "one bin": BinSchedule(packing=Packing(num_bins=1)),
+    "four bins": BinSchedule(packing=Packing(num_bins=4)),
+    "bins of one node": BinSchedule(packing=Packing(bin_nodes=1)),
 }
 
 
@@ -172,17 +172,17 @@ def test_layers_that_take_weights_and_others_follow_one_another(world_size):
 @pytest.mark.parametrize("name", ["GCNConv", "GCNConv that widens", "GATConv", "RGCNConv"])
 def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
     make, edges = OURS[name]
     budget = {"memory_budget": 20_000 if "GCN" in name and "RGCN" not in name else 60_000}  # in which not all fits
     packed = []
-    make_steps = parallel.make_steps
+    make_steps = pass_planner.make_steps
 
     def noted(*args):
         packed.append(args[5])
         return make_steps(*args)
 
-    monkeypatch.setattr(parallel, "make_steps", noted)
+    monkeypatch.setattr(pass_planner, "make_steps", noted)
     check(made(make), 2, edges, **(budget if options == "budget" else {"schedule": SCHEDULES[options]}))
     assert packed == [budget["memory_budget"] if options == "budget" else None] * 2
 
@@ -226,7 +226,7 @@ def test_dropout_of_attention_is_the_same_on_any_number_of_ranks():
 
 OPTIONS = {
     "recompute": {"recompute": True},
-    "no pipelines": {"schedule": Schedule(intra_layer=False, inter_layer=False, order="ids")},
+    "no pipelines": {"schedule": BinSchedule(intra_layer=False, inter_layer=False, order="ids")},
     "the first stale pass is exact": {"approximate": Staleness()},
 }
 
@@ -265,7 +265,7 @@ def test_a_halo_of_which_some_is_drawn_counts_by_its_weights(make):
 @pytest.mark.parametrize("moves", [False, True])
 def test_ranks_without_nodes_or_edges(options, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
     (layer,) = made(OURS["GCNConv"][0])
     ranks = torch.zeros(N, dtype=torch.int64)
     ranks[-3:] = 2  # nodes without any edge; rank 1 has none at all
@@ -289,7 +289,7 @@ def test_ranks_without_nodes_or_edges(options, moves, monkeypatch):
 @pytest.mark.parametrize("improved", [False, True])
 def test_half_precision_and_autocast_take_weights(improved, width, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
     torch.manual_seed(0)
     layer, x = GCNConv(WIDTH, width, improved=improved), GRAPH.node_data["node"]["x"].float()
     weight = DATA["w"].float()
@@ -318,9 +318,10 @@ def test_half_precision_and_autocast_take_weights(improved, width, moves, monkey
 
 def test_a_layer_can_be_told_something_else_or_nothing():
     layers = made(
-        lambda: Told(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"), nn.ELU,
-        lambda: Told(GATConv(5, OUT, edge_dim=1), edge_attr="edge_weight"), lambda: Told(GCNConv(OUT, OUT)),
-        lambda: Told(GCNConv(OUT, OUT), edge_weight="edge_weight"),
+        lambda: EdgeArguments(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"), nn.ELU,
+        lambda: EdgeArguments(GATConv(5, OUT, edge_dim=1), edge_attr="edge_weight"),
+        lambda: EdgeArguments(GCNConv(OUT, OUT)),
+        lambda: EdgeArguments(GCNConv(OUT, OUT), edge_weight="edge_weight"),
     )  # fmt: skip
     x, edges = GRAPH.node_data["node"]["x"], GRAPH.edge_index()
     want = nn.functional.elu(layers[0].conv(x, edges, DATA["e"]))
@@ -335,14 +336,17 @@ def test_a_layer_can_be_told_something_else_or_nothing():
 
     for nodes, found in run_ranks(2, work):
         assert float((found - want[nodes]).abs().max()) <= TOLERANCE
-    with pytest.raises(ValueError, match=r"Told names 'bond', and edge_data has \['edge_weight'\]"):
+    with pytest.raises(ValueError, match=r"EdgeArguments names 'bond', and edge_data has \['edge_weight'\]"):
         HybridParallel(copy.deepcopy(layers), GRAPH, edge_data=WEIGHT)
 
 
 def test_layers_that_are_told_otherwise_hold_no_bin_that_has_moved(monkeypatch):
     """What is remembered of a structure goes with it, and a bin's is brought anew for every pass."""
-    monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
-    layers = made(lambda: Told(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"), lambda: Told(GATConv(5, OUT)))
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
+    layers = made(
+        lambda: EdgeArguments(GATConv(WIDTH, 5, edge_dim=FEATURES), edge_attr="bond"),
+        lambda: EdgeArguments(GATConv(5, OUT)),
+    )
     model = HybridParallel(layers, GRAPH, edge_data={"bond": "e"}, memory_budget=60_000)
     sizes = []
     for _ in range(4):
@@ -350,7 +354,7 @@ def test_layers_that_are_told_otherwise_hold_no_bin_that_has_moved(monkeypatch):
         gc.collect()
         sizes.append(len(STRUCTURES))
     assert sizes[-1] <= sizes[1]
-    assert all(ground.recompute for ground in model._grounds.values())
+    assert all(plan.recompute for plan in model._planner.plans.values())
 
 
 def test_a_layer_that_makes_nothing_of_what_it_is_given_is_named():

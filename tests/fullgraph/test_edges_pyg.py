@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Told
-from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.fullgraph import EdgeArguments, HybridParallel
+from gnnsys.fullgraph.offload.copy_streams import HostStreams
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv
 from tests.fullgraph.test_edges import (
@@ -84,7 +84,7 @@ def test_ours_are_pygs():
 
 @pytest.mark.parametrize("make", [lambda: GCNConv(WIDTH, OUT), lambda: pyg.GCNConv(WIDTH, OUT)], ids=["ours", "pyg"])
 def test_degrees_by_weights_of_another_name_are_refused_with_the_reason(make):
-    layers = made(lambda: Told(make(), edge_weight="strength"))
+    layers = made(lambda: EdgeArguments(make(), edge_weight="strength"))
     with pytest.raises(ValueError, match="knows degrees by its own edge_weight alone"):
         HybridParallel(layers, GRAPH, edge_data={"strength": "w"})(GRAPH.node_data["node"]["x"])
 
@@ -112,7 +112,7 @@ def test_half_precision_counts_more_in_edges_than_it_can_say():
 @pytest.mark.parametrize("size", [1e5, 1e-8])
 def test_half_precision_takes_weights_that_it_cannot_say(size, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
     torch.manual_seed(0)
     x, weight = GRAPH.node_data["node"]["x"].float(), size * (0.5 + GRAPH.edge_data[GRAPH.edge_types[0]]["w"].float())
     for width in (OUT, 2 * WIDTH):

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import Dropout, HybridParallel, Join, Keep, Packing, Residual, Schedule, parallel
+from gnnsys.fullgraph import BinSchedule, Dropout, HybridParallel, JoinKept, Keep, Packing, Residual
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.graph import Graph
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
@@ -54,8 +55,8 @@ def normed() -> list[nn.Module]:
 
 def skipping() -> list[nn.Module]:
     return [
-        Keep("x"), SAGEConv(WIDTH, 6), nn.ReLU(), Keep("h"), Residual(SAGEConv(6, 6), nn.ReLU()), Join("h"),
-        Residual(GCNConv(6, 4), project=nn.Linear(6, 4)), Join("h", "cat"), SAGEConv(10, 4), Join("x", "cat"),
+        Keep("x"), SAGEConv(WIDTH, 6), nn.ReLU(), Keep("h"), Residual(SAGEConv(6, 6), nn.ReLU()), JoinKept("h"),
+        Residual(GCNConv(6, 4), project=nn.Linear(6, 4)), JoinKept("h", "cat"), SAGEConv(10, 4), JoinKept("x", "cat"),
         nn.Linear(9, 3),
     ]  # fmt: skip
 
@@ -138,13 +139,13 @@ def test_losses_and_gradients_are_those_of_one_dense_computation(make, world_siz
 )
 @pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=5), Packing(bin_bytes=2000), Packing()])
 def test_every_schedule_and_size_of_bins_gives_the_same(intra, inter, order, packing):
-    schedule = Schedule(intra_layer=intra, inter_layer=inter, order=order, packing=packing)
+    schedule = BinSchedule(intra_layer=intra, inter_layer=inter, order=order, packing=packing)
     check(skipping, random_graph(N, 300, 2), random_ranks(3), 3, schedule)
 
 
 @pytest.mark.parametrize("make", MODELS)
 def test_recomputing_bins_gives_the_same_as_keeping_them(make):
-    schedule = Schedule(packing=Packing(num_bins=4))
+    schedule = BinSchedule(packing=Packing(num_bins=4))
     check(make, random_graph(N, 300, 2), random_ranks(2), 2, schedule, recompute=True)
 
 
@@ -155,7 +156,7 @@ def test_bins_within_a_budget_give_the_same(make):
 
 @pytest.mark.parametrize("make", MODELS)
 def test_layers_taken_as_they_are_give_the_same_as_in_their_halves(make, monkeypatch):
-    monkeypatch.setattr(parallel, "with_halves", lambda stages, *_: list(stages))
+    monkeypatch.setattr(pass_planner, "with_halves", lambda stages, *_: list(stages))
     check(make, random_graph(N, 300, 2), random_ranks(2), 2, memory_budget=60_000)
 
 
@@ -320,7 +321,7 @@ def test_rows_of_a_module_may_lie_in_memory_as_they_like(conv, packing):
         return [nn.Linear(WIDTH, 6), Turned(), conv(6, 4), Turned(), GINConv(nn.Linear(4, 3))]
 
     for world_size in (1, 2):
-        check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, Schedule(packing=packing))
+        check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, BinSchedule(packing=packing))
 
 
 def test_a_model_tells_what_its_rank_does_and_what_ranks_send_each_other():

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from gnnsys.fullgraph import Packing, Schedule, infer
-from gnnsys.fullgraph.state import Pass
+from gnnsys.fullgraph import BinSchedule, Packing, infer
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.nn import GAT, GCN, GIN, GraphSAGE
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -52,14 +52,14 @@ def test_rows_of_layers_behind_are_forgotten(monkeypatch):
     graph, live = random_graph(N, 500, 3), []
     original = Pass.compute
 
-    def compute(state, s, b, then):
-        original(state, s, b, then)
-        live.append(sum(len(rows) > 0 for rows in state.rows[: s + 2]))
+    def compute(state, here, done):
+        original(state, here, done)
+        live.append(sum(len(rows) > 0 for rows in state.rows[: here.step + 2]))
 
     monkeypatch.setattr(Pass, "compute", compute)
     model = GraphSAGE(6, 8, 5, 8)
     nodes, rows = infer(
-        model, graph, torch.zeros(N, 6), schedule=Schedule(packing=Packing(num_bins=4), inter_layer=False)
+        model, graph, torch.zeros(N, 6), schedule=BinSchedule(packing=Packing(num_bins=4), inter_layer=False)
     )
     assert rows.shape == (N, 8) and len(live) == 5 * 4
     assert max(live) == 2 and len(nodes) == N

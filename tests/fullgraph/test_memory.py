@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import HybridParallel
-from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.bins import Costs
-from gnnsys.fullgraph.memory import Peak, Sample, fit_costs
-from gnnsys.fullgraph.state import Pass
+from gnnsys.fullgraph.plan.bin_memory import MeasuredBin, Peak, fit_costs
+from gnnsys.fullgraph.plan.bins import Costs
+from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.graph import Graph
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 
@@ -81,7 +81,7 @@ def test_a_budget_down_to_an_eighth_of_the_whole_is_kept_within_five_percent(nam
         model = HybridParallel(copy.deepcopy(layers), graph, memory_budget=budget)
         assert train(model, x, measured) == pytest.approx(losses, rel=1e-4)
         assert 0 < measured.peak <= 1.05 * budget
-        num_bins = max(len(step.bins) for ground in model._grounds.values() for step in ground.steps)
+        num_bins = max(len(step.bins) for plan in model._planner.plans.values() for step in plan.steps)
         assert share == 1 or num_bins >= share
 
 
@@ -90,13 +90,13 @@ def test_costs_cover_every_sample():
     samples = []
     for _ in range(9):
         src, dst, edges = (int(n) for n in torch.randint(10, 1000, (3,), generator=generator))
-        samples.append(Sample(src + dst, dst, edges, 96 * (src + dst) + 200 * dst + 8 * edges + 5000))
+        samples.append(MeasuredBin(src + dst, dst, edges, 96 * (src + dst) + 200 * dst + 8 * edges + 5000))
     costs = fit_costs(samples)
     assert costs.source == pytest.approx(96, rel=0.05) and costs.node == pytest.approx(200, rel=0.05)
     for s in samples:
         fitted = costs.source * s.num_src + costs.node * s.num_dst + costs.edge * s.num_edges + costs.fixed
         assert s.num_bytes <= fitted <= 1.1 * s.num_bytes
-    assert fit_costs([Sample(10, 10, 0, 1000)]) is not None and isinstance(costs, Costs)
+    assert fit_costs([MeasuredBin(10, 10, 0, 1000)]) is not None and isinstance(costs, Costs)
 
 
 def test_peak_counts_what_lives_at_once():

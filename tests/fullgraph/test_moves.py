@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, parallel
-from gnnsys.fullgraph.moves import CpuLanes, Depot, Lanes, Mover, Pick, lanes_between
+from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Packing
+from gnnsys.fullgraph.offload.copy_streams import CopyStreams, HostStreams, streams_between
+from gnnsys.fullgraph.offload.mover import Mover, Pick, StagingBuffers
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -33,7 +35,7 @@ class LateMark:
             self.queue.popleft().work()
 
 
-class LateLanes:
+class LateStreams:
     """A device whose copies happen as late as its marks allow: what is read before, or written before, is seen.
 
     What is computed cannot be put off here. So a copy in that something followed may have been read until the next copy
@@ -81,25 +83,25 @@ class LateLanes:
 
 
 @pytest.fixture
-def late(monkeypatch) -> list[LateLanes]:
-    """All bins of this test move; the lanes that were made."""
-    made: list[LateLanes] = []
+def late(monkeypatch) -> list[LateStreams]:
+    """All bins of this test move; the streams that were made."""
+    made: list[LateStreams] = []
 
-    def between(rows_device: torch.device, device: torch.device) -> Lanes:
-        made.append(LateLanes())
+    def between(rows_device: torch.device, device: torch.device) -> CopyStreams:
+        made.append(LateStreams())
         return made[-1]
 
-    monkeypatch.setattr(parallel, "lanes_between", between)
+    monkeypatch.setattr(pass_planner, "streams_between", between)
     return made
 
 
 OPTIONS = {
     "default": {},
-    "one bin": {"schedule": Schedule(packing=Packing(num_bins=1))},
-    "four bins": {"schedule": Schedule(packing=Packing(num_bins=4))},
-    "bins of one node": {"schedule": Schedule(packing=Packing(bin_nodes=1))},
-    "no pipelines": {"schedule": Schedule(intra_layer=False, inter_layer=False, packing=Packing(num_bins=4))},
-    "recompute": {"schedule": Schedule(packing=Packing(num_bins=4)), "recompute": True},
+    "one bin": {"schedule": BinSchedule(packing=Packing(num_bins=1))},
+    "four bins": {"schedule": BinSchedule(packing=Packing(num_bins=4))},
+    "bins of one node": {"schedule": BinSchedule(packing=Packing(bin_nodes=1))},
+    "no pipelines": {"schedule": BinSchedule(intra_layer=False, inter_layer=False, packing=Packing(num_bins=4))},
+    "recompute": {"schedule": BinSchedule(packing=Packing(num_bins=4)), "recompute": True},
     "budget": {"memory_budget": 60_000},
 }
 
@@ -108,7 +110,7 @@ OPTIONS = {
 @pytest.mark.parametrize("make", [unequal_sage, gat, skipping, normed], ids=lambda make: make.__name__)
 def test_moving_bins_give_the_dense_answer_however_late_copies_are(make, options, late):
     check(make, random_graph(N, 300, 1), torch.zeros(N, dtype=torch.int64), 1, **options)
-    assert late and all(lanes.num_buffers > 0 for lanes in late)
+    assert late and all(streams.num_buffers > 0 for streams in late)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["four bins"], OPTIONS["budget"]], ids=["four bins", "budget"])
@@ -129,13 +131,13 @@ def test_moving_bins_draw_the_dropout_and_the_halo_that_others_do(monkeypatch):
     def train(rank, group):
         model = HybridParallel(
             copy.deepcopy(layers), graph, ranks=random_ranks(2), group=group, timeout=60, seed=5,
-            approximate=BoundarySampling(0.5), schedule=Schedule(packing=Packing(num_bins=3)),
+            approximate=BoundarySampling(0.5), schedule=BinSchedule(packing=Packing(num_bins=3)),
         )  # fmt: skip
         model(x[model.nodes]).square().sum().backward()
         return [p.grad for p in model.parameters()]
 
     want = run_ranks(2, train)
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     for found, expected in zip(run_ranks(2, train), want, strict=True):
         for got, grad in zip(found, expected, strict=True):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
@@ -143,23 +145,23 @@ def test_moving_bins_draw_the_dropout_and_the_halo_that_others_do(monkeypatch):
 
 def test_buffers_are_lent_again_from_pass_to_pass(late):
     layers = [SAGEConv(WIDTH, 8), nn.ReLU(), SAGEConv(8, 3)]
-    model = HybridParallel(layers, random_graph(N, 300, 1), schedule=Schedule(packing=Packing(bin_nodes=4)))
+    model = HybridParallel(layers, random_graph(N, 300, 1), schedule=BinSchedule(packing=Packing(bin_nodes=4)))
     x = torch.randn(N, WIDTH, requires_grad=True)
     for _ in range(2):
         model(x).square().sum().backward()
-    (lanes,) = late
-    made = lanes.num_buffers
+    (streams,) = late
+    made = streams.num_buffers
     for _ in range(3):
         model(x).square().sum().backward()
     with torch.inference_mode():
         model(x)
     model(x).square().sum().backward()
-    assert 0 < made == lanes.num_buffers
+    assert 0 < made == streams.num_buffers
 
 
 def test_a_buffer_is_lent_again_only_when_its_bin_is_finished():
-    lanes = LateLanes()
-    mover, came = Mover(Depot(lanes)), []
+    streams = LateStreams()
+    mover, came = Mover(StagingBuffers(streams)), []
     rows = torch.arange(40.0).view(10, 4)
     index = torch.tensor([7, 2])
     for number in range(6):
@@ -172,36 +174,36 @@ def test_a_buffer_is_lent_again_only_when_its_bin_is_finished():
     mover.finish()
     for number, (first, second) in enumerate(came):
         assert torch.equal(first, (rows + number)[index] * 2) and torch.equal(second, (rows + number)[3:5])
-    assert len(came) == 6 and lanes.num_buffers <= 4
+    assert len(came) == 6 and streams.num_buffers <= 4
 
 
 def test_a_pass_that_fails_waits_for_its_copies():
-    lanes = LateLanes()
-    with pytest.raises(RuntimeError, match="stop"), Mover(Depot(lanes)) as mover:
+    streams = LateStreams()
+    with pytest.raises(RuntimeError, match="stop"), Mover(StagingBuffers(streams)) as mover:
         mover.load(0, [Pick(torch.ones(3, 2))])
         raise RuntimeError("stop")
-    assert not any(lanes.queues)
+    assert not any(streams.queues)
 
 
-def test_lanes_of_the_cpu_copy_at_once():
-    mover = Mover(Depot(CpuLanes()))
+def test_streams_of_the_cpu_copy_at_once():
+    mover = Mover(StagingBuffers(HostStreams()))
     mover.load("a", [Pick(torch.ones(3, 2))])
     load, came = mover.take("a"), []
     mover.send_back([load.tensors[0] + 1], lambda got: came.append(got[0].clone()), [load])
     mover.finish()
-    assert torch.equal(came[0], torch.full((3, 2), 2.0)) and lanes_between(CPU, CPU) is None
+    assert torch.equal(came[0], torch.full((3, 2), 2.0)) and streams_between(CPU, CPU) is None
 
 
 @pytest.mark.parametrize("make", [unequal_sage, gat, normed], ids=["sage", "gat", "batch norm"])
 def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
     """All are kept where there is room for all; where there is not, they are as with that budget."""
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: HostStreams())
     graph, x = random_graph(N, 400, 1), torch.randn(N, WIDTH, dtype=torch.float64)
     torch.manual_seed(0)
     layers = [layer.double() for layer in make()]
 
     def trained(free: int, **options) -> tuple[HybridParallel, Tensor, list[Tensor]]:
-        monkeypatch.setattr(parallel, "free_device_memory", lambda device: free)
+        monkeypatch.setattr(pass_planner, "free_device_memory", lambda device: free)
         model = HybridParallel(copy.deepcopy(layers), graph, **options)
         out = model(x)
         out.square().sum().backward()
@@ -211,7 +213,7 @@ def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
     tight, out_tight, grads_tight = trained(40_000)
     told, *_ = trained(1 << 30, memory_budget=20_000)
     torch.testing.assert_close((out_tight, grads_tight), (out, grads), rtol=1e-10, atol=1e-12)
-    (of_roomy,), (of_tight,), (of_told,) = (model._grounds.values() for model in (roomy, tight, told))
+    (of_roomy,), (of_tight,), (of_told,) = (model._planner.plans.values() for model in (roomy, tight, told))
     assert not of_roomy.recompute and of_tight.recompute
     assert [step.bounds for step in of_tight.steps] == [step.bounds for step in of_told.steps]
     with pytest.raises(

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, parallel
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing
+from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, normed, random_ranks, seeded
-from tests.fullgraph.test_moves import LateLanes
+from tests.fullgraph.test_moves import LateStreams
 
 
 def everywhere() -> list[nn.Module]:
@@ -33,10 +34,10 @@ def fixed() -> list[nn.Module]:
 
 
 OPTIONS = {
-    "one bin": {"schedule": Schedule(packing=Packing(num_bins=1))},
-    "four bins": {"schedule": Schedule(packing=Packing(num_bins=4))},
+    "one bin": {"schedule": BinSchedule(packing=Packing(num_bins=1))},
+    "four bins": {"schedule": BinSchedule(packing=Packing(num_bins=4))},
     "bins of one node, no pipelines": {
-        "schedule": Schedule(intra_layer=False, inter_layer=False, packing=Packing(bin_nodes=1))
+        "schedule": BinSchedule(intra_layer=False, inter_layer=False, packing=Packing(bin_nodes=1))
     },
     "budget": {"memory_budget": 9_000},
 }
@@ -48,21 +49,21 @@ OPTIONS = {
 @pytest.mark.parametrize("make", [everywhere, fixed], ids=lambda make: make.__name__)
 def test_normalising_in_bins_gives_the_dense_answer(make, world_size, options, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+        monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     ranks = torch.zeros(N, dtype=torch.int64) if world_size == 1 else random_ranks(world_size)
     check(make, random_graph(N, 300, 1), ranks, world_size, **options)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["four bins"], OPTIONS["budget"]], ids=["four bins", "budget"])
 def test_a_rank_without_nodes_takes_part_in_the_statistics(options, monkeypatch):
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     check(normed, random_graph(N, 300, 3), random_ranks(3, empty=1), 3, **options)
 
 
 @pytest.mark.parametrize("moves", [False, True], ids=["rows lie", "rows move"])
 def test_running_statistics_in_bins_are_torchs(moves, monkeypatch):
     if moves:
-        monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+        monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     graph, layers = random_graph(N, 300, 6), seeded(everywhere)
     x = torch.randn(N, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     whole = copy.deepcopy(layers)
@@ -74,7 +75,7 @@ def test_running_statistics_in_bins_are_torchs(moves, monkeypatch):
         model = HybridParallel(mine, graph, ranks=random_ranks(2), group=group, timeout=60, memory_budget=9_000)
         for _ in range(3):
             model(x[model.nodes])
-        norms = [step.bins for step in next(iter(model._grounds.values())).steps if step.stage.norm is not None]
+        norms = [step.bins for step in next(iter(model._planner.plans.values())).steps if step.stage.norm is not None]
         assert len(norms) == 4 and all(len(bins) > 1 for bins in norms)
         return [buffer for layer in mine for buffer in layer.buffers()]
 

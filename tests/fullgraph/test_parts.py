@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, share_of
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, share_of
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, SAGEConv
 from gnnsys.partition import partition_graph
@@ -113,7 +113,7 @@ def test_the_graph_in_memory_gives_what_a_dense_computation_does(layers):
 
 @pytest.mark.parametrize("num_bins", [1, 7, 40])
 def test_one_process_trains_on_four_parts_in_any_number_of_bins(num_bins, opened, layers, in_memory):
-    schedule = Schedule(packing=Packing(num_bins=num_bins))
+    schedule = BinSchedule(packing=Packing(num_bins=num_bins))
     model = HybridParallel(copy.deepcopy(layers), opened(4, 1), schedule=schedule, seed=3)
     assert model.plan.num_core == N and model.plan.num_halo == 0
     total, nodes, x_grad, grads = step(model)
@@ -236,7 +236,7 @@ def test_parts_without_nodes_without_edges_and_without_labels_take_part(name, tm
     loss = out[2:4].square().sum()
     loss.backward()
     opened = open_alone(tmp_path / "parts", verify=True)
-    for options in ({}, {"recompute": True, "schedule": Schedule(packing=Packing(bin_nodes=1))}):
+    for options in ({}, {"recompute": True, "schedule": BinSchedule(packing=Packing(bin_nodes=1))}):
         for world_size in (1, 3):
             work = lambda rank, group: train(copy.deepcopy(made), opened, group, **options)  # noqa: E731, B023
             for total, grads, nodes, x_grad in run_ranks(world_size, work):

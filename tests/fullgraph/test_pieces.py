@@ -8,19 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import BoundarySampling, HybridParallel, Packing, Schedule, parallel
-from gnnsys.fullgraph.backward import Backward
-from gnnsys.fullgraph.memory import Peak
-from gnnsys.fullgraph.moves import CpuLanes, Mover
-from gnnsys.fullgraph.passes import PieceCosts, make_pieces
-from gnnsys.fullgraph.state import Pass
-from gnnsys.fullgraph.steps import bytes_at_once
+from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Packing
+from gnnsys.fullgraph.offload.copy_streams import HostStreams
+from gnnsys.fullgraph.offload.mover import Mover
+from gnnsys.fullgraph.offload.piecewise_sums import PieceCosts, make_pieces
+from gnnsys.fullgraph.plan import pass_planner
+from gnnsys.fullgraph.plan.bin_memory import Peak
+from gnnsys.fullgraph.plan.step_plan import bytes_at_once
+from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, random_ranks, unequal_sage
-from tests.fullgraph.test_moves import LateLanes
+from tests.fullgraph.test_moves import LateStreams
 
 CPU = torch.device("cpu")
 NODES, ROWS = 1200, 24
@@ -97,12 +99,12 @@ def train(model: HybridParallel, x: Tensor, measured: OnDevice) -> tuple[list[fl
 @pytest.mark.parametrize("name", ["sage", "gcn", "weighted", "gin", "normed"])
 def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everything(name, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr(pass_planner, "streams_between", lambda *_: HostStreams())
     graph, layers = hub_graph(NODES, 5000), models()[name]
     told = {"edge_data": {"edge_weight": "w"} if name == "weighted" else None}
     x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
     measured = OnDevice(monkeypatch, moves)
-    one_bin = Schedule(packing=Packing(num_bins=1))
+    one_bin = BinSchedule(packing=Packing(num_bins=1))
     model = HybridParallel(copy.deepcopy(layers), graph, **told, recompute=True, schedule=one_bin)
     losses, largest = train(model, x, measured)
     for share in (1, 3, 8):
@@ -110,7 +112,9 @@ def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everyth
         found, peak = train(model, x, measured)
         assert found == pytest.approx(losses, rel=1e-4)
         assert 0 < peak <= 1.05 * (largest // share)
-        passes = [step.passes for ground in model._grounds.values() for step in ground.steps if step.passes]
+        passes = [
+            step.piecewise_sums for plan in model._planner.plans.values() for step in plan.steps if step.piecewise_sums
+        ]
         assert bool(passes) == moves
         assert share < 8 or not moves or max(len(pieces) for each in passes for pieces in each.pieces) > 4
 
@@ -119,14 +123,14 @@ def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everyth
 @pytest.mark.parametrize("name", ["sage", "gcn", "weighted", "gin", "normed"])
 def test_what_fits_into_a_budget_at_once_is_kept(name, moves, monkeypatch):
     if moves:
-        monkeypatch.setattr(parallel, "lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr(pass_planner, "streams_between", lambda *_: HostStreams())
     needed: list[int] = []
 
     def asked(*args) -> float:
         needed.append(int(bytes_at_once(*args)))
         return needed[-1]
 
-    monkeypatch.setattr(parallel, "bytes_at_once", asked)
+    monkeypatch.setattr(pass_planner, "bytes_at_once", asked)
     graph, layers = hub_graph(NODES, 5000), models()[name]
     told = {"edge_data": {"edge_weight": "w"} if name == "weighted" else None}
     x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -137,7 +141,7 @@ def test_what_fits_into_a_budget_at_once_is_kept(name, moves, monkeypatch):
         model = HybridParallel(copy.deepcopy(layers), graph, **told, memory_budget=budget)
         found, peak = train(model, x, measured)
         assert found == pytest.approx(losses, rel=1e-4)
-        assert [ground.recompute for ground in model._grounds.values()] == [not keeps]
+        assert [plan.recompute for plan in model._planner.plans.values()] == [not keeps]
         assert 0 < peak <= budget or not (keeps or moves)
 
 
@@ -147,11 +151,11 @@ MAKES = [unequal_sage, gcn, gin]
 @pytest.mark.parametrize("make", MAKES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_sums_in_passes_give_the_dense_answer(make, world_size, monkeypatch):
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     load, numbers = Mover.load, set()
 
     def noted(mover, key, picks):
-        numbers.update(key[2:])
+        numbers.update(key[1:] if isinstance(key, tuple) else ())  # of a piece: its bin and number
         load(mover, key, picks)
 
     monkeypatch.setattr(Mover, "load", noted)
@@ -175,7 +179,7 @@ def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
         return [p.grad for p in model.parameters()]
 
     want = run_ranks(2, run)
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     for found, expected in zip(
         run_ranks(2, lambda rank, group: run(rank, group, memory_budget=12_000)), want, strict=True
     ):
@@ -195,7 +199,7 @@ def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypa
         load(mover, key, picks)
 
     monkeypatch.setattr(Mover, "load", noted)
-    monkeypatch.setattr(parallel, "lanes_between", lambda *_: LateLanes())
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
     model = HybridParallel(layers, graph, memory_budget=9_000)
     num_pieces = []
     for x in (first, first, second, second):
@@ -203,7 +207,7 @@ def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypa
         model.zero_grad()
         out = model(x)
         out.square().sum().backward()
-        num_pieces.append(sum(len(key) == 3 and key[0] == 0 for key in asked))
+        num_pieces.append(sum(isinstance(key, tuple) and key[0].step == 0 for key in asked))
         found = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         want = dense_forward(layers, x, a)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gnnsys.comm.rank_exchange import RankExchange
-from gnnsys.fullgraph import Packing, Schedule, make_plan, share_of
-from gnnsys.fullgraph.bins import Costs, bin_bounds
+from gnnsys.fullgraph import BinSchedule, Packing, make_plan, share_of
 from gnnsys.fullgraph.parallel import HybridParallel
+from gnnsys.fullgraph.plan.bins import Costs, bin_bounds
 from gnnsys.graph import Graph
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.dense import random_graph
@@ -79,10 +79,10 @@ def test_boundary_bins_of_a_sparse_cut_wait_for_few_of_the_peers_bins():
     layers = [SAGEConv(3, 3), SAGEConv(3, 3)]
 
     def work(rank, group):
-        schedule = Schedule(packing=Packing(bin_nodes=50))
+        schedule = BinSchedule(packing=Packing(bin_nodes=50))
         mine = copy.deepcopy(layers)
         model = HybridParallel(mine, graph, ranks=ranks, schedule=schedule, group=group, timeout=60)
-        steps = model._ground(torch.zeros(n, 3)).steps
+        steps = model._planner.plan_for(torch.zeros(n, 3)).steps
         return [[len(chunks) for _, chunks in step.needs] for step in steps], model.plan.num_boundary
 
     for (of_features, of_rows), num_boundary in run_ranks(2, work):
@@ -106,12 +106,12 @@ def test_bins_have_a_least_size_but_what_others_need_is_apart(least, most_bins):
 @pytest.mark.parametrize(("each", "expected"), [(3, 6), (20, 3), (100, 2)])
 def test_ranks_make_fewer_bins_of_few_nodes(monkeypatch, each, expected):
     """60 nodes on each; what others need is apart, so there are two at least."""
-    monkeypatch.setattr("gnnsys.fullgraph.parallel._BIN_NODES", each)
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner._BIN_NODES", each)
     graph, ranks, conv = random_graph(N, 200, 3), torch.arange(N) % 2, SAGEConv(3, 3)
 
     def work(rank, group):
         model = HybridParallel([copy.deepcopy(conv)], graph, ranks=ranks, group=group, timeout=60)
-        (step,) = model._ground(torch.zeros(N // 2, 3)).steps
+        (step,) = model._planner.plan_for(torch.zeros(N // 2, 3)).steps
         return len(step.bins)
 
     assert run_ranks(2, work) == [expected, expected]

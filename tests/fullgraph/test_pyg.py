@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import Dropout, HybridParallel, Packing, Residual, Schedule, infer
-from gnnsys.fullgraph.moves import CpuLanes
+from gnnsys.fullgraph import BinSchedule, Dropout, HybridParallel, Packing, Residual, infer
+from gnnsys.fullgraph.offload.copy_streams import HostStreams
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 
@@ -138,7 +138,7 @@ def on_ranks(
     ranks = torch.randint(world_size, (N,), generator=torch.Generator().manual_seed(7))
 
     def work(rank, group):
-        schedule = Schedule(packing=None if num_bins is None else Packing(num_bins=num_bins))
+        schedule = BinSchedule(packing=None if num_bins is None else Packing(num_bins=num_bins))
         mine = copy.deepcopy(list(layers))
         model = HybridParallel(mine, GRAPH, ranks=ranks, schedule=schedule, group=group, timeout=60, **options)
         own = x[model.nodes].requires_grad_()
@@ -190,7 +190,7 @@ def test_two_layers_give_the_same_in_any_number_of_bins(name, world_size, num_bi
 def test_a_layer_gives_the_same_within_a_budget(name, budget, moves, monkeypatch):
     """Each in several bins, which a node's in-edges still fit into."""
     if moves:
-        monkeypatch.setattr("gnnsys.fullgraph.parallel.lanes_between", lambda *_: CpuLanes())
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
     check(made(FIT[name]), 2, None, memory_budget=budget)
 
 

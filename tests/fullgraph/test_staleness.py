@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, Staleness, approximate
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, Staleness
+from gnnsys.fullgraph.run import approximate
 from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
 from tests.fullgraph.ranks import DEADLINE, run_ranks
@@ -63,11 +64,11 @@ def test_features_that_train_are_never_late(make):
 @pytest.mark.parametrize(("intra", "inter"), [(True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=4), Packing()])
 def test_every_schedule_and_size_of_bins_gives_the_late_halo(intra, inter, packing):
-    check(unequal_sage, 3, schedule=Schedule(intra_layer=intra, inter_layer=inter, packing=packing))
+    check(unequal_sage, 3, schedule=BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing))
 
 
 def test_recomputed_bins_see_the_late_halo_that_they_saw_on_the_way_there():
-    check(unequal_sage, 2, recompute=True, schedule=Schedule(packing=Packing(num_bins=4)))
+    check(unequal_sage, 2, recompute=True, schedule=BinSchedule(packing=Packing(num_bins=4)))
     check(unequal_sage, 2, memory_budget=20_000)
 
 
@@ -185,7 +186,7 @@ def test_a_pass_does_not_wait_for_what_is_sent_in_it():
             copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=Staleness()
         )
         own, losses = x[model.nodes], []
-        peers = model._train_exchange.__self__.peers
+        peers = model._runner.train_exchange.__self__.peers
         send = peers.send
         for n in range(4):
             if rank == 1 and n == 1:
@@ -232,7 +233,7 @@ def test_what_is_held_does_not_grow_with_the_number_of_passes():
         model = HybridParallel(
             copy.deepcopy(layers), graph, ranks=ranks, group=group, timeout=60, approximate=Staleness(gamma=0.5)
         )
-        late, held, per_pass = model._train_exchange.__self__, [], 0
+        late, held, per_pass = model._runner.train_exchange.__self__, [], 0
         for n in range(8):
             before = sum(late.peers.messages_sent)
             loss_of(model(x[model.nodes]), target[model.nodes]).backward()
@@ -258,13 +259,13 @@ def test_a_model_may_be_dropped_with_messages_under_way_and_another_made(monkeyp
     def work(rank, group):
         mine = copy.deepcopy(layers)
         model = HybridParallel(mine, graph, ranks=ranks, group=group, timeout=60, approximate=Staleness())
-        own, peers = x[model.nodes], model._train_exchange.__self__.peers
+        own, peers = x[model.nodes], model._runner.train_exchange.__self__.peers
         send = peers.send
         for n in range(2):
             if rank == 1 and n == 1:
                 peers.send = lambda *message: held.append(message)
             loss_of(model(own), target[model.nodes]).backward()
-        under_way = model._train_exchange.__self__._num_under_way
+        under_way = model._runner.train_exchange.__self__._num_under_way
         if rank == 1:
             assert is_dropped.wait(DEADLINE)
             for message in held:
@@ -295,7 +296,7 @@ model = HybridParallel(layers, graph, ranks=torch.arange(2000) % 2, approximate=
 x = torch.ones(len(model.nodes), 8)
 for n in range(2):
     if n == 1 and rank == 1 and sys.argv[1] == "dies":
-        model._train_exchange.__self__.peers.send = lambda *message: None
+        model._runner.train_exchange.__self__.peers.send = lambda *message: None
     model(x).sum().backward()
 print("trained", flush=True)
 if rank == 1:  # and rank 0 just ends

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from gnnsys.fullgraph import HybridParallel, Schedule
+from gnnsys.fullgraph import BinSchedule, HybridParallel
 from gnnsys.observe import PassTrace
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
@@ -34,7 +34,7 @@ def traced(passes: int, **options) -> list[tuple[list[PassTrace], int]]:
 
 @pytest.mark.parametrize("intra_layer", [True, False])
 def test_rows_leave_between_bins_or_behind_them_as_the_schedule_says(intra_layer: bool):
-    for (_, last), num_bytes in traced(3, trace=2, schedule=Schedule(intra_layer=intra_layer)):
+    for (_, last), num_bytes in traced(3, trace=2, schedule=BinSchedule(intra_layer=intra_layer)):
         assert last.step == 3
         assert sum(span.num_bytes for span in last.spans if span.what == "send") == num_bytes
         there = [s for s in last.spans if s.what == "forward" and s.step == 0]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from gnnsys.ops import CSC, spmm
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
@@ -17,7 +17,7 @@ from tests.fullgraph.test_exact import close, random_ranks, seeded
 
 N, WIDTH = 60, 6
 GRAPH = random_graph(N, 300, 11)
-BINS = Schedule(packing=Packing(num_bins=4))
+BINS = BinSchedule(packing=Packing(num_bins=4))
 
 
 def features(dtype=torch.float64) -> Tensor:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnnsys.fullgraph import Join, Keep
+from gnnsys.fullgraph import JoinKept, Keep
 from gnnsys.nn import GATConv, GCNConv, GINConv, RGCNConv, SAGEConv
 from tests.fullgraph.customised import FEATURES, TYPES, VOID, WIDTH, Case, bins, check, check_infer, make_graph
 from tests.support.customise import CHANGES, OF_THE_LAYER
@@ -97,7 +97,7 @@ def make_case(seed: int) -> tuple[str, Case]:
         if draw.random() < 0.6:
             layers.append(by_rows(draw, width))
     if draw.random() < 0.2:
-        layers = [Keep("x"), *layers, Join("x", "cat")]
+        layers = [Keep("x"), *layers, JoinKept("x", "cat")]
     if draw.random() < 0.15:
         again = [layer for layer in layers if getattr(layer, "in_channels", None) == getattr(layer, "out_channels", 0)]
         layers += again[:1]

@@ -119,7 +119,7 @@ def test_weights_that_half_precision_cannot_say_count_as_pygs_do(edge_index: Ten
                 out = each(rows, edge_index, weight)
             of_rows = torch.autograd.grad(out.float().sum(), rows)[0]
             found.append((out.detach().float(), of_rows))
-        for got, dtype in zip(found, HALF, strict=True):
+        for got, dtype in zip(found[:-1], HALF, strict=True):
             for ours, theirs in zip(got, found[-1], strict=True):
                 near = 16 * torch.finfo(dtype).eps * theirs.abs().max()
                 assert (ours - theirs).abs().max() <= near, (loops, narrow, name, dtype)

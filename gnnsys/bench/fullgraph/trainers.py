@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnsys.bench.fullgraph.closure import make_closure
 from gnnsys.bench.fullgraph.variant import Variant
-from gnnsys.fullgraph import HybridParallel, Packing, Schedule, share_of
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, share_of
 from gnnsys.graph import Graph
 from gnnsys.nn import GraphSAGE
 
@@ -54,7 +54,7 @@ class Hybrid:
 
     def __init__(self, variant: Variant, graph: Graph, ranks: Tensor, model: GraphSAGE) -> None:
         packing = Packing(num_bins=variant.num_bins) if variant.num_bins > 1 else Packing()
-        schedule = Schedule(
+        schedule = BinSchedule(
             intra_layer=variant.intra_layer,
             inter_layer=variant.inter_layer,
             order=variant.order,

@@ -1,0 +1,245 @@
+"""Plans of a model's passes, by the kind of rows they are over: made by all ranks together, when first asked for.
+
+People change modules at any time, so a pass reads the layers as they are, and plans anew where they are other ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gnnsys.comm import Peers
+from gnnsys.fullgraph.offload.copy_streams import streams_between
+from gnnsys.fullgraph.offload.mover import StagingBuffers
+from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
+from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
+from gnnsys.fullgraph.plan.halo import HaloPlan
+from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
+from gnnsys.fullgraph.plan.model_stages import ModelStage, make_stages
+from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
+from gnnsys.fullgraph.plan.stage_halves import with_halves
+from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
+from gnnsys.ops import WEIGHT, WholeDegrees
+from gnnsys.store import free_device_memory
+
+_BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
+_BIN_NODES = 1500  # of a bin between ranks, on average: many smaller ones cost more than what they overlap
+# What modules of all ranks have in common besides what plans are made from
+_AGREED = ("p", "dropout", "negative_slope", "eps", "momentum", "track_running_stats")
+
+
+@dataclass(frozen=True, eq=False)
+class PassPlan:
+    """What all passes over rows of one width share. Bins are computed on `device`; rows live where x does.
+
+    With `buffers` bins move between the two; `brings_structure` says that their structures do too.
+    """
+
+    halo: HaloPlan
+    peers: Peers
+    schedule: BinSchedule
+    steps: list[Step]
+    ids: Tensor  # original ids by place
+    device: torch.device
+    wire_dtype: torch.dtype | None
+    recompute: bool
+    buffers: StagingBuffers | None = None
+    brings_structure: bool = False
+
+
+class LayerReader:
+    """The stages of a list of layers, as the layers are now. `version` counts how often they became other ones."""
+
+    def __init__(self, layers: nn.Module, edge_names: Sequence[str]) -> None:
+        self.layers, self._edge_names = layers, edge_names
+        self.layout: ModuleLayout | None = None  # what the stages are made of
+        self.stages: list[ModelStage] = []
+        self.version = self.digest = 0
+        self.look()
+
+    def look(self) -> tuple[bool, ...]:
+        """Reads the layers; which of their modules train."""
+        now = ModuleLayout.of(self.layers)
+        if self.layout is None or now.what != self.layout.what:
+            self.stages = make_stages(self.layers, self._edge_names)
+            self.version += 1
+            self.layout = ModuleLayout.of(self.layers)  # dropouts became ours
+            self.digest = self.layout.digest()
+        return now.modes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What the user says of how passes are to be computed; see `HybridParallel`."""
+
+    schedule: BinSchedule
+    recompute: bool
+    memory_budget: int | None
+    wire_dtype: torch.dtype | None
+
+
+class PassPlanner:
+    """The plans of one model. `whole` are degrees of all local rows, `original_ids` those of own nodes by place."""
+
+    def __init__(
+        self, reader: LayerReader, halo: HaloPlan, whole: WholeDegrees, original_ids: Tensor, peers: Peers,
+        options: PlanOptions,
+    ) -> None:  # fmt: skip
+        self.reader, self._halo, self._whole, self._ids, self._peers = reader, halo, whole, original_ids, peers
+        self._options = options
+        self._version = reader.version
+        self.plans: dict[Any, PassPlan] = {}
+        self._checked: set[Any] = set()
+        self._is_checked = False  # whether all ranks were found to have the same parameters
+
+    def agree(self, x: Tensor, is_training: bool, is_known: Callable[[], bool]) -> bool:
+        """Whether x `is_known` on all ranks. What one of them refuses, of x or of the layers, all refuse."""
+        refusal, digest, known, is_planned = None, 0, False, False
+        try:
+            if x.dim() != 2 or x.shape[0] != self._halo.num_core or not x.is_floating_point():
+                raise ValueError(
+                    f"x must be float [{self._halo.num_core}, width], a row for each of this rank's nodes, got "
+                    f"{x.dtype} {list(x.shape)}"
+                )
+            modes = self._look()
+            self._check(x, modes)
+            key, known = self._key(x), is_known()
+            is_planned = key in self.plans
+            if self._peers.world_size > 1:
+                digest = self._digest_of(key, modes, is_training)
+        except Exception as error:  # whatever it is, the others wait to hear of it
+            refusal = error
+        told = torch.tensor([known, digest, -digest, is_planned, self._is_checked], dtype=torch.int64, device="cpu")
+        self._peers.all_reduce(told, dist.ReduceOp.MIN).wait()
+        if refusal is not None:
+            raise refusal
+        if told[1] != -told[2]:
+            raise ValueError(
+                "the layers (their kinds, shapes and settings, which of them train and how much they drop), the width, "
+                "dtype or requires_grad of x, autocast or no_grad are not the same on all ranks, or another rank "
+                "refused them: change layers on every rank alike"
+            )
+        if not told[3]:  # plans are made by all ranks, or by none
+            self.plans.pop(key, None)
+        self._is_checked = bool(told[4])
+        return bool(told[0])
+
+    @torch.inference_mode(False)
+    def plan_for(self, x: Tensor) -> PassPlan:
+        """The plan of passes over rows like x."""
+        self._look()
+        key = self._key(x)
+        if key not in self.plans:
+            self.plans[key] = self._plan(x, device=key[4])
+            if not self._is_checked:  # lazy parameters are there only now
+                check_parameters(self.reader.layers.named_parameters(prefix="layers"), self._peers)
+                self._is_checked = True
+        return self.plans[key]
+
+    def _look(self) -> tuple[bool, ...]:
+        """Reads the layers, and drops what was planned for others; which of their modules train."""
+        modes = self.reader.look()
+        if self.reader.version != self._version:
+            self.plans, self._checked, self._is_checked = {}, set(), False
+            self._version = self.reader.version
+        return modes
+
+    def _plan(self, x: Tensor, device: torch.device) -> PassPlan:
+        options, halo, stages = self._options, self._halo, self.reader.stages
+        streams = streams_between(x.device, device)
+        moves = streams is not None
+        if device == x.device or moves:  # sums are made where rows lie, or come
+            data = halo.csc.edge_data
+            stages = with_halves(stages, x.requires_grad, data is not None and WEIGHT in data.rows)
+        shapes = shapes_of(stages, halo, x, device)
+        budget, costs = self._budget(stages, shapes, device, moves)
+        with self._explained(budget), torch.device("cpu"):
+            steps = make_steps(
+                stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
+                moves,
+            )  # fmt: skip
+        buffers = None if streams is None else StagingBuffers(streams)
+        recompute = options.recompute or budget is not None
+        return PassPlan(
+            halo, self._peers, options.schedule, steps, self._ids.to(device), device, options.wire_dtype, recompute,
+            buffers, brings_structure=budget is not None,
+        )  # fmt: skip
+
+    def _digest_of(self, key: tuple[Any, ...], modes: tuple[bool, ...], is_training: bool) -> int:
+        """A number that is the same on ranks that will send and await the same in this pass."""
+        width, dtype, x_trains, _, _, cast = key  # devices are each rank's own
+        trains = [p.requires_grad for p in self.reader.layers.parameters()]
+        settings = numbers_of(self.reader.layers.modules(), _AGREED)
+        here = (self.reader.digest, width, dtype, x_trains, cast, modes, is_training, trains, settings)
+        return zlib.crc32(repr((*here, torch.is_grad_enabled())).encode())
+
+    def _check(self, x: Tensor, modes: tuple[bool, ...]) -> None:
+        """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
+        device = self._device(x)
+        key = (x.shape[1], x.dtype, device, modes, torch.is_grad_enabled())
+        if key not in self._checked:
+            check_layers(self.reader.stages, x.shape[1], x.dtype, device, self._halo.csc.edge_data)
+            self._checked.add(key)
+
+    def _device(self, x: Tensor) -> torch.device:
+        """Where bins are computed: where the parameters are."""
+        return next((p.device for p in self.reader.layers.parameters()), x.device)
+
+    def _key(self, x: Tensor) -> tuple[Any, ...]:
+        """What passes must have in common to share a plan."""
+        device = self._device(x)
+        cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        return x.shape[1], x.dtype, x.requires_grad, x.device, device, cast
+
+    def _budget(
+        self, stages: list[ModelStage], shapes: Shapes, device: torch.device, moves: bool
+    ) -> tuple[int | None, list[Costs]]:
+        """What bins must be packed into: as given, or, where they move and nobody said how large they are, half of what
+        the device has free; None if all of them fit into that at once, and can be kept. And what they cost."""
+        room, halo = self._options.memory_budget, self._halo
+        if halo.num_core == 0 or (room is None and (self._options.schedule.packing is not None or not moves)):
+            return room, []
+        room = max(1, free_device_memory(device) // 2) if room is None else room
+        costs = costs_of(stages, halo, self._whole, shapes, device, moves)
+        needed = bytes_at_once(stages, halo, _BINS, shapes, costs)
+        return None if needed <= room else room, costs
+
+    @contextlib.contextmanager
+    def _explained(self, budget: int | None) -> Iterator[None]:
+        """Adds to what a budget is refused for that nobody gave it."""
+        try:
+            yield
+        except BudgetError as error:
+            if budget is None or self._options.memory_budget is not None:
+                raise
+            raise BudgetError(
+                f"{error}. No memory_budget was given, so it is half of what the device has free, {budget:,} bytes"
+            ) from error
+
+    def _packing(self, moves: bool) -> Packing:
+        if self._options.schedule.packing is not None:
+            return self._options.schedule.packing
+        if moves:
+            return Packing(num_bins=_BINS)
+        worth = min(_BINS, max(1, self._halo.num_core // _BIN_NODES))
+        return Packing(num_bins=worth, least_nodes=_BIN_NODES // 3) if self._halo.world_size > 1 else Packing()
+
+
+def whole_degrees(plan: HaloPlan, peers: Peers) -> WholeDegrees:
+    """In-degrees and numbers of self loops of all local rows; those of the halo are asked of their owners, once."""
+    csc = plan.csc
+    degrees = csc.in_degrees()
+    dst = csc.dst()
+    loops = torch.bincount(dst[csc.indices == dst], minlength=plan.num_core)
+    found = []
+    for own in (degrees, loops):
+        told = peers.swap([own[places] for places in plan.send_places])
+        found.append(torch.cat([own, *told]))
+    return WholeDegrees(*found)

@@ -1,0 +1,122 @@
+"""Stages whose graph layer is computed in its two halves, so that a bin costs no more than its share of the whole.
+
+A layer states its halves (`gnnsys.nn.Halves`): sums over in-edges, and what is dense. Sums are made where rows lie.
+Where a layer makes rows narrower its dense half goes first, and the narrow rows travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from gnnsys.fullgraph.keyed_dropout import KeyedRows
+from gnnsys.fullgraph.modules import JoinKept
+from gnnsys.fullgraph.plan.model_stages import ModelStage
+from gnnsys.nn import Dense, GraphLayer, Halves, NarrowFirst
+
+
+@dataclass
+class SumStage(ModelStage):
+    """A stage whose graph layer is `combine` of its nodes' sums, of `NeighborSums` of that kind, and own rows."""
+
+    kind: str = "sum"
+    combine: Callable[[Tensor, Tensor], Tensor] = field(default_factory=lambda: _sums_alone)
+    takes_own: bool = False
+    weighted: bool = False
+    uses: Callable[[], Sequence[Any]] | None = None  # of the layer's parameters, where some are used elsewhere
+
+    def parameters(self) -> list[nn.Parameter]:
+        if self.uses is None:
+            return super().parameters()
+        found: list[Any] = [*self.uses(), *(p for module in self.then for p in module.parameters())]
+        return list({id(p): p for p in found if p is not None and p.requires_grad}.values())
+
+    def run_sums(self, sums: Tensor, own: Tensor, joined: Sequence[Tensor], now: KeyedRows) -> Tensor:
+        """As `run`, from sums instead of rows of sources."""
+        with self.at_work(now):
+            rows = self.combine(sums, own)
+            return self.finish(rows.clone() if rows is sums and self.writes else rows, joined)
+
+
+def _sums_alone(sums: Tensor, own: Tensor) -> Tensor:
+    return sums
+
+
+def with_halves(stages: Sequence[ModelStage], x_trains: bool, weighted: bool = False) -> list[ModelStage]:
+    """The stages, with graph layers that state their halves as sums, after their dense half where that is narrower.
+
+    A layer that reads features which never change (not `x_trains`) sums them up first: they travel and are summed once.
+    One that states no halves, as somebody has changed it, is called. What stages hold are modules, never their
+    parameters, which may be other ones in the next pass.
+    `weighted` says that layers which take weights of edges are given some.
+    """
+    out: list[ModelStage] = []
+    for index, stage in enumerate(stages):
+        halves = stage.conv.halves() if isinstance(stage.conv, GraphLayer) else None
+        if halves is None:
+            out.append(stage)
+        elif halves.narrow_first is not None and (index > 0 or x_trains):
+            out += _narrow_first(stage, halves, halves.narrow_first, weighted)
+        else:
+            out.append(_sums_first(stage, halves, halves.combine, halves.takes_own, weighted))
+    for stage in out:
+        stage.look()
+    return out
+
+
+def _sums_first(
+    stage: ModelStage, halves: Halves, combine: Callable[[Tensor, Tensor], Tensor], takes_own: bool, weighted: bool
+) -> SumStage:
+    return SumStage(
+        stage.conv, stage.then, stage.norm, stage.keep_as, stage.number, stage.in_place, kind=halves.reduce,
+        combine=combine, takes_own=takes_own, weighted=weighted and halves.takes_weight,
+    )  # fmt: skip
+
+
+def _narrow_first(stage: ModelStage, halves: Halves, order: NarrowFirst, weighted: bool) -> list[ModelStage]:
+    """Two stages: the dense half, whose rows travel, and the sums with what is left."""
+    first = ModelStage(then=[_DenseRows(order.transform)], keep_as=stage.keep_as, number=stage.number)
+    then: list[nn.Module] = []
+    if order.add_own is not None:
+        name = f"rows of stage {stage.number}"
+        first.keep_as = [*stage.keep_as, name]
+        then.append(_DenseJoin(name, order.add_own))
+    if order.finish is not None:
+        then.append(_DenseRows(order.finish))
+    last = _sums_first(
+        replace(stage, then=[*then, *stage.then], keep_as=[]), halves, lambda sums, own: order.combine.work(sums),
+        False, weighted,
+    )  # fmt: skip
+    last.uses = order.combine.uses
+    return [first, last]
+
+
+class _DenseRows(nn.Module):
+    """A dense function of rows, as a module that has the parameters it uses, which are those of a layer."""
+
+    def __init__(self, dense: Dense) -> None:
+        super().__init__()
+        self._dense = dense
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from (p for p in self._dense.uses() if isinstance(p, nn.Parameter))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self._dense.work(rows)
+
+
+class _DenseJoin(JoinKept):
+    """The same of rows and of those at a mark."""
+
+    def __init__(self, name: str, dense: Dense) -> None:
+        super().__init__(name)
+        self._dense = dense
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        yield from (p for p in self._dense.uses() if isinstance(p, nn.Parameter))
+
+    def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
+        return self._dense.work(rows, kept)

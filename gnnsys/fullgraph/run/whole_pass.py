@@ -1,0 +1,120 @@
+"""A whole pass as one operation for autograd: forward runs the bins, backward runs them in reverse."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gnnsys.fullgraph.plan.halo import HaloPlan
+from gnnsys.fullgraph.plan.step_plan import Step
+from gnnsys.fullgraph.run.backward import Backward
+from gnnsys.fullgraph.run.forward import Forward
+from gnnsys.fullgraph.run.halo_exchange import Exchange
+from gnnsys.fullgraph.run.pass_state import Pass
+from gnnsys.fullgraph.run.pass_times import Times
+
+
+class KnownFeatures(NamedTuple):
+    """Features that need no gradient: the user's tensor, its rows by place and halo, and sums of them, by bin."""
+
+    x: Any
+    version: tuple[int, int, torch.dtype]
+    layers_version: int
+    rows: Tensor
+    sums: dict[tuple[int, int], Tensor]
+
+
+class PassRunner:
+    """Runs the passes of one model, one at a time; `train_exchange` makes the exchange of those that train."""
+
+    def __init__(self, halo: HaloPlan, train_exchange: Callable[[Pass], Exchange]) -> None:
+        self.halo, self.train_exchange = halo, train_exchange
+        self.times = Times()  # of the last pass
+        self.known: KnownFeatures | None = None  # features whose halo is here
+        self._failure = ""  # what ended a pass in the middle
+
+    def run(self, state: Pass, x: Tensor, parameters: Sequence[Tensor], trains: bool, layers_version: int) -> Tensor:
+        """Rows of this rank's nodes. `trains`: the model does; `layers_version` goes up when its layers change."""
+        out: Tensor = _WholePass.apply(self, state, trains, layers_version, x, *parameters)
+        return out
+
+    def knows(self, x: Tensor, layers_version: int) -> bool:
+        """Whether x was given before, and is still what it was."""
+        if self.known is not None and self.known.layers_version != layers_version:
+            self.known = None
+        return self.known is not None and self.known.x() is x and self.known.version == _version(x)
+
+    def check(self) -> None:
+        """Raises RuntimeError where an earlier pass failed in the middle."""
+        if self._failure:
+            raise RuntimeError(
+                f"an earlier pass failed ({self._failure}) and left messages under way between the ranks: start again "
+                "from the last checkpoint"
+            )
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Remembers what a pass failed of: its messages would be met by another pass."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def input(self, x: Tensor, steps: list[Step], is_known: bool, layers_version: int) -> tuple[Tensor, bool]:
+        """The first step's input by place, with room for the halo, and whether the halo is there already."""
+        if is_known:
+            assert self.known is not None
+            return self.known.rows, True
+        num_rows = self.halo.num_local if steps[0].has_halo else self.halo.num_core
+        rows = x.new_empty((num_rows, x.shape[1]))
+        rows[: self.halo.num_core] = x.detach()[self.halo.order_on(x.device)]
+        version = _version(x)
+        self.known = None if version is None else KnownFeatures(weakref.ref(x), version, layers_version, rows, {})
+        return rows.requires_grad_(x.requires_grad), not steps[0].has_halo
+
+
+def _version(x: Tensor) -> tuple[int, int, torch.dtype] | None:
+    """What tells that a tensor is still what it was, None where nothing does.
+
+    Writes that torch does not count, through `x.data` and numpy, leave no trace.
+    """
+    return None if x.requires_grad or x.is_inference() else (x._version, x.data_ptr(), x.dtype)
+
+
+class _WholePass(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, runner: PassRunner, state: Pass, trains: bool, layers_version: int, x: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        rows, is_here = runner.input(x, state.plan.steps, state.is_known, layers_version)
+        state.constant = None if runner.known is None else runner.known.sums
+        state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
+        ctx.runner, ctx.state, ctx.parameters, ctx.is_done = runner, state, parameters, False
+        ctx.exchange = runner.train_exchange(state) if trains and state.wants_grad else Exchange(state)
+        with torch.set_grad_enabled(state.wants_grad), runner.failing():
+            out = Forward(state, ctx.exchange).run(rows, is_here)
+        runner.times = state.times
+        return out.detach()[runner.halo.places_on(out.device)]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        if ctx.is_done:
+            raise RuntimeError("a pass over the graph is differentiated once, and nothing of it is kept: run it again")
+        ctx.is_done = True
+        state, exchange, halo = ctx.state, ctx.exchange, ctx.runner.halo
+        ctx.state = ctx.exchange = None
+        with ctx.runner.failing():
+            x_grad, found = Backward(state, exchange).run(grads[0][halo.order_on(grads[0].device)])
+        if x_grad is not None:
+            x_grad = x_grad[halo.places_on(x_grad.device)]
+        return None, None, None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)

@@ -1,0 +1,49 @@
+"""What a layer says of itself to whoever computes it in two halves, a dense one and sums over in-edges.
+
+Full-graph training does so: sums are made where rows lie, and where the dense half makes rows narrower it goes first,
+so that narrow rows travel. A layer states its halves by `GraphLayer.halves`; one that states none is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """A dense function of rows, and which parameters it uses; both read the layer when they are called.
+
+    `uses` may name None for a parameter that the layer does not have.
+    """
+
+    work: Callable[..., Tensor]
+    uses: Callable[[], Sequence[Tensor | None]] = list
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NarrowFirst:
+    """The order with the dense half before the sums: finish(add_own(combine(sums of transform(rows)), own rows))."""
+
+    transform: Dense  # (rows) -> narrower rows
+    combine: Dense  # (sums) -> rows
+    add_own: Dense | None = None  # (rows, the nodes' own rows before `transform`) -> rows
+    finish: Dense | None = None  # (rows) -> rows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Halves:
+    """A layer as `combine(sums, own)` of its nodes' sums over in-edges and of their own rows.
+
+    `reduce` is how sums are made: "sum", "mean" (by in-degree) or "gcn" (one self loop each, D^-1/2 on both sides).
+    `takes_weight`: weights of edges count in them, where there are some. `narrow_first` is the other order, where that
+    makes rows narrower.
+    """
+
+    reduce: str
+    combine: Callable[[Tensor, Tensor], Tensor]
+    takes_own: bool = False
+    takes_weight: bool = False
+    narrow_first: NarrowFirst | None = None
