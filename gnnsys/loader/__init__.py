@@ -4,7 +4,7 @@ from gnnsys.loader.batch import Batch, Store
 from gnnsys.loader.device import resolve
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
-from gnnsys.loader.join import Inputs, Rows, Sampled
+from gnnsys.loader.join import Inputs, Sampled
 from gnnsys.loader.link import LinkNeighborLoader, edge_index_of, named_links, resolve_inputs
 from gnnsys.loader.links import EdgeInputs, LinkReader, Links, LinkSeeder, LinkSeeds, make_seeder, supervision_edges
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
@@ -28,7 +28,6 @@ __all__ = [
     "NegativeSampling",
     "NeighborLoader",
     "PipelineOptions",
-    "Rows",
     "Sampled",
     "Schedule",
     "Store",

@@ -13,7 +13,7 @@ from gnnsys.loader.device import Copy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity
-from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
+from gnnsys.loader.join import Compact, Inputs, Sampled
 from gnnsys.loader.layout import Layout
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
@@ -23,6 +23,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Stage, StageCounters
 from gnnsys.sampling import DistGraph
 from gnnsys.seeds import Leftover, Ranks
+from gnnsys.store import RowBuffers
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
@@ -72,7 +73,15 @@ class Loader:
         self._ranks = ranks
         self._identity = identity
         self._across_epochs = across_epochs
-        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
+        self._fetch = Fetch(
+            graph,
+            names=fetch,
+            wire_dtype=wire_dtype,
+            policy=options.policy,
+            priority=options.priority,
+            path=options.path,
+            loader=type(self).__name__,
+        )
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
         on_device = sampled_on(graph, target) is not None
@@ -84,7 +93,7 @@ class Loader:
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         num_shared = layout.num_in_flight if waits and options.share else 0
-        self._fetch.prepare(Rows(pool, pin=target is not None), num_shared, options.keep)
+        self._fetch.prepare(RowBuffers(pool, pin=target is not None), num_shared, options.keep)
         self._trace = Trace(options.trace) if options.trace else None
         if target is None:
             self._fetch.check_on_host()

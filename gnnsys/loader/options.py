@@ -1,4 +1,4 @@
-"""How a loader's pipeline is laid out: threads and depth of each stage."""
+"""How a loader's pipeline is laid out: threads and depth of each stage, and how its rows are asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from operator import index
 from typing import Any
+
+from gnnsys.store import Policy, check_reads
 
 STAGES = ("schedule", "sample", "fetch", "copy", "compact")
 
@@ -29,11 +31,13 @@ class PipelineOptions:
     behind a stage that has threads; behind `sample` they wait with their rows already asked for, so its depth is how
     many batches are on the network besides those that are being sampled. `share`: rows that a batch in flight has asked
     for are copied from it instead of asked for again; rows from other machines, if they never change, are also kept for
-    batches to come, as many as `keep` batches have. `trace`: of how many batches the record is
-    kept.
+    batches to come, as many as `keep` batches have. `trace`: of how many batches the record is kept.
 
-    >>> PipelineOptions(threads={"sample": 4}, depths={"sample": 3})
-    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, keep=2, trace=256)
+    `policy` chooses which of the candidates for a table's rows serves them (see `gnnsys.store.Policy`), `priority` and
+    `path` are those of the messages that ask for rows; None is what `gnnsys.open` was given.
+
+    >>> PipelineOptions(threads={"sample": 4}, keep=3).threads
+    {'sample': 4}
     """
 
     threads: Mapping[str, int] = field(default_factory=dict)
@@ -41,6 +45,9 @@ class PipelineOptions:
     share: bool = True
     keep: int = 2
     trace: int = 256
+    policy: Policy | None = None
+    priority: int | None = None
+    path: int | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self)[:2]:
@@ -50,3 +57,4 @@ class PipelineOptions:
                 check_count(f"{option.name}: {stage}", value, 0)
         check_count("keep", self.keep, 0)
         check_count("trace", self.trace, 0)
+        check_reads(self.policy, self.priority, self.path)

@@ -17,7 +17,7 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOut
 
 from gnnsys.graph import ids_of
 from gnnsys.loader import NAME as MADE_OF
-from gnnsys.loader import Names, Rows, check_made_of, check_sampling, graph_identity, plain
+from gnnsys.loader import Names, check_made_of, check_sampling, graph_identity, plain
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
@@ -30,6 +30,7 @@ from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.pyg.stores import graph_of
 from gnnsys.sampling import AnyGraph, SampleKey
 from gnnsys.seeds import InputIds, Leftover, Ranks, Share
+from gnnsys.store import RowBuffers
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
@@ -90,7 +91,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
-        self._join = Join(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
+        self._join = Join(data, partial(_graph_of, sampler), RowBuffers(pool), kwargs.get("custom_cls"))
 
     def _untie(self) -> None:
         """After the DataLoader's own __init__, which kept a bound method of ours: the loader would hold itself."""

@@ -38,6 +38,7 @@ from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.server_supervisor import Lives
 from gnnsys.session.torchrun_agent import Agent
+from gnnsys.store import Policy, check_reads
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
@@ -114,6 +115,9 @@ def open(
     timeout: float = _OPEN_SECONDS,
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
+    policy: Policy | None = None,
+    priority: int | None = None,
+    path_id: int | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -124,13 +128,19 @@ def open(
 
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
+
+    `policy` chooses which of the candidates for rows serves them (`gnnsys.store.Policy`; the nearest by default).
+    `priority` and `path_id` go into the messages that ask for rows. A loader may say otherwise for its own reads.
     """
     session = session or current()
     if session is None:
         if Place.from_environment() is not None:
             raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
         session = init(process_group=False)
-    return session.open(path, verify=verify, timeout=timeout, servers=servers, key=key)
+    return session.open(
+        path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
+        path_id=path_id,
+    )  # fmt: skip
 
 
 class Session:
@@ -205,25 +215,34 @@ class Session:
         timeout: float = _OPEN_SECONDS,
         servers: Sequence[str] | None = None,
         key: str | os.PathLike[str] | None = None,
+        policy: Policy | None = None,
+        priority: int | None = None,
+        path_id: int | None = None,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
+        check_reads(policy, priority, path_id)
+        reads = {"policy": policy, "priority": priority or 0, "path": path_id or 0}
         name = str(Path(path).resolve())
         if servers is not None:
             keys = None if key is None else read_key(key)
-            graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after)
+            graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after, reads)
             self._clients.append(client)
             self._served.append(graph)
             return graph
         if name in self._graphs:
+            store = self._graphs[name].store
+            given = ((policy, store.policy), (priority, store.priority), (path_id, store.path))
+            if any(new is not None and new != old for new, old in given):
+                raise ValueError(f"{name!r} is open with another policy, priority or path_id: give these to loaders")
             return self._graphs[name]
         if self.client is None:
-            self._graphs[name] = open_alone(path, verify=verify)
+            self._graphs[name] = open_alone(path, verify=verify, reads=reads)
         elif self._graphs:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
             self._graphs[name] = open_in_group(
-                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember
+                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, reads=reads
             )
         return self._graphs[name]
 

@@ -71,6 +71,7 @@ class Peers:
     def ask(
         self, machine: int, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, *,
         timeout: float | None = None, priority: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1,
+        path: int = 0,
     ) -> Answer:  # fmt: skip
         """Asks a machine and returns at once; a shard of this process answers in this call."""
         if self.holds(machine):
@@ -84,5 +85,5 @@ class Peers:
             raise ValueError(f"machine {machine} serves this, and this process was given no client to reach it with")
         return self._client.request(
             machine, kind, arrays, options, timeout=timeout, priority=priority, sequence=sequence, batch=batch,
-            layer=layer,
+            layer=layer, path=path,
         )  # fmt: skip

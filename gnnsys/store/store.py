@@ -17,21 +17,21 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind
 from gnnsys.ops import BufferPool
-from gnnsys.store.candidates import Place, Policy, Run, locate, nearest, shard_place
+from gnnsys.store.candidates import Candidate, Located, Policy, choose, locate, nearest
 from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.describe import spec_in
+from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.machines import ORDER_SECONDS, Machines, answer_of
 from gnnsys.store.memory import SharedRows
 from gnnsys.store.optimize import check_optimizer, state_names
 from gnnsys.store.outbox import Outbox
 from gnnsys.store.peers import Peers
-from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
+from gnnsys.store.pull import PendingPull, Pull, RenewedPull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
-from gnnsys.store.renew import RenewedPull
-from gnnsys.store.rows import Outdated, PartRows
+from gnnsys.store.rows import SHARD, Outdated, PartRows
 from gnnsys.store.shard import Shard
+from gnnsys.store.source import check_reads
 from gnnsys.store.spec import TableSpec, check_new, even_bounds
-from gnnsys.store.tensor import DistTensor
 from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
@@ -40,7 +40,9 @@ _FREE_BUFFERS = 16
 class Store:
     """`machine_of_part[p]` serves part p; this process is rank `rank` on `machine`.
 
-    Alone, `local` is the shard itself; with others, `client` reaches the machines' servers. Thread-safe.
+    Alone, `local` is the shard itself; with others, `client` reaches the machines' servers. `policy` chooses which of
+    the candidates for rows serves them, `priority` and `path` are those of messages that ask for rows; each read may
+    say otherwise. Thread-safe.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class Store:
         rank: int = 0,
         world_size: int = 1,
         timeout: float = 60.0,
-        policy: Policy = nearest,
+        policy: Policy | None = None,
+        priority: int = 0,
+        path: int = 0,
     ) -> None:
+        check_reads(policy, priority, path)
         if client is None and local is None:
             raise ValueError("a store needs a client, to reach shards, or a local shard")
         self.machine_of_part = tuple(machine_of_part)
@@ -62,10 +67,12 @@ class Store:
         self._local = local
         self._peers = Peers(client, local, rank, secrets.randbits(62), timeout)
         self._machines = Machines(self._peers, self.machine_of_part)
-        self._policy = policy
+        self.policy: Policy = nearest if policy is None else policy
+        self.priority, self.path = priority, path
         self._specs: dict[str, TableSpec] = {}
         self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
-        self._places: dict[str, list[tuple[Place, ...]]] = {}
+        self._replicas: dict[str, dict[int, list[int]]] = {}  # machines beside `machine_of_part`, by table and part
+        self._candidates: dict[str, list[tuple[Candidate, ...]]] = {}
         self._outbox = Outbox(self._peers, self._refused)
         self._lock = threading.RLock()
         self._is_closed = False
@@ -91,7 +98,22 @@ class Store:
         self.register(spec)
         with self._lock:
             self._rows.setdefault(spec.name, {})[part] = PartRows(spec, part, rows)
-            self._places.pop(spec.name, None)
+            self._candidates.pop(spec.name, None)
+
+    def add_replica(self, name: str, part: int, machine: int) -> None:
+        """Another machine that has the rows of a part: a candidate behind the one that serves it.
+
+        Only for rows that never change, since changes go to `machine_of_part` alone.
+        """
+        if self.spec(name).mutable:
+            raise ValueError(
+                f"table {name!r} changes, and its changes go to machine {self.machine_of_part[part]} alone"
+            )
+        if not self._peers.reaches(machine):
+            raise ValueError(f"table {name!r}: machine {machine} cannot be reached from here")
+        with self._lock:
+            self._replicas.setdefault(name, {}).setdefault(part, []).append(machine)
+            self._candidates.pop(name, None)
 
     def create(
         self,
@@ -202,64 +224,72 @@ class Store:
 
     # Reading
 
-    def places(self, name: str) -> list[tuple[Place, ...]]:
+    def candidates(self, name: str) -> list[tuple[Candidate, ...]]:
         """For every part of a table, where its rows may be had, nearest first."""
-        places = self._places.get(name)
-        if places is None:
+        candidates = self._candidates.get(name)
+        if candidates is None:
             spec = self.spec(name)
             at_hand = self._at_hand(spec)
-            places = [self._candidates(part, at_hand.get(part)) for part in range(spec.num_parts)]
+            candidates = [self._candidates_of(spec, part, at_hand.get(part)) for part in range(spec.num_parts)]
             with self._lock:
-                self._places[name] = places
-        return places
+                self._candidates[name] = candidates
+        return candidates
 
-    def locate(self, name: str, ids: Tensor) -> list[Run]:
-        """The ids grouped by part, with the places their rows may be had from."""
-        return locate(ids, *self._known(name))
+    places = candidates  # the name before version 0.2
+
+    def is_remote(self, name: str, policy: Policy | None = None) -> bool:
+        """Whether some rows of a table come from another process, where `policy` or the store's own chooses."""
+        return any(one.is_remote for one in choose(policy or self.policy, self.candidates(name)))
+
+    def locate(self, name: str, ids: Tensor, policy: Policy | None = None) -> list[Located]:
+        """The ids grouped by part, with the candidates for their rows and the one that serves them."""
+        spec, candidates = self._known(name)
+        return locate(ids, spec, candidates, choose(policy or self.policy, candidates))
 
     def pull(
-        self, pulls: Sequence[Pull], *, priority: int = 0, batch: int = -1, layer: int = -1,
-        timeout: float | None = None,
+        self, pulls: Sequence[Pull], *, priority: int | None = None, path: int | None = None, batch: int = -1,
+        layer: int = -1, timeout: float | None = None,
     ) -> PendingPull:  # fmt: skip
         """Starts reading rows: one message per machine for all `pulls`, own rows meanwhile; `.result()` has them.
 
         Pulls with the same `ids` object, of tables that are cut alike, are looked up and sent once. A table that was
         dropped and made anew since this process looked at it is looked at again.
         """
+        of_messages: dict[str, Any] = {
+            "priority": self.priority if priority is None else priority, "path": self.path if path is None else path,
+            "batch": batch, "layer": layer, "timeout": timeout,
+        }  # fmt: skip
 
         def start() -> PendingPull:
-            return self._pull(pulls, priority=priority, batch=batch, layer=layer, timeout=timeout)
+            return self._pull(pulls, of_messages)
 
         try:
             return RenewedPull(start(), start)
         except Outdated:
             return start()
 
-    def _pull(
-        self, pulls: Sequence[Pull], *, priority: int, batch: int, layer: int, timeout: float | None
-    ) -> PendingPull:
-        found: dict[tuple[int, tuple[int, ...]], list[Run]] = {}
+    def _pull(self, pulls: Sequence[Pull], of_messages: Mapping[str, Any]) -> PendingPull:
+        found: dict[tuple[int, tuple[int, ...]], list[Located]] = {}
         held: dict[int, Tensor] = {}  # the ids as they are looked up
         wanted = []
         for pull in pulls:
             self._outbox.wait(pull.table)
-            spec, places = self._known(pull.table)
+            spec, candidates = self._known(pull.table)
             check_ids(pull.ids, spec)
             ids = held.setdefault(id(pull.ids), pull.ids.detach().cpu().contiguous())
             target = Target(pull, spec, out_for(pull, spec, self._buffers))
-            if self._policy is nearest and target.takes_all(places):
+            serving = choose(pull.policy or self.policy, candidates)
+            if target.takes_all(serving):
                 wanted.append(Wanted(target, ids, ()))
                 continue
             key = (id(pull.ids), spec.bounds)
             runs = found.get(key)
             if runs is None:
-                runs = found[key] = locate(ids, spec, places)
-            wanted.append(Wanted(target, ids, [run.at(places[run.part]) for run in runs]))
+                runs = found[key] = locate(ids, spec, candidates, serving)
+            runs = [run.elsewhere(candidates[run.part], serving[run.part]) for run in runs]
+            wanted.append(Wanted(target, ids, runs))
         try:
-            return begin(
-                wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
-                refused=self._refused,
-            )  # fmt: skip
+            return begin(wanted, self._peers, refused=self._refused, **of_messages)
         except Outdated:
             raise
         except ValueError as error:
@@ -274,9 +304,9 @@ class Store:
         """
         if mode not in PUSH_MODES:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
-        spec, places = self._known(name)
+        spec, candidates = self._known(name)
         ids, rows = checked_rows(spec, ids, rows)
-        messages = push_messages(spec, locate(ids, spec, places), rows, mode)
+        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode)
         return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
@@ -292,11 +322,11 @@ class Store:
         nothing (`.is_skipped`); one that some rank has a `problem` with neither, and is that ValueError on all of them.
         """
         check_optimizer(optimizer)
-        spec, places = self._known(name)
+        spec, candidates = self._known(name)
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
         options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
-        messages = step_messages(spec, locate(ids, spec, places), grads, self.machine_of_part)
+        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part)
         self._look_up_steps(spec)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 
@@ -313,7 +343,7 @@ class Store:
             self._is_closed = True
             for name in [name for name in self._specs if name not in self._rows]:
                 self._forget(name)
-            self._places.clear()
+            self._candidates.clear()
         if self._local is not None:
             self._local.close()
 
@@ -356,29 +386,31 @@ class Store:
         """What was created under this name, and what an optimizer keeps beside it, is looked up anew."""
         with self._lock:
             for known in (name, *state_names(name)):
-                self._places.pop(known, None)
+                self._candidates.pop(known, None)
                 if known not in self._rows:  # rows that this process was given stay: nobody drops them
                     spec = self._specs.pop(known, None)
                     if spec is not None:
                         self._outbox.forget_steps(spec.number)
 
-    def _known(self, name: str) -> tuple[TableSpec, list[tuple[Place, ...]]]:
-        """A table and its places, of one generation."""
-        places = self._live_places(name)
-        return self.spec(name), places
+    def _known(self, name: str) -> tuple[TableSpec, list[tuple[Candidate, ...]]]:
+        """A table and its candidates, of one generation."""
+        candidates = self._live_candidates(name)
+        return self.spec(name), candidates
 
-    def _live_places(self, name: str) -> list[tuple[Place, ...]]:
-        """Places of a table; looked up anew where the owner has dropped what they lead to, or has ended."""
-        places = self.places(name)
-        if any(p[0].rows is not None and p[0].rows.outdated for p in places):
+    def _live_candidates(self, name: str) -> list[tuple[Candidate, ...]]:
+        """Looked up anew where the owner has dropped what they lead to, or has ended."""
+        candidates = self.candidates(name)
+        if any(c[0].rows is not None and c[0].rows.outdated for c in candidates):
             self._forget(name)
-            places = self.places(name)
-        return places
+            candidates = self.candidates(name)
+        return candidates
 
-    def _candidates(self, part: int, rows: PartRows | None) -> tuple[Place, ...]:
-        machine = self.machine_of_part[part]
-        near = () if rows is None else (Place(rows.kind, self.machine, rows),)
-        return (*near, shard_place(machine)) if self._peers.reaches(machine) or not near else near
+    def _candidates_of(self, spec: TableSpec, part: int, rows: PartRows | None) -> tuple[Candidate, ...]:
+        owner = self.machine_of_part[part]
+        near = () if rows is None else (Candidate(rows.kind, self.machine, rows),)
+        machines = [owner] if self._peers.reaches(owner) or not near else []
+        machines += self._replicas.get(spec.name, {}).get(part, [])
+        return (*near, *(Candidate(SHARD, machine) for machine in machines))
 
     def _at_hand(self, spec: TableSpec) -> dict[int, PartRows]:
         """What this process reads by itself: its own shard's rows, files it mapped, shared memory of its machine."""
