@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, some
-from gnnsys.loader.join import Sampled
+from gnnsys.loader.sampled import Sampled
 from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import (

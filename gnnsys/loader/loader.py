@@ -9,14 +9,14 @@ import torch
 
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.device import Copy, resolve, sampled_on
+from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity
-from gnnsys.loader.join import Compact, Inputs, Sampled
-from gnnsys.loader.layout import Layout
+from gnnsys.loader.layout import StageLayout
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
+from gnnsys.loader.sampled import Compact, Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
@@ -89,7 +89,9 @@ class Loader:
             num_threads = _REMOTE_THREADS if waits else 1
             if on_device and getattr(graph, "is_pinned", False):
                 num_threads = _BUS_THREADS
-        layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device)
+        layout = StageLayout(
+            num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device
+        )
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         num_shared = layout.num_in_flight if waits and options.share else 0
@@ -97,7 +99,7 @@ class Loader:
         self._trace = Trace(options.trace) if options.trace else None
         if target is None:
             self._fetch.check_on_host()
-        self._copy = None if target is None else Copy(target)
+        self._copy = None if target is None else DeviceCopy(target)
         self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs

@@ -8,11 +8,12 @@ from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
 from gnnsys.store.incarnation import Life
 from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse
+from gnnsys.store.message_plan import CHUNK_BYTES
 from gnnsys.store.optim import SparseAdagrad, SparseAdam, SparseOptimizer
 from gnnsys.store.pull import PendingPull, Pull
+from gnnsys.store.pull_serving import pull_chunks
 from gnnsys.store.push import PendingPush
 from gnnsys.store.saved import load_part, part_folder
-from gnnsys.store.serve import pull_chunks
 from gnnsys.store.shard import Shard
 from gnnsys.store.snapshots import sync_folders
 from gnnsys.store.source import (
@@ -29,7 +30,6 @@ from gnnsys.store.source import (
 )
 from gnnsys.store.spec import TableSpec, edge_table, node_table
 from gnnsys.store.store import Store
-from gnnsys.store.wire import CHUNK_BYTES
 
 # Names of the version before this one.
 Place, Run = Candidate, Located

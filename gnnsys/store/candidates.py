@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import bucket_ids
-from gnnsys.store.rows import SHARD, PartRows
+from gnnsys.store.part_rows import SHARD, PartRows
 from gnnsys.store.spec import TableSpec
 
 DEVICE, MEMORY, OWN = "device", "memory", "own"  # a cache on a device, a tensor, a user's own source

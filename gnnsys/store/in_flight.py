@@ -23,7 +23,7 @@ from gnnsys.ops import BufferPool, IdTable, gather_rows, move_rows
 from gnnsys.store.candidates import Located, Policy, remote_positions
 from gnnsys.store.source import HOST, PendingRead, ReadContext, Source, begin_scattered, row_bytes
 
-_POSITION = 0xFFFFFFFF  # a place is a flight's number, shifted by 32, and a position in its rows
+_POSITION = 0xFFFFFFFF  # a row's place is (flight number << 32) | position among the flight's rows
 _SLACK = 1 << 16
 
 
@@ -89,7 +89,7 @@ class _Arriving(NamedTuple):
         return self.out
 
 
-class Arrival(Protocol):
+class ArrivingRows(Protocol):
     """Rows that were asked for; `result` waits until they are where they belong."""
 
     def result(self) -> object: ...
@@ -109,7 +109,7 @@ class Leg:
     num_shared: int = 0  # rows that come from other batches, or a second time in this one
     sources: list[Source] = field(default_factory=list)  # as outs
 
-    def begin(self, context: ReadContext) -> list[Arrival]:
+    def begin(self, context: ReadContext) -> list[ArrivingRows]:
         """Asks the sources for what is not shared."""
         ids = self.ids if self.asked is None else self.ids[self.asked]
         return [s.begin(ids, out, context, self.asked) for s, out in zip(self.sources, self.outs, strict=True)]
@@ -136,7 +136,7 @@ class Flight:
         self.lock = threading.Lock()
         self.number = -1
         self.legs: dict[Hashable, Leg] = {}
-        self.pending: list[Arrival] = []
+        self.pending: list[ArrivingRows] = []
         self.donors: list[Flight] = []  # flights that bring rows of this one; all of them entered before it
         self.copies: list[_Move] = []  # rows that were kept of flights before it
         self.repeats: list[_Move] = []  # rows that this flight needs more than once

@@ -17,10 +17,10 @@ from torch import Tensor
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.ops import gather_parts, move_rows
 from gnnsys.store.candidates import Candidate, Located, Policy
-from gnnsys.store.peers import Answer, Peers, Received
-from gnnsys.store.rows import Outdated, PartRows
+from gnnsys.store.machines import Machines, Received, ShardReply
+from gnnsys.store.message_plan import NONE, WIRE_DTYPES, ArrayList
+from gnnsys.store.part_rows import Outdated, PartRows
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import NONE, WIRE_DTYPES, ArrayList
 
 # What the caller is told when a shard refuses to serve tables.
 Refused = Callable[[Exception, Sequence[TableSpec]], ValueError]
@@ -115,7 +115,7 @@ class PendingPull:
     """A pull under way; `result()` once, by one thread."""
 
     def __init__(
-        self, outs: list[Tensor], answers: list[tuple[Answer, _Message]], refused: Refused, num_bytes: int
+        self, outs: list[Tensor], answers: list[tuple[ShardReply, _Message]], refused: Refused, num_bytes: int
     ) -> None:
         self._outs, self._answers, self._refused = outs, answers, refused
         self.bytes_remote = 0  # of rows that came from other processes; complete after result()
@@ -179,7 +179,7 @@ class RenewedPull(PendingPull):
 
 
 def begin(
-    wanted: Sequence[Wanted], peers: Peers, *, priority: int, path: int, batch: int, layer: int,
+    wanted: Sequence[Wanted], machines: Machines, *, priority: int, path: int, batch: int, layer: int,
     timeout: float | None, refused: Refused,
 ) -> PendingPull:  # fmt: skip
     """Asks every machine for what it alone has, then gathers what is at hand."""
@@ -194,10 +194,10 @@ def begin(
                 target.add(run, serving.rows)
             else:
                 at_hand.append((target, run, serving.rows))
-    answers: list[tuple[Answer, _Message]] = []
+    answers: list[tuple[ShardReply, _Message]] = []
     for machine, message in messages.items():
         arrays = message.arrays.with_plan(message.plan, 5)
-        answer = peers.ask(
+        answer = machines.ask(
             machine, Kind.PULL, arrays, timeout=timeout, priority=priority, path=path, batch=batch, layer=layer
         )
         answers.append((answer, message))

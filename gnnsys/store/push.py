@@ -11,10 +11,10 @@ from torch import Tensor
 from gnnsys.comm import RemoteError
 from gnnsys.ops import move_rows
 from gnnsys.store.candidates import Located
-from gnnsys.store.peers import Answer
+from gnnsys.store.machines import ShardReply
+from gnnsys.store.message_plan import PUSH_MODES, ArrayList
 from gnnsys.store.pull import Refused
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import PUSH_MODES, ArrayList
 
 _MESSAGE_BYTES = 16 << 20
 
@@ -23,7 +23,7 @@ class PendingPush:
     """A push under way. `lost` is told of one whose fate is unknown: its table's rows are then, too."""
 
     def __init__(
-        self, spec: TableSpec, answers: list[Answer], refused: Refused, lost: Callable[[str, Exception], None]
+        self, spec: TableSpec, answers: list[ShardReply], refused: Refused, lost: Callable[[str, Exception], None]
     ) -> None:
         self._spec, self._answers, self._refused, self._lost = spec, answers, refused, lost
         self._error: Exception | None = None
@@ -51,7 +51,7 @@ class PendingPush:
                 del self._answers[0]
             return self._error
 
-    def _wait(self, answer: Answer) -> Exception | None:
+    def _wait(self, answer: ShardReply) -> Exception | None:
         try:
             received = answer.result()
         except ValueError as error:  # the shard looked at it and changed nothing

@@ -21,18 +21,17 @@ from gnnsys.store.candidates import Candidate, Located, Policy, choose, locate, 
 from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.describe import spec_in
 from gnnsys.store.dist_tensor import DistTensor
-from gnnsys.store.machines import ORDER_SECONDS, Machines, answer_of
-from gnnsys.store.memory import SharedRows
-from gnnsys.store.optimize import check_optimizer, state_names
+from gnnsys.store.machines import ORDER_SECONDS, AllMachines, Machines, reply_of
+from gnnsys.store.message_plan import PUSH_MODES, unknown_table
 from gnnsys.store.outbox import Outbox
-from gnnsys.store.peers import Peers
+from gnnsys.store.part_rows import SHARD, Outdated, PartRows
 from gnnsys.store.pull import PendingPull, Pull, RenewedPull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
-from gnnsys.store.rows import SHARD, Outdated, PartRows
+from gnnsys.store.row_optimizers import check_optimizer, state_names
 from gnnsys.store.shard import Shard
+from gnnsys.store.shared_rows import SharedRows
 from gnnsys.store.source import check_reads
 from gnnsys.store.spec import TableSpec, check_new, even_bounds
-from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
 
@@ -65,15 +64,15 @@ class Store:
         self.machine_of_part = tuple(machine_of_part)
         self.machine, self.rank, self.world_size = machine, rank, world_size
         self._local = local
-        self._peers = Peers(client, local, rank, secrets.randbits(62), timeout)
-        self._machines = Machines(self._peers, self.machine_of_part)
+        self._machines = Machines(client, local, rank, secrets.randbits(62), timeout)
+        self._all_machines = AllMachines(self._machines, self.machine_of_part)
         self.policy: Policy = nearest if policy is None else policy
         self.priority, self.path = priority, path
         self._specs: dict[str, TableSpec] = {}
         self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
         self._replicas: dict[str, dict[int, list[int]]] = {}  # machines beside `machine_of_part`, by table and part
         self._candidates: dict[str, list[tuple[Candidate, ...]]] = {}
-        self._outbox = Outbox(self._peers, self._refused)
+        self._outbox = Outbox(self._machines, self._refused)
         self._lock = threading.RLock()
         self._is_closed = False
         self._buffers = BufferPool(_FREE_BUFFERS)
@@ -85,7 +84,7 @@ class Store:
     # Tables
 
     def register(self, spec: TableSpec) -> None:
-        """Makes a table known by which this process may have no rows; again with the same spec is nothing."""
+        """Registers a table. This process may hold none of its rows. Registering the same spec twice is a no-op."""
         if spec.num_parts != self.num_parts:
             raise ValueError(f"table {spec.name!r} has {spec.num_parts} parts, the store has {self.num_parts}")
         with self._lock:
@@ -94,7 +93,7 @@ class Store:
             raise ValueError(f"table {spec.name!r} exists and is another one: {known}, not {spec}")
 
     def add_local(self, spec: TableSpec, part: int, rows: Tensor) -> None:
-        """Rows that this process reads by itself: a map of the part's files, say. They never change."""
+        """Adds rows that this process reads by itself, a map of the part's files for example. They never change."""
         self.register(spec)
         with self._lock:
             self._rows.setdefault(spec.name, {})[part] = PartRows(spec, part, rows)
@@ -109,7 +108,7 @@ class Store:
             raise ValueError(
                 f"table {name!r} changes, and its changes go to machine {self.machine_of_part[part]} alone"
             )
-        if not self._peers.reaches(machine):
+        if not self._machines.reaches(machine):
             raise ValueError(f"table {name!r}: machine {machine} cannot be reached from here")
         with self._lock:
             self._replicas.setdefault(name, {}).setdefault(part, []).append(machine)
@@ -126,11 +125,11 @@ class Store:
         init: str | float | tuple[str, float, float, int] = "zeros",
         mutable: bool = True,
     ) -> DistTensor:
-        """Makes a table on every machine. Any rank may call it, all may: again with the same arguments is nothing.
+        """Makes a table on every machine. One rank or all may call it: the same arguments a second time are a no-op.
 
-        Rows are cut evenly, or at `bounds` (num_parts + 1 entries: a book's, so that rows lie where their nodes do).
-        `init` is "zeros", a number, or ("uniform", low, high, seed), whose draws depend on the row's number alone: the
-        same on any number of parts. With mutable=False rows are promised not to change once they are read.
+        Rows are cut evenly, or at `bounds` (num_parts + 1 entries; those of a book keep rows on the machine of their
+        nodes). `init` is "zeros", a number, or ("uniform", low, high, seed). Uniform values depend on the row's number
+        alone, so they are the same on any number of parts. mutable=False promises that rows do not change once read.
         """
         if (num_rows is None) == (bounds is None):
             raise ValueError("pass either num_rows or bounds")
@@ -146,7 +145,8 @@ class Store:
     def load(self, name: str, folder: str) -> DistTensor:
         """Makes a table, or fills one that exists, from what `save` wrote, the optimizer's state included.
 
-        Every rank that pushes to the table calls this, while none does. After a push was lost, pushes go on from here.
+        Every rank that pushes to the table calls this, and none pushes meanwhile. Where a push was lost before, pushes
+        work again afterwards.
         """
         broken = self._outbox.broken_stream
         if broken is None:
@@ -162,7 +162,7 @@ class Store:
         """Writes a table, each part on the machine that serves it. One rank calls this, while none pushes."""
         self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
-        self._machines.ask(Kind.SAVE, (), options)
+        self._all_machines.ask(Kind.SAVE, (), options)
 
     def snapshot(self, name: str, machine: int, folder: str, token: str, *, copy: bool = True) -> dict[str, Any]:
         """Has a machine copy its rows of a table, while no rank pushes; they are written to `folder` in the background.
@@ -172,7 +172,7 @@ class Store:
         """
         self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": token, "snapshot": True, "copy": copy}
-        return dict(self._machines.ask(Kind.SAVE, (), options, machines=[machine])[0].options)
+        return dict(self._all_machines.ask(Kind.SAVE, (), options, machines=[machine])[0].options)
 
     def written(self, machine: int, token: str, timeout: float = ORDER_SECONDS) -> dict[str, Any]:
         """Waits until a machine has written a snapshot; its files, by path in the folder: bytes and CRC-32."""
@@ -180,28 +180,30 @@ class Store:
         while True:
             seconds = min(ORDER_SECONDS, max(1.0, deadline - time.monotonic()))
             try:
-                answer = self._peers.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
-                return dict(answer_of(answer).options["files"])
+                answer = self._machines.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
+                return dict(reply_of(answer).options["files"])
             except TimeoutError:  # one request waits no longer; the shard writes on
                 if time.monotonic() >= deadline:
                     raise
 
     def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> None:
-        """Makes a table ready to be pushed to from a checkpoint, its optimizer's `states` ("NAME/STATE") as well.
+        """Prepares a table, and its optimizer's `states` ("NAME/STATE"), to be filled from a checkpoint by pushes.
 
-        Every rank calls this, while none pushes. After a push was lost, pushes go on from here.
+        Every rank calls this, and none pushes meanwhile. Where a push was lost before, pushes work again afterwards.
         """
         broken = self._outbox.broken_stream
         if broken is None:
             self._outbox.settle(name)
-        self._machines.ask(Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken})
+        self._all_machines.ask(
+            Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken}
+        )
         self._forget(name)
         self._outbox.recover(name)
 
     def drop(self, name: str) -> None:
-        """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
+        """Deletes a table that was created, with its optimizer's state. One rank calls this."""
         self._outbox.settle(name)
-        received = self._machines.ask(Kind.DROP, (), {"name": name})
+        received = self._all_machines.ask(Kind.DROP, (), {"name": name})
         self._forget(name)
         self._outbox.recover(name)
         if not any((r.options or {}).get("dropped") for r in received):
@@ -217,7 +219,7 @@ class Store:
         spec = self._specs.get(name)
         if spec is None:
             self._check_open(name)
-            answer = answer_of(self._peers.ask(self._machines.numbers[0], Kind.DESCRIBE, (), {"name": name}))
+            answer = reply_of(self._machines.ask(self._all_machines.numbers[0], Kind.DESCRIBE, (), {"name": name}))
             self.register(spec_in(answer.options or {}, answer.arrays))
             spec = self._specs[name]
         return spec
@@ -289,7 +291,7 @@ class Store:
             runs = [run.elsewhere(candidates[run.part], serving[run.part]) for run in runs]
             wanted.append(Wanted(target, ids, runs))
         try:
-            return begin(wanted, self._peers, refused=self._refused, **of_messages)
+            return begin(wanted, self._machines, refused=self._refused, **of_messages)
         except Outdated:
             raise
         except ValueError as error:
@@ -335,7 +337,7 @@ class Store:
         self._outbox.wait_for_all()
 
     def close(self) -> None:
-        """Lets go of tables that were created: those of this process end, those of other processes are not mapped here.
+        """Ends the tables that this process has created, and unmaps those of other processes.
 
         Rows of the graph's files can still be read.
         """
@@ -352,17 +354,17 @@ class Store:
     def _look_up_steps(self, spec: TableSpec) -> None:
         """Asks the machines once which step of a table is next; from then on this process counts."""
         steps = self._outbox.steps
-        missing = [machine for machine in self._machines.numbers if (spec.number, machine) not in steps]
-        answers = [self._peers.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
+        missing = [machine for machine in self._all_machines.numbers if (spec.number, machine) not in steps]
+        answers = [self._machines.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
         for machine, answer in zip(missing, answers, strict=True):
-            described = answer_of(answer).options
+            described = reply_of(answer).options
             if described["generation"] != spec.generation:
                 raise self._refused(ValueError(unknown_table(spec.number)), [spec])
             steps.setdefault((spec.number, machine), described["step"])
 
     def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
         self._check_open(name)
-        received = self._machines.make(name, arrays, options)
+        received = self._all_machines.make(name, arrays, options)
         self._forget(name)
         self.register(spec_in(received[0].options, received[0].arrays))
         return received
@@ -383,7 +385,7 @@ class Store:
             raise ValueError(f"table {name!r} went with the session it was made in, which is closed: begin another one")
 
     def _forget(self, name: str) -> None:
-        """What was created under this name, and what an optimizer keeps beside it, is looked up anew."""
+        """Makes the next use look up a created table, and its optimizer's states, again."""
         with self._lock:
             for known in (name, *state_names(name)):
                 self._candidates.pop(known, None)
@@ -398,7 +400,7 @@ class Store:
         return self.spec(name), candidates
 
     def _live_candidates(self, name: str) -> list[tuple[Candidate, ...]]:
-        """Looked up anew where the owner has dropped what they lead to, or has ended."""
+        """The candidates of a table, looked up again where the rows at hand were dropped or their owner has ended."""
         candidates = self.candidates(name)
         if any(c[0].rows is not None and c[0].rows.outdated for c in candidates):
             self._forget(name)
@@ -408,21 +410,21 @@ class Store:
     def _candidates_of(self, spec: TableSpec, part: int, rows: PartRows | None) -> tuple[Candidate, ...]:
         owner = self.machine_of_part[part]
         near = () if rows is None else (Candidate(rows.kind, self.machine, rows),)
-        machines = [owner] if self._peers.reaches(owner) or not near else []
+        machines = [owner] if self._machines.reaches(owner) or not near else []
         machines += self._replicas.get(spec.name, {}).get(part, [])
         return (*near, *(Candidate(SHARD, machine) for machine in machines))
 
     def _at_hand(self, spec: TableSpec) -> dict[int, PartRows]:
         """What this process reads by itself: its own shard's rows, files it mapped, shared memory of its machine."""
-        if self._local is not None and self._peers.holds(self.machine):
+        if self._local is not None and self._machines.holds(self.machine):
             table = self._local.find(spec.name)
             if table is not None:
                 return {**table.parts, **self._rows.get(spec.name, {})}
         found = dict(self._rows.get(spec.name, {}))
         mine = [part for part, machine in enumerate(self.machine_of_part) if machine == self.machine]
-        if found or not mine or not self._peers.reaches(self.machine):
+        if found or not mine or not self._machines.reaches(self.machine):
             return found
-        described = answer_of(self._peers.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
+        described = reply_of(self._machines.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
         if described.options["generation"] != spec.generation:
             raise self._refused(ValueError(unknown_table(spec.number)), [spec])
         for part, address in described.options["shared"].items():

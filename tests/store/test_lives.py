@@ -7,7 +7,7 @@ import torch
 
 from gnnsys.comm import Client, Kind, Server, ShardLost, TrainerLost
 from gnnsys.store import Life, Shard, Store, TableSpec
-from gnnsys.store.memory import Owner
+from gnnsys.store.shared_rows import OwnerProcess
 from tests.store.cluster import cluster
 
 ADAGRAD = {"kind": "adagrad", "lr": 1.0, "lr_decay": 0.0, "initial": 0.0, "eps": 1e-10}
@@ -139,8 +139,8 @@ def test_the_end_of_a_process_is_seen_by_who_holds_on_to_it():
     import subprocess
 
     process = subprocess.Popen(["sleep", "60"])
-    owner = Owner.of(process.pid)
+    owner = OwnerProcess.of(process.pid)
     assert owner is not None and not owner.ended
     process.kill()
     process.wait()
-    assert owner.ended and Owner.of(process.pid) is None
+    assert owner.ended and OwnerProcess.of(process.pid) is None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.loader.batch import Batch, Store, apply_to, apply_to_block, tensors_of, tensors_of_block
+from gnnsys.loader.batch import Batch, TypeValues, apply_to, apply_to_block, tensors_of, tensors_of_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import BY_DESTINATION, STRUCTURES
@@ -76,7 +76,7 @@ class Compact:
         nodes = {t: _node_store(t, sampled) for t in self._graph.node_types}
         edges = {t: _edge_store(t, sampled) for t in self._graph.edge_types}
         for key, values in sampled.values.items():
-            store = edges.setdefault(key, Store()) if isinstance(key, tuple) else nodes[key]
+            store = edges.setdefault(key, TypeValues()) if isinstance(key, tuple) else nodes[key]
             store.update({name: value for name, value in values.items() if value is not None})
         return Batch(
             nodes,
@@ -88,9 +88,9 @@ class Compact:
         )
 
 
-def _node_store(node_type: NodeType, sampled: Sampled) -> Store:
+def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
     sample = sampled.sample
-    store = Store(sampled.rows.get(node_type, {}))
+    store = TypeValues(sampled.rows.get(node_type, {}))
     store["n_id"] = sample.node[node_type]
     if node_type in sample.num_sampled_nodes:
         store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
@@ -99,9 +99,9 @@ def _node_store(node_type: NodeType, sampled: Sampled) -> Store:
     return store
 
 
-def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
+def _edge_store(edge_type: EdgeType, sampled: Sampled) -> TypeValues:
     sample = sampled.sample
-    store = Store()
+    store = TypeValues()
     if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
         store["edge_index"] = edge_index = _edge_index(sample.row[edge_type], sample.col[edge_type])
         if sample.by_destination and edge_index.is_cuda:  # layers need not look, which would mean to wait
