@@ -1,4 +1,5 @@
 # Two commands do all the set-up there is: `make demo` and `make test`.
+# While you work: `make test-quick`, in a minute. Before a release: `make check-all`, in an hour.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,14 +7,24 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name "*.cpp" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh") setup.py pyproject.toml
 SECONDS ?= 600
 export DGLBACKEND := pytorch
+unexport PYTHONDONTWRITEBYTECODE # compiled once, not by each of the hundred processes that tests start
 
-.PHONY: demo test lint bench chaos fuzz fuzz-numbers soak sanitize sanitize-quick sanitize-cuda sanitize-selftest clean
+.PHONY: demo test test-quick check-all lint bench chaos fuzz fuzz-numbers soak sanitize sanitize-quick sanitize-cuda sanitize-selftest clean
 
 demo: $(VENV)/.built ## make the environment, train GraphSAGE on a built-in graph
 	$(BIN)/gnnsys demo
 
-test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+DURATIONS := --durations=30 --durations-min=1
+test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run every test but the long ones
+	$(BIN)/python -m pytest -m "not long" $(DURATIONS) $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.built $(VENV)/.tools ## some tests of every room, without processes (tests/support/quick.py)
+	$(BIN)/python -m pytest --quick $(PYTEST_ARGS)
+
+# The order is that of what fails most often.
+check-all: lint ## everything there is: style and types, all tests with the long ones, all native code under sanitizers
+	$(BIN)/python -m pytest $(DURATIONS) $(PYTEST_ARGS)
+	$(MAKE) sanitize
 
 chaos: $(VENV)/.built $(VENV)/.tools ## kill shards, trainers and leaders of a job on two hosts, 30 times
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)

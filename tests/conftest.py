@@ -1,7 +1,8 @@
 """A run in the background of a shell inherits an ignored Ctrl-C; the tests of interrupts need the usual one.
 
-All tests together run in several processes: see tests/support/workers.py. `--device cuda` runs the tests of ops,
-layers, samplers and loaders on a device: see tests/support/on_device.py.
+All tests together run in several processes: see tests/support/workers.py. `--quick` runs some of every room in a
+minute: see tests/support/quick.py. `--device cuda` runs the tests of ops, layers, samplers and loaders on a device: see
+tests/support/on_device.py.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.support.disk import do_not_wait_for_disks
-from tests.support.workers import ALONE, TURNS, Turns, choose_workers, is_alone, is_worker
+from tests.support.quick import forbid_processes, is_quick
+from tests.support.workers import ALONE, LONG, TURNS, Turns, choose_workers, is_alone, is_worker, longest_first
+
+DEVICE_TESTS = Path(__file__).parent / "cuda"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 do_not_wait_for_disks()
@@ -21,15 +26,47 @@ do_not_wait_for_disks()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", choices=("cpu", "cuda"), help="where native ops and loaders run")
+    parser.addoption("--quick", action="store_true", help="some files of every room, none that starts a process")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", ALONE)
+    for marker in (ALONE, LONG):
+        config.addinivalue_line("markers", marker)
+    if config.getoption("--quick") and (is_worker(config) or not getattr(config.option, "numprocesses", None)):
+        forbid_processes()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads how many there are to be
 def pytest_cmdline_main(config: pytest.Config) -> None:
     choose_workers(config)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What a quick run leaves out is not imported either."""
+    is_left_out = config.getoption("--quick") and collection_path.suffix == ".py" and not is_quick(collection_path)
+    return True if is_left_out else None
+
+
+class NoDevice(pytest.Module):
+    """A file of tests/cuda where there is no device: skipped as a whole, without the seconds that its tests take.
+
+    tests/support/test_device_files.py imports it.
+    """
+
+    def collect(self) -> NoReturn:
+        pytest.skip("no CUDA device", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    if module_path.parent != DEVICE_TESTS:
+        return None
+    import torch
+
+    return None if torch.cuda.is_available() else NoDevice.from_parent(parent, path=module_path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    longest_first(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -48,8 +85,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where ranks will be started, what they are forked from imports torch while the first tests run."""
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
-    used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks")]
-    if not session.config.option.collectonly and any(
+    used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks", "start_agents")]
+    options = session.config.option
+    if not (options.collectonly or options.quick) and any(
         getattr(function, "__module__", "") == "tests.support.processes" for function in used
     ):
         from tests.support.nursery import forks_ranks, nurseries

@@ -3,9 +3,11 @@
 All suites share one frame: cases with sides that take turns (`case`, `measure`), rows (`report`), one runner (`suite`).
 """
 
+from gnnsys.bench import peers
+from gnnsys.bench.against import Change, compare
 from gnnsys.bench.case import OURS, Benchmark, Case, Side, Unit, Versus, megabytes, milliseconds, rate, score, value
 from gnnsys.bench.report import Report, Row, environment
-from gnnsys.bench.suite import SUITES, Options, load_suite, run_suite
+from gnnsys.bench.suite import SUITES, SuiteOptions, check_machine, load_suite, run_suite, units_of
 from gnnsys.bench.workload import Workload
 
 __all__ = [
@@ -13,19 +15,24 @@ __all__ = [
     "SUITES",
     "Benchmark",
     "Case",
-    "Options",
+    "Change",
     "Report",
     "Row",
     "Side",
+    "SuiteOptions",
     "Unit",
     "Versus",
     "Workload",
+    "check_machine",
+    "compare",
     "environment",
     "load_suite",
     "megabytes",
     "milliseconds",
+    "peers",
     "rate",
     "run_suite",
     "score",
+    "units_of",
     "value",
 ]

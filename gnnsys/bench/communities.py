@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gnnsys.bench.texts import from_texts
+from gnnsys.bench.parse_settings import from_texts
 from gnnsys.graph import MANIFEST, save, sbm
 
 S = TypeVar("S", bound="CommunitySettings")

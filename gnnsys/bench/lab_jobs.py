@@ -12,7 +12,7 @@ from gnnsys.bench.communities import S, task_folder
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.lab import available
 
-Figures: TypeAlias = Mapping[str, Callable[[], float]]
+SideFigures: TypeAlias = Mapping[str, Callable[[], float]]
 NOTHING = Versus((), required=False, label="-")  # for a row that is there to be read
 
 
@@ -51,7 +51,7 @@ def trainer_environment(**more: str) -> dict[str, str]:
 def job_case(
     name: str,
     unit: Unit,
-    figures: Figures,
+    figures: SideFigures,
     *versus: Versus,
     limit: str | None = None,
     missing: Mapping[str, str] | None = None,

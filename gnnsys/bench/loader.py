@@ -79,7 +79,7 @@ def epoch(work: Workload) -> Iterator[Case]:
 def _epoch_case(work: Workload, hidden: int) -> Case:
     def sides() -> dict[str, Side]:
         graph, seeds = _training_graph(work), _training_seeds(work)
-        model = _Trained(GraphSAGE(work.sizes.dim, hidden, NUM_LAYERS, NUM_CLASSES))
+        model = _HostModel(GraphSAGE(work.sizes.dim, hidden, NUM_LAYERS, NUM_CLASSES))
         loader = NeighborLoader(
             graph,
             list(work.sizes.fanout),
@@ -192,7 +192,7 @@ def _dense_products(num_sampled_nodes: list[int], widths: list[int]) -> None:
                 torch.mm(grad, weight.t())
 
 
-class _Trained:
+class _HostModel:
     """A model with its optimizer; a step per batch, or per DGL's blocks."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -230,5 +230,5 @@ def _dgl_epoch(work: Workload, graph: Graph, seeds: Tensor, hidden: int, num_wor
         peer, seeds, sampler, batch_size=work.sizes.num_seeds, shuffle=True, num_workers=num_workers
     )
     widths = [work.sizes.dim, hidden, hidden, NUM_CLASSES]
-    model = _Trained(nn.ModuleList(dgl.nn.SAGEConv(i, o, "mean") for i, o in pairwise(widths)))
+    model = _HostModel(nn.ModuleList(dgl.nn.SAGEConv(i, o, "mean") for i, o in pairwise(widths)))
     return lambda: _for_each(lambda batch: model.step_on_blocks(batch[2]), loader)

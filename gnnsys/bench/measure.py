@@ -27,7 +27,7 @@ _FLUSH_BYTES = 1 << 30  # several times a GPU's cache, and 0.3 ms of writing: lo
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RoundLimits:
     """How often: at least `least` rounds, then until `seconds` are spent or `most` are done."""
 
     least: int = 5
@@ -43,7 +43,7 @@ class Measured:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def measure(case: Case, rounds: Rounds) -> Measured:
+def measure(case: Case, rounds: RoundLimits) -> Measured:
     """Runs all sides in turns. The device's memory is given back at the end."""
     try:
         return _measure(case, rounds)
@@ -53,7 +53,7 @@ def measure(case: Case, rounds: Rounds) -> Measured:
             torch.cuda.empty_cache()
 
 
-def _measure(case: Case, rounds: Rounds) -> Measured:
+def _measure(case: Case, rounds: RoundLimits) -> Measured:
     sides = dict(case.sides())
     if case.ours not in sides:
         raise RuntimeError(f"case {case.name!r} has no side {case.ours!r}, only {sorted(sides)}")
@@ -65,7 +65,7 @@ def _measure(case: Case, rounds: Rounds) -> Measured:
         set_threads(num_threads)
 
 
-def take_turns(case: Case, sides: Mapping[str, Side], rounds: Rounds, refused: dict[str, str]) -> Measured:
+def take_turns(case: Case, sides: Mapping[str, Side], rounds: RoundLimits, refused: dict[str, str]) -> Measured:
     probes = {"memory": peak_extra_bytes, "value": returned_value, "score": returned_value}
     least, most = (case.repeats, case.repeats) if case.repeats else (rounds.least, rounds.most)
     samples: dict[str, list[float]] = {name: [] for name in sides if name not in refused}

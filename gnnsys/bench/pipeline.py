@@ -80,7 +80,7 @@ class Model:
 
 
 @dataclass
-class Found:
+class EpochFigures:
     """What an epoch came to."""
 
     seconds: float = 0.0
@@ -89,7 +89,7 @@ class Found:
 
 
 def _figure(
-    work: Workload, name: str, unit: str, read: Callable[[Found], float], others: Sequence[str], *versus: Versus
+    work: Workload, name: str, unit: str, read: Callable[[EpochFigures], float], others: Sequence[str], *versus: Versus
 ) -> Case:
     """A row per way in `others`, the non-stop pipeline being ours; each way runs once, for all figures."""
     needed = (NON_STOP, *others, *(peer for v in versus for peer in v.peers))
@@ -102,11 +102,11 @@ def _figure(
     return Case(name, value(unit), sides, rows, repeats=1)
 
 
-def _found(work: Workload, way: str) -> Found:
+def _found(work: Workload, way: str) -> EpochFigures:
     return work.once(f"pipeline/{way}", lambda: _run(work, way))
 
 
-def _run(work: Workload, way: str) -> Found:
+def _run(work: Workload, way: str) -> EpochFigures:
     """Epochs behind a first one that is not counted: a pipeline that never stops is then as full as it stays."""
     model = Model(work)
     loader = _loader(work, ASYNCHRONOUS if way == LOADING else SYNCHRONOUS if way == COMPUTE else way)
@@ -122,8 +122,8 @@ def _run(work: Workload, way: str) -> Found:
         loader.close()
 
 
-def _measure(batches: Iterable[Any], step: Callable[[Any], None], counts: Callable[[], dict[str, int]]) -> Found:
-    found, before = Found(), counts()
+def _measure(batches: Iterable[Any], step: Callable[[Any], None], counts: Callable[[], dict[str, int]]) -> EpochFigures:
+    found, before = EpochFigures(), counts()
     start = time.perf_counter()
     for _ in range(NUM_EPOCHS):
         began = time.perf_counter()

@@ -1,7 +1,8 @@
 """Running a suite: its benchmarks' cases one after another, each measured, shown and recorded.
 
 A suite is a module of this room with a list `BENCHMARKS`. To add a benchmark, write a function that yields cases and
-list it there; to add a suite, write the module and name it here.
+list it there; to add a suite, write the module and name it here. A suite that not every machine can run has a function
+`check_device`, which raises `ValueError` with the reason.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnnsys.bench import table
-from gnnsys.bench.case import Benchmark, Case
-from gnnsys.bench.measure import Rounds, measure
+from gnnsys.bench.case import Benchmark, Case, Unit
+from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
@@ -21,7 +22,7 @@ SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SuiteOptions:
     """`only` keeps the cases whose name contains it, or one of several with | between them; `quick` uses small sizes
     and judges nothing.
 
@@ -30,7 +31,7 @@ class Options:
 
     only: str | None = None
     quick: bool = False
-    rounds: Rounds = field(default_factory=Rounds)
+    rounds: RoundLimits = field(default_factory=RoundLimits)
     cache: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -41,11 +42,18 @@ def load_suite(name: str) -> Sequence[Benchmark]:
     return importlib.import_module(f"gnnsys.bench.{name}").BENCHMARKS
 
 
+def check_machine(name: str) -> None:
+    """ValueError where this machine has not what suite `name` measures."""
+    check = getattr(importlib.import_module(f"gnnsys.bench.{name}"), "check_device", None)
+    if check is not None:
+        check()
+
+
 def run_suite(
-    name: str, benchmarks: Sequence[Benchmark], options: Options, show: Callable[[str], None] = print
+    name: str, benchmarks: Sequence[Benchmark], options: SuiteOptions, show: Callable[[str], None] = print
 ) -> Report:
     """Runs every selected case; one that raises is reported and does not stop the others."""
-    rounds = Rounds(least=2, most=5, seconds=0.5) if options.quick else options.rounds
+    rounds = RoundLimits(least=2, most=5, seconds=0.5) if options.quick else options.rounds
     report = Report(name, options.quick)
     sizes = QUICK if options.quick else FULL
     with Workload(sizes, cache=options.cache, settings=options.settings) as workload:
@@ -62,6 +70,12 @@ def run_suite(
                 show(table.line(row))
     show(table.footer(report))
     return report
+
+
+def units_of(benchmarks: Sequence[Benchmark], options: SuiteOptions) -> dict[str, Unit]:
+    """The selected cases by name, with what their figures are; nothing is run."""
+    with Workload(QUICK, cache=options.cache, settings=options.settings) as workload:
+        return {case.name: case.unit for case in _select(benchmarks, workload, options.only)}
 
 
 def _select(benchmarks: Sequence[Benchmark], workload: Workload, only: str | None) -> list[Case]:

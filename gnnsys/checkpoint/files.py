@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class _Checked(io.RawIOBase):
-    """A file that counts what is written to it. An error is kept: on its way through native code its text is lost."""
+    """A file that counts bytes and their CRC-32. It keeps an error, whose text would be lost in native code."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -37,7 +37,7 @@ class _Checked(io.RawIOBase):
 
 
 def write_state(path: Path, state: Any) -> list[int]:
-    """Writes a state and has it on disk; its bytes and CRC-32. OSError names the file."""
+    """Writes a state and syncs it to disk. Returns size and CRC-32. OSError names the file."""
     with open(path, "wb", buffering=0) as file:
         checked = _Checked(file)
         try:
@@ -55,7 +55,7 @@ def read_state(path: Path) -> Any:
 
 
 def write_array(path: Path, values: Tensor) -> list[int]:
-    """Writes an array as `.npy` and has it on disk; its bytes and CRC-32. OSError names the file."""
+    """Writes an array as `.npy` and syncs it to disk. Returns size and CRC-32. OSError names the file."""
     with open(path, "wb", buffering=0) as file:
         checked = _Checked(file)
         try:

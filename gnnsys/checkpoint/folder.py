@@ -1,8 +1,8 @@
-"""A folder of checkpoints on one machine: what is in it, how one gets in, and how old ones leave.
+"""A folder of checkpoints on one machine: how checkpoints are found, written, published and removed.
 
-A checkpoint is written to `.step-N-TOKEN/` and gets its manifest when every file of every machine is on disk; from then
-on it counts. Then it is renamed to `step-N/`. All machines may see one folder, or each its own: whatever is done here
-may have been done by another machine already.
+A checkpoint is written to `.step-N-TOKEN/`. It gets its manifest when every file of every machine is on disk, and is
+valid from then on. Then it is renamed to `step-N/`. Machines may share one folder or have one each, so another machine
+may already have done what a function here does.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def name_of(steps: int) -> str:
 
 
 def staging_name(steps: int, token: str) -> str:
-    """Where a checkpoint is written, on every machine; `token` is 16 hexadecimal digits."""
+    """The folder that a checkpoint is written to, on every machine. `token`: 16 hexadecimal digits."""
     return f".{name_of(steps)}-{token}"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A checkpoint that a machine has files of. `lacks`: those of its files that are not here, or not whole."""
+class LocalCheckpoint:
+    """A checkpoint of which this machine has files. `lacks`: the files that are missing or incomplete here."""
 
     name: str
     steps: int
@@ -44,8 +44,8 @@ class Seen:
     lacks: list[str]
 
 
-def look(folder: Path) -> list[Seen]:
-    """The checkpoints of which this machine has a manifest, whatever else it has of them."""
+def look(folder: Path) -> list[LocalCheckpoint]:
+    """All checkpoints with a manifest on this machine, complete here or not."""
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if not (_STEP.fullmatch(path.name) or _STAGING.fullmatch(path.name)) or not (path / MANIFEST).is_file():
@@ -55,12 +55,12 @@ def look(folder: Path) -> list[Seen]:
         except ValueError:
             continue
         lacks = [file for file, (size, _) in manifest["files"].items() if _size(path / file) != size]
-        found.append(Seen(path.name, manifest["steps"], manifest["token"], lacks))
+        found.append(LocalCheckpoint(path.name, manifest["steps"], manifest["token"], lacks))
     return found
 
 
 def unreadable(folder: Path) -> list[str]:
-    """What is wrong with checkpoints whose manifest cannot be read."""
+    """The errors of checkpoints whose manifest cannot be read."""
     wrong = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if _STEP.fullmatch(path.name):
@@ -72,7 +72,7 @@ def unreadable(folder: Path) -> list[str]:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint's manifest; ValueError, naming the file, where it is not whole or leads out of its folder."""
+    """A checkpoint's manifest. ValueError, naming the file, if it is incomplete or names files outside its folder."""
     manifest = read_manifest(path, format=FORMAT, version=VERSION, what=WHAT)
     try:
         for file, (size, crc32) in manifest["files"].items():
@@ -87,7 +87,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, files: dict[str, list[int]]) -> str | None:
-    """Reads files and compares them with what the manifest says; what is wrong with the first that differs."""
+    """Compares files with their sizes and checksums. Returns the first problem, or None."""
     for file, (size, crc32) in files.items():
         try:
             if _size(path / file) != size:
@@ -100,7 +100,7 @@ def check_files(path: Path, files: dict[str, list[int]]) -> str | None:
 
 
 def check_sizes(path: Path, files: dict[str, list[int]]) -> str | None:
-    """What is wrong with the first of these files that is not here, or not of its size."""
+    """Compares files with their sizes. Returns the first problem, or None."""
     for file, (size, _) in files.items():
         if _size(path / file) != size:
             found = "is not there" if _size(path / file) < 0 else f"has {_size(path / file)} bytes, not {size}"
@@ -109,12 +109,12 @@ def check_sizes(path: Path, files: dict[str, list[int]]) -> str | None:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a checkpoint would have this name."""
+    """Whether this is the name of a published checkpoint."""
     return _STEP.fullmatch(name) is not None
 
 
 def describe(staging: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest. Machines that share the folder write the same one, each over the other's."""
+    """Writes the manifest. Machines that share a folder all write the same content."""
     plain = json.loads(json.dumps(manifest))
     plain["crc32"] = manifest_checksum(plain)
     text = staging / f".manifest-{secrets.token_hex(6)}"
@@ -127,7 +127,7 @@ def describe(staging: Path, manifest: dict[str, Any]) -> None:
 
 
 def publish(folder: Path, staging: str, steps: int, token: str) -> Path:
-    """Gives a checkpoint its name, unless another machine has; ValueError where another checkpoint has that name."""
+    """Renames a checkpoint to `step-N`, if no other machine has done so. ValueError if another one has that name."""
     target = folder / name_of(steps)
     try:
         os.rename(folder / staging, target)
@@ -142,7 +142,7 @@ def publish(folder: Path, staging: str, steps: int, token: str) -> Path:
 
 
 def remove(folder: Path, names: Iterable[str]) -> None:
-    """Removes checkpoints: out of sight at once, then from the disk. One that is gone already is nothing."""
+    """Removes checkpoints: renames each at once, then deletes it. Skips those that are gone already."""
     for name in names:
         gone = folder / f".gone-{name.lstrip('.')}-{secrets.token_hex(6)}"
         try:
@@ -153,7 +153,7 @@ def remove(folder: Path, names: Iterable[str]) -> None:
 
 
 def sweep(folder: Path, keep: Iterable[str] = ()) -> None:
-    """Removes what killed savers and removers left. Nobody may be saving to the folder."""
+    """Removes what killed processes left. Must not run while another save to the folder is under way."""
     kept = set(keep)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
         if _LEFT.fullmatch(path.name) and path.name not in kept:
@@ -170,20 +170,11 @@ def old_ones(folder: Path, keep: int) -> list[str]:
 
 
 def set_aside(folder: Path, name: str) -> None:
-    """Renames a damaged checkpoint, which is in the way of a new one of its step, for somebody to look at."""
+    """Renames a damaged checkpoint, so that a new one can have its name and a person can look at it."""
     try:
         os.rename(folder / name, folder / f"damaged-{name.lstrip('.')}-{secrets.token_hex(4)}")
     except FileNotFoundError:
         return
-
-
-def write_file(path: Path, content: memoryview | bytes) -> None:
-    """Writes a file and has it on disk."""
-    with open(path, "wb", buffering=0) as file:
-        left = memoryview(content)
-        while len(left):
-            left = left[file.write(left) :]
-        os.fsync(file.fileno())
 
 
 def _is(path: Path, token: str) -> bool:

@@ -1,7 +1,7 @@
 """The random generators of a rank: torch's on the CPU and on its GPU, numpy's and Python's own.
 
-Their states are tensors and numbers in a checkpoint. A rank that did not exist when it was saved gets a stream of its
-own, a function of the saved ones and its number.
+A checkpoint holds their states as tensors and numbers. A rank that did not exist when it was saved gets new seeds, a
+function of the saved states and its rank.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_generators(states: dict[str, Any]) -> None:
 
 
 def seed_generators(saved: Sequence[dict[str, Any]], rank: int) -> None:
-    """A stream for a rank that is new: of the saved states and its number."""
+    """Seeds the generators of a new rank: a function of the saved states and its rank."""
     digest = hashlib.sha256(f"rank {rank}".encode())
     for states in saved:
         digest.update(states["torch"].numpy().tobytes())

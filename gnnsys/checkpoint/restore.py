@@ -1,7 +1,7 @@
-"""Restoring: the newest checkpoint of which every file is found, whole, on some machine; or the reason there is none.
+"""Restores the newest checkpoint of which every file is complete on some machine, or says why there is none.
 
-Everything is looked at before anything is loaded, every decision is made by all ranks from what all of them saw, and
-what is wrong on one is the same error on each.
+All files are checked before anything is loaded. Ranks first exchange what they found, so that all decide the same, and
+an error on one rank is raised on every rank.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.comparing import differing_file, merged
-from gnnsys.checkpoint.copying import same
-from gnnsys.checkpoint.exchange import brought
 from gnnsys.checkpoint.files import read_state
-from gnnsys.checkpoint.folder import Seen
+from gnnsys.checkpoint.folder import LocalCheckpoint
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.generators import seed_generators, write_generators
-from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint.missing_files import brought
+from gnnsys.checkpoint.rank_differences import differing_file, merged
+from gnnsys.checkpoint.snapshot import same
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import SavedTable, graph_of
 from gnnsys.comm import Group
@@ -36,8 +36,11 @@ _READ_SECONDS = 1800.0  # to read a machine's files once
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint that is whole: where it is on each machine that has some of it, and who has which file."""
+class CompleteCheckpoint:
+    """A checkpoint of which every file is on some machine. `names`: its folder on each machine that has files of it.
+
+    `holders`: the machines that have each file.
+    """
 
     manifest: dict[str, Any]
     names: dict[int, str]
@@ -48,15 +51,17 @@ class Found:
         return int(self.manifest["steps"])
 
     def path(self, folder: Path, machine: int) -> Path:
-        """Where it is on a machine: under its name, unless another job that has not named it yet is at work on it."""
+        """Its folder on a machine. It keeps the staging name while the job that wrote it has not renamed it yet."""
         named = folder / folders.name_of(self.steps)
         return named if named.is_dir() or machine not in self.names else folder / self.names[machine]
 
 
-def restore(folder: Path, group: Group, session: Session | None, states: States, owner: Owner) -> Found | None:
-    """Loads the newest checkpoint in `folder` into `states`; None where there has been none yet."""
+def restore(
+    folder: Path, group: Group, session: Session | None, states: States, lock: FolderLock
+) -> CompleteCheckpoint | None:
+    """Loads the newest complete checkpoint in `folder` into `states`; None if there is none yet."""
     found = _find(folder, group, session, states)
-    _tidy(folder, group, found, owner)
+    _tidy(folder, group, found, lock)
     if found is None:
         if group.rank == 0:
             _log.info("no checkpoint in %s: begins at step 0", folder)
@@ -76,7 +81,7 @@ def restore(folder: Path, group: Group, session: Session | None, states: States,
 # -- which one --------------------------------------------------------------------------------------------------------
 
 
-def _find(folder: Path, group: Group, session: Session | None, states: States) -> Found | None:
+def _find(folder: Path, group: Group, session: Session | None, states: States) -> CompleteCheckpoint | None:
     seen: list[Any] = []
     wrong: list[str] = []
     problem = None
@@ -93,7 +98,7 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
             )
     group.agree("checkpoint's folder", problem, timeout=_READ_SECONDS)
     told = group.gather("checkpoints seen", [group.machine, seen, wrong], timeout=_READ_SECONDS)
-    by_machine = {machine: [Seen(*entry) for entry in entries] for machine, entries, _ in told if entries}
+    by_machine = {machine: [LocalCheckpoint(*entry) for entry in entries] for machine, entries, _ in told if entries}
     complaints = [f"machine {machine}: {text}" for machine, _, texts in told for text in texts]
     tokens = {s.token: s.steps for entries in by_machine.values() for s in entries}
     for token in sorted(tokens, key=lambda token: tokens[token], reverse=True):
@@ -107,7 +112,7 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
                     _log.warning("step %d is restored, because: %s", found.steps, "; ".join(complaints))
                 return found
             complaints.append(problem)
-        elif any(not s.name.startswith(".") for s in here.values()):  # else its save was not finished: no loss
+        elif any(not s.name.startswith(".") for s in here.values()):  # an unfinished save is no loss
             complaints.append(f"{folder / folders.name_of(tokens[token])} lacks {min(nowhere)} on every machine")
     if complaints:
         raise ValueError(
@@ -117,30 +122,30 @@ def _find(folder: Path, group: Group, session: Session | None, states: States) -
     return None
 
 
-def _share_manifest(folder: Path, group: Group, here: dict[int, Seen]) -> Found:
+def _share_manifest(folder: Path, group: Group, here: dict[int, LocalCheckpoint]) -> CompleteCheckpoint:
     machine = min(here)
     root = next(rank for rank, of in enumerate(group.machine_of_rank) if of == machine)
     value = folders.read_checkpoint(folder / here[machine].name) if group.rank == root else None
     manifest = group.share("checkpoint's manifest", value, root=root, timeout=_READ_SECONDS)
     holders = {file: [m for m, s in sorted(here.items()) if file not in s.lacks] for file in manifest["files"]}
-    return Found(manifest, {m: s.name for m, s in here.items()}, holders)
+    return CompleteCheckpoint(manifest, {m: s.name for m, s in here.items()}, holders)
 
 
-def _reads(group: Group, session: Session | None, states: States, found: Found) -> set[str]:
-    """The files that this machine is going to read where it has them itself."""
+def _reads(group: Group, session: Session | None, states: States, found: CompleteCheckpoint) -> set[str]:
+    """The files that this machine will read from its own disk."""
     try:
         tables = _tables_of(session, states, found)
         wanted = _wanted(group, found, tables)
         folders_read = {folder for table in tables for folder in table.reads(group.machine, found.holders)}
-    except Exception:  # it does not fit what is here: said when that is looked at, on all ranks
+    except Exception:  # it does not fit these states: `_fitting` reports it on all ranks
         return set()
     return {*wanted, *(file for file in found.manifest["files"] if file.rsplit("/", 1)[0] in folders_read)}
 
 
-def _check(folder: Path, group: Group, found: Found, reads: Set[str]) -> str | None:
-    """Has every machine check what it is going to read, and every file checked by one that has it.
+def _check(folder: Path, group: Group, found: CompleteCheckpoint, reads: Set[str]) -> str | None:
+    """Checks all files: each machine those that it will read, and every file on at least one machine.
 
-    Machines may have copies of one file, and one copy may be damaged. What is wrong with the first that is.
+    Several machines may have copies of a file, and one copy may be damaged. Returns the first problem, or None.
     """
     problem = None
     if group.is_leader and group.machine in found.names:
@@ -154,18 +159,18 @@ def _check(folder: Path, group: Group, found: Found, reads: Set[str]) -> str | N
     return next((text for text in told if text is not None), None)
 
 
-def _tidy(folder: Path, group: Group, found: Found | None, owner: Owner) -> None:
-    """Names what was complete but not yet named, moves damaged newer ones out of the way, removes what is left over.
+def _tidy(folder: Path, group: Group, found: CompleteCheckpoint | None, lock: FolderLock) -> None:
+    """Renames the found checkpoint if its job did not get to it, sets damaged newer ones aside, removes leftovers.
 
-    Not so in the folder of another job that still runs: what looks left over there is under way.
+    Does nothing in the folder of another job that still runs: what looks left over there is being written.
     """
     problem, other, dead = None, None, None
-    with suppress(OSError):  # said below
-        dead = owner.dead() if group.is_leader else None
-    owner.learn(group.gather("checkpoints' owner", dead, timeout=_READ_SECONDS))
+    with suppress(OSError):  # reported below
+        dead = lock.dead() if group.is_leader else None
+    lock.learn(group.gather("checkpoints' owner", dead, timeout=_READ_SECONDS))
     if group.is_leader:
         try:
-            other = owner.other()
+            other = lock.other()
             if other is not None:
                 _log.warning("another job that still runs saves to %s (%s): this one cannot", folder, other)
         except OSError as error:
@@ -189,18 +194,18 @@ def _tidy(folder: Path, group: Group, found: Found | None, owner: Owner) -> None
 
 
 def _attempt(group: Group, meeting: str, act: Callable[[], Any]) -> Any:
-    """Does something on every rank; where one fails, all raise what it said."""
+    """Calls `act` on every rank. If one rank fails, all ranks raise its error."""
     problem, result = None, None
     try:
         result = act()
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+    except Exception as error:  # of any type: the other ranks must not wait for this one
         problem = error
     group.agree(meeting, problem, _READ_SECONDS)
     return result
 
 
-def _tables_of(session: Session | None, states: States, found: Found) -> list[SavedTable]:
-    """The tables of a checkpoint; ValueError, with a reason, where one has no meaning for what is here now."""
+def _tables_of(session: Session | None, states: States, found: CompleteCheckpoint) -> list[SavedTable]:
+    """The tables of a checkpoint. ValueError, with the reason, if one cannot be restored into the tables of now."""
     tables, entries = [], found.manifest["tables"]
     for name, saved in sorted(states.saved_tables(entries, session).items()):
         table = states.tables[name]
@@ -209,7 +214,7 @@ def _tables_of(session: Session | None, states: States, found: Found) -> list[Sa
     return tables
 
 
-def _fitting(group: Group, session: Session | None, states: States, found: Found) -> list[SavedTable]:
+def _fitting(group: Group, session: Session | None, states: States, found: CompleteCheckpoint) -> list[SavedTable]:
     def check() -> list[SavedTable]:
         manifest = found.manifest
         known = states.saved_tables(manifest["tables"], session)
@@ -228,7 +233,7 @@ def _fitting(group: Group, session: Session | None, states: States, found: Found
     return _attempt(group, "checkpoint fits", check)
 
 
-def _wanted(group: Group, found: Found, tables: Sequence[SavedTable]) -> list[str]:
+def _wanted(group: Group, found: CompleteCheckpoint, tables: Sequence[SavedTable]) -> list[str]:
     """The files that every machine reads."""
     wanted = ["dense.pt", *(f"rank-{rank}.pt" for rank in range(found.manifest["world_size"]))]
     if group.world_size == found.manifest["world_size"]:
@@ -239,7 +244,7 @@ def _wanted(group: Group, found: Found, tables: Sequence[SavedTable]) -> list[st
 
 
 def _restore_tables(
-    group: Group, path: Path, found: Found, tables: Sequence[SavedTable], files: dict[str, Path]
+    group: Group, path: Path, found: CompleteCheckpoint, tables: Sequence[SavedTable], files: dict[str, Path]
 ) -> None:
     if not tables:
         return
@@ -259,9 +264,9 @@ def _restore_tables(
 
 
 class _Loaded:
-    """States read from files, checked against what they are for, and then loaded."""
+    """States that were read from files and checked; `load` loads them."""
 
-    def __init__(self, group: Group, states: States, found: Found, files: dict[str, Path]) -> None:
+    def __init__(self, group: Group, states: States, found: CompleteCheckpoint, files: dict[str, Path]) -> None:
         self._group, self._states = group, states
         self._world_size = int(found.manifest["world_size"])
 
@@ -277,7 +282,7 @@ class _Loaded:
             _log.warning(text, self._world_size, _described(found.manifest["differing"]), group.world_size)
 
     def load(self) -> None:
-        """Loads everything into its place, generators last: loading may draw from them."""
+        """Loads all states. Generators come last, because loading may draw from them."""
 
         def load() -> None:
             for name, value in self._states.shared.items():
@@ -320,7 +325,7 @@ def _load(name: str, load: Callable[[Any], Any], state: Any) -> None:
 
 
 def _described(differing: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
-    """States that were saved by each rank, in words: `model (norm.running_mean and 2 more), scaler`."""
+    """The states that ranks saved separately, as text: `model (norm.running_mean and 2 more), scaler`."""
     keys: dict[str, set[str]] = {}
     for own in differing.values():
         for name, entries in own.items():

@@ -1,4 +1,4 @@
-"""resume: one call that makes a training script survive. It restores what there is, and returns the Saver."""
+"""`resume`: the one call that a training script needs. Restores the newest checkpoint, and returns the Saver."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from gnnsys.checkpoint.copying import check_state
-from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.restore import restore, unwrapped
 from gnnsys.checkpoint.saver import Saver
+from gnnsys.checkpoint.snapshot import check_state
 from gnnsys.checkpoint.states import States, sort_states
 from gnnsys.comm import Group, Place
 
@@ -65,7 +65,7 @@ def resume(
         sorted_states = sort_states(states)
         for name, value in [*sorted_states.shared.items(), *sorted_states.own.items()]:
             check_state(unwrapped(value).state_dict(), name)
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+    except Exception as error:  # of any type: the other ranks must not wait for this one
         problem = error
     group.agree("resume", problem)
     told = group.gather("resume alike", [sorted_states.names(), every, keep, asynchronous])
@@ -77,16 +77,16 @@ def resume(
         )
     path = Path(folder).resolve()
     _check_folders(group, path)
-    owner = Owner(path, group.nonce)
-    found = restore(path, group, session, sorted_states, owner)
+    lock = FolderLock(path, group.nonce)
+    found = restore(path, group, session, sorted_states, lock)
     return Saver(
         path, group, session, sorted_states, every=every, keep=keep, asynchronous=asynchronous, found=found,
-        owner=owner,
+        lock=lock,
     )  # fmt: skip
 
 
 def _check_folders(group: Group, path: Path) -> None:
-    """ValueError, on every rank, where ranks of one machine were given different folders; machines may have theirs."""
+    """ValueError, on every rank, if ranks of one machine have different folders. Machines may differ."""
     first: dict[int, tuple[int, str]] = {}
     for rank, folder in enumerate(group.gather("resume folder", str(path))):
         other, known = first.setdefault(group.machine_of_rank[rank], (rank, folder))

@@ -1,9 +1,8 @@
-"""Saver: counts steps and saves the job. A copy is taken at a step boundary, and written while training goes on.
+"""Saver: counts steps and saves the job. It copies all states between two steps, and writes while training goes on.
 
-A save has two halves. In `save`, all ranks meet, nothing is under way, and every rank and shard copies what it has;
-then training goes on. In a thread everything is written, the ranks meet again, and the checkpoint counts or is removed:
-on all machines or on none. Where nothing is copied, because it was not asked for or would not fit into memory, the
-second half is done in `save` too.
+A save has two halves. In `save`, all ranks meet with no push under way, and every rank and shard copies its states;
+then training goes on. A thread writes the copies, and the ranks meet again: either every machine keeps the checkpoint,
+or every machine removes it. Without copies (not asked for, or no memory for them) both halves run inside `save`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from gnnsys.checkpoint import comparing
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.copying import Copy, as_it_is, check_state, copied, snapshot
+from gnnsys.checkpoint import rank_differences
 from gnnsys.checkpoint.errors import of_step, raise_first, words
 from gnnsys.checkpoint.files import write_state
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.generators import read_generators
-from gnnsys.checkpoint.owner import Owner
-from gnnsys.checkpoint.restore import Found, unwrapped
+from gnnsys.checkpoint.restore import CompleteCheckpoint, unwrapped
+from gnnsys.checkpoint.snapshot import RankSnapshot, as_it_is, check_state, copied, snapshot
 from gnnsys.checkpoint.states import States
 from gnnsys.checkpoint.tables import graph_of, merged_entries, originals_key, rows_of, table_folder, write_originals
 from gnnsys.comm import CommError, Group, RendezvousError
@@ -39,8 +38,8 @@ if TYPE_CHECKING:
 
 _States: TypeAlias = dict[str, Any]  # by name
 _log = logging.getLogger(__name__)
-_WRITE_SECONDS = 7200.0  # for a machine to write what it has: a terabyte, to a slow disk
-_SPARE = 0.1  # of the free memory, which copies leave free
+_WRITE_SECONDS = 7200.0  # for a machine to write its files: a terabyte on a slow disk
+_SPARE = 0.1  # copies leave this share of the free memory free
 
 STAGES = (
     "begun", "copied", "dense written", "rank written", "tables written", "all written", "described", "published",
@@ -51,9 +50,9 @@ STAGES = (
 class Saver:
     """What `gnnsys.resume` returns.
 
-    `steps`: steps done so far, over all lives of the job. `restored`: the checkpoint that was restored, or None.
-    `newest`: the last one that is complete. `on_stage` is called with the name of each of `STAGES` that a save passes,
-    in the thread that does it.
+    `steps`: training steps so far, including those before restarts. `restored`: the checkpoint that was restored, or
+    None. `newest`: the last complete one. `on_stage(name)` is called at each of `STAGES` of a save, in the thread that
+    saves.
     """
 
     def __init__(
@@ -66,8 +65,8 @@ class Saver:
         every: int | None,
         keep: int,
         asynchronous: bool,
-        found: Found | None,
-        owner: Owner,
+        found: CompleteCheckpoint | None,
+        lock: FolderLock,
     ) -> None:
         self.folder, self.every, self.keep, self.asynchronous = folder, every, keep, asynchronous
         self.steps = found.steps if found is not None else 0
@@ -75,12 +74,12 @@ class Saver:
         self.newest = self.restored
         self.on_stage: Callable[[str], None] = lambda stage: None
         self._states, self._session = states, session
-        self._group = group.apart("checkpoint")  # its own connection: the writing thread meets the others' too
+        self._group = group.apart("checkpoint")  # its own connection: the writing threads of all ranks meet too
         self._saved_steps = None if found is None else found.steps
         self._has_stepped = found is not None
         self._thread: threading.Thread | None = None
-        self._error: tuple[int, Exception] | None = None  # of which step's checkpoint, and what
-        self._owner = owner
+        self._error: tuple[int, Exception] | None = None  # the step whose checkpoint failed, and why
+        self._lock = lock
         self._has_warned = False
         self._is_closed = False
         if session is not None:
@@ -99,10 +98,10 @@ class Saver:
         return True
 
     def save(self) -> Path | None:
-        """Saves now; every rank calls it. Returns when the copy is taken, or with the path when it is written here.
+        """Saves now; every rank calls it. Returns None once the copy is taken, or the path if it was written at once.
 
-        Waits for the save before, and raises, on every rank, what went wrong with it: that error names its step, and
-        nothing is saved of this one yet.
+        First waits for the previous save. If that one failed, raises its error, which names its step, on every rank,
+        and saves nothing of this step.
         """
         self._check_open()
         self.wait()
@@ -121,7 +120,7 @@ class Saver:
         return None
 
     def wait(self) -> None:
-        """Returns when nothing is being written; raises what went wrong with it, on every rank."""
+        """Waits until nothing is being written. Raises the error of a failed save, on every rank."""
         if self._thread is not None:
             self._thread.join(3 * _WRITE_SECONDS)
             if self._thread.is_alive():
@@ -133,9 +132,9 @@ class Saver:
             raise of_step(*failed)
 
     def close(self, wait: bool = True) -> None:
-        """Waits for what is being written, and raises what went wrong with it; without `wait` it is given up.
+        """Waits for the save under way and raises its error, if any. Without `wait`, gives that save up.
 
-        Idempotent. The session's `close` does this too, and raises what this does.
+        Idempotent. Closing the session calls it too.
         """
         if self._is_closed:
             return
@@ -147,7 +146,7 @@ class Saver:
             if wait:
                 self.wait()
         finally:
-            self._owner.close()
+            self._lock.close()
             self._group.close()
 
     def __enter__(self) -> Saver:
@@ -165,19 +164,20 @@ class Saver:
 
     # -- the first half: a copy ---------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[Copy, _States, _States]:
-        """All ranks meet, with nothing under way: the save, this rank's shared states, what of them rank 0 has not."""
+    def _begin(self) -> tuple[RankSnapshot, _States, _States]:
+        """All ranks meet, with no push under way. Returns an empty snapshot, this rank's shared states, and the entries
+        of those that differ from rank 0's."""
         group, problem, cause = self._group, None, None
-        shared, digests = _States(), comparing.Digests()
+        shared, digests = _States(), rank_differences.Digests()
         try:
             for store in self._states.stores():
                 store.flush()
             shared = {name: unwrapped(value).state_dict() for name, value in self._states.shared.items()}
-            digests = comparing.digest_states(shared) if group.world_size > 1 else {}
+            digests = rank_differences.digest_states(shared) if group.world_size > 1 else {}
         except Exception as error:
             problem, cause = f"rank {group.rank}: {error}", error
         told = group.gather(
-            "checkpoint begins", [problem, self.steps, secrets.token_hex(8), comparing.summary(digests)]
+            "checkpoint begins", [problem, self.steps, secrets.token_hex(8), rank_differences.summary(digests)]
         )
         raise_first([entry[0] for entry in told], cause)
         differ = [rank for rank, entry in enumerate(told) if entry[1] != told[0][1]]
@@ -188,15 +188,15 @@ class Saver:
             )
         apart = sorted({name for entry in told for name, digest in entry[3].items() if digest != told[0][3][name]})
         first = group.share("checkpoint's digests", {name: digests[name] for name in apart}) if apart else {}
-        return Copy(self.steps, told[0][2]), shared, comparing.differing(shared, digests, first)
+        return RankSnapshot(self.steps, told[0][2]), shared, rank_differences.differing(shared, digests, first)
 
-    def _copy(self) -> Copy:
+    def _copy(self) -> RankSnapshot:
         copy, shared, apart = self._begin()
         group, problem, cause = self._group, None, None
         self.on_stage("begun")
         try:
             self._fill(copy, shared, apart)
-        except Exception as error:  # whatever it is, the other ranks must hear of it
+        except Exception as error:  # of any type: the other ranks must learn of it
             problem, cause = f"rank {group.rank} cannot save step {copy.steps}: {words(error)}", error
         told = group.gather("checkpoint copied", [problem, copy.too_large], timeout=_WRITE_SECONDS)
         problems = [problem for problem, _ in told]
@@ -211,25 +211,25 @@ class Saver:
         self.on_stage("copied")
         return copy
 
-    def _fill(self, copy: Copy, shared: _States, apart: _States) -> None:
-        """Copies this rank's states; the first rank of each machine has the machine's shard copy its tables."""
+    def _fill(self, copy: RankSnapshot, shared: _States, apart: _States) -> None:
+        """Copies this rank's states. The first rank of each machine asks the machine's shard to copy its tables."""
         group = self._group
         for name, own in apart.items():
-            comparing.check_parameters(name, self._states.shared[name], own, group.rank)
+            rank_differences.check_parameters(name, self._states.shared[name], own, group.rank)
         if group.is_leader:
-            self._owner.take()
-            folders.sweep(self.folder, keep=[copy.staging])  # what a failed save could not remove
+            self._lock.take()
+            folders.sweep(self.folder, keep=[copy.staging])  # left by a failed save
             (self.folder / copy.staging).mkdir(parents=True, exist_ok=True)
             for name, table in self._states.tables.items():
                 self._copy_table(copy, name, table)
         own = {name: value.state_dict() for name, value in self._states.own.items()}
         own, copy.differing, dense = self._copy_states(copy, [own, apart, shared if group.rank == 0 else {}])
-        copy.keys = comparing.keys_of(apart)
+        copy.keys = rank_differences.keys_of(apart)
         copy.own = {"own": own, "generators": read_generators()}
         copy.dense = dense if group.rank == 0 else None
 
-    def _copy_states(self, copy: Copy, each: list[_States]) -> list[_States]:
-        """All of them, copied where they are to be and there is memory for it; else as they are."""
+    def _copy_states(self, copy: RankSnapshot, each: list[_States]) -> list[_States]:
+        """The states copied, if this save is asynchronous and there is memory; otherwise the states themselves."""
 
         def taken(of: Callable[[Tensor], Tensor]) -> list[_States]:
             return [{name: snapshot(state, name, of) for name, state in states.items()} for states in each]
@@ -237,12 +237,12 @@ class Saver:
         if self.asynchronous and copy.too_large is None:
             size = sum(check_state(state, name) for states in each for name, state in states.items())
             if size <= (1 - _SPARE) * free_memory():
-                with contextlib.suppress(RuntimeError, MemoryError):  # other limits, an address space's say
+                with contextlib.suppress(RuntimeError, MemoryError):  # other limits, such as on the address space
                     return taken(copied)
             copy.too_large = f"the states of rank {self._group.rank}, {size} bytes"
         return taken(as_it_is)
 
-    def _copy_table(self, copy: Copy, name: str, table: DistTensor) -> None:
+    def _copy_table(self, copy: RankSnapshot, name: str, table: DistTensor) -> None:
         store, graph = table.store, graph_of(table, self._session)
         if store.machine < 0:
             raise ValueError(
@@ -267,15 +267,15 @@ class Saver:
 
     # -- the second half: on disk -------------------------------------------------------------------------------------
 
-    def _write(self, copy: Copy) -> None:
+    def _write(self, copy: RankSnapshot) -> None:
         try:
             self._write_all(copy)
-        except Exception as error:  # the training thread raises it when it comes to its next save
+        except Exception as error:  # the training thread raises it at its next save
             if self._group.rank == 0 and not self._is_closed:
                 _log.error("the checkpoint of step %d was not saved: %s", copy.steps, error)
             self._error = copy.steps, error
 
-    def _write_all(self, copy: Copy) -> None:
+    def _write_all(self, copy: RankSnapshot) -> None:
         group, problem, files = self._group, None, dict[str, list[int]]()
         try:
             files = self._write_files(copy)
@@ -302,19 +302,19 @@ class Saver:
         if group.is_leader:
             try:
                 folders.remove(self.folder, folders.old_ones(self.folder, self.keep))
-            except OSError as error:  # the new one is there: this is no failure of the save
+            except OSError as error:  # the new checkpoint is complete: the save has not failed
                 _log.warning("old checkpoints stay in %s: %s", self.folder, words(error))
         self.on_stage("old removed")
 
-    def _write_files(self, copy: Copy) -> dict[str, list[int]]:
-        """Writes what is this rank's; every file with its bytes and CRC-32."""
+    def _write_files(self, copy: RankSnapshot) -> dict[str, list[int]]:
+        """Writes this rank's files. Returns size and CRC-32 of each."""
         staging, files = self.folder / copy.staging, {}
         staging.mkdir(parents=True, exist_ok=True)
         if copy.dense is not None:
             files["dense.pt"] = write_state(staging / "dense.pt", copy.dense)
             copy.dense = None
         self.on_stage("dense written")
-        own, differing = f"rank-{self._group.rank}.pt", comparing.differing_file(self._group.rank)
+        own, differing = f"rank-{self._group.rank}.pt", rank_differences.differing_file(self._group.rank)
         if copy.differing:
             files[differing] = write_state(staging / differing, copy.differing)
             copy.differing = {}
@@ -329,8 +329,8 @@ class Saver:
         self.on_stage("tables written")
         return files
 
-    def _describe(self, copy: Copy, told: list[Any]) -> str | None:
-        """Every machine's manifest, the same on each: all files of all. What went wrong, or None."""
+    def _describe(self, copy: RankSnapshot, told: list[Any]) -> str | None:
+        """Writes this machine's manifest, which lists the files of all machines. Returns what went wrong, or None."""
         if not self._group.is_leader:
             return None
         files = {file: entry for rank in told for file, entry in sorted(rank[1].items())}
@@ -356,7 +356,7 @@ class Saver:
             "machines": group.num_machines,
             "shared": names["shared"],
             "own": names["own"],
-            "differing": {comparing.differing_file(rank): keys for rank, (*_, keys) in enumerate(told) if keys},
+            "differing": {rank_differences.differing_file(rank): keys for rank, (*_, keys) in enumerate(told) if keys},
             "tables": tables,
             "originals": originals,
             "files": files,
@@ -368,12 +368,12 @@ class Saver:
             return f"machine {group.machine}: {words(error)}"
         return None
 
-    def _give_up(self, copy: Copy) -> None:
-        """Removes what was written so far, once the shards have stopped writing to it."""
+    def _give_up(self, copy: RankSnapshot) -> None:
+        """Removes what was written so far, after the shards have stopped writing."""
         for name, table, machine in copy.tables:
             with contextlib.suppress(ValueError, CommError, RuntimeError):
                 table.store.written(machine, copy.token_of(name), _WRITE_SECONDS)
         with contextlib.suppress(RendezvousError, CommError):
-            self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may write to the same folder
+            self._group.barrier("checkpoint given up", _WRITE_SECONDS)  # others may still write to the same folder
         if self._group.is_leader:
             shutil.rmtree(self.folder / copy.staging, ignore_errors=True)

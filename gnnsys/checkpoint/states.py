@@ -1,9 +1,8 @@
-"""What is saved, sorted by how: once for all ranks, once for each, or by the shards that have the rows.
+"""What is saved, sorted by who saves it: rank 0 for all ranks, each rank for itself, or the shards that hold the rows.
 
-A module, an optimizer or a scheduler is mostly the same on every rank, as DDP keeps it: rank 0's is saved, and what
-another rank has otherwise beside it (`comparing`).
-Whatever else has a state_dict (a loader, above all) belongs to its rank. Embeddings inside modules and optimizers are
-found by themselves.
+A module, an optimizer or a scheduler is shared: DDP keeps it the same on every rank, so rank 0's is saved, and beside
+it the entries in which another rank differs (`rank_differences`). Anything else with a state_dict, such as a loader,
+belongs to its rank. Embeddings inside modules and optimizers are found without being named.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _SHARED = (
 
 @dataclass
 class States:
-    """What `resume` was given. `tables` are by the name they get in a checkpoint.
+    """What `resume` was given. `tables`: by their names in a checkpoint.
 
-    `reached` has for each of them all names by which it is reached (that name among them), and `places` those names
-    that are places in an optimizer's list: `sparse.0`.
+    `reached`: for each table all names under which it can be found, including that one. `places`: those of them that
+    are positions in an optimizer's list, such as `sparse.0`.
     """
 
     shared: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +44,7 @@ class States:
     places: set[str] = field(default_factory=set)
 
     def names(self) -> dict[str, list[str]]:
-        """What every rank must have alike, and a checkpoint too."""
+        """The names that must be the same on every rank and in a checkpoint."""
         return {"shared": sorted(self.shared), "own": sorted(self.own), "tables": sorted(self.tables)}
 
     def saved_tables(self, saved: Mapping[str, Mapping[str, Any]], session: Session | None = None) -> dict[str, str]:
@@ -68,7 +67,7 @@ class States:
                         fits.append(((is_other, is_elsewhere, place != known[0]), name, place))
             elif known and known[0] not in found.values():
                 found[name] = known[0]
-        for _, name, place in sorted(fits):  # the best first: a place is one table's
+        for _, name, place in sorted(fits):  # the best first; a place belongs to one table
             if name not in found and place not in found.values():
                 found[name] = place
         return found
@@ -78,7 +77,7 @@ class States:
 
 
 def sort_states(given: Mapping[str, Any]) -> States:
-    """Sorts what `resume` was given; ValueError names what cannot be saved."""
+    """Sorts the arguments of `resume`. ValueError names what cannot be saved."""
     states = States()
     for name, value in given.items():
         if isinstance(value, (DistEmbedding, DistTensor)):
@@ -115,7 +114,7 @@ def _add_table(states: States, name: str, value: DistEmbedding | DistTensor) -> 
 
 
 def _embeddings_in(name: str, value: Any) -> Iterator[tuple[str, DistEmbedding, bool]]:
-    """The embeddings inside a module or an optimizer: each one's name, itself, and whether the name is a place."""
+    """Embeddings inside a module or an optimizer: (name, embedding, whether the name is a position in a list)."""
     if isinstance(value, DistEmbedding):
         return
     if isinstance(value, nn.Module):

@@ -1,7 +1,7 @@
-"""Trained tables in a checkpoint: copied by the shards that have them, restored by row number on any parts.
+"""Trained tables in a checkpoint: shards copy their own rows; restoring pushes rows by number, to any parts.
 
-Parts number nodes. Rows of nodes are therefore saved with the original ids of the nodes, and on parts that number them
-otherwise they are put where their nodes are now.
+Row numbers of nodes are global ids, which depend on the parts. So the original ids are saved beside such rows, and with
+other parts each row goes to the number that its node has there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from gnnsys.session import Session
 
 _PIECE_BYTES = 8 << 20
-_PIECES = 4  # under way at a time
+_PIECES = 4  # pushes under way at a time
 
-Holders = Mapping[str, list[int]]  # which machines have a file
+Holders = Mapping[str, list[int]]  # file -> machines that have it
 
 
 def table_folder(name: str) -> str:
-    """Where a table's files are in a checkpoint."""
+    """The folder of a table inside a checkpoint."""
     return f"tables/{quote(name, safe='')}"
 
 
 def graph_of(table: DistTensor, session: Session | None) -> DistGraph | None:
-    """The opened graph that a table lies beside."""
+    """The open graph whose store has the table, or None."""
     graphs = [] if session is None else session.graphs
     return next((graph for graph in graphs if graph.store is table.store), None)
 
@@ -46,9 +46,9 @@ def digest_of(graph: DistGraph) -> str:
 
 
 def rows_of(table: DistTensor, graph: DistGraph | None) -> dict[str, Any] | None:
-    """What a table's rows belong to: {"graph", "what", "type"}; None where they belong to nothing that parts number.
+    """What a table's rows belong to: {"graph", "what", "type"}; None if not to nodes or edges of a graph in parts.
 
-    `what` is "node" or "edge" where the table's name or its bounds say so, and "unsure" where only its length does.
+    `what` is "node" or "edge" if the table's name or its bounds say so, "unsure" if only its length fits.
     """
     if graph is None:
         return None
@@ -68,12 +68,12 @@ def rows_of(table: DistTensor, graph: DistGraph | None) -> dict[str, Any] | None
 
 
 def originals_key(rows: Mapping[str, Any]) -> str:
-    """What a manifest lists the original ids of a table's nodes under: types of two graphs may have one name."""
+    """The manifest's key for the original ids of a node type. Two graphs may use the same type name."""
     return f"{rows['graph']}/{rows['type']}"
 
 
 def write_originals(originals: Mapping[str, tuple[DistGraph, str]], staging: Path) -> dict[str, list[int]]:
-    """Original ids of the nodes that rows of tables belong to, for parts that number them otherwise: files' entries."""
+    """Writes the original ids of the nodes that rows belong to. Returns size and CRC-32 of each file."""
     files = {}
     for number, (_, (graph, node_type)) in enumerate(sorted(originals.items())):
         (staging / "originals").mkdir(exist_ok=True)
@@ -95,9 +95,9 @@ def _bounds(graph: DistGraph, of: Any) -> tuple[int, ...]:
 
 
 def merged_entries(told: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """What a manifest says of each table, of what the machines say; ValueError where those that have rows disagree.
+    """The manifest's entry of each table, from the entries of all machines. ValueError if those with rows disagree.
 
-    A machine without rows of a table is never asked for a step of it: what it says of steps and states means nothing.
+    A machine without rows of a table takes no optimizer steps on it, so its entry does not count.
     """
     merged: dict[str, dict[str, Any]] = {}
     for name in sorted({name for entries in told for name in entries}):
@@ -115,7 +115,7 @@ def merged_entries(told: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str,
 
 
 class SavedTable:
-    """A table in a checkpoint's manifest, and where its rows go now."""
+    """A table in a checkpoint, and how its rows get into the table of now."""
 
     def __init__(self, name: str, entry: Mapping[str, Any], table: DistTensor, graph: DistGraph | None) -> None:
         self.name, self._entry, self._table, self._graph = name, entry, table, graph
@@ -123,7 +123,7 @@ class SavedTable:
         self._is_moved = False
 
     def check(self) -> None:
-        """ValueError, with a reason, where the saved rows have no meaning for the table."""
+        """ValueError, with the reason, if the saved rows do not fit the table."""
         now, saved = self._table.store.spec(self._table.name), self.spec
         for what, one, other in (
             ("rows", saved.num_rows, now.num_rows),
@@ -159,22 +159,22 @@ class SavedTable:
         self._is_moved = True
 
     def begin(self) -> None:
-        """Has the shards make room. Every rank calls it."""
+        """Asks the shards to prepare the table. Every rank calls it."""
         self._table.store.begin_restore(self._table.name, int(self._entry["steps"]), self._entry["states"])
 
     @property
     def is_moved(self) -> bool:
-        """Whether rows go to other numbers than they had: after `check`."""
+        """Whether rows get other numbers than they had. Known after `check`."""
         return self._is_moved
 
     def reads(self, machine: int, holders: Holders) -> Iterator[str]:
-        """The folders in a checkpoint that `push` reads on a machine."""
+        """The folders of a checkpoint that `push` reads on a machine."""
         for part in range(self.spec.num_parts):
             if any(True for _ in self._ranges(part, machine, holders)):
                 yield part_folder(table_folder(self.name), self.spec.name, part).as_posix()
 
     def push(self, path: Path, machine: int, holders: Holders, originals: Mapping[str, list[Path]]) -> None:
-        """Pushes what falls to `machine`, from the checkpoint at `path`. One rank of each machine calls it."""
+        """Pushes this machine's share of the rows. One rank of each machine calls it."""
         under_way: deque[PendingPush] = deque()
         ids_of = self._originals(originals) if self._is_moved else []
         for part in range(self.spec.num_parts):
@@ -196,7 +196,7 @@ class SavedTable:
             under_way.popleft().result()
 
     def _ranges(self, part: int, machine: int, holders: Holders) -> Iterator[tuple[int, int]]:
-        """The rows of a saved part that this machine pushes: those it serves now, and those only it has the file of."""
+        """The rows of a saved part that this machine pushes: those that it serves now, or that only it has on disk."""
         manifest = part_folder(table_folder(self.name), self.spec.name, part) / MANIFEST
         have = holders[manifest.as_posix()]
         first, end = self.spec.bounds[part : part + 2]
@@ -216,7 +216,7 @@ class SavedTable:
             yield begin, min(begin + size, end)
 
     def _originals(self, originals: Mapping[str, list[Path]]) -> list[Tensor]:
-        """The original ids of the saved rows' nodes, one array for each part, mapped once."""
+        """Original ids of the saved rows, one mapped array per saved part."""
         rows = self._entry["rows"]
         return [read_array(file) for file in originals.get(originals_key(rows)) or originals[rows["type"]]]
 

@@ -31,13 +31,13 @@ def opened_source(
     could take more than `memory_limit` to load, sparse features made dense included, it is first turned into a mapped
     graph, in a temporary directory inside `folder`.
     """
-    from gnnsys.graph import dataset, external_graph, find, is_generated, load, sparse_rows_in
+    from gnnsys.graph import dataset, external_graph, find_dataset, is_generated, load, sparse_rows_in
     from gnnsys.partition import LOAD_BYTES_PER_EDGE
 
     path = Path(source)
     is_path = path.exists()
     if not is_path and not is_generated(source):
-        path = find(source)
+        path = find_dataset(source)
     if not path.is_file() or path.suffix == ".npz":
         what = "a dataset" if not is_path else "a saved graph" if path.is_dir() else "a .npz file"
         for option, given in (("columns", columns), ("num-nodes", num_nodes)):

@@ -3,7 +3,7 @@
 from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
 from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
 from gnnsys.comm.client import Client
-from gnnsys.comm.client_quotas import Accounts
+from gnnsys.comm.client_quotas import ClientQuotas
 from gnnsys.comm.errors import (
     Closed,
     CommError,
@@ -15,17 +15,23 @@ from gnnsys.comm.errors import (
     TrainerLost,
     WireError,
 )
-from gnnsys.comm.fair_queue import Turns
-from gnnsys.comm.joining import Place, join
+from gnnsys.comm.fair_queue import FairQueue
+from gnnsys.comm.joining import LaunchInfo, join
 from gnnsys.comm.key_file import make_key, read_key
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import Kind
 from gnnsys.comm.pending import Pending
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.comm.rendezvous import Group, RendezvousError
 from gnnsys.comm.request import Handler, Reply, Request
 from gnnsys.comm.server import Server
 from gnnsys.comm.wire import Limits, Message
+
+# Old names, kept for one version.
+Accounts = ClientQuotas
+Peers = RankExchange
+Place = LaunchInfo
+Turns = FairQueue
 
 __all__ = [
     "DTYPES",
@@ -33,19 +39,23 @@ __all__ = [
     "INLINE_BELOW",
     "Accounts",
     "Client",
+    "ClientQuotas",
     "Closed",
     "CommError",
     "DeadlineExceeded",
+    "FairQueue",
     "Group",
     "Handler",
     "Keys",
     "Kind",
+    "LaunchInfo",
     "Limits",
     "Message",
     "PeerLost",
     "Peers",
     "Pending",
     "Place",
+    "RankExchange",
     "RemoteError",
     "RemoteValueError",
     "RendezvousError",

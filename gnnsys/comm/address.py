@@ -27,7 +27,7 @@ _DISCARD = 9  # a port for a datagram socket that is never sent from: connecting
 
 
 @dataclass(frozen=True)
-class Found:
+class AddressReport:
     """What one machine knows: its `own` address towards the `master`, and whether the user `fixed` it."""
 
     own: str
@@ -38,23 +38,23 @@ class Found:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Found:
+    def from_json(cls, values: Mapping[str, Any]) -> AddressReport:
         return cls(str(values["own"]), str(values["master"]), bool(values["fixed"]))
 
 
-def find_address(master: str, environment: Mapping[str, str] | None = None) -> Found:
+def find_address(master: str, environment: Mapping[str, str] | None = None) -> AddressReport:
     """This machine's address on the way to `master` (a host name, IPv4 or IPv6); ValueError where there is no way."""
     env = os.environ if environment is None else environment
     wanted = env.get(VARIABLE)
     if wanted:
-        return Found(resolve(wanted, f"{VARIABLE}={wanted!r}")[0], "", fixed=True)
+        return AddressReport(resolve(wanted, f"{VARIABLE}={wanted!r}")[0], "", fixed=True)
     bare = master.strip("[]")
     reasons = []
     for target in resolve(bare, f"MASTER_ADDR={master!r}"):
         try:
             with socket.socket(_family(target), socket.SOCK_DGRAM) as probe:
                 probe.connect((target, _DISCARD))
-                return Found(str(probe.getsockname()[0]), target)
+                return AddressReport(str(probe.getsockname()[0]), target)
         except OSError as error:
             reasons.append(f"{target}: {error.strerror or error}")
     raise ValueError(
@@ -62,7 +62,7 @@ def find_address(master: str, environment: Mapping[str, str] | None = None) -> F
     )
 
 
-def settle_address(found: Sequence[Found], machine: int, is_own: Callable[[str], bool] | None = None) -> str:
+def settle_address(found: Sequence[AddressReport], machine: int, is_own: Callable[[str], bool] | None = None) -> str:
     """The address that `machine` listens on, from what all machines found. `is_own` tells addresses of this host."""
     mine = found[machine]
     if mine.fixed or not is_loopback(mine.own):
@@ -148,7 +148,7 @@ def agree_on_address(group: Group) -> str:
             problem = f"machine {group.machine}: {error}"
     group.agree("address", problem)
     told = group.gather("found", [group.machine, found])
-    by_machine = {machine: Found.from_json(values) for machine, values in told if values is not None}
+    by_machine = {machine: AddressReport.from_json(values) for machine, values in told if values is not None}
     if group.is_leader:
         try:
             address = settle_address([by_machine[m] for m in range(group.num_machines)], group.machine)

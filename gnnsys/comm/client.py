@@ -24,7 +24,7 @@ from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
-from gnnsys.comm.peer_link import Channel, Link, ids_array, make_name, states_of
+from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
 from gnnsys.comm.sockets import SharedSocket, WakeUp
@@ -86,9 +86,9 @@ class Client:
         self._next_beat = 0.0
         self._name = name
         self._ids = itertools.count(1)
-        self._channels: list[tuple[Link, Channel, SharedSocket]] = []  # that have a socket
+        self._connections: list[tuple[Link, Connection, SharedSocket]] = []  # that have a socket
         self._lock = threading.Lock()  # of making them
-        self._turned_away: list[tuple[float, Link, Channel, Pending]] = []  # when to send them again
+        self._turned_away: list[tuple[float, Link, Connection, Pending]] = []  # when to send them again
         self._wake_up = WakeUp()
         self._tally = Tally()
         self._pid = os.getpid()
@@ -135,17 +135,17 @@ class Client:
             peer, kind, request_id, traffic_class(kind), frames, timeout, self._limits, self._describe_timeout
         )
         link = self._links[peer]
-        channel = link.channels[pending.traffic_class]
+        connection = link.connections[pending.traffic_class]
         pending.last_sign = time.monotonic()
         if not link.num_outstanding():
             link.waiting_since = pending.last_sign
-        channel.outstanding[request_id] = pending
+        connection.outstanding[request_id] = pending
         try:
-            self._transmit(link, channel, kind, frames)
+            self._transmit(link, connection, kind, frames)
         except (zmq.ZMQError, ValueError) as error:
             if isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM):
                 self._fail_all(link, lambda pending: Closed("the client is closed"))
-            elif channel.outstanding.pop(request_id, None) is not None:
+            elif connection.outstanding.pop(request_id, None) is not None:
                 pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:
             self.lose(peer, link.end)
@@ -181,22 +181,22 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _transmit(self, link: Link, channel: Channel, kind: int, frames: list[wire.Buffer]) -> None:
-        socket = channel.socket or self._open(link, channel)
+    def _transmit(self, link: Link, connection: Connection, kind: int, frames: list[wire.Buffer]) -> None:
+        socket = connection.socket or self._open(link, connection)
         with socket.lock:
             socket.send(frames)
             link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
-    def _open(self, link: Link, channel: Channel) -> SharedSocket:
+    def _open(self, link: Link, connection: Connection) -> SharedSocket:
         with self._lock:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
-            if channel.socket is None:
-                socket = link.open(channel.traffic_class, self._context, self._keys, self._wake_up)
-                self._channels.append((link, channel, socket))
+            if connection.socket is None:
+                socket = link.open(connection.traffic_class, self._context, self._keys, self._wake_up)
+                self._connections.append((link, connection, socket))
                 self._wake_up.wake()  # to poll this one too
-            return channel.socket
+            return connection.socket
 
     # The thread that reads
 
@@ -225,10 +225,10 @@ class Client:
         while not self._stop:
             wake_up.sleeping = True
             wait = self._time_to_sleep(next_tick)
-            while num_polled < len(self._channels):
-                poller.register(self._channels[num_polled][2].fd, select.POLLIN)
+            while num_polled < len(self._connections):
+                poller.register(self._connections[num_polled][2].fd, select.POLLIN)
                 num_polled += 1
-            if self._stop or any(socket.hot for _, _, socket in self._channels):
+            if self._stop or any(socket.hot for _, _, socket in self._connections):
                 wait = 0
             ready = {fd for fd, _ in poller.poll(wait)}
             wake_up.sleeping = False
@@ -240,11 +240,11 @@ class Client:
             if paused:  # this process was stopped, or idle: nobody's silence counts through that
                 for link in self._links.values():
                     link.waiting_since = now
-            for link, channel, socket in self._channels[:num_polled]:
+            for link, connection, socket in self._connections[:num_polled]:
                 if socket.hot or socket.fd in ready:
                     for frames in socket.receive(_DRAIN, self._limits.max_frames):
                         link.hear(now, self._ping_interval)
-                        self._accept(link, channel, frames, now)
+                        self._accept(link, connection, frames, now)
             if self._turned_away and now >= self._turned_away[0][0]:
                 self._try_again(now)
             if now >= self._wakes_at and (was_paused or not paused):  # after a pause, what has come is read first
@@ -260,14 +260,14 @@ class Client:
         First says that nobody looks, then looks once more: a request made meanwhile sees the one or the other sees it.
         """
         self._wakes_at = math.inf
-        for _, channel, _ in self._channels:
-            if channel.outstanding:
+        for _, connection, _ in self._connections:
+            if connection.outstanding:
                 self._wakes_at = min(next_tick, self._next_deadline)
                 break
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
         return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
 
-    def _accept(self, link: Link, channel: Channel, frames: list[zmq.Frame], now: float) -> None:
+    def _accept(self, link: Link, connection: Connection, frames: list[zmq.Frame], now: float) -> None:
         try:
             header = wire.read_header(frames[0].buffer, self._limits)
             if not header.flags & wire.REPLY:
@@ -276,19 +276,25 @@ class Client:
             self._tally.note(f"malformed: {error.reason}")
             return
         self._tally.received(link.peer, header.kind, wire.num_bytes(frames))
-        pending = channel.outstanding.get(header.request_id)
+        pending = connection.outstanding.get(header.request_id)
         if pending is not None and header.status == wire.BUSY:
-            self._take_busy(link, channel, pending, header, frames, now)
+            self._take_busy(link, connection, pending, header, frames, now)
         elif pending is not None:
             if pending.deliver(header, frames, now):
-                channel.outstanding.pop(header.request_id, None)
-        elif header.kind == Kind.PING and header.request_id == channel.ping_id:
-            self._take_ping(link, channel, header, frames, now)
+                connection.outstanding.pop(header.request_id, None)
+        elif header.kind == Kind.PING and header.request_id == connection.ping_id:
+            self._take_ping(link, connection, header, frames, now)
         elif header.kind != Kind.PING:
             self._tally.note("late")  # its time had passed, or it was answered twice
 
     def _take_busy(
-        self, link: Link, channel: Channel, pending: Pending, header: wire.Header, frames: list[zmq.Frame], now: float
+        self,
+        link: Link,
+        connection: Connection,
+        pending: Pending,
+        header: wire.Header,
+        frames: list[zmq.Frame],
+        now: float,
     ) -> None:
         """The peer has no room for a request now, and has forgotten it: it is sent again, ever later."""
         try:
@@ -300,52 +306,52 @@ class Client:
         first, longest = _BUSY_SECONDS
         again_at = now + min(first * 2**pending.num_refused, longest)
         pending.num_refused = min(pending.num_refused + 1, 16)
-        self._turned_away.append((again_at, link, channel, pending))
+        self._turned_away.append((again_at, link, connection, pending))
         self._turned_away.sort(key=lambda entry: entry[0])
 
     def _try_again(self, now: float) -> None:
         due = [entry for entry in self._turned_away if entry[0] <= now]
         self._turned_away = self._turned_away[len(due) :]
-        for _, link, channel, pending in due:
-            self._send_again(link, channel, pending, now)
+        for _, link, connection, pending in due:
+            self._send_again(link, connection, pending, now)
 
-    def _send_again(self, link: Link, channel: Channel, pending: Pending, now: float) -> None:
+    def _send_again(self, link: Link, connection: Connection, pending: Pending, now: float) -> None:
         frames = pending.frames  # none where another thread has ended it
-        if not frames or channel.outstanding.get(pending.request_id) is not pending:
+        if not frames or connection.outstanding.get(pending.request_id) is not pending:
             return
         front = wire.with_timeout(frames[0], max(1, int((pending.deadline - now) * 1e6)))
         with contextlib.suppress(zmq.ZMQError, ValueError):  # it stays outstanding, until its deadline
-            self._transmit(link, channel, pending.kind, [front, *frames[1:]])
+            self._transmit(link, connection, pending.kind, [front, *frames[1:]])
             pending.resent += 1
 
     def _take_ping(
-        self, link: Link, channel: Channel, header: wire.Header, frames: list[zmq.Frame], now: float
+        self, link: Link, connection: Connection, header: wire.Header, frames: list[zmq.Frame], now: float
     ) -> None:
-        asked, channel.asked, channel.ping_id = channel.asked, [], 0
+        asked, connection.asked, connection.ping_id = connection.asked, [], 0
         try:
             answer = wire.read_message(header, frames, self._limits)
         except WireError as error:
             self._tally.note(f"malformed: {error.reason}")
             return
         for request_id, state in zip(asked, states_of(answer, len(asked)), strict=True):
-            pending = channel.outstanding.get(request_id)
+            pending = connection.outstanding.get(request_id)
             if pending is None:
                 continue
             pending.last_sign = now
             if state == UNKNOWN:
                 self._tally.note("resent")
-                self._send_again(link, channel, pending, now)
+                self._send_again(link, connection, pending, now)
 
     def _check(self, now: float) -> None:
         """Fails what is overdue, asks silent peers how they are, and finds when the next deadline is due."""
         self._next_deadline = math.inf
         for link in self._links.values():
             deadlines = [math.inf]
-            for channel in link.channels.values():
-                for pending in list(channel.outstanding.values()):
+            for connection in link.connections.values():
+                for pending in list(connection.outstanding.values()):
                     if pending.deadline > now:
                         deadlines.append(pending.deadline)
-                    elif channel.outstanding.pop(pending.request_id, None) is not None:
+                    elif connection.outstanding.pop(pending.request_id, None) is not None:
                         pending.fail(DeadlineExceeded(self._describe_timeout(pending)))
             if len(deadlines) == 1:
                 continue
@@ -358,41 +364,43 @@ class Client:
                 self._ask(link, now)
 
     def _ask(self, link: Link, now: float) -> None:
-        for channel in link.channels.values():
-            silent = channel.silent(max(now - self._resend_after, link.returned_at))
-            due = silent or (channel.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
+        for connection in link.connections.values():
+            silent = connection.silent(max(now - self._resend_after, link.returned_at))
+            due = silent or (connection.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
-            if not due or (channel.ping_id and channel.ping_at > link.returned_at and now - channel.ping_at < wait):
+            if not due or (
+                connection.ping_id and connection.ping_at > link.returned_at and now - connection.ping_at < wait
+            ):
                 continue
-            channel.ping_id, channel.ping_at, channel.asked = next(self._ids), now, silent
+            connection.ping_id, connection.ping_at, connection.asked = next(self._ids), now, silent
             with contextlib.suppress(zmq.ZMQError, ValueError):  # asked again when it is due again
-                self._ping(link, channel, channel.ping_id, silent)
+                self._ping(link, connection, connection.ping_id, silent)
 
-    def _ping(self, link: Link, channel: Channel, ping_id: int, asked: list[int]) -> None:
+    def _ping(self, link: Link, connection: Connection, ping_id: int, asked: list[int]) -> None:
         header = wire.make_header(
             Kind.PING, ping_id, timeout_us=int(self._lost_after * 1e6), sender=self._sender,
             incarnation=self._incarnation,
         )  # fmt: skip
-        self._transmit(link, channel, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
+        self._transmit(link, connection, Kind.PING, wire.encode(header, ids_array(asked), None, self._limits))
 
     def _show_life(self, now: float) -> None:
         """Lets every peer that was told nothing for long hear of this end; what it answers is a sign of its life."""
         for link in self._links.values():
             if now - link.last_said >= self._beat and not link.end:
                 with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told
-                    self._ping(link, link.channels[CONTROL], next(self._ids), [])
+                    self._ping(link, link.connections[CONTROL], next(self._ids), [])
         self._next_beat = min((max(link.last_said, now - self._beat / 2) for link in self._links.values()), default=now)
         self._next_beat += self._beat
 
     # Ends of requests
 
     def _fail_all(self, link: Link, error_of: Callable[[Pending], CommError]) -> None:
-        for channel in link.channels.values():
-            for request_id in list(channel.outstanding):
-                pending = channel.outstanding.pop(request_id, None)
+        for connection in link.connections.values():
+            for request_id in list(connection.outstanding):
+                pending = connection.outstanding.pop(request_id, None)
                 if pending is not None:
                     pending.fail(error_of(pending))
-            channel.ping_id = 0
+            connection.ping_id = 0
 
     def _describe_timeout(self, pending: Pending) -> str:
         return self._links[pending.peer].overdue(pending, self._sender)

@@ -24,7 +24,7 @@ class _Sent(weakref.ref):  # type: ignore[type-arg]
     num_bytes: int
 
 
-class Window:
+class SendWindow:
     """Counts the bytes of buffers that libzmq has not sent yet: each leaves when its array object dies.
 
     Whoever finds it full leaves his name with `park`; `on_room` is called with each name, from whatever thread made
@@ -72,18 +72,18 @@ class Window:
             self._on_room(who)
 
 
-class Account:
+class ClientQuota:
     """One client's."""
 
     __slots__ = ("bytes", "requests", "window")
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: SendWindow) -> None:
         self.requests = 0
         self.bytes = 0
         self.window = window
 
 
-class Accounts:
+class ClientQuotas:
     """Every client's, by the name of its connection. Not locked: the server's lock is held around every call."""
 
     def __init__(self, limits: Limits, on_room: Callable[[Any], None]) -> None:
@@ -91,27 +91,27 @@ class Accounts:
         self._joint_bytes = 0  # of them
         self._limits = limits
         self._on_room = on_room
-        self._accounts: dict[bytes, Account] = {}
+        self._quotas: dict[bytes, ClientQuota] = {}
 
-    def of(self, client: bytes) -> Account:
-        account = self._accounts.get(client)
-        if account is None:
-            account = self._accounts[client] = Account(Window(WINDOW_BYTES, self._on_room))
-        return account
+    def of(self, client: bytes) -> ClientQuota:
+        quota = self._quotas.get(client)
+        if quota is None:
+            quota = self._quotas[client] = ClientQuota(SendWindow(WINDOW_BYTES, self._on_room))
+        return quota
 
-    def enter(self, account: Account, num_bytes: int, *, is_joint: bool = False) -> str | None:
+    def enter(self, quota: ClientQuota, num_bytes: int, *, is_joint: bool = False) -> str | None:
         """Books a request; what speaks against serving it, if anything does. Either way it must `leave`.
 
         A request is admitted while there is room for one of no size: one that is larger than the limit is, alone.
         What is answered once all ranks have sent theirs (`is_joint`) is not held against the limit over all clients:
         refusing one would hold up all the others.
         """
-        limits, held, of_all = self._limits, account.bytes, self.bytes - self._joint_bytes
-        account.requests += 1
-        account.bytes += num_bytes
+        limits, held, of_all = self._limits, quota.bytes, self.bytes - self._joint_bytes
+        quota.requests += 1
+        quota.bytes += num_bytes
         self.bytes += num_bytes
         self._joint_bytes += num_bytes if is_joint else 0
-        if account.requests > limits.max_client_requests:
+        if quota.requests > limits.max_client_requests:
             return f"{limits.max_client_requests} requests of this client are unanswered already"
         if held >= limits.max_client_bytes:
             return f"requests of this client with {held} bytes are unanswered already"
@@ -121,18 +121,18 @@ class Accounts:
 
     def leave(self, client: bytes, num_bytes: int, *, is_joint: bool = False) -> None:
         """A request has been answered."""
-        account = self._accounts[client]
-        account.requests -= 1
-        account.bytes -= num_bytes
+        quota = self._quotas[client]
+        quota.requests -= 1
+        quota.bytes -= num_bytes
         self.bytes -= num_bytes
         self._joint_bytes -= num_bytes if is_joint else 0
-        if not account.requests and not account.window.bytes:
-            del self._accounts[client]
+        if not quota.requests and not quota.window.bytes:
+            del self._quotas[client]
 
     def sweep(self) -> None:
         """Forgets who has nothing here: its last reply was sent after it was booked."""
-        for client in [c for c, each in self._accounts.items() if not each.requests and not each.window.bytes]:
-            del self._accounts[client]
+        for client in [c for c, each in self._quotas.items() if not each.requests and not each.window.bytes]:
+            del self._quotas[client]
 
     def __len__(self) -> int:
-        return len(self._accounts)
+        return len(self._quotas)

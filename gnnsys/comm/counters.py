@@ -1,4 +1,4 @@
-"""What passed through an endpoint. Traffic is counted by the one thread that owns the sockets and read by any."""
+"""What passed through an endpoint. MessageCounts is counted by the one thread that owns the sockets and read by any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_NAMES = 4096  # senders name themselves: a stranger must not fill memory wi
 
 
 @dataclass(slots=True)
-class Traffic:
+class MessageCounts:
     """Messages and bytes of frames, both ways, with one peer or of one kind."""
 
     messages_in: int = 0
@@ -27,11 +27,11 @@ class Traffic:
 
 
 class Tally:
-    """Traffic by peer and by kind, and events (errors, repeats, drops) by reason."""
+    """MessageCounts by peer and by kind, and events (errors, repeats, drops) by reason."""
 
     def __init__(self) -> None:
-        self._peers: dict[int, Traffic] = {}
-        self._kinds: dict[int, Traffic] = {}
+        self._peers: dict[int, MessageCounts] = {}
+        self._kinds: dict[int, MessageCounts] = {}
         self._events: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -65,9 +65,9 @@ class Tally:
         }
 
 
-def _of(table: dict[int, Traffic], key: int) -> Traffic:
+def _of(table: dict[int, MessageCounts], key: int) -> MessageCounts:
     traffic = table.get(key)
     if traffic is None:
         key = key if len(table) < _MAX_NAMES else -1
-        traffic = table.setdefault(key, Traffic())
+        traffic = table.setdefault(key, MessageCounts())
     return traffic

@@ -74,7 +74,7 @@ class Closed(CommError):
     """This end was closed while the request was outstanding."""
 
 
-def told_error(name: str, text: str, facts: Mapping[str, Any], *, rank: int) -> CommError | None:
+def error_from_reply(name: str, text: str, facts: Mapping[str, Any], *, rank: int) -> CommError | None:
     """The error that a server raised by that name and that keeps its type here, told by `rank`; None for others."""
     try:
         if name == ShardLost.__name__:

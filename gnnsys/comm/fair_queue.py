@@ -15,7 +15,7 @@ from typing import Any
 _EVERY = 16
 
 
-class Turns:
+class FairQueue:
     """What waits: `put` and `take` cost a few look-ups, however much that is."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.client_quotas import Window
+from gnnsys.comm.client_quotas import SendWindow
 from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.request import Handlers, Reply, Request
@@ -54,7 +54,7 @@ class Job:
         frames: list[zmq.Frame],
         num_bytes: int,
         deadline: float,
-        window: Window,
+        window: SendWindow,
     ) -> None:
         self._outbound = outbound
         self._frames = frames

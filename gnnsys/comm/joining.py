@@ -21,7 +21,7 @@ from gnnsys.comm.rendezvous import GRACE_SECONDS, PREFIX, Group, RendezvousError
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchInfo:
     """Where a process stands in its job, as the launcher said.
 
     `told`: local rank, ranks on the machine, machine, number of machines; None where the launcher did not say.
@@ -35,7 +35,7 @@ class Place:
     hosts_store: bool
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Place | None:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> LaunchInfo | None:
         """None where nothing launched this process; ValueError where the variables make no sense together."""
         env = os.environ if environment is None else environment
         if "RANK" not in env and "WORLD_SIZE" not in env:
@@ -55,7 +55,7 @@ class Place:
 
 def join(timeout: float = 300.0, environment: Mapping[str, str] | None = None, version: str | None = None) -> Group:
     """The group this process was launched into; alone, a group of one. All ranks must have one `version` of gnnsys."""
-    place = Place.from_environment(environment)
+    place = LaunchInfo.from_environment(environment)
     if place is None or place.world_size == 1:
         return Group(place, timeout=timeout)
     version = _version() if version is None else version
@@ -66,7 +66,7 @@ def join(timeout: float = 300.0, environment: Mapping[str, str] | None = None, v
     return group
 
 
-def _connect(place: Place, timeout: float) -> dist.Store:
+def _connect(place: LaunchInfo, timeout: float) -> dist.Store:
     wait = timedelta(seconds=timeout)
     try:
         return dist.TCPStore(
@@ -84,7 +84,7 @@ def _connect(place: Place, timeout: float) -> dist.Store:
         ) from error
 
 
-def _answer_all(store: dist.Store, place: Place, version: str, timeout: float) -> str:
+def _answer_all(store: dist.Store, place: LaunchInfo, version: str, timeout: float) -> str:
     """Rank 0: answers every post, old ones too, until each rank has confirmed the post that is there now."""
     nonce = secrets.token_hex(16)
     answered: set[bytes] = set()
@@ -121,7 +121,7 @@ def _answer_all(store: dist.Store, place: Place, version: str, timeout: float) -
     return nonce
 
 
-def _receive(store: dist.Store, place: Place, version: str, timeout: float) -> str:
+def _receive(store: dist.Store, place: LaunchInfo, version: str, timeout: float) -> str:
     own = secrets.token_hex(16)
     store.set(_post(place.rank), own)
     answer = f"{PREFIX}/answer/{own}"
@@ -140,7 +140,7 @@ def _receive(store: dist.Store, place: Place, version: str, timeout: float) -> s
     return nonce
 
 
-def _place_on_machines(group: Group, place: Place) -> None:
+def _place_on_machines(group: Group, place: LaunchInfo) -> None:
     """Which machine each rank is on: torchrun's word where it gave one, else the host the process finds itself on."""
     seen = group.gather("machines", [place.told, _host()])
     if all(entry[0] is not None for entry in seen):

@@ -12,7 +12,7 @@ _MAX_SENDERS = 1 << 13  # some 250 bytes each
 _GAP_SECONDS = 3.0  # between two looks: this process was stopped
 
 
-class Heard:
+class Liveness:
     """Written by the thread that reads the sockets, read by any."""
 
     def __init__(self) -> None:

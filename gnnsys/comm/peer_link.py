@@ -26,7 +26,7 @@ from gnnsys.comm.sockets import SharedSocket, WakeUp, connect, make_socket
 CLASSES = (CONTROL, BULK)
 
 
-class Channel:
+class Connection:
     """One connection: its socket, the requests outstanding on it, and the question about them that is under way."""
 
     def __init__(self, traffic_class: str) -> None:
@@ -43,7 +43,7 @@ class Channel:
 
 
 class Link:
-    """One peer: where it is, the channels to it, when it was last heard of."""
+    """One peer: where it is, the connections to it, when it was last heard of."""
 
     def __init__(self, peer: int, endpoint: str, name: bytes) -> None:
         self.peer = peer
@@ -53,11 +53,11 @@ class Link:
         self.last_said = -math.inf  # never: a new one is told at once that this end lives
         self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
-        self.channels = {each: Channel(each) for each in CLASSES}
+        self.connections = {each: Connection(each) for each in CLASSES}
         self._name = name
 
     def open(self, traffic_class: str, context: zmq.Context, keys: Keys | None, wake_up: WakeUp) -> SharedSocket:
-        """Makes the socket of a channel, on first use."""
+        """Makes the socket of a connection, on first use."""
         socket = make_socket(context, zmq.DEALER)
         socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
         try:
@@ -65,7 +65,7 @@ class Link:
         except (zmq.ZMQError, ValueError):
             socket.close()
             raise
-        shared = self.channels[traffic_class].socket = SharedSocket(socket, wake_up)
+        shared = self.connections[traffic_class].socket = SharedSocket(socket, wake_up)
         return shared
 
     def hear(self, now: float, silence: float) -> None:
@@ -78,7 +78,7 @@ class Link:
         self.last_heard = now
 
     def num_outstanding(self) -> int:
-        return sum(len(channel.outstanding) for channel in self.channels.values())
+        return sum(len(connection.outstanding) for connection in self.connections.values())
 
     def silent_for(self, now: float) -> float:
         """Seconds without a sign of life while one was due."""
@@ -105,9 +105,9 @@ class Link:
         )
 
     def close(self, linger_ms: int) -> None:
-        for channel in self.channels.values():
-            if channel.socket is not None:
-                channel.socket.close(linger_ms)
+        for connection in self.connections.values():
+            if connection.socket is not None:
+                connection.socket.close(linger_ms)
 
 
 def make_name() -> bytes:

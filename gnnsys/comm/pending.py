@@ -23,7 +23,7 @@ from gnnsys.comm.errors import (
     RemoteError,
     RemoteValueError,
     ShardLost,
-    told_error,
+    error_from_reply,
 )
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.wire import Buffer, Header, Limits, Message
@@ -162,7 +162,7 @@ class Pending:
             return ShardLost(f"{why}, and start again from the last checkpoint", machine=self.peer)
         facts = message.options.get("facts")
         if isinstance(facts, dict):
-            told = told_error(remote_type, remote_text, facts, rank=message.sender)
+            told = error_from_reply(remote_type, remote_text, facts, rank=message.sender)
             if told is not None:
                 return told
         is_value = remote_type == "ValueError" or message.options.get("is_value_error") is True

@@ -36,7 +36,7 @@ class Arrival(NamedTuple):
     error: Exception | None
 
 
-class Peers:
+class RankExchange:
     """This rank's way to the others. `group` is a process group whose tensors on the CPU travel (gloo).
 
     All methods are for one thread. `timeout` is how long one message may take to come after it was asked for; that is
@@ -95,9 +95,9 @@ class Peers:
         while len(self._sends) > keep:
             self._wait_send()
 
-    def another(self) -> Peers:
+    def another(self) -> RankExchange:
         """The same way once more, with arrivals of its own; its tags must be others."""
-        return Peers(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding)
+        return RankExchange(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding)
 
     def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Gives `rows[r]` to rank r, on every rank at once; what they gave to this one. 1-d, one dtype, any length."""
@@ -119,7 +119,7 @@ class Peers:
     def all_reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begins to make `values` the sum over all ranks; call `wait()` on the result before using it."""
         if self.world_size == 1:
-            return _Done()
+            return _FinishedSum()
         options = dist.AllreduceOptions()
         options.reduceOp = op
         options.timeout = self._limit
@@ -164,7 +164,7 @@ class Peers:
 class _Sum:
     """A sum over all ranks under way. gloo does not say who a failed one lacks, so the connections are looked at."""
 
-    def __init__(self, peers: Peers, begin: Callable[[], Any]) -> None:
+    def __init__(self, peers: RankExchange, begin: Callable[[], Any]) -> None:
         self._peers, self._began = peers, time.monotonic()
         try:
             self._work = begin()
@@ -200,7 +200,7 @@ def _end(expected: dict[int, SimpleQueue[Any]]) -> None:
     expected.clear()
 
 
-class _Done:
+class _FinishedSum:
     def wait(self) -> bool:
         return True
 

@@ -22,7 +22,7 @@ from gnnsys.comm.bounded_store import BoundedStore
 from gnnsys.comm.errors import CommError, TrainerLost
 
 if TYPE_CHECKING:
-    from gnnsys.comm.joining import Place
+    from gnnsys.comm.joining import LaunchInfo
 
 PREFIX = "gnnsys"
 GRACE_SECONDS = 2.0  # how much longer others wait, so that what rank 0 has to say about a deadline reaches them
@@ -43,7 +43,7 @@ class Group:
 
     def __init__(
         self,
-        place: Place | None = None,
+        place: LaunchInfo | None = None,
         store: dist.Store | None = None,
         nonce: str = "",
         timeout: float = 60.0,
@@ -248,9 +248,10 @@ class Group:
             if time.monotonic() >= deadline:
                 return False
             missing = [rank for rank, key in enumerate(ranks) if self._awaits(rank) or not self._wait([key], 0)]
-            silences: Sequence[float] = ()
-            with contextlib.suppress(CommError):  # the server cannot say
+            try:
                 silences = self._silences(missing)
+            except CommError:  # the server cannot say
+                continue
             for rank, silence in zip(missing, silences, strict=True):
                 if silence >= lost_after:
                     raise TrainerLost(

@@ -53,6 +53,6 @@ class Reply:
     last: bool = False
 
 
-Answer = Union[Reply, Iterator[Reply], "Future[Reply]"]
-Handler = Callable[[Request], Answer]
+HandlerResult = Union[Reply, Iterator[Reply], "Future[Reply]"]
+Handler = Callable[[Request], HandlerResult]
 Handlers = Mapping[int, Handler]

@@ -2,7 +2,7 @@
 
 A request is done once: one that comes again while it waits, is in work, or was answered shortly is recognised by its
 connection and request id. Large replies are the exception: they are not kept, and made again when they were lost.
-What a client may have here at once is bounded (`Accounts`): nobody can fill the server, or keep others from it.
+What a client may have here at once is bounded (`ClientQuotas`): nobody can fill the server, or keep others from it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.client_quotas import Accounts
+from gnnsys.comm.client_quotas import ClientQuotas
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
 from gnnsys.comm.keys import Gate, Keys
 from gnnsys.comm.kinds import Kind, kind_name
-from gnnsys.comm.liveness import Heard
+from gnnsys.comm.liveness import Liveness
 from gnnsys.comm.request import Handlers
 from gnnsys.comm.sockets import SharedSocket, WakeUp, bind, is_loopback, make_socket
 from gnnsys.comm.wire import Buffer, Header, Limits
-from gnnsys.comm.worker_threads import Workers
+from gnnsys.comm.worker_threads import WorkerThreads
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Server:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
         if threads < 1 or native_threads < 1:
             raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
-        self.heard = Heard()
+        self.liveness = Liveness()
         self._handlers = dict(handlers)
         self._at_once = frozenset(at_once)
         self._bind = tuple(bind)
@@ -91,10 +91,10 @@ class Server:
         self._lock = threading.RLock()  # of the next three
         self._jobs: dict[tuple[bytes, int], Job] = {}  # not answered in full yet
         self._kept: OrderedDict[tuple[bytes, int], tuple[Header, list[Buffer]]] = OrderedDict()  # sent again if lost
-        self._accounts = Accounts(self._limits, self.resume)
+        self._quotas = ClientQuotas(self._limits, self.resume)
         self._tally = Tally()
         self._service_us: dict[int, int] = {}
-        self._workers = Workers(threads, native_threads, self._run, f"{name}-work")
+        self._workers = WorkerThreads(threads, native_threads, self._run, f"{name}-work")
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._stop = False
         self._closed = threading.Lock()
@@ -133,8 +133,8 @@ class Server:
                 "service_us": {kind_name(kind): total for kind, total in sorted(self._service_us.items())},
                 "queue": len(self._workers),
                 "unanswered": len(self._jobs),
-                "clients": len(self._accounts),
-                "held_bytes": self._accounts.bytes,
+                "clients": len(self._quotas),
+                "held_bytes": self._quotas.bytes,
                 "worker_errors": self._workers.num_raised,
                 "refused_keys": 0 if self._gate is None else self._gate.refused,
             }
@@ -190,7 +190,7 @@ class Server:
 
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
         del self._jobs[job.key]
-        self._accounts.leave(job.identity, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
+        self._quotas.leave(job.identity, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
         if kind in self._handlers:  # numbers of kinds that are nobody's are the senders' own
             self._service_us[kind] = self._service_us.get(kind, 0) + job.service_us
@@ -234,7 +234,7 @@ class Server:
             wake_up.sleeping = True
             ready = poller.poll(0 if self._stop or router.hot else 1000 * _SWEEP_SECONDS)
             wake_up.sleeping = False
-            self.heard.look(time.monotonic())
+            self.liveness.look(time.monotonic())
             if ready:
                 wake_up.clear()
             if gate is not None:
@@ -267,7 +267,7 @@ class Server:
         except WireError as error:
             self._refuse(identity, front, error)
             return
-        self.heard.note(header.sender, header.incarnation, now)
+        self.liveness.note(header.sender, header.incarnation, now)
         num_bytes = wire.num_bytes(frames)
         self._tally.received(header.sender, header.kind, num_bytes)
         if header.kind == Kind.PING:
@@ -278,9 +278,9 @@ class Server:
             key, busy = (identity, header.request_id), None
             is_new = key not in self._jobs and key not in self._kept
             if is_new:
-                account = self._accounts.of(identity)
-                busy = self._accounts.enter(account, num_bytes, is_joint=header.kind == Kind.STEP)
-                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, account.window)
+                quota = self._quotas.of(identity)
+                busy = self._quotas.enter(quota, num_bytes, is_joint=header.kind == Kind.STEP)
+                job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, quota.window)
             elif key in self._kept:
                 self._send(identity, *self._kept[key])
         if not is_new:
@@ -351,4 +351,4 @@ class Server:
         for job in [job for job in list(self._jobs.values()) if now > job.deadline + _SWEEP_SECONDS]:
             job.expire("it was not answered in its time")
         with self._lock:
-            self._accounts.sweep()
+            self._quotas.sweep()

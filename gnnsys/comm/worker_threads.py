@@ -1,4 +1,4 @@
-"""The threads that run a server's handlers, each time the item whose turn it is (`Turns`).
+"""The threads that run a server's handlers, each time the item whose turn it is (`FairQueue`).
 
 A handler's native work releases the GIL; each thread has a count of native threads of its own. Nothing that a call
 raises ends a thread.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.comm.fair_queue import Turns
+from gnnsys.comm.fair_queue import FairQueue
 
 _log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ _START_SECONDS = 10.0
 Entry = tuple[int, Hashable, Any, bool]
 
 
-class Workers:
+class WorkerThreads:
     """`put` from any thread, a finalizer too; `run(item)` in one of the threads, by turns."""
 
     def __init__(self, num_threads: int, native_threads: int, run: Callable[[Any], None], name: str) -> None:
         self.num_raised = 0  # calls that raised
         self._run = run
         self._incoming: SimpleQueue[Entry] = SimpleQueue()  # its put is re-entrant, a lock is not
-        self._turns = Turns()
+        self._turns = FairQueue()
         self._lock = threading.Lock()  # of the turns
         self._tokens: SimpleQueue[bool] = SimpleQueue()  # one per item: waits in C, unlike a Condition
         self._threads = [
@@ -86,7 +86,7 @@ class Workers:
         """Ends every thread once its current call returns; drops what waits. False where a call is still running."""
         with self._lock:
             self._sort_in()
-            self._turns = Turns()
+            self._turns = FairQueue()
         for _ in self._threads:
             self._tokens.put(False)
         deadline = time.monotonic() + timeout

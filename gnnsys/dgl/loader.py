@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
-from gnnsys.dgl.structure import Structure
+from gnnsys.dgl.structure import DglStructure
 from gnnsys.loader import Batch, NeighborLoader, resolve
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.seeds import Share
@@ -112,7 +112,7 @@ class DataLoader:
 class _Blocks:
     """The last stage: from our batch to DGL's triple, prefetched features in place."""
 
-    def __init__(self, structure: Structure | PartsStructure, sampler: NeighborSampler) -> None:
+    def __init__(self, structure: DglStructure | PartsStructure, sampler: NeighborSampler) -> None:
         self._structure = structure
         self._prefetched = sampler.prefetched
 
@@ -126,7 +126,7 @@ class _Blocks:
         return blocks[0].srcdata[dgl.NID], output_nodes, blocks
 
 
-def _seeds(structure: Structure | PartsStructure, indices: Any, ddp: tuple[bool, int] | None) -> Any:
+def _seeds(structure: DglStructure | PartsStructure, indices: Any, ddp: tuple[bool, int] | None) -> Any:
     """What our loader takes as seeds: a rank's share as it is, or ids of one type."""
     if isinstance(indices, Share):
         if ddp is not None:

@@ -12,7 +12,7 @@ import dgl
 import torch
 from torch import Tensor
 
-from gnnsys.dgl.names import Names, Prefetched, check_names, names_of
+from gnnsys.dgl.feature_names import Names, Prefetched, check_names, names_of
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of, some
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler

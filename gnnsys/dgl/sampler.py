@@ -9,9 +9,9 @@ from typing import Any
 import dgl
 import torch
 
-from gnnsys.dgl.names import Names, Prefetched
+from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.parts import PartsStructure
-from gnnsys.dgl.structure import Structure
+from gnnsys.dgl.structure import DglStructure
 from gnnsys.sampling import DistGraph, SampleKey
 
 
@@ -45,17 +45,17 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
         self.fused = fused  # accepted for DGL's sake: ours always is
         self._prob = prob
         self._mask = mask
-        self._structures: weakref.WeakKeyDictionary[Any, Structure | PartsStructure] = weakref.WeakKeyDictionary()
+        self._structures: weakref.WeakKeyDictionary[Any, DglStructure | PartsStructure] = weakref.WeakKeyDictionary()
 
     @property
     def prefetched(self) -> Prefetched:
         return Prefetched(self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
 
-    def structure(self, g: Any) -> Structure | PartsStructure:
+    def structure(self, g: Any) -> DglStructure | PartsStructure:
         """Our view of a graph, made once and again when a DGL graph's edges or their probabilities were replaced."""
         known = self._structures.get(g)
         if known is None or not known.is_current(g):
-            make = PartsStructure if isinstance(g, DistGraph) else Structure
+            make = PartsStructure if isinstance(g, DistGraph) else DglStructure
             self._structures[g] = make(g, self.fanouts, self.replace, self._prob, self._mask)
         return self._structures[g]
 

@@ -11,7 +11,7 @@ import torch
 from dgl.utils import extract_edge_subframes, extract_node_subframes_for_block, set_new_frames
 from torch import Tensor
 
-from gnnsys.dgl.names import Prefetched, check_names, names_of
+from gnnsys.dgl.feature_names import Prefetched, check_names, names_of
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl, ids_of, some
 from gnnsys.sampling import Block
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -19,7 +19,7 @@ from gnnsys.sampling import NeighborSampler as Sampler
 _MASK = "__mask_weight__"
 
 
-class Structure:
+class DglStructure:
     """A DGL graph as our sampler sees it, and the way back to DGL's blocks."""
 
     def __init__(self, g: Any, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:

@@ -282,7 +282,7 @@ class Backward:
             grad = grad.to(kept.out.device, kept.out.dtype)
             with unhooked(self._state.parameters[s]):
                 grads = torch.autograd.grad(kept.out, sources, grad, allow_unused=True)
-        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads, strict=True)}
+        by_leaf = {id(leaf): found for leaf, found in zip(leaves, grads[: len(leaves)], strict=True)}
         if self._is_free(s):
             self._of_parameters.put(s, b, grads[len(leaves) :])
         else:

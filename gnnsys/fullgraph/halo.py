@@ -94,7 +94,7 @@ def make_plan(share: Share, peers: Peers, order: str = "boundary") -> HaloPlan:
     told = peers.swap([places[nodes] for nodes in wanted])  # in the order in which they were asked for
     by_place = [torch.sort(at) for at in told]
     starts = bounds.tolist()
-    halo = torch.cat([needed[a + each.indices] for a, each in zip(starts, by_place, strict=True)])
+    halo = torch.cat([needed[a + each.indices] for a, each in zip(starts[:-1], by_place, strict=True)])
     csc = _relabelled(share, listed, places, needed, halo)
     return HaloPlan(
         share.rank, listed, places, int(is_boundary.sum()), csc, halo, starts,

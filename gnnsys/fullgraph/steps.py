@@ -170,7 +170,7 @@ def bytes_at_once(
     """The most that bins take of the device if all are kept until the way back, and their structure stays: as if each
     of a layer's bins read all rows, and three of them were on their way beside those."""
     num_edges, total, on_the_way = plan.csc.num_edges, 0.0, 0.0
-    for stage, (w_in, t_in), costs in zip(stages, shapes, measured, strict=True):
+    for stage, (w_in, t_in), costs in zip(stages, shapes[:-1], measured, strict=True):
         num_sources = min(num_bins * plan.num_local, num_edges + plan.num_core)
         total += costs.fixed * num_bins + costs.node * plan.num_core + costs.edge * num_edges
         total += costs.source * (plan.num_core if stage.conv is None else num_sources)

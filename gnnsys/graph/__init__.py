@@ -1,4 +1,12 @@
-"""A graph in memory: schema, CSC, rows, where it comes from and how one is made up."""
+"""A graph in memory: schema, CSC, rows, where it comes from and how one is made up.
+
+For users: `Graph`; `dataset` and `available_datasets`; `load`, `save` and `external_graph` (larger than memory);
+`from_pyg`, `from_dgl`, `from_ogb`, `to_pyg`; `rmat`, `sbm` and `typed_graph`, which are generated.
+
+For other rooms: the words of a schema (`NODE`, `EDGE`, `NodeType`, `EdgeType`), ids and rows as users give them
+(`as_ids`, `ids_of`, `check_data`), names in error messages (`some`, `did_you_mean`), and files that are whole or not
+there: arrays (`ArrayWriter`, `ArrayReader`), manifests (`staged`, `write_manifest`, `read_manifest`), room on a disk.
+"""
 
 from gnnsys.graph.arrays import (
     ArrayReader,
@@ -9,17 +17,15 @@ from gnnsys.graph.arrays import (
     dtype_named,
     file_checksum,
 )
+from gnnsys.graph.best_accuracy import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.convert import as_graph, from_dgl, from_pyg, to_pyg
-from gnnsys.graph.datasets import available, dataset, find, is_generated
+from gnnsys.graph.datasets import available_datasets, dataset, find_dataset, is_generated
 from gnnsys.graph.disk_room import check_room, room_for
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
-from gnnsys.graph.expected import ExpectedAccuracy, expected_accuracy
 from gnnsys.graph.external import MIN_MEMORY, external_graph
 from gnnsys.graph.files import load
-from gnnsys.graph.generate import rmat, sbm, typed
+from gnnsys.graph.generate import rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.ids import IdsLike, as_ids, as_integers, as_links, ids_of, ids_or_mask
-from gnnsys.graph.listing import some
 from gnnsys.graph.manifest import (
     MANIFEST,
     PARTS_FORMAT,
@@ -30,13 +36,17 @@ from gnnsys.graph.manifest import (
     sync_folder,
     write_manifest,
 )
-from gnnsys.graph.names import did_you_mean
+from gnnsys.graph.names_in_errors import did_you_mean, some
 from gnnsys.graph.npy import load_npy, load_npz_arrays
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
-from gnnsys.graph.rows import check_data, check_weight, is_source
-from gnnsys.graph.saved import save
+from gnnsys.graph.row_checks import check_data, check_weight, is_source
+from gnnsys.graph.saved_graph import save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType, edge_type_key
 from gnnsys.graph.sparse_rows import sparse_rows_in
+from gnnsys.graph.user_ids import IdsLike, as_ids, as_integers, as_links, ids_of, ids_or_mask
+
+# The old names, kept for one version.
+available, typed = available_datasets, typed_graph
 
 __all__ = [
     "EDGE",
@@ -59,6 +69,7 @@ __all__ = [
     "as_integers",
     "as_links",
     "available",
+    "available_datasets",
     "check_data",
     "check_room",
     "check_target",
@@ -72,7 +83,7 @@ __all__ = [
     "expected_accuracy",
     "external_graph",
     "file_checksum",
-    "find",
+    "find_dataset",
     "from_dgl",
     "from_ogb",
     "from_ogb_dict",
@@ -96,5 +107,6 @@ __all__ = [
     "sync_folder",
     "to_pyg",
     "typed",
+    "typed_graph",
     "write_manifest",
 ]

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gnnsys.graph.files import load
-from gnnsys.graph.generate import rmat, sbm, typed
+from gnnsys.graph.generate import rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
 
-_GENERATORS: dict[str, Callable[..., Graph]] = {"rmat": rmat, "sbm": sbm, "typed": typed}
+_GENERATORS: dict[str, Callable[..., Graph]] = {"rmat": rmat, "sbm": sbm, "typed": typed_graph}
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 _SPEC = re.compile(r"(rmat|sbm|typed)-(\d+(?:\.\d+)?)([kmb]?)(?::(.*))?", re.IGNORECASE)
 _RMAT_DEGREE = 20
@@ -28,7 +28,7 @@ def dataset(name: str, *, row_normalize: bool = False) -> Graph:
     >>> dataset("sbm-1k:num_classes=4").num_nodes()
     1000
     """
-    graph = _generated(name) or load(find(name))
+    graph = _generated(name) or load(find_dataset(name))
     if row_normalize:
         for node_type in graph.node_types:
             if "x" in graph.node_data[node_type]:
@@ -46,7 +46,7 @@ def folder() -> Path | None:
     return beside if beside.is_dir() else None
 
 
-def available() -> list[str]:
+def available_datasets() -> list[str]:
     """Names of the real graphs that are there."""
     place = folder()
     if place is None or not place.is_dir():
@@ -55,7 +55,7 @@ def available() -> list[str]:
     return sorted(path.stem if path.is_file() else path.name for path in graphs)
 
 
-def find(name: str) -> Path:
+def find_dataset(name: str) -> Path:
     """The file or directory of a real graph; ValueError that says what there is and where it was looked for."""
     place = folder()
     if place is not None and Path(name).name == name:
@@ -64,7 +64,7 @@ def find(name: str) -> Path:
                 return path
     where = f"in {str(place)!r}" if place else "and GNNSYS_DATA is not set"
     raise ValueError(
-        f"dataset {name!r} is not there ({where}: {', '.join(available()) or 'nothing'}); "
+        f"dataset {name!r} is not there ({where}: {', '.join(available_datasets()) or 'nothing'}); "
         'names like "sbm-100k", "rmat-1m" and "typed-50k" are generated'
     )
 

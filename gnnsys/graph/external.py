@@ -28,7 +28,7 @@ from gnnsys.graph.graph import Graph
 from gnnsys.graph.npy import UNREADABLE, check_member, map_npy, member_name, unreadable
 from gnnsys.graph.npz import Content, as_rows, describe
 from gnnsys.graph.npz_checks import Arrays, as_float32, check_csr
-from gnnsys.graph.saved import load_saved, save
+from gnnsys.graph.saved_graph import load_saved, save
 from gnnsys.graph.schema import EDGE, NODE, EdgeType
 from gnnsys.graph.tables import is_table, table_pieces
 from gnnsys.ops import CSC, drop_pages

@@ -11,7 +11,7 @@ import torch
 from gnnsys.graph.capacity import check_num_nodes
 from gnnsys.graph.graph import Graph
 from gnnsys.graph.npz import load_npz
-from gnnsys.graph.saved import load_saved
+from gnnsys.graph.saved_graph import load_saved
 from gnnsys.graph.tables import DELIMITERS, is_table, table_pieces
 
 

@@ -105,7 +105,7 @@ def sbm(
     return Graph.from_edge_index(torch.cat([half, half.flip(0)], dim=1), num_nodes, node_data, info=info)
 
 
-def typed(
+def typed_graph(
     num_papers: int = 50_000,
     *,
     num_classes: int = 8,

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph.ids import as_ids
-from gnnsys.graph.listing import MANY, some
-from gnnsys.graph.rows import check_data, check_rows, check_weight, is_source
+from gnnsys.graph.names_in_errors import MANY, some
+from gnnsys.graph.row_checks import check_data, check_rows, check_weight, is_source
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph.user_ids import as_ids
 from gnnsys.ops import CSC
 
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from gnnsys.graph.capacity import check_num_nodes, check_rows_fit
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.ids import as_ids
-from gnnsys.graph.listing import some
+from gnnsys.graph.names_in_errors import some
 from gnnsys.graph.npy import load_npz_arrays
 from gnnsys.graph.npz_checks import (
     Arrays,
@@ -42,6 +41,7 @@ from gnnsys.graph.npz_checks import (
     take,
 )
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph.user_ids import as_ids
 
 _CSR_PARTS = ("data", "indices", "indptr", "shape")
 

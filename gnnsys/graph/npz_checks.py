@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph.listing import some
+from gnnsys.graph.names_in_errors import some
 from gnnsys.graph.schema import EdgeType, NodeType
 
 Arrays = dict[str, np.ndarray]

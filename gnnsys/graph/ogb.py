@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph.graph import Graph
-from gnnsys.graph.ids import as_ids
-from gnnsys.graph.listing import some
+from gnnsys.graph.names_in_errors import some
 from gnnsys.graph.schema import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph.user_ids import as_ids
 
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 _FEATURE_NAMES = {"node_feat": "x", "edge_feat": "edge_attr"}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnnsys.graph.listing import some
+from gnnsys.graph.names_in_errors import some
 from gnnsys.ops import parse_table
 
 Columns = Mapping[str, Tensor]
@@ -63,7 +63,7 @@ def _check_columns(piece: Columns, path: Path) -> Columns:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _TextLayout:
     """Where the edges of a text file begin, the names in its header, and how many fields a line has (0: no edges)."""
 
     offset: int
@@ -115,7 +115,7 @@ def _check_range(text: bytearray, parsed: Sequence[Tensor], delimiter: str | Non
                 raise ValueError(f"line {number}: field {i + 1} must fit in float32, got {fields[i]!r}")
 
 
-def _whole_lines(path: Path, layout: _Layout, piece_bytes: int) -> Iterator[tuple[int, bytearray]]:
+def _whole_lines(path: Path, layout: _TextLayout, piece_bytes: int) -> Iterator[tuple[int, bytearray]]:
     """About `piece_bytes` at a time, cut at line ends, with the number of the first line (from 1)."""
     line = layout.line
     rest = bytearray()
@@ -134,7 +134,7 @@ def _whole_lines(path: Path, layout: _Layout, piece_bytes: int) -> Iterator[tupl
         yield line, rest
 
 
-def _inspect(path: Path, delimiter: str | None, columns: Sequence[str] | None) -> _Layout:
+def _inspect(path: Path, delimiter: str | None, columns: Sequence[str] | None) -> _TextLayout:
     header: list[str] | None = None
     with open(path, "rb") as file:
         offset = len(BYTE_ORDER_MARK) if file.read(len(BYTE_ORDER_MARK)) == BYTE_ORDER_MARK else 0
@@ -144,10 +144,10 @@ def _inspect(path: Path, delimiter: str | None, columns: Sequence[str] | None) -
             if content:
                 fields = [field.strip() for field in content.split(delimiter)]
                 if header is not None or _is_number(fields[0]):
-                    return _Layout(offset, number, header, len(fields))
+                    return _TextLayout(offset, number, header, len(fields))
                 header = _check_header(fields, columns, f"{path}: line {number}")
             offset += len(raw)
-    return _Layout(offset, 0, header, 0)
+    return _TextLayout(offset, 0, header, 0)
 
 
 def _without_comment(raw: bytes | bytearray) -> str:

@@ -4,9 +4,23 @@
 that `available()` gives, where it cannot run.
 """
 
+from gnnsys.lab import state
 from gnnsys.lab.command import Command, Result
-from gnnsys.lab.groups import Usage
+from gnnsys.lab.control_groups import Usage
 from gnnsys.lab.lab import Lab, available, wait_all
-from gnnsys.lab.network import Traffic, parse_rate
+from gnnsys.lab.network import HostTraffic, parse_rate
 
-__all__ = ["Command", "Lab", "Result", "Traffic", "Usage", "available", "parse_rate", "wait_all"]
+Traffic = HostTraffic  # the old name, kept for one version
+
+__all__ = [
+    "Command",
+    "HostTraffic",
+    "Lab",
+    "Result",
+    "Traffic",
+    "Usage",
+    "available",
+    "parse_rate",
+    "state",
+    "wait_all",
+]

@@ -1,6 +1,6 @@
-"""A command on a host of the lab: enters its groups and namespaces, is heard line by line, ends with all it started.
+"""A command on a host of the lab. It runs in the host's control groups and namespaces; its output is read line by line.
 
-Whatever a command leaves behind when it ends, daemons included, is killed with its leaf group.
+When it ends, everything that it started, daemons included, is killed with its control group.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gnnsys.lab import groups
+from gnnsys.lab import control_groups
 
 _JOIN = (
     'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1/cgroup.procs" || exit 125; shift; n=$((n-1)); done; exec "$@"'
@@ -24,7 +24,7 @@ _IN_FOLDER = 'cd -- "$1" && shift && exec "$@"'
 
 @dataclass(frozen=True)
 class Result:
-    """How a command ended. `code` is negative for a signal, None if it was killed because its time was over."""
+    """How a command ended. `code` is negative for a signal, None if it was killed at its deadline."""
 
     host: int
     code: int | None
@@ -42,16 +42,16 @@ class Result:
 
 
 class Command:
-    """A running command; `Lab.start` makes them. One that is being made is in `known` before anything of it runs.
+    """A running command, made by `Lab.start`. It is appended to `known` before its process is started.
 
-    So whoever kills what is in that list kills it, wherever an interrupt came in between.
+    So an interrupted caller that kills every command in `known` leaves no process behind.
     """
 
     def __init__(
         self,
         host: int,
         argv: Sequence[str],
-        place: groups.Groups,
+        host_groups: control_groups.HostGroups,
         first_pid: int,
         *,
         env: Mapping[str, str] | None = None,
@@ -63,7 +63,7 @@ class Command:
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         name = f"command-{secrets.token_hex(4)}"
-        self._leaves = [path / name for path in place.paths]
+        self._leaves = [path / name for path in host_groups.paths]
         self._heard = heard
         self._lines: list[str] = []
         self._begin = time.monotonic()
@@ -75,7 +75,7 @@ class Command:
         if known is not None:
             known.append(self)
         try:
-            place.leaf(name)
+            host_groups.leaf(name)
             self._process = subprocess.Popen(
                 ["sh", "-c", _JOIN, "sh", str(len(self._leaves)), *map(str, self._leaves), *entering],
                 stdin=subprocess.DEVNULL,
@@ -94,7 +94,7 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What it has said so far, both streams in one."""
+        """Its output so far, stdout and stderr together."""
         return "".join(self._lines)
 
     def done(self) -> bool:
@@ -111,11 +111,11 @@ class Command:
                 continue
 
     def pids(self) -> set[int]:
-        """Everything it runs, as numbered outside the lab."""
-        return groups.processes(self._leaves) - {0 if self._process is None else self._process.pid}
+        """Pids of all its processes, as seen from outside the lab."""
+        return control_groups.processes(self._leaves) - {0 if self._process is None else self._process.pid}
 
     def wait(self, timeout: float) -> Result:
-        """Its result; at the deadline it is killed and the result has no code."""
+        """Its result. At the deadline it is killed, and the result has no code."""
         with self._lock:
             if self._result is None:
                 code: int | None = None
@@ -126,21 +126,21 @@ class Command:
             return self._result
 
     def kill(self) -> Result:
-        """Kills it with all it started."""
+        """Kills it and everything that it started."""
         if self._process is not None:
             self._process.kill()  # it may not have joined its groups yet
-        groups.kill(self._leaves)
+        control_groups.kill(self._leaves)
         return self.wait(10.0)
 
     def _finish(self, code: int | None) -> None:
-        """Without its groups, what has not joined them yet ends by itself."""
+        """Removes its groups. A process that has not joined them yet then fails to, and ends."""
         seconds = time.monotonic() - self._begin
-        groups.remove(self._leaves)
+        control_groups.remove(self._leaves)
         if self._process is not None:
             self._process.kill()
             self._process.wait(10.0)
         if self._reader is not None and self._reader.ident is not None:
-            self._reader.join(10.0)  # all writers are dead: the end of the stream is there
+            self._reader.join(10.0)  # all writers are dead, so the stream has ended
         self._result = Result(self.host, code, self.output, seconds)
 
     def _listen(self) -> None:

@@ -2,9 +2,9 @@
 
     python -I -S keeper.py STATE.json
 
-Standard library only. Namespaces have no names: they live as long as the first process in them, which dies with the
-keeper. A keeper that is tied ends when its standard input is closed, so a lab does not outlive its owner even by
-kill -9; an untied one ends on SIGTERM. Either way processes, groups and the state folder are gone afterwards.
+Uses only the standard library. The namespaces have no names: they exist as long as the first process in them, which
+dies with the keeper. A tied keeper ends when its standard input is closed, so a lab ends with the process that made it,
+even after kill -9. An untied one ends on SIGTERM. Both remove all processes, control groups and the state folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 sys.path.append(str(Path(__file__).parent))
 
-import groups  # beside this file: the package would bring torch
+import control_groups  # the file beside this one: importing the package would import torch
 
 NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_PIDS, NEW_NET = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
@@ -36,7 +36,7 @@ def main(state_file: Path) -> None:
     os.set_blocking(stop_writer, False)
     signal.set_wakeup_fd(stop_writer)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # the wakeup pipe tells
+        signal.signal(number, lambda *_: None)  # the wakeup pipe reports it
     _call(_libc.prctl, PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     folder = state_file.parent
     started = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]
@@ -59,19 +59,19 @@ def main(state_file: Path) -> None:
 
 
 def take_down(folder: Path, paths: list[Path], children: list[int]) -> None:
-    """Ends every child with all that lives in its namespaces, then removes groups and folder."""
-    groups.kill(paths)
+    """Kills every child and all processes in its namespaces, then removes control groups and folder."""
+    control_groups.kill(paths)
     for pid in children:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)  # returns when all processes of its namespace are gone
-    groups.remove(paths)
+    control_groups.remove(paths)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(name: str, leaves: list[str], folder: Path, shm: int | None) -> int:
-    """A process that is number 1 of its own namespaces; returns its number here once it has set itself up."""
-    told, tell = os.pipe()  # our word to it that it is our child now
-    heard, say = os.pipe()  # its word to us: its number, then that it is ready
+    """Starts process 1 of a host, in namespaces of its own. Returns its pid, as seen from here, once it is ready."""
+    told, tell = os.pipe()  # from us to it: the keeper is its parent now
+    heard, say = os.pipe()  # from it to us: its pid, then "ready"
     between = os.fork()
     if between == 0:
         _as_child(lambda: _enter(name, leaves, folder, shm, told, tell, say))
@@ -89,7 +89,7 @@ def _start(name: str, leaves: list[str], folder: Path, shm: int | None) -> int:
 
 
 def _enter(name: str, leaves: list[str], folder: Path, shm: int | None, told: int, tell: int, say: int) -> None:
-    """In between: joins the groups and makes the namespaces, whose first process is the next child."""
+    """Runs in the intermediate child: joins the groups, makes the namespaces, and forks their first process."""
     os.close(tell)
     try:
         for leaf in leaves:
@@ -100,7 +100,7 @@ def _enter(name: str, leaves: list[str], folder: Path, shm: int | None, told: in
         os.write(say, f"{error}\n".encode())
         return
     if child:
-        os.write(say, f"{child}\n".encode())  # and end: the keeper, as subreaper, becomes its parent
+        os.write(say, f"{child}\n".encode())  # then ends, and the keeper, as subreaper, becomes its parent
         return
     if os.read(told, 1) != b"1":
         return
@@ -116,10 +116,10 @@ def _enter(name: str, leaves: list[str], folder: Path, shm: int | None, told: in
 
 
 def _furnish(name: str, folder: Path, shm: int) -> None:
-    """What makes it look like a machine: name, hosts file, /proc, /sys, /dev/shm."""
+    """Gives the host its own name, hosts file, /proc, /sys and /dev/shm."""
     encoded = name.encode()
     _call(_libc.sethostname, encoded, len(encoded))
-    with contextlib.suppress(PermissionError):  # when memory runs out a command should go, not the host
+    with contextlib.suppress(PermissionError):  # out of memory, the kernel should kill a command, not this process
         Path("/proc/self/oom_score_adj").write_text("-1000")
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     aside = folder / "aside"
@@ -134,7 +134,7 @@ def _furnish(name: str, folder: Path, shm: int) -> None:
 
 
 def _be_first() -> NoReturn:
-    """Process 1 of a host: collects the orphans, ends by SIGKILL."""
+    """The loop of process 1 of a host: reaps orphans until it is killed."""
     os.closerange(0, 256)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

@@ -22,13 +22,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from gnnsys.lab import groups, state
+from gnnsys.lab import control_groups, state
 from gnnsys.lab.command import Command, Result
-from gnnsys.lab.network import KEEP, Network, Traffic, address, hosts_file, parse_rate
+from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate
 from gnnsys.partition import parse_size
 
 START_SECONDS = 60.0
-GRACE_SECONDS = 30.0  # for hosts to notice that another has failed
+GRACE_SECONDS = 30.0  # that hosts have to notice that another one has failed
 _TRIAL = (
     "ip link add name lab0 type bridge && ip link add name lab1 type veth peer name lab2 "
     "&& tc qdisc add dev lab1 root tbf rate 1mbit burst 32k latency 50ms"
@@ -45,7 +45,7 @@ def available() -> str | None:
     for program in ("ip", "tc", "nsenter", "unshare"):
         if shutil.which(program) is None:
             return f"the lab needs the program {program}"
-    if isinstance(roots := groups.find_roots(), str):
+    if isinstance(roots := control_groups.find_roots(), str):
         return f"the lab needs control groups: {roots}"
     spaces = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork"]
     trial = subprocess.run([*spaces, "sh", "-c", _TRIAL], capture_output=True, text=True, timeout=30)
@@ -57,9 +57,9 @@ def available() -> str | None:
 class Lab:
     """`hosts` machines on one switch; limits hold for each host.
 
-    `rate` is that of every link, in and out ("1gbit"; None: as fast as the machine is), `cpu` the cores it may use
-    (0.45), `memory` and `shm` sizes ("3g"). `family` says whether host names mean IPv4 or IPv6 addresses: hosts have
-    both. A short `period` (seconds) makes a host with a quota slow at all times instead of fast and then stopped.
+    `rate`: of every link, in and out ("1gbit"; None: no limit). `cpu`: cores that a host may use (0.45). `memory` and
+    `shm`: sizes ("3g"). `family`: whether host names resolve to IPv4 or IPv6 addresses; hosts have both. `period`:
+    seconds over which the CPU quota is kept; with a short one a host is always slow, instead of fast and then stopped.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Lab:
             "period": period,
         }
         self._num_runs = 0
-        self._places: list[groups.Groups] = []
+        self._host_groups: list[control_groups.HostGroups] = []
         self._keeper: subprocess.Popen[str] | None = None
 
     # --- making it and taking it down
@@ -105,7 +105,7 @@ class Lab:
         self.down()
 
     def up(self, *, tied: bool = True) -> Lab:
-        """Makes the hosts. A tied lab is gone when this process is, however it ends; otherwise only by `down`."""
+        """Makes the hosts. A tied lab ends with this process, even if it is killed; an untied one only by `down`."""
         if reason := available():
             raise RuntimeError(reason)
         state.remove_dead()
@@ -117,12 +117,12 @@ class Lab:
         return self
 
     def down(self) -> None:
-        """Ends everything in the lab and removes it. What is gone already is fine."""
+        """Kills everything in the lab and removes it. Idempotent."""
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._keeper.wait(15.0)
-        with contextlib.suppress(ValueError):  # it is gone: by its keeper, or as a dead one by another lab
+        with contextlib.suppress(ValueError):  # removed already, by its keeper or by another lab
             state.remove(self.id)
         if self._keeper is not None:
             self._keeper.wait(15.0)
@@ -139,26 +139,28 @@ class Lab:
         return made
 
     def _make(self, tied: bool) -> None:
-        roots = groups.find_roots()
-        assert isinstance(roots, groups.Roots)
+        roots = control_groups.find_roots()
+        assert isinstance(roots, control_groups.Roots)
         top = roots.of(f"gnnsys-lab-{self.id}")
-        places = {name: roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names}
+        by_host = {name: roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names}
         made = self._spec | {
             "tied": tied,
             "owner_pid": os.getpid(),
             "owner_start": state.process_start(os.getpid()),
             "roots": roots.to_json(),
             "groups": [str(path) for path in top.paths],
-            "leaves": {name: [str(path / "first") for path in place.paths] for name, place in places.items()},
+            "leaves": {
+                name: [str(path / "first") for path in host_groups.paths] for name, host_groups in by_host.items()
+            },
         }
         path = state.write(self.id, made)
         (path.parent / "hosts").write_text(hosts_file(self.names, self._spec["family"]))
         top.make(None, None, 0.1)
         if roots.version == 2:
             (top.cpu / "cgroup.subtree_control").write_text("+cpu +memory")
-        for place in places.values():
-            place.make(self._spec["cpu"], self._spec["memory"], self._spec["period"])
-            place.leaf("first")
+        for host_groups in by_host.values():
+            host_groups.make(self._spec["cpu"], self._spec["memory"], self._spec["period"])
+            host_groups.leaf("first")
         self._start_keeper(path, tied)
         self._connect(state.read(self.id))
         self._network.make()
@@ -183,8 +185,8 @@ class Lab:
             raise RuntimeError(f"the lab could not be made: {answer or 'its keeper ended'}")
 
     def _connect(self, found: dict[str, Any]) -> None:
-        roots = groups.Roots.from_json(found["roots"])
-        self._places = [roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names]
+        roots = control_groups.Roots.from_json(found["roots"])
+        self._host_groups = [roots.of(f"gnnsys-lab-{self.id}/{name}") for name in self.names]
         self._first_pids: list[int] = found["host_pids"]
         self._network = Network(found["switch_pid"], self._first_pids)
 
@@ -202,13 +204,13 @@ class Lab:
     def address(self, host: int, family: int | None = None) -> str:
         return address(self._check(host), family or self._spec["family"])
 
-    def bytes(self) -> dict[int, Traffic]:
+    def bytes(self) -> dict[int, HostTraffic]:
         """What went into and out of every host since the lab was made, from the kernel's counters."""
         return self._network.traffic()
 
-    def usage(self, host: int) -> groups.Usage:
+    def usage(self, host: int) -> control_groups.Usage:
         """Processor time, peak memory and throttled time of a host since the lab was made."""
-        return self._places[self._check(host) - 1].usage()
+        return self._host_groups[self._check(host) - 1].usage()
 
     # --- changing it while it runs
 
@@ -222,8 +224,8 @@ class Lab:
     def set_cpu(self, cpu: float | None) -> None:
         """Another quota for every host, None for no limit: a benchmark may start its programs without one."""
         _check_cpu(cpu, self._spec["period"])
-        for place in self._places:
-            place.set_cpu(cpu, self._spec["period"])
+        for host_groups in self._host_groups:
+            host_groups.set_cpu(cpu, self._spec["period"])
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable: packets both ways are lost from now on."""
@@ -235,9 +237,9 @@ class Lab:
 
     def kill(self, host: int) -> None:
         """Every command on the host dies at once, as if it had lost power; the host can be used again."""
-        place = self._places[self._check(host) - 1]
-        leaves = [leaf for path in place.paths for leaf in path.glob("command-*")]
-        groups.kill(leaves)
+        host_groups = self._host_groups[self._check(host) - 1]
+        leaves = [leaf for path in host_groups.paths for leaf in path.glob("command-*")]
+        control_groups.kill(leaves)
 
     # --- using it
 
@@ -258,7 +260,7 @@ class Lab:
         argv = ["sh", "-c", command] if isinstance(command, str) else list(command)
         index = self._check(host) - 1
         return Command(
-            host, argv, self._places[index], self._first_pids[index], env=env, cwd=cwd, heard=heard, known=known
+            host, argv, self._host_groups[index], self._first_pids[index], env=env, cwd=cwd, heard=heard, known=known
         )
 
     def exec(

@@ -1,8 +1,8 @@
-"""The wires of a lab: a bridge in the switch's namespace, one veth pair per host, a token bucket at either end.
+"""The network of a lab: a bridge in the switch's namespace, and per host a veth pair with a token bucket at both ends.
 
-The rate out of a host is kept at its own end, the rate into it at the switch's, so each direction has its own. What
-`traffic` tells are the kernel's counters at the switch's end; packets that are segmented late count their headers once,
-so up to 5% of what a wire would carry is not in them.
+The bucket at the host's end limits what it sends, the one at the switch's end what it receives. `traffic` reads the
+kernel's counters at the switch's end. The kernel counts the headers of a large packet once, before it is segmented, so
+up to 5% of the bytes on a real wire are missing.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KEEP = "keep"  # in place of a rate: leave this direction as it is
-LATENCY = "50ms"  # how long a packet may wait in a bucket before it is dropped
+LATENCY = "50ms"  # a packet that would wait longer in a bucket is dropped
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmg]?)bit")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Bytes and packets that went into and out of a host since it was made."""
+class HostTraffic:
+    """Bytes and packets that a host has received and sent since it was made."""
 
     bytes_in: int
     bytes_out: int
     packets_in: int
     packets_out: int
 
-    def __sub__(self, earlier: Traffic) -> Traffic:
-        return Traffic(
+    def __sub__(self, earlier: HostTraffic) -> HostTraffic:
+        return HostTraffic(
             self.bytes_in - earlier.bytes_in,
             self.bytes_out - earlier.bytes_out,
             self.packets_in - earlier.packets_in,
@@ -50,12 +50,12 @@ def parse_rate(text: str) -> float:
 
 
 def address(host: int, family: int = 4) -> str:
-    """The address of a host in its lab: the same in every lab, since no two share a wire."""
+    """The address of a host. All labs use the same addresses: their networks are separate."""
     return f"10.77.0.{host}" if family == 4 else f"fd77::{host:x}"
 
 
 def hosts_file(names: Sequence[str], family: int) -> str:
-    """Every host under its name in the family asked for, and under NAME-v4 and NAME-v6."""
+    """Text of /etc/hosts: every host by its name in `family`, and as NAME-v4 and NAME-v6."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
     for host, name in enumerate(names, start=1):
         for version in (4, 6):
@@ -86,27 +86,27 @@ class Network:
         for pid, device, rate in ((self._switch_pid, f"p{host}", into), (self._host_pids[host - 1], "eth0", out)):
             if rate == KEEP:
                 continue
-            if rate is None:  # a plain queue first, so that there is something to delete
+            if rate is None:  # add a plain queue first, so that there is one to delete
                 _batch("tc", pid, [f"qdisc replace dev {device} root pfifo", f"qdisc del dev {device} root"])
                 continue
             bits = parse_rate(rate)
-            burst = max(round(bits / 8 * 0.002), 70_000)  # two milliseconds' worth, and a packet before it is cut
+            burst = max(round(bits / 8 * 0.002), 70_000)  # two milliseconds, and at least one unsegmented packet
             limits = f"rate {bits:.0f}bit burst {burst} latency {LATENCY}"
             _batch("tc", pid, [f"qdisc replace dev {device} root tbf {limits}"])
 
     def set_link(self, host: int, up: bool) -> None:
-        """Plugs the cable in at the switch, or pulls it."""
+        """Sets the host's link at the switch up or down."""
         _batch("ip", self._switch_pid, [f"link set dev p{host} {'up' if up else 'down'}"])
 
-    def traffic(self) -> dict[int, Traffic]:
+    def traffic(self) -> dict[int, HostTraffic]:
         listing = json.loads(_inside(self._switch_pid, ["ip", "-json", "-statistics", "link", "show"]))
         found = {entry["ifname"]: entry["stats64"] for entry in listing}
         return {host: _traffic(found[f"p{host}"]) for host in range(1, len(self._host_pids) + 1)}
 
 
-def _traffic(port: dict[str, dict[str, int]]) -> Traffic:
-    into, out = port["tx"], port["rx"]  # what the switch sends is what the host gets
-    return Traffic(into["bytes"], out["bytes"], into["packets"], out["packets"])
+def _traffic(port: dict[str, dict[str, int]]) -> HostTraffic:
+    into, out = port["tx"], port["rx"]  # the host receives what the switch sends
+    return HostTraffic(into["bytes"], out["bytes"], into["packets"], out["packets"])
 
 
 def _batch(program: str, pid: int, lines: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
-"""What is written down about a lab, in a folder of its own under /run, so that another process can use or remove it.
+"""The state of a lab on disk: a folder under /run, through which another process can use or remove the lab.
 
-The folder is made before anything else and removed after everything else: whatever a crash leaves can be found.
+The folder is made first and removed last, so whatever a crash leaves behind can be found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gnnsys.lab import groups
+from gnnsys.lab import control_groups
 
 ROOT = Path("/run/gnnsys-lab")
 
@@ -49,7 +49,7 @@ def all_labs() -> list[str]:
 
 
 def process_start(pid: int) -> int | None:
-    """When a process began, in the kernel's ticks: with it a reused number is not taken for the same process."""
+    """When a process started, in clock ticks, or None. Tells a process from a later one with the same pid."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -58,12 +58,12 @@ def process_start(pid: int) -> int | None:
 
 
 def is_alive(state: dict[str, Any]) -> bool:
-    """Whether its keeper runs, or whoever is making it does."""
+    """Whether its keeper runs, or, before there is one, the process that is making it."""
     return _same(state, "keeper") or ("keeper_pid" not in state and _same(state, "owner"))
 
 
 def remove(lab: str, deadline: float = 15.0) -> None:
-    """Takes a lab down, whatever state it is in: asks its keeper, then kills and removes what is left."""
+    """Takes a lab down in any state: first asks its keeper, then kills and removes what is left."""
     _remove(lab, read(lab), deadline)
 
 
@@ -76,12 +76,12 @@ def _remove(lab: str, state: dict[str, Any], deadline: float = 15.0) -> None:
             time.sleep(0.01)
         if _same(state, "keeper"):
             os.kill(pid, signal.SIGKILL)  # its namespaces go with it
-    groups.remove([Path(path) for path in state["groups"]])
+    control_groups.remove([Path(path) for path in state["groups"]])
     shutil.rmtree(folder_of(lab), ignore_errors=True)
 
 
 def remove_dead() -> list[str]:
-    """Removes what crashed labs left; returns their names."""
+    """Removes what crashed labs left. Returns their names."""
     dead = []
     for lab in all_labs():
         try:
@@ -89,7 +89,7 @@ def remove_dead() -> list[str]:
         except ValueError:
             continue  # gone meanwhile
         if not is_alive(state):
-            _remove(lab, state)  # which its own process may be doing too
+            _remove(lab, state)  # its own process may be doing so too
             dead.append(lab)
     return dead
 
@@ -97,7 +97,7 @@ def remove_dead() -> list[str]:
 def _written(path: Path) -> float:
     try:
         return path.stat().st_mtime
-    except FileNotFoundError:  # gone meanwhile, as whoever reads it will find
+    except FileNotFoundError:  # removed in the meantime
         return 0.0
 
 

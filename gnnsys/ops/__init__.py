@@ -1,4 +1,14 @@
-"""The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`."""
+"""The Python face of csrc/: typed functions, autograd and fake kernels over `torch.ops.gnnsys.*`.
+
+For users: `CSC` and what computes on one (`spmm`, `sddmm`, `edge_softmax`, `gat_aggregate`, `sample_neighbors`,
+`sample_hops`, `in_subgraph`, `induced_subgraph`), `gather_rows` and `scatter_rows`, `compact` (relabelling).
+
+For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine_cut`, `stream_*`, `*_volume`,
+`fingerprint_*` and `mark_*` (partition); `*_edges`, `planted_labels`, `parse_table` (graph); `PartedCSC`,
+`PartNeighbors`, `stitch_neighbors`, `bucket_ids` (sampling); `move_rows`, `update_rows`, `sparse_*_step`,
+`gather_cached` (store); `BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure).
+`native` is the library itself, for ops that have no typed face.
+"""
 
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS, native
@@ -6,16 +16,23 @@ from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
-from gnnsys.ops.cached import gather_cached
+from gnnsys.ops.cached_rows import gather_cached
 from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights
+from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.memo import BY_DESTINATION, NOT_KNOWN, STRUCTURES
-from gnnsys.ops.multilevel import Level, Neighbors32, Refined, both_directions, cluster, contract, refine
+from gnnsys.ops.multilevel import (
+    Level,
+    Neighbors32,
+    RefinedCut,
+    both_directions,
+    cluster_nodes,
+    contract_clusters,
+    refine_cut,
+)
 from gnnsys.ops.parse import parse_table
-from gnnsys.ops.parted import PartedCSC, sample_parts
-from gnnsys.ops.partition_volume import Searched, even_out, refine_volume, traffic_matrix
-from gnnsys.ops.parts import (
+from gnnsys.ops.part_structure import (
     Halo,
     add_fingerprints,
     collect_halo,
@@ -27,12 +44,13 @@ from gnnsys.ops.parts import (
     mark_halo,
     mark_ids,
 )
+from gnnsys.ops.parted_csc import PartedCSC, sample_parts
+from gnnsys.ops.partition_volume import VolumeSearch, even_out_volume, refine_volume, traffic_matrix
 from gnnsys.ops.raw import as_bytes
-from gnnsys.ops.reads import DeviceReads
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
-from gnnsys.ops.stitch import Piece, name_neighbors, stitch
+from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
     fill_uniform,
     gather_parts,
@@ -64,10 +82,10 @@ __all__ = [
     "Neighbors32",
     "NodeRun",
     "PairTable",
+    "PartNeighbors",
     "PartedCSC",
-    "Piece",
-    "Refined",
-    "Searched",
+    "RefinedCut",
+    "VolumeSearch",
     "WholeDegrees",
     "WholeWeights",
     "add_fingerprints",
@@ -76,17 +94,17 @@ __all__ = [
     "both_directions",
     "bucket_ids",
     "class_features",
-    "cluster",
+    "cluster_nodes",
     "collect_halo",
     "compact",
     "compact_scratch",
-    "contract",
+    "contract_clusters",
     "degrees",
     "drop_pages",
     "dropout_rows",
     "edge_softmax",
     "empty_bits",
-    "even_out",
+    "even_out_volume",
     "expand_indptr",
     "fill_uniform",
     "find_edges",
@@ -111,7 +129,7 @@ __all__ = [
     "planted_edges",
     "planted_labels",
     "random_permutation",
-    "refine",
+    "refine_cut",
     "refine_volume",
     "rmat_edges",
     "sample_hops",
@@ -125,7 +143,7 @@ __all__ = [
     "spmm",
     "spmm_add",
     "spmm_and_own",
-    "stitch",
+    "stitch_neighbors",
     "stream_cluster",
     "stream_cut",
     "stream_key",

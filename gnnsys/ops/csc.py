@@ -51,7 +51,7 @@ class EdgeData:
         """The same of other tensors: moved ones, or those of some of the edges."""
         count = len(self.rows)
         whole = None if self.whole is None else WholeWeights(*tensors[count:])
-        return EdgeData(dict(zip(self.rows, tensors, strict=True)), whole)
+        return EdgeData(dict(zip(self.rows, tensors[:count], strict=True)), whole)
 
     def only(self, names: Collection[str]) -> EdgeData | None:
         """Without what is not among `names`; None if nothing is left."""

@@ -60,14 +60,14 @@ def both_directions(csc: CSC, first_src: int = 0, first_dst: int = 0) -> tuple[N
     return into, Neighbors32(indptr, indices.int(), first_src, first_dst, csc.num_dst)
 
 
-class Refined(NamedTuple):
+class RefinedCut(NamedTuple):
     """`cut` is the weight of edges between parts; `excess` the sum of what is over the limits, in average parts."""
 
     cut: int
     excess: float
 
 
-def cluster(
+def cluster_nodes(
     level: Level, limits: Tensor, *, part: Tensor | None = None, rounds: int = 3, key: int = 0
 ) -> tuple[Tensor, int]:
     """The cluster of every node, int32, and their number: nodes with heavy edges between them are together.
@@ -78,7 +78,7 @@ def cluster(
     return native.partition_cluster(*level.arguments(), level.node_weights, limits, part, rounds, key)
 
 
-def contract(level: Level, clusters: Tensor, num_clusters: int, *, heaviest: bool = True) -> Level:
+def contract_clusters(level: Level, clusters: Tensor, num_clusters: int, *, heaviest: bool = True) -> Level:
     """The graph of the clusters: edges between two of them are one edge of the sum of their weights.
 
     With `heaviest`, a coarse node keeps only so many of its heaviest edges that its degree is the average degree of
@@ -90,14 +90,14 @@ def contract(level: Level, clusters: Tensor, num_clusters: int, *, heaviest: boo
     return Level((Neighbors32(indptr, indices, 0, 0, num_clusters, weight),), node_weights)
 
 
-def refine(
+def refine_cut(
     level: Level, part: Tensor, num_parts: int, limits: Tensor, *, passes: int = 8, work: int = 0, key: int = 0
-) -> Refined:
+) -> RefinedCut:
     """Improves `part` (int32, in place): first within `limits` int64 [num_constraints], then a smaller cut.
 
     `passes` of improving moves, then searches that may climb, which look at no more than about `work` edges.
     """
-    return Refined(
+    return RefinedCut(
         *native.partition_refine(*level.arguments(), level.node_weights, part, num_parts, limits, passes, work, key)
     )
 

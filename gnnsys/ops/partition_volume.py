@@ -17,7 +17,7 @@ REFINE_STOPPED = ("converged", "out of work")
 EVEN_OUT_STOPPED = ("balanced", "no improvement", "out of work")
 
 
-class Searched(NamedTuple):
+class VolumeSearch(NamedTuple):
     """An assignment, the rows each part sends and receives under it (int64 [2, num_parts]), and how it was found."""
 
     part: Tensor
@@ -37,24 +37,24 @@ def volume_changes(csc: CSC, part: Tensor, num_parts: int) -> Tensor:
     return native.volume_changes(csc.indptr, csc.indices, part, num_parts)
 
 
-def refine_volume(csc: CSC, part: Tensor, num_parts: int, weights: Tensor, limits: Tensor, key: int) -> Searched:
+def refine_volume(csc: CSC, part: Tensor, num_parts: int, weights: Tensor, limits: Tensor, key: int) -> VolumeSearch:
     """Fewer rows in total. `part` int32 [num_nodes], `weights` int64 [C, num_nodes], `limits` int64 [C, num_parts]."""
     result = native.refine_volume(csc.indptr, csc.indices, part, num_parts, weights, limits, key)
     return _searched(result, REFINE_STOPPED)
 
 
-def even_out(
+def even_out_volume(
     csc: CSC, part: Tensor, num_parts: int, weights: Tensor, limits: Tensor, *, tolerance: float, slack: float, key: int
-) -> Searched:
+) -> VolumeSearch:
     """A smaller largest load, at no more than (1 + slack) of the volume; done when loads agree to `tolerance`."""
     result = native.even_out(csc.indptr, csc.indices, part, num_parts, weights, limits, tolerance, slack, key)
     return _searched(result, EVEN_OUT_STOPPED)
 
 
-def _searched(result: tuple[Tensor, Tensor, Tensor], reasons: tuple[str, ...]) -> Searched:
+def _searched(result: tuple[Tensor, Tensor, Tensor], reasons: tuple[str, ...]) -> VolumeSearch:
     part, loads, stats = result
     num_moves, num_swaps, stopped = stats.tolist()
-    return Searched(part, loads, num_moves, num_swaps, reasons[stopped])
+    return VolumeSearch(part, loads, num_moves, num_swaps, reasons[stopped])
 
 
 @torch.library.register_fake("gnnsys::communication_volume")

@@ -12,7 +12,7 @@ from gnnsys.ops._library import native
 from gnnsys.ops.sampling import Neighbors
 
 
-class Piece(NamedTuple):
+class PartNeighbors(NamedTuple):
     """In-edges chosen for some seeds, one after the other, in global ids: what a part answers."""
 
     counts: Tensor  # int32 [num_seeds]
@@ -30,13 +30,13 @@ def name_neighbors(
     order: Tensor | None,
     wide_ids: bool,
     wide_edges: bool,
-) -> Piece:
+) -> PartNeighbors:
     """What was sampled from a part's CSC (int32 local ids), in global ids.
 
     Local id i < num_core is node `first + i`, the others are listed in `halo`; the edge at position p is
     `first_edge + order[p]`, or `first_edge + p`. Ids and edges are int32 unless wide.
     """
-    return Piece(
+    return PartNeighbors(
         *native.name_neighbors(
             neighbors.indptr, neighbors.ids, neighbors.positions, first, num_core, halo, first_edge, order,
             wide_ids, wide_edges,
@@ -44,17 +44,17 @@ def name_neighbors(
     )  # fmt: skip
 
 
-def stitch(
-    order: Tensor, pieces: Sequence[Piece], segments: Sequence[tuple[int, int, int]], *, wide: bool
+def stitch_neighbors(
+    order: Tensor, pieces: Sequence[PartNeighbors], segments: Sequence[tuple[int, int, int]], *, wide: bool
 ) -> Neighbors:
     """The answers for grouped seeds, in the order of the seeds: grouped seed j is seed `order[j]`.
 
     A segment (piece, first, size) says that grouped seeds first .. first + size are the next of that piece's. Ids are
     int32 unless `wide`, edges int64. Work: the seeds twice, every neighbour once; nothing is sorted.
 
-    >>> one = Piece(*(torch.tensor(values, dtype=torch.int32) for values in ([2], [7, 8], [0, 1])))
-    >>> two = Piece(*(torch.tensor(values, dtype=torch.int32) for values in ([1], [9], [5])))
-    >>> stitch(torch.tensor([1, 0]), [one, two], [(0, 0, 1), (1, 1, 1)], wide=True).ids
+    >>> one = PartNeighbors(*(torch.tensor(values, dtype=torch.int32) for values in ([2], [7, 8], [0, 1])))
+    >>> two = PartNeighbors(*(torch.tensor(values, dtype=torch.int32) for values in ([1], [9], [5])))
+    >>> stitch_neighbors(torch.tensor([1, 0]), [one, two], [(0, 0, 1), (1, 1, 1)], wide=True).ids
     tensor([9, 7, 8])
     """
     flat = [number for segment in segments for number in segment]

@@ -1,9 +1,16 @@
-"""From a graph to parts on disk: METIS, balancing, refinement, relabelling, format, verification."""
+"""From a graph to parts on disk: METIS, balancing, refinement, relabelling, format, verification.
+
+For users: `partition_graph` does all of it; `assign_parts` (with `PartitionOptions`) and `write_parts` are its two
+halves. `open_parts` reads a directory of parts, `verify_parts` proves it, `inspect_parts` and `write_plot` describe it.
+
+For other rooms: `Parts`, `Part` and `PartitionBook` say what is where (sampling, session), `place_parts` who serves it
+(session). Names that begin with `check_`, `estimate_` and `plan_`, and those about memory, are for the command line;
+the steps of a partitioner (`finest_level`, `multilevel_assignment`, `stream_assignment`) are for benchmarks.
+"""
 
 from gnnsys.partition.adjacency import first_nodes
-from gnnsys.partition.assign import Assigned, Options, assign_parts, check_counts, plan_assignment
+from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts, check_part_counts, plan_assignment
 from gnnsys.partition.assignment import Assignment
-from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.communication import (
     CommunicationResult,
     CommunicationVolume,
@@ -12,11 +19,11 @@ from gnnsys.partition.communication import (
 )
 from gnnsys.partition.constraints import Constraints, constraints_of
 from gnnsys.partition.inspect import Inspection, inspect_parts
-from gnnsys.partition.layout import FORMAT, WHAT, original_bounds, part_folder
+from gnnsys.partition.layout import check_parts_target, original_bounds, part_folder
 from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import (
     LOAD_BYTES_PER_EDGE,
-    Estimate,
+    MemoryEstimate,
     MemoryPlan,
     estimate_in_memory,
     estimate_streaming,
@@ -25,42 +32,45 @@ from gnnsys.partition.memory import (
     parse_size,
     plan_memory,
 )
-from gnnsys.partition.multilevel import multilevel
+from gnnsys.partition.multilevel import multilevel_assignment
 from gnnsys.partition.part import Part
 from gnnsys.partition.partition import Partitioned, check_halo_hops, partition_graph
-from gnnsys.partition.parts import Parts, open_parts
+from gnnsys.partition.partition_book import PartitionBook
+from gnnsys.partition.parts_directory import Parts, open_parts
 from gnnsys.partition.placement import Placement, place_parts
 from gnnsys.partition.plot import check_plot_file, write_plot
 from gnnsys.partition.relabel import id_dtype
-from gnnsys.partition.remote import Remote, expected_remote
+from gnnsys.partition.remote_share import RemoteShare, expected_remote
 from gnnsys.partition.streaming import StreamedParts, stream_assignment
 from gnnsys.partition.verify import VerifyReport, verify_parts
 from gnnsys.partition.write import write_parts
 
+Options = PartitionOptions  # the old name, kept for one version
+
 __all__ = [
-    "FORMAT",
     "LOAD_BYTES_PER_EDGE",
-    "WHAT",
     "Assigned",
     "Assignment",
     "CommunicationResult",
     "CommunicationVolume",
     "Constraints",
-    "Estimate",
     "Inspection",
+    "MemoryEstimate",
     "MemoryPlan",
     "Options",
     "Part",
     "PartitionBook",
+    "PartitionOptions",
     "Partitioned",
     "Parts",
     "Placement",
-    "Remote",
+    "RemoteShare",
     "StreamedParts",
     "VerifyReport",
     "assign_parts",
-    "check_counts",
     "check_halo_hops",
+    "check_part_counts",
+    "check_parts_target",
     "check_plot_file",
     "communication_volume",
     "constraints_of",
@@ -74,7 +84,7 @@ __all__ = [
     "id_dtype",
     "inspect_parts",
     "least_memory",
-    "multilevel",
+    "multilevel_assignment",
     "open_parts",
     "original_bounds",
     "parse_size",

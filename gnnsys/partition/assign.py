@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.ops import Level
+from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.assignment import Assignment
 from gnnsys.partition.coalesce import coalesce, edges_between
 from gnnsys.partition.communication import refine_communication
@@ -20,9 +21,8 @@ from gnnsys.partition.constraints import Balance, Constraints, balances, check_n
 from gnnsys.partition.levels import finest_level, flat_csc
 from gnnsys.partition.memory import MemoryPlan, least_memory, plan_memory
 from gnnsys.partition.metis import metis
-from gnnsys.partition.multilevel import multilevel
-from gnnsys.partition.pieces import Progress
-from gnnsys.partition.simple import check_file, chunk_assignment, file_assignment, random_assignment
+from gnnsys.partition.multilevel import multilevel_assignment
+from gnnsys.partition.simple_assignments import check_file, chunk_assignment, file_assignment, random_assignment
 from gnnsys.partition.streaming import stream_assignment
 
 METHODS = ("multilevel", "metis", "random", "chunk")
@@ -32,7 +32,7 @@ _MOST_SEED = (1 << 31) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PartitionOptions:
     """How to partition.
 
     `method` is one of METHODS or "assignment=FILE"; `balance` names constraints (gnnsys.partition.constraints), None
@@ -91,7 +91,7 @@ def assign_parts(
     num_parts: int,
     trainers_per_part: int = 1,
     *,
-    options: Options | None = None,
+    options: PartitionOptions | None = None,
     memory_limit: int | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
@@ -101,8 +101,8 @@ def assign_parts(
     With a `memory_limit` in bytes that the multilevel partitioner would exceed, nodes are assigned by streaming the
     graph, whose arrays may be mapped files. `folder` is for temporary files.
     """
-    options = options or Options()
-    check_counts(num_parts, trainers_per_part)
+    options = options or PartitionOptions()
+    check_part_counts(num_parts, trainers_per_part)
     start = time.perf_counter()
     constraints = _constraints(graph, options)
     task = _Task(graph, constraints, num_parts, trainers_per_part, options, memory_limit, folder, progress)
@@ -140,21 +140,21 @@ def plan_assignment(
     num_parts: int,
     trainers_per_part: int = 1,
     *,
-    options: Options | None = None,
+    options: PartitionOptions | None = None,
     memory_limit: int | None = None,
 ) -> MemoryPlan | None:
     """What `assign_parts` with the same arguments will take beside the graph, and whether it will stream.
 
     None for methods that need next to nothing. ValueError where the limit cannot be kept.
     """
-    options = options or Options()
-    check_counts(num_parts, trainers_per_part)
+    options = options or PartitionOptions()
+    check_part_counts(num_parts, trainers_per_part)
     return _Task(
         graph, _constraints(graph, options), num_parts, trainers_per_part, options, memory_limit, None, None
     ).plan()
 
 
-def check_counts(num_parts: int, trainers_per_part: int) -> None:
+def check_part_counts(num_parts: int, trainers_per_part: int) -> None:
     if num_parts < 1 or trainers_per_part < 1:
         raise ValueError(f"parts and trainers per part must be at least 1, got {num_parts} and {trainers_per_part}")
     if num_parts * trainers_per_part > MOST_SUBPARTS:
@@ -163,7 +163,7 @@ def check_counts(num_parts: int, trainers_per_part: int) -> None:
         )
 
 
-def _constraints(graph: Graph, options: Options) -> Constraints:
+def _constraints(graph: Graph, options: PartitionOptions) -> Constraints:
     return constraints_of(graph, default_balance(graph) if options.balance is None else options.balance)
 
 
@@ -175,7 +175,7 @@ class _Task:
     constraints: Constraints
     num_parts: int
     trainers_per_part: int
-    options: Options
+    options: PartitionOptions
     memory_limit: int | None
     folder: Path | None
     progress: Progress | None
@@ -204,7 +204,7 @@ class _Task:
             subpart = self._metis(level)
         else:
             limits = self.constraints.limits(self.num_subparts, self.options.imbalance)
-            subpart, _ = multilevel(
+            subpart, _ = multilevel_assignment(
                 level, self.num_subparts, limits, seed=seed, folder=self.folder, progress=self.progress
             )
         details = {"memory": str(plan)}

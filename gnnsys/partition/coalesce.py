@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph, NodeType
-from gnnsys.partition.pieces import column_pieces
+from gnnsys.partition.array_pieces import column_pieces
 
 _SWEEPS = 10
 

@@ -14,9 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, Searched, stream_key, traffic_matrix
-from gnnsys.ops import even_out as _even_out
-from gnnsys.ops import refine_volume as _refine_volume
+from gnnsys.ops import CSC, VolumeSearch, even_out_volume, refine_volume, stream_key, traffic_matrix
 
 TOLERANCE = 0.005  # the paper's: loads are even when (largest - smallest) / largest is no more
 _REFINE, _EVEN_OUT = range(2)  # what a random stream is for
@@ -105,13 +103,13 @@ def refine_communication(
     report = progress if progress is not None else lambda _: None
 
     report("volume")
-    runs: list[Searched] = [_refine_volume(csc, part, num_parts, weights, limits, stream_key(seed, _REFINE))]
+    runs: list[VolumeSearch] = [refine_volume(csc, part, num_parts, weights, limits, stream_key(seed, _REFINE))]
     refined = communication_volume(csc, runs[-1].part, num_parts)
     if even_out:
         report("even out")
         key = stream_key(seed, _EVEN_OUT)
         runs.append(
-            _even_out(csc, runs[-1].part, num_parts, weights, limits, tolerance=tolerance, slack=slack, key=key)
+            even_out_volume(csc, runs[-1].part, num_parts, weights, limits, tolerance=tolerance, slack=slack, key=key)
         )
     return CommunicationResult(
         part=runs[-1].part,

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph
 from gnnsys.ops import CSC, as_bytes, gather_rows, in_subgraph
+from gnnsys.partition.array_pieces import Meter, column_pieces, row_pieces, take
 from gnnsys.partition.layout import Schema
 from gnnsys.partition.merge import core_ids, original_by_global, original_by_local
 from gnnsys.partition.part import Part
-from gnnsys.partition.parts import Parts
-from gnnsys.partition.pieces import Meter, column_pieces, row_pieces, take
+from gnnsys.partition.parts_directory import Parts
 
 
 def same_bytes(left: Tensor, right: Tensor) -> bool:

@@ -86,7 +86,7 @@ class Constraints:
 class Balance:
     """How one constraint came out. `ratio` is the heaviest part to the average one; 1.0 when there is nothing.
 
-    `method` is what made the parts, as in `Options`; empty where that is not known.
+    `method` is what made the parts, as in `PartitionOptions`; empty where that is not known.
     """
 
     name: str

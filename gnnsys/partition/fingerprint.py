@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, add_fingerprints, fingerprint_edge_rows, fingerprint_edges, fingerprint_rows
-from gnnsys.partition.pieces import Meter, column_pieces, row_pieces, take
+from gnnsys.partition.array_pieces import Meter, column_pieces, row_pieces, take
 
 _DIGITS = 32
 

@@ -1,7 +1,7 @@
 """Looks at a directory of parts and counts everything a user decides by: sizes, cut, halo, traffic, balance, bytes.
 
 All of it from the parts' own arrays; the manifest only says which constraints were asked for. `gnnsys inspect` prints
-the table (`gnnsys.partition.table`) and draws the plot (`gnnsys.partition.plot`).
+the table (`gnnsys.partition.inspection_table`) and draws the plot (`gnnsys.partition.plot`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import NodeType
-from gnnsys.partition.loads import Load, loads_of
+from gnnsys.partition.array_pieces import PIECE_EDGES, Meter, Progress
 from gnnsys.partition.part import Part
-from gnnsys.partition.parts import Parts, open_parts
-from gnnsys.partition.pieces import PIECE_EDGES, Meter, Progress
-from gnnsys.partition.remote import Remote, expected_remote
+from gnnsys.partition.parts_directory import Parts, open_parts
+from gnnsys.partition.remote_share import RemoteShare, expected_remote
+from gnnsys.partition.subpart_loads import Load, loads_of
 
 _STRUCTURE = ("indptr", "indices", "halo", "original_ids", "edge_ids")
 _FEATURES = ("node_data", "edge_data")
@@ -98,7 +98,7 @@ class Inspection:
     types: tuple[TypeCounts, ...]
     traffic: tuple[tuple[int, ...], ...]
     loads: tuple[Load, ...]
-    remote: Remote
+    remote: RemoteShare
     info: dict[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -127,7 +127,7 @@ class Inspection:
 
     def table(self) -> str:
         """A row per part, the totals, and a second small table where there are several node types."""
-        from gnnsys.partition.table import inspection_table
+        from gnnsys.partition.inspection_table import inspection_table
 
         return inspection_table(self)
 

@@ -6,20 +6,27 @@ DIR/part-0003/*.npy   the arrays of part 3; only its machine needs them
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import PARTS_FORMAT, EdgeType, Graph, NodeType, dtype_name, dtype_named
+from gnnsys.graph import PARTS_FORMAT, EdgeType, Graph, NodeType, check_target, dtype_name, dtype_named
 
 FORMAT, VERSION, WHAT = PARTS_FORMAT, 1, "a directory of parts"
 
 
 class Malformed(Exception):
     """A manifest describes what cannot be. Whoever reads it says which one: a ValueError for the user."""
+
+
+def check_parts_target(out: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """Where parts written to `out` end up, past symbolic links; ValueError for what must not be overwritten."""
+    return check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
 
 
 def part_folder(part: int) -> str:

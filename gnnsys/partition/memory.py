@@ -29,7 +29,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes by stage; stages follow one another, so the peak is the largest."""
 
     stages: dict[str, int]
@@ -44,23 +44,23 @@ class Estimate:
 
 def estimate_in_memory(
     num_nodes: int, num_edges: int, num_constraints: int = 2, *, method: str = "multilevel", loads: bool = True
-) -> Estimate:
+) -> MemoryEstimate:
     """What loading (unless the graph is mapped) and the partitioner take: the multilevel one, or METIS."""
     weights = 8 * num_constraints * num_nodes
     stages = {"loading": int(num_edges * LOAD_BYTES_PER_EDGE + 8 * num_nodes)} if loads else {}
     held = num_edges * 8 + num_nodes * 8 if loads else 0
     per_edge = METIS_BYTES_PER_EDGE if method == "metis" else MEMORY_BYTES_PER_EDGE
     work = num_edges * per_edge + num_nodes * MEMORY_BYTES_PER_NODE + 2 * weights
-    return Estimate(stages | {"partitioning": int(held + work)})
+    return MemoryEstimate(stages | {"partitioning": int(held + work)})
 
 
 def estimate_streaming(
     num_nodes: int, num_edges: int, num_parts: int, num_constraints: int = 2, *, memory_limit: int
-) -> Estimate:
+) -> MemoryEstimate:
     """What `external_graph` and `stream_assignment` take under a limit, which is `least_memory(num_nodes)` at least."""
     nodes = STREAM_BYTES_PER_NODE * num_nodes
     coarse = num_edges * BYTES_PER_COARSE_PAIR + num_nodes * BYTES_PER_CLUSTER
-    return Estimate(
+    return MemoryEstimate(
         {
             "sorting": STREAM_FLOOR + min((memory_limit - STREAM_FLOOR) // STREAM_SORT_SHARE, 128 * num_edges),
             "clustering": min(STREAM_FLOOR + nodes + coarse, memory_limit),
@@ -79,8 +79,8 @@ class MemoryPlan:
     """Which way a graph will be partitioned, and what either would take; `streaming` is None without a limit."""
 
     is_streaming: bool
-    in_memory: Estimate
-    streaming: Estimate | None
+    in_memory: MemoryEstimate
+    streaming: MemoryEstimate | None
 
     def __str__(self) -> str:
         chosen = self.streaming if self.is_streaming and self.streaming else self.in_memory

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, gather_rows, scatter_rows
-from gnnsys.partition.pieces import column_pieces, ramps, row_pieces
+from gnnsys.partition.array_pieces import column_pieces, ramps, row_pieces
 
 if TYPE_CHECKING:
     from gnnsys.partition.part import Part
-    from gnnsys.partition.parts import Parts
+    from gnnsys.partition.parts_directory import Parts
 
 
 def merge_parts(parts: Parts) -> Graph:

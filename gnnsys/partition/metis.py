@@ -7,7 +7,7 @@ import pymetis
 import torch
 from torch import Tensor
 
-from gnnsys.ops import Level, contract
+from gnnsys.ops import Level, contract_clusters
 
 _RESOLUTION = 100  # a node of average weight gets this integer
 _SEEDS = 1 << 31  # METIS may have been built for 32 bits
@@ -18,7 +18,7 @@ def metis(level: Level, num_parts: int, *, recursive: bool, seed: int, imbalance
     if num_parts == 1 or level.num_nodes <= num_parts:
         return torch.arange(level.num_nodes, dtype=torch.int32, device="cpu") % num_parts
     if len(level.lists) != 1 or level.lists[0].weight is None:  # several lists, edges listed twice: METIS wants neither
-        level = contract(
+        level = contract_clusters(
             level, torch.arange(level.num_nodes, dtype=torch.int32, device="cpu"), level.num_nodes, heaviest=False
         )
     (neighbors,) = level.lists

@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnnsys.ops import Level, Refined, cluster, contract, refine
+from gnnsys.ops import Level, RefinedCut, cluster_nodes, contract_clusters, refine_cut
+from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.levels import LevelStack
 from gnnsys.partition.metis import metis
-from gnnsys.partition.pieces import Progress
 
 _LEAST_SHRINK = 0.95  # a level that shrinks by less is the coarsest
 _CLUSTERS_PER_PART = 30  # no cluster is heavier than this share of a part: the coarsest graph can still be balanced
@@ -55,7 +55,7 @@ class Effort:
         return cls(coarsest=coarsest, shrink=16, tries=2, work=3, cycles=0, rounds=2)
 
 
-def multilevel(
+def multilevel_assignment(
     finest: Level,
     num_parts: int,
     limits: Tensor,
@@ -64,13 +64,13 @@ def multilevel(
     seed: int = 0,
     folder: Path | None = None,
     progress: Progress | None = None,
-) -> tuple[Tensor, Refined]:
+) -> tuple[Tensor, RefinedCut]:
     """The part of every node, int32, within `limits` int64 [num_constraints] wherever that can be found."""
     effort = effort or Effort.for_size(finest.num_entries, num_parts)
     run = _Run(finest, num_parts, limits, effort, _Steps(progress, finest.num_nodes, 1 + effort.cycles))
     if num_parts == 1 or finest.num_nodes == 0:
         part = torch.zeros(finest.num_nodes, dtype=torch.int32, device="cpu")
-        return part, refine(finest, part, num_parts, limits, passes=0)
+        return part, refine_cut(finest, part, num_parts, limits, passes=0)
     with LevelStack(finest, folder) as stack:
         run.coarsen(stack, None, seed)
         part, result = run.uncoarsen(stack, run.initial(stack.coarsest, seed), seed)
@@ -122,12 +122,12 @@ class _Run:
             level = stack.coarsest
             self._steps.coarsening(level.num_nodes)
             key = 1000 * seed + len(stack)
-            clusters, count = cluster(
+            clusters, count = cluster_nodes(
                 level, self._cluster_limits(level), part=part, rounds=self._effort.rounds, key=key
             )
             if count > _LEAST_SHRINK * level.num_nodes:
                 break
-            stack.push(contract(level, clusters, count), clusters)
+            stack.push(contract_clusters(level, clusters, count), clusters)
             if part is not None:
                 part = torch.empty(count, dtype=torch.int32, device="cpu").index_copy_(0, clusters.long(), part)
         return part
@@ -144,7 +144,7 @@ class _Run:
         assert best is not None
         return best[2]
 
-    def uncoarsen(self, stack: LevelStack, part: Tensor, seed: int) -> tuple[Tensor, Refined]:
+    def uncoarsen(self, stack: LevelStack, part: Tensor, seed: int) -> tuple[Tensor, RefinedCut]:
         """Refines at every level down to the finest."""
         refined = self._refine(stack.coarsest, part, seed)
         while len(stack) > 1:
@@ -154,13 +154,13 @@ class _Run:
         self._steps.end_cycle()
         return part, refined
 
-    def _refine(self, level: Level, part: Tensor, seed: int) -> Refined:
+    def _refine(self, level: Level, part: Tensor, seed: int) -> RefinedCut:
         work = int(self._effort.work * level.num_entries)
         heaviest = level.node_weights.max(0).values
         limits = torch.maximum(self._limits, heaviest)
         if level is not self._finest and self._effort.is_loose:
             limits = self._limits + heaviest
-        return refine(level, part, self._num_parts, limits, passes=self._effort.passes, work=work, key=seed)
+        return refine_cut(level, part, self._num_parts, limits, passes=self._effort.passes, work=work, key=seed)
 
     def _cluster_limits(self, level: Level) -> Tensor:
         total = level.node_weights.sum(0).double()

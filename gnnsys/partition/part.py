@@ -16,11 +16,11 @@ from torch import Tensor
 
 from gnnsys.graph import MANIFEST, ArrayReader, EdgeType, NodeType, some
 from gnnsys.ops import CSC, gather_rows
+from gnnsys.partition.array_pieces import ramps
 from gnnsys.partition.layout import ArraySpec, Malformed, original_bounds, part_folder
-from gnnsys.partition.pieces import ramps
 
 if TYPE_CHECKING:
-    from gnnsys.partition.parts import Parts
+    from gnnsys.partition.parts_directory import Parts
 
 
 class Part:

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnsys.graph import Graph, as_graph, check_room, check_target
-from gnnsys.partition.assign import Assigned, Options, assign_parts
+from gnnsys.graph import Graph, as_graph, check_room
+from gnnsys.partition.array_pieces import Progress
+from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts
 from gnnsys.partition.constraints import Balance
-from gnnsys.partition.layout import FORMAT, WHAT
-from gnnsys.partition.pieces import Progress
+from gnnsys.partition.layout import WHAT, check_parts_target
 from gnnsys.partition.write import write_parts
 
 
@@ -47,9 +47,9 @@ def partition_graph(
     """Partitions `graph` into num_parts parts of trainers_per_part subparts each, written to the directory `out`.
 
     `graph` may be PyG's or DGL's, too. `add_reverse` first adds edges in the other direction (`Graph.add_reverse`).
-    `method`, `objective`, `balance`, `imbalance` and `seed` are those of `gnnsys.partition.Options`; `halo_hops` and
-    `edge_ids` those of `write_parts`. With a `memory_limit` in bytes that the partitioner would exceed, the graph is
-    streamed. The directory is written whole or not at all.
+    `method`, `objective`, `balance`, `imbalance` and `seed` are those of `gnnsys.partition.PartitionOptions`;
+    `halo_hops` and `edge_ids` those of `write_parts`. With a `memory_limit` in bytes that the partitioner would
+    exceed, the graph is streamed. The directory is written whole or not at all.
 
     >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
@@ -58,8 +58,8 @@ def partition_graph(
     graph = as_graph(graph)
     graph = graph.add_reverse() if add_reverse else graph
     graph.check_in_memory("partitioning a graph")
-    options = Options(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
-    target = check_target(out, overwrite=overwrite, format=FORMAT, what=WHAT)
+    options = PartitionOptions(method=method, objective=objective, balance=balance, imbalance=imbalance, seed=seed)
+    target = check_parts_target(out, overwrite=overwrite)
     check_room(least_bytes(graph), f"{WHAT} {str(out)!r}", target.parent)
     assigned = assign_parts(
         graph,
@@ -96,7 +96,7 @@ def check_halo_hops(halo_hops: int) -> None:
         raise ValueError(f"halo_hops must be at least 1, got {halo_hops}")
 
 
-def describe(assigned: Assigned, options: Options) -> dict[str, Any]:
+def describe(assigned: Assigned, options: PartitionOptions) -> dict[str, Any]:
     """What the manifest says about how the parts came about; plain JSON values."""
     return {
         "method": options.method,

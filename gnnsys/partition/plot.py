@@ -13,7 +13,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from gnnsys.partition.inspect import Inspection
-from gnnsys.partition.loads import Load
+from gnnsys.partition.subpart_loads import Load
 
 ENDINGS = (".svg", ".png")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, gather_rows, scatter_rows
 from gnnsys.partition.assignment import Assignment
-from gnnsys.partition.book import PartitionBook
+from gnnsys.partition.partition_book import PartitionBook
 
 INT32_END = 1 << 31
 _PIECE = 1 << 20

@@ -20,6 +20,7 @@ from torch import Tensor
 from gnnsys.graph import Graph, room_for
 from gnnsys.ops import CSC, NodeRun, PairTable, stream_cluster, stream_cut, stream_refine
 from gnnsys.partition.adjacency import Adjacency
+from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.constraints import constraints_of
 from gnnsys.partition.memory import (
     BYTES_PER_CLUSTER,
@@ -28,7 +29,6 @@ from gnnsys.partition.memory import (
     STREAM_SORT_SHARE,
     least_memory,
 )
-from gnnsys.partition.pieces import Progress
 
 Weight: TypeAlias = Tensor | Callable[[int, int], Tensor]
 Report: TypeAlias = Callable[[str, float], None]

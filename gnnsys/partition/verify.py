@@ -18,13 +18,13 @@ from torch import Tensor
 
 from gnnsys.graph import MANIFEST, EdgeType, Graph, NodeType
 from gnnsys.ops import add_fingerprints, empty_bits, fingerprint_edges, gather_rows, mark_ids
+from gnnsys.partition.array_pieces import Meter, Progress
 from gnnsys.partition.compare import compare_copies, compare_with_source
 from gnnsys.partition.fingerprint import edge_rows, node_rows
 from gnnsys.partition.layout import original_bounds
 from gnnsys.partition.merge import core_ids, original_by_global, original_by_local
 from gnnsys.partition.part import Part
-from gnnsys.partition.parts import Parts, open_parts
-from gnnsys.partition.pieces import Meter, Progress
+from gnnsys.partition.parts_directory import Parts, open_parts
 
 # What reading a manifest that says something impossible can end in, besides the ValueError that names it.
 _MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, OSError)

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from gnnsys.graph import ArrayStream, ArrayWriter, EdgeType, Graph, NodeType, staged, sync_folder, write_manifest
 from gnnsys.ops import CSC, Halo, collect_halo, empty_bits, gather_rows, local_columns, mark_halo, mark_ids
+from gnnsys.partition.array_pieces import Meter, Progress, column_pieces, row_pieces, take
 from gnnsys.partition.assignment import Assignment
-from gnnsys.partition.book import PartitionBook
 from gnnsys.partition.fingerprint import fingerprint_graph
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, original_bounds, part_folder
-from gnnsys.partition.pieces import Meter, Progress, column_pieces, row_pieces, take
+from gnnsys.partition.partition_book import PartitionBook
 from gnnsys.partition.relabel import Relabelling, first_edges, id_dtype, relabel
 
 

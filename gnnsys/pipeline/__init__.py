@@ -1,4 +1,7 @@
-"""Stages and the loop that drives them: threads, bounds, order, state."""
+"""Stages and the loop that drives them: threads, bounds, order, state.
+
+Users write a `Stage`; loaders build a `Pipeline` from stages and a `Source`.
+"""
 
 from gnnsys.pipeline.pipeline import Pipeline, Source
 from gnnsys.pipeline.stage import OfThisProcess, Stage, StageCounters

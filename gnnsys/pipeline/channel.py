@@ -1,7 +1,7 @@
-"""Hands numbered batches from one set of threads to the next, in order and bounded.
+"""A bounded queue of numbered batches between the threads of one stage and the next, which keeps their order.
 
-Threads of a stage finish in any order; a channel lets them go on in the order of their numbers. Every wait ends when
-the channel is closed, and wakes up by itself now and then, so that nothing depends on a signal that was missed.
+The threads of a stage finish batches in any order; `take` returns them in the order of their numbers. Closing the
+channel ends every wait. A waiting thread also wakes up every few seconds, in case a notification was missed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import threading
 import time
 from typing import Any
 
-_WAKE_UP = 2.0  # seconds; the longest any thread sleeps without looking around
+_WAKE_UP = 2.0  # seconds; the longest that a thread sleeps without checking again
 
 
-class Closed(Exception):
-    """The channel was closed: the thread that waited has nothing left to do."""
+class ChannelClosed(Exception):
+    """The channel was closed while a thread waited on it: the thread should end."""
 
 
 class Channel:
-    """`put(index, item)` waits while `index` is `depth` or more ahead of what has been taken (None: never)."""
+    """`put(index, item)` waits while `index` is `depth` or more ahead of the next item to be taken (None: never)."""
 
     def __init__(self, depth: int | None) -> None:
         self._depth = depth
         self._items: dict[int, Any] = {}
-        self._next = 0  # the number of the item that is taken next
+        self._next = 0  # number of the next item to be taken
         self._num_taken = self._sum_waiting = self.most_waiting = 0
         self._closed = False
         # Re-entrant: a garbage collection inside the lock may run a finalizer that closes this very channel.
@@ -36,13 +36,13 @@ class Channel:
             while not self._closed and self._depth is not None and index >= self._next + self._depth:
                 self._left.wait(_WAKE_UP)
             if self._closed:
-                raise Closed
+                raise ChannelClosed
             self._items[index] = item
             if index == self._next:
                 self._arrived.notify()
 
     def take(self, timeout: float | None = None) -> tuple[int, Any]:
-        """The next item and its number; TimeoutError when there is none within `timeout` seconds."""
+        """The number of the next item, and the item. TimeoutError if it does not arrive within `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._arrived:
             while not self._closed and self._next not in self._items:
@@ -51,7 +51,7 @@ class Channel:
                     raise TimeoutError
                 self._arrived.wait(left)
             if self._closed:
-                raise Closed
+                raise ChannelClosed
             index = self._next
             self._num_taken += 1
             self._sum_waiting += len(self._items)
@@ -75,5 +75,5 @@ class Channel:
 
     @property
     def mean_waiting(self) -> float:
-        """How many there were, on average, each time one was taken."""
+        """The mean number of items in the channel when one was taken."""
         return self._sum_waiting / max(1, self._num_taken)

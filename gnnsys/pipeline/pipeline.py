@@ -1,7 +1,8 @@
-"""The loop that drives stages: batches go in where the schedule says and come out in the same order.
+"""The loop that drives stages: batches leave in the order in which the source gives them.
 
-The consumer feeds: each `next` tops up what is in flight from the source, in the caller's thread, then takes the next
-result. So the source may draw from the caller's generators, and nothing runs further ahead than the stages' depths.
+The caller's thread feeds the pipeline: each `next` first puts more batches from the source into the first stage, then
+takes the next result. So the source may use the caller's random generators, and no stage runs further ahead than its
+depth.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from gnnsys.pipeline.channel import Closed
+from gnnsys.pipeline.channel import ChannelClosed
 from gnnsys.pipeline.stage import Failure, OfThisProcess, Stage, StageCounters
-from gnnsys.pipeline.workers import Observer, Parcel, Run, Workers, total
+from gnnsys.pipeline.workers import Observer, Parcel, StageChain, Workers, total
 
 Source: TypeAlias = Callable[[int], Iterable[Any]]
-"""`source(position)` gives the batches from number `position` on, always the same: a schedule, possibly endless."""
+"""`source(position)` yields the batches from number `position` on, the same ones at every call; it may be endless."""
 
 
 class Pipeline:
     """An iterator over `source` passed through `stages`.
 
-    A stage's exception is raised by `next` in its batch's turn, with its own traceback, and closes the pipeline.
-    `close` (also on garbage collection and at exit) ends every thread. What `state_dict` says is what the consumer
-    has seen, whatever is in flight; loading it makes the next batch the one after.
+    If a stage raises, `next` raises the same exception when that batch would be delivered, and closes the pipeline.
+    `close` (also called on garbage collection and at exit) ends every thread. `state_dict` counts the batches that the
+    caller has received, not those in flight; after loading it, the next batch is the one after those.
 
     >>> squares = Pipeline(lambda start: range(start, 4), [Stage("square", lambda x: x * x, threads=2)])
     >>> list(squares)
@@ -48,11 +49,11 @@ class Pipeline:
         self._timeout = timeout
         self._position = position
         self._batches: Iterator[Parcel] | None = _parcels(source, position)
-        self._fed = self._taken = 0  # numbers of batches put in and taken out since the threads were started
+        self._fed = self._taken = 0  # batches put in and taken out since the threads started
         self._delivered = 0
         self._waited = 0.0
         groups, inline = _group(stages)
-        self._inline = Run(inline, None, bool(groups), observer)
+        self._inline = StageChain(inline, None, bool(groups), observer)
         self._window = sum(group[-1].threads + group[-1].depth for group in groups)
         self._workers = Workers(groups, inline[0] if inline else None, observer) if groups else None
         self.is_closed = False
@@ -96,9 +97,9 @@ class Pipeline:
             except TimeoutError:
                 message = f"batch {self._position} was not ready within timeout={self._timeout} s; {workers.backlog()}"
                 raise RuntimeError(message) from None
-            except Closed:
+            except ChannelClosed:
                 raise RuntimeError("the pipeline was closed while a batch was waited for") from None
-            except KeyboardInterrupt:  # the batch may have been taken already: what is in flight cannot be trusted
+            except KeyboardInterrupt:  # the batch may be lost: what is in flight cannot be trusted
                 self.close()
                 raise
             self._taken += 1
@@ -116,7 +117,7 @@ class Pipeline:
             except StopIteration:
                 self._batches = None
                 return
-            except Exception as error:  # surfaces after the batches before it
+            except Exception as error:  # raised after the batches before it
                 parcel, self._batches = Parcel(-1, Failure("source", error)), None
             self._workers.channels[0].put(self._fed, parcel)
             self._fed += 1
@@ -125,11 +126,11 @@ class Pipeline:
 
     @property
     def position(self) -> int:
-        """The number, in the source, of the batch that `next` returns."""
+        """The number of the batch that `next` returns, counted from the start of the source."""
         return self._position
 
     def seek(self, position: int, source: Source | None = None) -> None:
-        """Continues at `position` (of another source, if given) with the same threads; drops what is in flight."""
+        """Continues at `position`, of another source if given, with the same threads. Drops what is in flight."""
         if self.is_closed:
             raise RuntimeError("this pipeline was closed: make a new one")
         if source is not None:
@@ -149,7 +150,7 @@ class Pipeline:
     # -- counters and end --------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, StageCounters]:
-        """Per stage, in order, then `consumer`: what it got and how long it had to wait for it."""
+        """Counters of each stage, in order, then of `consumer`: batches delivered, seconds waited for them."""
         behind = [] if self._workers is None else self._workers.counters
         out = total([*behind, *self._inline.counters])
         if self._workers is not None:
@@ -175,7 +176,7 @@ def _parcels(source: Source, position: int) -> Iterator[Parcel]:
 
 
 def _group(stages: Sequence[Stage]) -> tuple[list[list[Stage]], list[Stage]]:
-    """Splits stages into runs that end with a threaded one, and the inline ones behind the last of them."""
+    """Splits stages into groups that each end with a threaded stage, and the inline stages after the last group."""
     groups: list[list[Stage]] = []
     inline: list[Stage] = []
     for stage in stages:

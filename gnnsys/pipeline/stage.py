@@ -1,6 +1,6 @@
 """A stage: one step of a batch's way, a callable that takes the batch and returns it.
 
-Stages know nothing of each other; what runs before, after and beside them is the pipeline's business.
+A stage does not know the others. The pipeline decides what runs before, after and beside it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 class Stage:
     """`run(batch) -> batch`, with its own threads and its own bound.
 
-    `threads`: how many run it at once. 0: no thread of its own, whoever takes its result runs it (the next stage's
-    thread, or the consumer behind the last stage). `depth`: how many finished batches may wait behind it; 0 is the
-    same as no threads. `native_threads`: what `torch.set_num_threads` is told in each thread. `setup(worker)` is
-    called once in each thread, with its number, before the first batch.
+    `threads`: how many threads run it. With 0 it is inline: the next stage's threads run it, or the consumer if it is
+    the last. `depth`: how many finished batches may wait behind it; 0 makes it inline too. `native_threads`: the value
+    for `torch.set_num_threads` in each thread. `setup(worker)` is called once in each thread, with the thread's number,
+    before the first batch.
 
-    `begin(batch) -> batch` is called before `run`, by the thread that brings the batch: a stage that waits for others
-    (a network) asks there and waits in `run`, so that all batches on their way to it have asked already. `counts()`
-    are totals of the stage's own, such as bytes, shown with its counters. `after` names the stage it follows, for
-    those who add stages to a loader.
+    `begin(batch) -> batch` is called before `run`, in the thread that brings the batch. A stage that waits for a
+    network sends its request in `begin` and waits in `run`, so that the requests of several batches overlap.
+    `counts()` returns totals of the stage's own, such as bytes, which are shown with its counters. `after` names the
+    stage to follow, for a stage that a user adds to a loader.
     """
 
     name: str
@@ -49,7 +49,10 @@ class Stage:
 
 
 class OfThisProcess:
-    """In whatever has threads: says so when that is to be sent to another process, before a lock of it would."""
+    """A member of objects that own threads. Pickling or copying such an object raises an error that says why.
+
+    Without it the error would be about a lock somewhere inside.
+    """
 
     def __init__(self, owner: str) -> None:
         self._owner = owner
@@ -66,7 +69,7 @@ class OfThisProcess:
 
 @dataclass
 class StageCounters:
-    """Where a stage's time went, summed over its threads (seconds), and how many batches wait behind it."""
+    """Where a stage's time went, in seconds summed over its threads, and how many finished batches wait behind it."""
 
     batches: int = 0
     busy: float = 0.0  # inside run
@@ -88,7 +91,7 @@ class StageCounters:
 
 @dataclass(frozen=True)
 class Failure:
-    """Travels in the place of a batch whose stage raised, so that it surfaces in its turn."""
+    """Takes the place of a batch whose stage raised, so that the error is raised in the batch's turn."""
 
     stage: str
     error: BaseException
@@ -100,7 +103,7 @@ class Failure:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """PEP 678's note; Python 3.10 does not print notes, so there it joins the message."""
+    """Adds a note (PEP 678). Python 3.10 has no notes: there it becomes part of the message."""
     if hasattr(error, "add_note"):
         error.add_note(note)
     elif len(error.args) == 1 and isinstance(error.args[0], str):

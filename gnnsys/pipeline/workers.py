@@ -1,7 +1,7 @@
 """The threads of a pipeline and the channels between them.
 
-Held by the pipeline and by the threads themselves, and holding neither the pipeline nor its source: so that a pipeline
-nobody refers to is collected, and its finalizer ends the threads.
+The pipeline and the threads refer to `Workers`; it refers to neither the pipeline nor its source. So a pipeline that
+nobody refers to is garbage collected, and its finalizer ends the threads.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from gnnsys.pipeline.channel import Channel, Closed
+from gnnsys.pipeline.channel import Channel, ChannelClosed
 from gnnsys.pipeline.stage import Failure, Stage, StageCounters
 
 _JOIN_SECONDS = 10.0
 
 Observer: TypeAlias = Callable[[int, str, float, float], None]
-"""`observer(position, stage, began, ended)`: told of every piece of work on a batch, in the thread that did it."""
+"""`observer(position, stage, began, ended)` is called after each piece of work on a batch, in its thread."""
 
 
 class Parcel(NamedTuple):
-    """A batch on its way, or the Failure of one, with its number in the source."""
+    """A batch (or the Failure that took its place) with its number in the source."""
 
     position: int
     item: Any
 
 
-class Run:
-    """Stages that share a thread, as that thread runs them; `then` is the stage that the batch is brought to next.
+class StageChain:
+    """Consecutive stages that one thread runs, and then the `begin` of the stage `then` that follows them.
 
-    The first stage's `begin` has been called already if another thread brought the batch (`is_begun`).
+    `is_begun`: the `begin` of the first stage was called by the thread that brought the batch.
     """
 
     def __init__(self, stages: Sequence[Stage], then: Stage | None, is_begun: bool, observer: Observer | None) -> None:
@@ -48,7 +48,7 @@ class Run:
             self.counters.append(self._then)
 
     def __call__(self, parcel: Parcel) -> Parcel:
-        """The batch as the stages leave it, or the Failure of the first that raised."""
+        """The batch after all stages, or the Failure of the first stage that raised."""
         position, item = parcel
         for number, (stage, counter) in enumerate(self._stages):
             if stage.begin is not None and not (number == 0 and self._is_begun):
@@ -94,37 +94,38 @@ def total(counters: Sequence[tuple[Stage, StageCounters]]) -> dict[str, StageCou
 
 
 class Workers:
-    """One group of threads per stage that has threads; inline stages before it are run by its threads."""
+    """Threads for each group of stages: one stage with threads, and the inline stages before it, which they run too."""
 
     def __init__(
         self, groups: Sequence[Sequence[Stage]], then: Stage | None = None, observer: Observer | None = None
     ) -> None:
-        self.first_live = 0  # batches with a smaller number were abandoned: passed on without work
+        self.first_live = 0  # batches with a smaller number were dropped by `seek`: passed on without work
         self.channels = [Channel(None), *(Channel(group[-1].depth) for group in groups)]
         self._groups = groups
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
-        self._runs: list[Run] = []
+        self._chains: list[StageChain] = []
         started = threading.Semaphore(0)
         for number, group in enumerate(groups):
             following = groups[number + 1][0] if number + 1 < len(groups) else then
             for worker in range(group[-1].threads):
-                run = Run(group, following, number > 0, observer)
-                self._runs.append(run)
+                chain = StageChain(group, following, number > 0, observer)
+                self._chains.append(chain)
                 name = f"gnnsys-{group[-1].name}-{worker}"
-                args = (group[-1], run, number, worker, started)
+                args = (group[-1], chain, number, worker, started)
                 self._threads.append(threading.Thread(target=self._work, args=args, name=name, daemon=True))
         native_threads = torch.get_num_threads()
         for thread in self._threads:
             thread.start()
         for _ in self._threads:
             started.acquire(timeout=_JOIN_SECONDS)
-        # A thread takes torch's process-wide count the first time it asks, and set_num_threads changes that count too:
-        # the stages asked before they set theirs, and what held here is put back for threads to come.
+        # set_num_threads in a stage's thread also changes torch's process-wide count, which later threads start with.
+        # So the count of before is restored here. The stages keep theirs: a thread reads the process-wide count only
+        # once, and `_set_up` has made each of them read it.
         torch.set_num_threads(native_threads)
 
-    def _work(self, stage: Stage, run: Run, number: int, worker: int, started: threading.Semaphore) -> None:
-        counter = next(counter for of, counter in run.counters if of is stage)
+    def _work(self, stage: Stage, chain: StageChain, number: int, worker: int, started: threading.Semaphore) -> None:
+        counter = next(counter for of, counter in chain.counters if of is stage)
         inbound, outbound = self.channels[number], self.channels[number + 1]
         broken = self._set_up(stage, worker)
         started.release()
@@ -137,12 +138,12 @@ class Workers:
                 if index < self.first_live:
                     parcel = Parcel(-1, None)
                 elif not isinstance(parcel.item, Failure):
-                    parcel = run(parcel) if broken is None else Parcel(parcel.position, broken)
+                    parcel = chain(parcel) if broken is None else Parcel(parcel.position, broken)
                 began = time.perf_counter()
                 outbound.put(index, parcel)
                 counter.blocked += time.perf_counter() - began
-                parcel = None  # a batch must not live on because its thread waits for the next one
-        except Closed:
+                parcel = None  # do not keep a batch alive while waiting for the next
+        except ChannelClosed:
             return
 
     def _set_up(self, stage: Stage, worker: int) -> Failure | None:
@@ -157,10 +158,10 @@ class Workers:
 
     @property
     def counters(self) -> list[tuple[Stage, StageCounters]]:
-        return [counter for run in self._runs for counter in run.counters]
+        return [counter for chain in self._chains for counter in chain.counters]
 
     def add_waiting(self, counters: dict[str, StageCounters]) -> None:
-        """How many finished batches wait behind each stage that has threads."""
+        """Adds how many finished batches wait behind each stage that has threads."""
         for group, channel in zip(self._groups, self.channels[1:], strict=True):
             counter = counters[group[-1].name]
             counter.waiting = len(channel)
@@ -168,20 +169,20 @@ class Workers:
             counter.waiting_mean = channel.mean_waiting
 
     def backlog(self) -> str:
-        """Who holds what up, for the message of a timeout: the first stage with nothing behind it."""
+        """Finished batches per stage, for the message of a timeout: the first stage with none is the slow one."""
         waiting = ", ".join(
             f"{group[-1].name}: {len(channel)}" for group, channel in zip(self._groups, self.channels[1:], strict=True)
         )
         return f"finished batches per stage {{{waiting}}}"
 
     def close(self) -> None:
-        """Ends every thread once its current call returns; also called by the finalizer and at exit."""
+        """Ends every thread after its current call. The finalizer calls it too, and so does exit."""
         if os.getpid() != self._pid:
-            return  # a forked child has none of the threads
+            return  # a forked child has no threads
         for channel in self.channels:
             channel.close()
         if threading.current_thread() in self._threads:
-            return  # a collection inside a stage: this thread cannot wait for itself, all end on their own
+            return  # called by the garbage collector inside a stage: a thread cannot join itself
         deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

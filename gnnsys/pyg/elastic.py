@@ -18,7 +18,7 @@ from gnnsys.pyg.sampler import draw_seed
 from gnnsys.seeds import Leftover
 
 if TYPE_CHECKING:
-    from gnnsys.pyg.threaded import ThreadedLoader
+    from gnnsys.pyg.threaded_loader import ThreadedLoader
 
 
 def deal_states(loader: ThreadedLoader, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

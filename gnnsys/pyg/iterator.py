@@ -22,13 +22,13 @@ from gnnsys.pyg.sampler import draw_seed
 from gnnsys.sampling import SampleKey
 
 if TYPE_CHECKING:
-    from gnnsys.pyg.threaded import ThreadedLoader
+    from gnnsys.pyg.threaded_loader import ThreadedLoader
 
 
 REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines and no workers were asked for
 
 
-class Request(NamedTuple):
+class BatchRequest(NamedTuple):
     """One batch to be: the inputs that torch's sampler chose, and the key of everything random in it."""
 
     index: Any
@@ -124,9 +124,9 @@ class Epoch:
             if loader.seed is None:
                 self.seed = first_seed(loader, state)
 
-    def requests(self, position: int) -> Iterator[Request]:
+    def requests(self, position: int) -> Iterator[BatchRequest]:
         for number, index in enumerate(self._batches, start=position):
-            yield Request(index, SampleKey(self.seed, self._epoch, number))
+            yield BatchRequest(index, SampleKey(self.seed, self._epoch, number))
 
     def state(self) -> dict[str, Any]:
         state = {"epoch": self.number, "batch": self.seen, "generator": self.generator_state}

@@ -23,7 +23,7 @@ from gnnsys.sampling import AnyGraph
 from gnnsys.store import ReadContext, RowBuffers, TensorSource
 
 
-class Join:
+class DataJoin:
     """Callable on SamplerOutput and HeteroSamplerOutput; `edge` in them must count in the user's edge order."""
 
     def __init__(

@@ -1,7 +1,7 @@
 """PyG's NeighborLoader and LinkNeighborLoader, sampled by our kernels and run by our pipeline.
 
 They are subclasses of PyG's own, so `isinstance` and whatever reads a loader's attributes keep working; what changes is
-who samples (`NeighborSampler`), who gathers (`Join`) and that workers are threads.
+who samples (`NeighborSampler`), who gathers (`DataJoin`) and that workers are threads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gnnsys.pyg.join import describe
 from gnnsys.pyg.parts import LinkInputs, resolve_input_nodes, resolve_links
 from gnnsys.pyg.sampler import NeighborSampler
 from gnnsys.pyg.stores import graph_of, stores
-from gnnsys.pyg.threaded import Output, ThreadedLoader
+from gnnsys.pyg.threaded_loader import Output, ThreadedLoader
 from gnnsys.sampling import SampleKey
 
 

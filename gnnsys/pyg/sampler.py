@@ -32,7 +32,7 @@ from gnnsys.loader import (
     supervision_edges,
 )
 from gnnsys.loader import NegativeSampling as Negatives
-from gnnsys.pyg.structure import Structure, read_structure
+from gnnsys.pyg.structure import PygStructure, read_structure
 from gnnsys.sampling import AnyGraph, Sample, SampleKey
 from gnnsys.sampling import NeighborSampler as Sampler
 
@@ -82,7 +82,7 @@ class NeighborSampler(BaseSampler):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
         if time_attr is not None and weight_attr is not None:
             raise ValueError("weight_attr does not go with time_attr: biased temporal sampling is not defined")
-        self._structure: Structure = read_structure(data, time_attr, weight_attr, is_sorted)
+        self._structure: PygStructure = read_structure(data, time_attr, weight_attr, is_sorted)
         self.subgraph_type = SubgraphType(subgraph_type)
         self.replace = replace
         self.temporal_strategy: Any = temporal_strategy

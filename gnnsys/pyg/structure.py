@@ -23,7 +23,7 @@ from gnnsys.sampling import AnyGraph, DistGraph
 
 
 @dataclass
-class Structure:
+class PygStructure:
     """A Graph to sample from, and what PyG's outputs need to know about where it came from."""
 
     graph: AnyGraph
@@ -34,7 +34,7 @@ class Structure:
     edge_time: dict[EdgeType, Any] | None = None
 
 
-def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> Structure:
+def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> PygStructure:
     """ValueError (NotImplementedError where PyG has one) for what cannot be sampled from."""
     parted = graph_of(data)
     if parted is not None:
@@ -53,7 +53,7 @@ def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is
     else:
         graph, dtype = _read_hetero(data, is_sorted)
         stores, node_stores = data.edge_items(), data.node_items()
-    structure = Structure(graph, kind == DataType.heterogeneous, dtype, time_attr)
+    structure = PygStructure(graph, kind == DataType.heterogeneous, dtype, time_attr)
     if weight_attr is not None:
         _read_weight(graph, stores, weight_attr)
     if time_attr is not None:
@@ -65,9 +65,9 @@ def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is
     return structure
 
 
-def _read_parts(graph: DistGraph, time_attr: str | None, weight_attr: str | None) -> Structure:
+def _read_parts(graph: DistGraph, time_attr: str | None, weight_attr: str | None) -> PygStructure:
     """Nothing is read: whoever has a part samples from it, by the weights and times that lie beside its edges."""
-    structure = Structure(graph, not graph.is_homogeneous, torch.int64, time_attr)
+    structure = PygStructure(graph, not graph.is_homogeneous, torch.int64, time_attr)
     if weight_attr is not None:
         missing = [t for t in graph.edge_types if weight_attr not in graph.edge_data[t]]
         if missing:
@@ -92,7 +92,7 @@ def _check_time_level(name: str, node_time: dict[NodeType, Any], edge_time: dict
             raise ValueError(f"time_attr={name!r} must hold integers, such as seconds, got {time.dtype}")
 
 
-def _set_time(structure: Structure, node_time: dict[NodeType, Tensor], edge_time: dict[EdgeType, Tensor]) -> None:
+def _set_time(structure: PygStructure, node_time: dict[NodeType, Tensor], edge_time: dict[EdgeType, Tensor]) -> None:
     name = structure.time_attr
     assert name is not None and isinstance(structure.graph, Graph)
     _check_time_level(name, node_time, edge_time)
@@ -152,7 +152,7 @@ def _read_edges(store: Any, size: tuple[int, int], is_sorted: bool, name: str) -
 # -- (FeatureStore, GraphStore) ----------------------------------------------------------------------------------------
 
 
-def _read_remote(features: FeatureStore, edges: GraphStore, time_attr: str | None) -> Structure:
+def _read_remote(features: FeatureStore, edges: GraphStore, time_attr: str | None) -> PygStructure:
     attrs = edges.get_all_edge_attrs()
     if not attrs:
         raise ValueError("the GraphStore holds no edges: put_edge_index first")
@@ -164,7 +164,7 @@ def _read_remote(features: FeatureStore, edges: GraphStore, time_attr: str | Non
     if None in by_type:
         size = max(by_type[None].size)
         csc, dtype = _read_remote_edges(edges, by_type[None], (size, size))
-        structure = Structure(Graph({NODE: size}, {EDGE: csc}), False, dtype, time_attr)
+        structure = PygStructure(Graph({NODE: size}, {EDGE: csc}), False, dtype, time_attr)
     else:
         structure = _read_remote_hetero(features, edges, {attr.edge_type: by_type[attr.edge_type] for attr in attrs})
         structure.time_attr = time_attr
@@ -176,7 +176,7 @@ def _read_remote(features: FeatureStore, edges: GraphStore, time_attr: str | Non
 _LAYOUT_ORDER = [EdgeLayout.CSR, EdgeLayout.COO, EdgeLayout.CSC]  # the last one of a type wins: the least work
 
 
-def _read_remote_hetero(features: FeatureStore, edges: GraphStore, attrs: dict[EdgeType, Any]) -> Structure:
+def _read_remote_hetero(features: FeatureStore, edges: GraphStore, attrs: dict[EdgeType, Any]) -> PygStructure:
     ends = [end for edge_type in attrs for end in (edge_type[0], edge_type[2])]
     groups = [a.group_name for a in features.get_all_tensor_attrs() if isinstance(a.group_name, str)]
     num_nodes = {t: remote_backend_utils.num_nodes(features, edges, t) for t in dict.fromkeys(ends + groups)}
@@ -185,7 +185,7 @@ def _read_remote_hetero(features: FeatureStore, edges: GraphStore, attrs: dict[E
         size = num_nodes[edge_type[0]], num_nodes[edge_type[2]]
         csc[edge_type], dtype = _read_remote_edges(edges, attr, size)
         dtypes.add(dtype)
-    return Structure(Graph(num_nodes, csc), True, torch.int32 if dtypes == {torch.int32} else torch.int64)
+    return PygStructure(Graph(num_nodes, csc), True, torch.int32 if dtypes == {torch.int32} else torch.int64)
 
 
 def _read_remote_edges(edges: GraphStore, attr: Any, size: tuple[int, int]) -> tuple[CSC, torch.dtype]:
@@ -201,7 +201,7 @@ def _read_remote_edges(edges: GraphStore, attr: Any, size: tuple[int, int]) -> t
 
 
 def _remote_time(
-    features: FeatureStore, structure: Structure, time_attr: str
+    features: FeatureStore, structure: PygStructure, time_attr: str
 ) -> tuple[dict[NodeType, Tensor], dict[EdgeType, Tensor]]:
     node_time, edge_time = {}, {}
     for attr in features.get_all_tensor_attrs():

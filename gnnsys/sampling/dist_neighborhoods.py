@@ -17,9 +17,9 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, Neighbors, PartedCSC, Piece, gather_rows, sample_parts, stitch
+from gnnsys.ops import CSC, Neighbors, PartedCSC, PartNeighbors, gather_rows, sample_parts, stitch_neighbors
 from gnnsys.partition import id_dtype
-from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays
+from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec
@@ -160,7 +160,7 @@ class _Seeds:
 class _Answers:
     """What has come of one request."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[PartNeighbors] = field(default_factory=list)
     segments: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -211,7 +211,7 @@ class _Plan:
         ends = torch.searchsorted(request.exclude, bounds).tolist()
         return [request.exclude[ends[p] : ends[p + 1]] - int(bounds[p]) for p in parts]
 
-    def take(self, parts: Sequence[int], answers: Iterable[Answer]) -> None:
+    def take(self, parts: Sequence[int], answers: Iterable[HopAnswer]) -> None:
         """Keeps what some of `parts`, those that were asked together, have answered."""
         for answer in answers:
             if not (0 <= answer.draw < len(self._drawn) and 0 <= answer.part < len(parts)):
@@ -230,7 +230,7 @@ class _Plan:
             (counts, ids, edges), indptr = answers.pieces[0], order.new_zeros(order.numel() + 1)
             torch.cumsum(counts, 0, out=indptr[1:])
             return Neighbors(indptr, ids.to(dtype), edges.long())
-        return stitch(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
+        return stitch_neighbors(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
 
 
 def _group_seeds(request: HopRequest, owners: Owners) -> _Seeds:

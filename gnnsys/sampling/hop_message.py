@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops import Piece
+from gnnsys.ops import PartNeighbors
 
 _FORMAT = 1
 _REPLACE, _LAST = 1, 2
@@ -96,29 +96,29 @@ class PartsRequest:
         return cls(view, parts, slots, draws, bool(flags & _REPLACE), bool(flags & _LAST), requester, mask_version)
 
 
-class Answer(NamedTuple):
+class HopAnswer(NamedTuple):
     """In-edges of `size` seeds of a draw, from seed `first` of the draw's part `part` (a place in the request) on."""
 
     draw: int
     part: int
     first: int
     size: int
-    piece: Piece
+    piece: PartNeighbors
 
 
-def answers_to_arrays(answers: Sequence[Answer]) -> list[Tensor]:
+def answers_to_arrays(answers: Sequence[HopAnswer]) -> list[Tensor]:
     head = [number for answer in answers for number in answer[:4]]
     return [torch.tensor(head, dtype=torch.int64, device="cpu"), *(rows for answer in answers for rows in answer.piece)]
 
 
-def answers_from_arrays(arrays: Sequence[Tensor]) -> Iterator[Answer]:
+def answers_from_arrays(arrays: Sequence[Tensor]) -> Iterator[HopAnswer]:
     rest = _Arrays(arrays)
     head = rest.take("head", torch.int64)
     if head.numel() % 4:
         raise ValueError(f"a hop's answer must have four numbers per piece, got {head.numel()} in all")
     for draw, part, first, size in head.view(-1, 4).tolist():
         counts = rest.take("counts", torch.int32, size)
-        yield Answer(draw, part, first, size, Piece(counts, rest.take("ids"), rest.take("edges")))
+        yield HopAnswer(draw, part, first, size, PartNeighbors(counts, rest.take("ids"), rest.take("edges")))
     rest.finish()
 
 

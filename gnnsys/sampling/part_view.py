@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, PartedCSC, Piece, gather_rows, name_neighbors, native, sample_neighbors
+from gnnsys.ops import CSC, PartedCSC, PartNeighbors, gather_rows, name_neighbors, native, sample_neighbors
 from gnnsys.partition import Part, Parts, id_dtype
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.sources import (
@@ -108,7 +108,7 @@ class PartView:
         exclude: Tensor | None,
         tree: Tensor | None,
         seed_time: Tensor | None,
-    ) -> Piece:
+    ) -> PartNeighbors:
         """Up to `fanout` in-edges of each seed, drawn by its original id. `exclude`: positions of this view."""
         source, part = self._sources[edge_type], self.part
         src, _, dst = edge_type

@@ -15,7 +15,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import PartedCSC
 from gnnsys.partition import Parts
-from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest
+from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources, whole_csc
 
 _SEEDS_PER_PIECE = 1 << 14
@@ -88,14 +88,14 @@ class PartViews:
             raise ValueError(f"edge type must be in [0, {len(edge_types)}), got {index}")
         return edge_types[index]
 
-    def sample(self, request: PartsRequest) -> Iterator[Answer]:
+    def sample(self, request: PartsRequest) -> Iterator[HopAnswer]:
         """Answers a hop piece by piece: a piece is of one draw and one part."""
         for number, draw in enumerate(request.draws):
             for place in range(len(request.parts)):
                 if request.slots[draw.slot].counts[place]:
                     yield from self._sample(request, number, draw, place)
 
-    def _sample(self, request: PartsRequest, number: int, draw: Draw, place: int) -> Iterator[Answer]:
+    def _sample(self, request: PartsRequest, number: int, draw: Draw, place: int) -> Iterator[HopAnswer]:
         view, edge_type = self.view(request.view, request.parts[place]), self.edge_type(draw.edge_type)
         seeds, tree, seed_time = request.slots[draw.slot].of_part(place)
         step = _SEEDS_PER_PIECE if draw.fanout >= 0 else _SEEDS_PER_PIECE_OF_ALL
@@ -112,7 +112,7 @@ class PartViews:
                 tree=None if tree is None else tree[chosen],
                 seed_time=None if seed_time is None else seed_time[chosen],
             )
-            yield Answer(number, place, first, end - first, piece)
+            yield HopAnswer(number, place, first, end - first, piece)
 
 
 def _pieces(work: Tensor | int, num_seeds: int, step: int) -> Iterator[tuple[int, int]]:

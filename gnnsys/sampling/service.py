@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
-from gnnsys.sampling.hop_message import Answer, PartsRequest, answers_to_arrays
+from gnnsys.sampling.hop_message import HopAnswer, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.part_view import ViewSpec
 from gnnsys.sampling.part_views import PartViews
@@ -63,7 +63,7 @@ class GraphService:
         return self._chunks(PartsRequest.from_arrays(request.arrays))
 
     def _chunks(self, request: PartsRequest) -> Iterator[Reply]:
-        ready: list[Answer] = []
+        ready: list[HopAnswer] = []
         size = 0
         for answer in self.views.sample(request):
             ready.append(answer)

@@ -2,9 +2,11 @@
 
 from gnnsys.seeds.elastic import Ranks
 from gnnsys.seeds.input_nodes import InputNodes, check_alone, read_mask, resolve_nodes, type_with_mask
-from gnnsys.seeds.leftover import InputIds, Leftover, Recipe, deal, even_range, num_batches
+from gnnsys.seeds.leftover import InputIds, Leftover, ShareRecipe, deal, even_range, num_batches
 from gnnsys.seeds.shares import Share, assign_shares, owners
 from gnnsys.seeds.split import IdRange, Seeds, split
+
+Recipe = ShareRecipe  # the old name, kept for one version
 
 __all__ = [
     "IdRange",
@@ -15,6 +17,7 @@ __all__ = [
     "Recipe",
     "Seeds",
     "Share",
+    "ShareRecipe",
     "assign_shares",
     "check_alone",
     "deal",

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gnnsys.seeds.leftover import InputIds, Leftover, Recipe, deal, num_batches
+from gnnsys.seeds.leftover import InputIds, Leftover, ShareRecipe, deal, num_batches
 from gnnsys.seeds.shares import Share
 
 
@@ -24,7 +24,7 @@ class Ranks:
 
     def __init__(self, graph: Any, given: Any, inputs: InputIds | None, own_values: Sequence[str] = ()) -> None:
         recipe: Any = getattr(given, "recipe", None) if isinstance(given, Share) else None
-        self.recipe: Recipe | None = recipe if isinstance(recipe, Recipe) else None
+        self.recipe: ShareRecipe | None = recipe if isinstance(recipe, ShareRecipe) else None
         self.inputs = inputs
         self._refusal = None
         if not isinstance(given, Share):

@@ -24,7 +24,7 @@ class Segment(NamedTuple):
 
 
 @runtime_checkable
-class Recipe(Protocol):
+class ShareRecipe(Protocol):
     """How a share was made (`gnnsys.split`): enough to know the shares of other ranks. Seeds are numbered."""
 
     digest: str  # of what was split; the same on every rank
@@ -98,7 +98,7 @@ def even_range(batch: int, num_inputs: int, num_batches: int, batch_size: int) -
 # -- dealing -----------------------------------------------------------------------------------------------------------
 
 
-def deal(states: Sequence[Mapping[str, Any]], recipe: Recipe, shuffle: bool) -> Leftover:
+def deal(states: Sequence[Mapping[str, Any]], recipe: ShareRecipe, shuffle: bool) -> Leftover:
     """This rank's share of all that the ranks with these states have not consumed of their epoch.
 
     Shares are equal to one. The ranks of a machine fill theirs with what that machine owns, in order; what is then left
@@ -177,7 +177,7 @@ def _merge(segments: Iterable[Segment], origins: Sequence[range]) -> list[Segmen
 
 
 def _by_owner(
-    segments: Iterable[Segment], origins: Sequence[range], recipe: Recipe, shuffle: bool
+    segments: Iterable[Segment], origins: Sequence[range], recipe: ShareRecipe, shuffle: bool
 ) -> Iterator[tuple[int, Segment]]:
     """Segments by the machine that owns their seeds; -1 where nobody does."""
     for segment in segments:
@@ -241,7 +241,7 @@ class InputIds:
             return own.index_select(0, chosen) if isinstance(own, Tensor) else own[chosen]
         return self._taken[chosen - len(self.own)]
 
-    def take_over(self, leftover: Leftover | None, recipe: Recipe, order: Callable[[int], Tensor | None]) -> None:
+    def take_over(self, leftover: Leftover | None, recipe: ShareRecipe, order: Callable[[int], Tensor | None]) -> None:
         """`order(origin)` is the order of an origin's seeds, None for ascending.
 
         Without an order nothing is read but this rank's own segments, and ranges stay ranges. With one, the ids and the

@@ -79,7 +79,7 @@ class Seeds:
     type: NodeType | EdgeType
     largest: int
     total: int
-    recipe: Recipe | None = None
+    recipe: SplitRecipe | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.ids, IdRange):
@@ -97,7 +97,7 @@ class Seeds:
 
 
 @dataclass(eq=False)
-class Recipe:
+class SplitRecipe:
     """How a share was made: what was split, where it lies, among whom. Chosen ids are numbered in ascending order.
 
     It refers to what the user gave and holds no ids of its own.
@@ -166,7 +166,7 @@ def split(
     counts = chosen.counts()
     shares = assign_shares(counts, placement, _trainers(graph))
     mine = shares[placement.rank]
-    recipe = Recipe(graph, what, type, column, placement, counts, shares, _content(chosen))
+    recipe = SplitRecipe(graph, what, type, column, placement, counts, shares, _content(chosen))
     return Seeds(chosen.ids(mine.start, mine.stop), type, max(map(len, shares)), sum(counts), recipe)
 
 
@@ -198,7 +198,7 @@ class _Chosen(Protocol):
 
 
 @dataclass
-class _All:
+class _AllIds:
     offsets: Sequence[int]
 
     def counts(self) -> Sequence[int]:
@@ -280,7 +280,7 @@ def _choose(
     graph: Graph | DistGraph, what: What, type: NodeType | EdgeType, column: int | None, offsets: Sequence[int]
 ) -> _Chosen:
     if what is None:
-        return _All(offsets)
+        return _AllIds(offsets)
     if isinstance(what, str):
         name = _mask_name(graph, what, type)
         rows = _data_of(graph, type)[name]

@@ -132,7 +132,7 @@ class GraphServer:
         return Reply(options={**own, **opened, "silent": silent})
 
     def _silent_for(self, rank: int, incarnation: int) -> float:
-        return self.server.heard.silent_for(rank, incarnation)
+        return self.server.liveness.silent_for(rank, incarnation)
 
     def _stop(self, request: Request) -> Reply:
         self.stopped.set()

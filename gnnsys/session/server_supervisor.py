@@ -24,7 +24,7 @@ _WITHIN_SECONDS = 600.0
 _START_SECONDS = 120.0  # for a graph server to import torch on a busy machine
 
 
-class Lives:
+class ServerSupervisor:
     """The constructor starts the first process and returns at once; `order` has it listen, `close` ends what there is.
 
     `parts` is what the next life opens before it listens: (directory, numbers of parts), or None. There are at most

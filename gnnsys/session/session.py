@@ -28,7 +28,7 @@ from gnnsys.comm import (
     Group,
     Keys,
     Kind,
-    Place,
+    LaunchInfo,
     RendezvousError,
     agree_on_address,
     join,
@@ -36,8 +36,8 @@ from gnnsys.comm import (
 )
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
-from gnnsys.session.server_supervisor import Lives
-from gnnsys.session.torchrun_agent import Agent
+from gnnsys.session.server_supervisor import ServerSupervisor
+from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_reads
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def init(
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
-    agent = Agent.watch(lost_after)
+    agent = TorchrunAgent.watch(lost_after)
     try:
         group = join(join_timeout)
         group.timeout = timeout
@@ -134,7 +134,7 @@ def open(
     """
     session = session or current()
     if session is None:
-        if Place.from_environment() is not None:
+        if LaunchInfo.from_environment() is not None:
             raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
         session = init(process_group=False)
     return session.open(
@@ -155,8 +155,8 @@ class Session:
         self.lost_after = lost_after
         self.client: Client | None = None
         self.is_closed = False
-        self._agent: Agent | None = None  # torchrun's: this process ends with it
-        self._server: Lives | None = None
+        self._agent: TorchrunAgent | None = None  # torchrun's: this process ends with it
+        self._server: ServerSupervisor | None = None
         self._made_process_group = self._uses_process_group = False
         self._graphs: dict[str, DistGraph] = {}
         self._served: list[DistGraph] = []  # by servers of their own
@@ -298,7 +298,7 @@ class Session:
     def _begin_server(self) -> None:
         """Early: while it imports torch, the ranks meet and make their process group."""
         if self.world_size > 1 and self.group.is_leader:
-            self._server = Lives()
+            self._server = ServerSupervisor()
 
     def _order_server(self, threads: int, address: str, encrypt: bool) -> None:
         group = self.group

@@ -24,7 +24,7 @@ _MOST_SECONDS = 30.0  # that an agent gives a trainer to heed SIGTERM
 _LOOK_SECONDS = 1.0  # between looks, on kernels that tell nobody of a process's end
 
 
-class Agent:
+class TorchrunAgent:
     """The process that launched this one. `watch` has a thread wait for its end; `close` ends the thread.
 
     `told` is what the agent has told this process, `lost_after` the seconds within which this one then has ended too.
@@ -41,7 +41,7 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name="gnnsys-agent-watch", daemon=True)
 
     @classmethod
-    def watch(cls, lost_after: float) -> Agent | None:
+    def watch(cls, lost_after: float) -> TorchrunAgent | None:
         """Begins to watch the agent; None where torchrun has not launched this process, or where it cannot be found."""
         told = what_agents_tell()
         pid = find_agent(told)

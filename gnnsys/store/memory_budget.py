@@ -75,7 +75,7 @@ class MemoryBudget:
         return max(0, left)
 
     def promise(self, bytes: int, what: str) -> MemoryPromise:
-        """Sets memory aside for somebody who will allocate it. It ends by `close`, by `with`, or with whom it is kept for.
+        """Sets memory aside for somebody who will allocate it. It ends by `close`, by `with`, or with its owner.
 
         MemoryError where more is asked for than is left.
         """

@@ -5,12 +5,12 @@ import math
 import pytest
 
 from gnnsys.bench.dist.inputs import TWO_LEVEL, make_parts
-from gnnsys.bench.dist.job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import NON_STOP, SYNCHRONOUS, Phase
-from gnnsys.bench.dist.settings import QUICK, Settings
-from gnnsys.lab import Traffic, available
+from gnnsys.bench.dist.run_job import PhaseFigures, run_job
+from gnnsys.bench.dist.settings import QUICK, DistSettings
+from gnnsys.lab import HostTraffic, available
 
-TINY = Settings(
+TINY = DistSettings(
     num_nodes=3000,
     num_classes=4,
     num_features=256,
@@ -45,7 +45,7 @@ def test_the_phases_of_a_job_are_measured_at_their_rates(tmp_path):
 
 
 def test_the_busiest_direction_of_the_busiest_link_is_the_bound():
-    traffic = {1: Traffic(4_000_000, 1_000_000, 0, 0), 2: Traffic(2_000_000, 5_000_000, 0, 0)}
+    traffic = {1: HostTraffic(4_000_000, 1_000_000, 0, 0), 2: HostTraffic(2_000_000, 5_000_000, 0, 0)}
     rank = {"seconds": 8.0, "seeds": 100, "waited": 2.0}
     figures = PhaseFigures(Phase(name="p", epochs=2), traffic, {1: 1.0, 2: 1.0}, [rank, rank])
     assert figures.busiest_bytes == 2_500_000
@@ -55,7 +55,7 @@ def test_the_busiest_direction_of_the_busiest_link_is_the_bound():
 
 def test_settings_are_read_from_what_a_person_writes():
     texts = {"rates": "1gbit,50mbit", "cpu": "0.9", "fanouts": "5,3", "num_features": "64", "rate": "50mbit"}
-    settings = Settings.from_texts(texts, QUICK)
+    settings = DistSettings.from_texts(texts, QUICK)
     assert (settings.rates, settings.cpu, settings.fanouts) == (("1gbit", "50mbit"), 0.9, (5, 3))
     assert (settings.num_features, settings.rate, settings.batch_size) == (64, "50mbit", QUICK["batch_size"])
     assert settings.graph["num_features"] == 64
@@ -72,4 +72,4 @@ def test_settings_are_read_from_what_a_person_writes():
 )
 def test_a_setting_that_makes_no_sense_is_refused(texts, message):
     with pytest.raises(ValueError, match=message):
-        Settings.from_texts(texts, {})
+        DistSettings.from_texts(texts, {})

@@ -12,9 +12,9 @@ import torch
 from gnnsys.bench import (
     OURS,
     Case,
-    Options,
     Report,
     Side,
+    SuiteOptions,
     Versus,
     Workload,
     megabytes,
@@ -24,7 +24,7 @@ from gnnsys.bench import (
     score,
 )
 from gnnsys.bench.case import of_peer
-from gnnsys.bench.measure import Measured, Rounds, measure, peak_extra_bytes
+from gnnsys.bench.measure import Measured, RoundLimits, measure, peak_extra_bytes
 
 ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met", "reason"]
 
@@ -45,7 +45,7 @@ def row_of(samples: dict[str, float], *versus: Versus, **options):
 def test_sides_take_turns_after_one_warm_up_each():
     order: list[str] = []
     sides = {name: Side(lambda name=name: order.append(name)) for name in (OURS, "peer", "other")}
-    samples = measure(Case("turns", milliseconds(), lambda: sides, (), repeats=2), Rounds()).samples
+    samples = measure(Case("turns", milliseconds(), lambda: sides, (), repeats=2), RoundLimits()).samples
     assert order == [OURS, "peer", "other"] * 3
     assert {name: len(values) for name, values in samples.items()} == {OURS: 2, "peer": 2, "other": 2}
 
@@ -57,7 +57,7 @@ def test_each_side_runs_on_its_own_number_of_threads_and_the_old_number_comes_ba
         OURS: Side(lambda: seen.__setitem__("ours", torch.get_num_threads()), threads=2),
         "peer": Side(lambda: seen.__setitem__("peer", torch.get_num_threads()), threads=1),
     }
-    measure(Case("threads", milliseconds(), lambda: sides, (), repeats=1), Rounds())
+    measure(Case("threads", milliseconds(), lambda: sides, (), repeats=1), RoundLimits())
     assert seen == {"ours": 2, "peer": 1}
     assert torch.get_num_threads() == before
 
@@ -66,14 +66,14 @@ def test_a_side_that_takes_longer_gets_a_larger_figure():
     sides = {OURS: Side(lambda: None), "peer": Side(lambda: time.sleep(0.02))}
     report = Report("test", quick=False)
     case = Case("sleep", milliseconds(), lambda: sides, (Versus(("peer",), target=2.0),), repeats=3)
-    [row] = report.add(case, measure(case, Rounds()))
+    [row] = report.add(case, measure(case, RoundLimits()))
     assert row.peer is not None and 20 <= row.peer < 2000
     assert row.met is True
 
 
 def test_rounds_stop_when_the_time_is_spent():
     sides = {OURS: Side(lambda: time.sleep(0.01))}
-    measured = measure(Case("budget", milliseconds(), lambda: sides, ()), Rounds(least=2, most=1000, seconds=0.05))
+    measured = measure(Case("budget", milliseconds(), lambda: sides, ()), RoundLimits(least=2, most=1000, seconds=0.05))
     assert 2 <= len(measured.samples[OURS]) < 100
 
 
@@ -81,7 +81,7 @@ def test_results_that_differ_from_ours_stop_the_case():
     sides = {OURS: Side(lambda: torch.ones(3)), "peer": Side(lambda: torch.full((3,), 1.5))}
     case = Case("disagree", milliseconds(), lambda: sides, (), agree=1e-3, repeats=1)
     with pytest.raises(RuntimeError, match=r"peer and gnnsys are 0\.5 of the result apart"):
-        measure(case, Rounds())
+        measure(case, RoundLimits())
 
 
 def test_less_time_is_a_bigger_ratio():
@@ -97,7 +97,7 @@ def test_more_work_per_second_is_a_bigger_ratio():
 def test_a_score_is_what_a_side_returns_and_more_of_it_is_better():
     sides = {OURS: Side(lambda: 60.0), "peer": Side(lambda: 20.0), "bound": Side(lambda: 80.0)}
     case = Case("score", score("samples/s"), lambda: sides, (Versus(("peer", "bound"), pick="worst"),), repeats=1)
-    [row] = Report("test", quick=False).add(case, measure(case, Rounds()))
+    [row] = Report("test", quick=False).add(case, measure(case, RoundLimits()))
     assert (row.ours, row.peer_name, row.ratio) == (60.0, "peer", pytest.approx(3.0))
 
 
@@ -171,7 +171,7 @@ def test_a_peer_that_raises_is_a_row_with_the_reason_and_neither_a_miss_nor_a_wi
         versus = (Versus(("dgl",), target=1e9), Versus(("dgl", "pyg")), Versus(("pyg", "dgl"), pick="worst"))
         case = Case("attention", milliseconds(), lambda sides=sides: sides, versus, repeats=5)
         shown: list[str] = []
-        report = run_suite("test", [lambda _, case=case: iter([case])], Options(), show=shown.append)
+        report = run_suite("test", [lambda _, case=case: iter([case])], SuiteOptions(), show=shown.append)
         alone, best, bound = report.rows
         assert report.failures() == [] and alone.met is None
         assert (alone.ours is not None, alone.peer, alone.ratio) == (True, None, None)
@@ -187,13 +187,13 @@ def test_a_peer_that_cannot_be_built_is_a_reason_too():
         raise RuntimeError("no kernel for this processor")
 
     case = Case("built", milliseconds(), lambda: {OURS: Side(lambda: None), "peer": of_peer(make)}, (), repeats=1)
-    assert measure(case, Rounds()).refused == {"peer": "RuntimeError: no kernel for this processor"}
+    assert measure(case, RoundLimits()).refused == {"peer": "RuntimeError: no kernel for this processor"}
 
 
 def test_what_a_side_of_ours_raises_is_a_failure_though_it_stands_as_a_peer():
     sides = {OURS: Side(lambda: None), "one thread": Side(raising(RuntimeError("broken")))}
     with pytest.raises(RuntimeError, match="broken"):
-        measure(Case("ours", milliseconds(), lambda: sides, (Versus(("one thread",)),)), Rounds())
+        measure(Case("ours", milliseconds(), lambda: sides, (Versus(("one thread",)),)), RoundLimits())
 
 
 def test_quick_runs_judge_nothing():
@@ -214,25 +214,25 @@ def broken_case(work: Workload) -> Iterator[Case]:
 
 
 def test_only_selects_by_part_of_the_name():
-    report = run_suite("test", [two_cases], Options(only="two"), show=lambda line: None)
+    report = run_suite("test", [two_cases], SuiteOptions(only="two"), show=lambda line: None)
     assert [row.name for row in report.rows] == ["beta/two"]
-    report = run_suite("test", [two_cases], Options(only="beta|alpha"), show=lambda line: None)
+    report = run_suite("test", [two_cases], SuiteOptions(only="beta|alpha"), show=lambda line: None)
     assert [row.name for row in report.rows] == ["alpha/one", "beta/two"]
 
 
 def test_only_that_matches_nothing_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match="'delta' matches none of: alpha/one, beta/two"):
-        run_suite("test", [two_cases], Options(only="delta"), show=lambda line: None)
+        run_suite("test", [two_cases], SuiteOptions(only="delta"), show=lambda line: None)
 
 
 def test_a_case_that_raises_is_reported_and_the_others_still_run():
-    report = run_suite("test", [broken_case, two_cases], Options(), show=lambda line: None)
+    report = run_suite("test", [broken_case, two_cases], SuiteOptions(), show=lambda line: None)
     assert [row.name for row in report.rows] == ["gamma", "alpha/one", "beta/two"]
     assert [line.split(":")[:3] for line in report.failures()] == [["did not run", " gamma", " ZeroDivisionError"]]
 
 
 def test_the_json_has_the_rows_and_what_they_depend_on(tmp_path: Path):
-    report = run_suite("test", [two_cases], Options(), show=lambda line: None)
+    report = run_suite("test", [two_cases], SuiteOptions(), show=lambda line: None)
     report.write(tmp_path / "rows.json")
     written = json.loads((tmp_path / "rows.json").read_text())
     assert [list(row) for row in written["rows"]] == [ROW_FIELDS, ROW_FIELDS]
@@ -243,7 +243,7 @@ def test_the_json_has_the_rows_and_what_they_depend_on(tmp_path: Path):
 
 def test_every_row_is_shown_with_its_verdict():
     shown: list[str] = []
-    run_suite("test", [two_cases], Options(), show=shown.append)
+    run_suite("test", [two_cases], SuiteOptions(), show=shown.append)
     assert any(line.startswith("alpha/one") for line in shown)
     assert "bigger is better" in shown[-1]
 

@@ -9,16 +9,26 @@ import torch
 from gnnsys.bench import load_suite
 from gnnsys.bench.fullgraph.closure import make_closure
 from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_graph, make_parts
-from gnnsys.bench.fullgraph.job import Figures, run_job
-from gnnsys.bench.fullgraph.settings import QUICK, Settings
-from gnnsys.bench.fullgraph.variant import CALIBRATED, FULL, ONE_BIN, OURS, UNLIMITED, Group, Job, Variant, ablation
+from gnnsys.bench.fullgraph.run_job import VariantFigures, run_job
+from gnnsys.bench.fullgraph.settings import QUICK, FullGraphSettings
+from gnnsys.bench.fullgraph.variant import (
+    CALIBRATED,
+    FULL,
+    ONE_BIN,
+    OURS,
+    UNLIMITED,
+    Variant,
+    VariantGroup,
+    VariantJob,
+    ablation,
+)
 from gnnsys.bench.workload import Sizes, Workload
 from gnnsys.graph import Graph, load
 from gnnsys.graph.generate import sbm
 from gnnsys.lab import available
 from gnnsys.nn import GraphSAGE
 
-TINY = Settings(num_nodes=1000, num_classes=4, avg_degree=8, num_features=8, hidden=8, hosts=2, widths=(8,))
+TINY = FullGraphSettings(num_nodes=1000, num_classes=4, avg_degree=8, num_features=8, hidden=8, hosts=2, widths=(8,))
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
@@ -70,7 +80,7 @@ def test_figures_are_medians_over_epochs():
         turn(2.0, [100, 500], [400, 200], [150, 150]),
         turn(9.0, [100, 400], [300, 200], [150, 150]),
     ]
-    figures = Figures("g", "v", "8mbit", turns, turns[0], [{}, {}])
+    figures = VariantFigures("g", "v", "8mbit", turns, turns[0], [{}, {}])
     assert (figures.seconds, figures.busiest_bytes, figures.wire_bytes, figures.payload) == (3.0, 400, 500, 300)
     assert figures.link_seconds("8mbit") == pytest.approx(400e-6)
     assert figures.of_ranks("wait") == [0.5, 0.5]
@@ -92,10 +102,12 @@ def test_the_variants_are_those_of_the_paper():
 
 
 def test_a_job_is_read_as_it_was_written(tmp_path):
-    group = Group(name="g", variants=(Variant(name="a"), Variant(name="b", replicate=True)), rates=("1mbit",), epochs=2)
-    job = Job(graph="x", parts={OURS: "y"}, hidden=8, num_hosts=2, cpu=0.5, groups=(group,))
+    group = VariantGroup(
+        name="g", variants=(Variant(name="a"), Variant(name="b", replicate=True)), rates=("1mbit",), epochs=2
+    )
+    job = VariantJob(graph="x", parts={OURS: "y"}, hidden=8, num_hosts=2, cpu=0.5, groups=(group,))
     job.save(tmp_path)
-    assert Job.load(tmp_path) == job
+    assert VariantJob.load(tmp_path) == job
 
 
 def test_every_promise_has_its_target():
@@ -123,7 +135,7 @@ def test_every_promise_has_its_target():
 )
 def test_a_setting_that_makes_no_sense_is_refused(texts, message):
     with pytest.raises(ValueError, match=message):
-        Settings.from_texts(texts, QUICK)
+        FullGraphSettings.from_texts(texts, QUICK)
 
 
 @pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -131,9 +143,11 @@ def test_a_job_in_the_lab_trains_alike_by_every_variant_and_counts_its_bytes(tmp
     full = Variant(name=FULL, num_layers=2, num_features=8, num_bins=3)
     variants = [v for v in ablation(full) if v.name in (ONE_BIN, FULL)]
     variants.append(Variant(name="replicated", num_layers=2, num_features=8, replicate=True))
-    group = Group(name="g", variants=tuple(variants), rates=(UNLIMITED, CALIBRATED), epochs=2)
+    group = VariantGroup(name="g", variants=tuple(variants), rates=(UNLIMITED, CALIBRATED), epochs=2)
     path, parts = make_graph(tmp_path, TINY), make_parts(tmp_path, TINY, OURS, 2)
-    job = Job(graph=str(path), parts={OURS: str(parts)}, hidden=TINY.hidden, num_hosts=2, cpu=0.9, groups=(group,))
+    job = VariantJob(
+        graph=str(path), parts={OURS: str(parts)}, hidden=TINY.hidden, num_hosts=2, cpu=0.9, groups=(group,)
+    )
     found = run_job(tmp_path / "job", job, timeout=120)  # fails where losses differ
     assert set(found) == {("g", v.name, rate) for v in variants for rate in (UNLIMITED, CALIBRATED)}
     graph = load(path)

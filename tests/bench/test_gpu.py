@@ -10,7 +10,7 @@ import torch
 
 from gnnsys.bench import OURS, Case, Report, Side, Workload, load_suite, milliseconds
 from gnnsys.bench.gpu.inputs import copies, graph_sizes, large_graph
-from gnnsys.bench.measure import Rounds, clock, device_seconds_of, measure, seconds_of, synced_seconds_of
+from gnnsys.bench.measure import RoundLimits, clock, device_seconds_of, measure, seconds_of, synced_seconds_of
 from gnnsys.bench.workload import FULL, Sizes
 from gnnsys.cli.main import main
 
@@ -51,7 +51,7 @@ def ended():
 def test_a_case_runs_and_fills_its_rows(name: str):
     case = CASES[name]
     report = Report("gpu", quick=True)
-    measured = measure(case, Rounds(least=1, most=1))
+    measured = measure(case, RoundLimits(least=1, most=1))
     rows = report.add(case, measured)
     missing = {*(case.missing or {}), *measured.refused}
     for row, versus in zip(rows, case.versus, strict=True):
@@ -140,7 +140,7 @@ def test_a_cases_memory_is_given_back():
         rows = torch.ones(1 << 28, device="cuda")
         return {OURS: Side(lambda: rows.sum(), clock="device")}
 
-    measure(Case("memory", milliseconds(), sides, (), repeats=1), Rounds())
+    measure(Case("memory", milliseconds(), sides, (), repeats=1), RoundLimits())
     assert torch.cuda.memory_reserved() <= before
 
 

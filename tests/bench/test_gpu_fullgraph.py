@@ -15,7 +15,7 @@ from gnnsys.bench.gpu import fullgraph
 from gnnsys.bench.gpu.fullgraph import PYG_MESSAGES, bytes_moved
 from gnnsys.bench.gpu.fullgraph_sides import AGREE, NUM_CHECKED, Epoch, Widths, agreeing, by_hand, ours, widths_of
 from gnnsys.bench.gpu.inputs import GraphSize, graph_sizes
-from gnnsys.bench.measure import Rounds, measure
+from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.workload import Sizes
 
 FIRST = 3.85
@@ -134,7 +134,7 @@ def test_a_peer_out_of_memory_leaves_its_row_empty_and_ours_full(work: Workload,
     monkeypatch.setattr(fullgraph, "pyg_with_messages", none_left)
     (case,) = (case for case in fullgraph.epoch(work) if case.name == "fullgraph/beside messages")
     report = Report("gpu", quick=False)
-    (row,) = report.add(case, measure(case, Rounds(least=1, most=1)))
+    (row,) = report.add(case, measure(case, RoundLimits(least=1, most=1)))
     assert row.ours is not None and row.ours > 0 and row.ratio is None
     assert report.refused == {"fullgraph/beside messages": {PYG_MESSAGES: "out of memory: none left"}}
     assert report.failures() == []

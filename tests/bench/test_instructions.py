@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gnnsys.bench.instructions import STEPPED, TIMED, Counter
-from gnnsys.bench.store.trust import Traffic, checked, trusting
+from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
 
 CANNOT_STEP = 77
 
@@ -108,7 +108,7 @@ def test_a_machine_that_cannot_count_takes_the_time():
 
 
 def test_what_is_checked_can_be_done_without_checks_too():
-    traffic = Traffic(20_000, 128)
+    traffic = PullMessages(20_000, 128)
     assert traffic.num_chunks == 3
     for make in (checked, trusting):
         call = make(traffic)

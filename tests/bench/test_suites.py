@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gnnsys.bench import SUITES, Case, Report, Workload, load_suite
-from gnnsys.bench.measure import Rounds, measure
+from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.workload import Sizes
 from tests.support.processes import processes
 
@@ -74,7 +74,7 @@ OUR_MISTAKES = ("AssertionError", "AttributeError", "ImportError", "KeyError", "
 def test_a_case_runs_and_fills_its_rows(case: Case):
     """A peer that is not here or cannot do the work (DGL's attention on x86-64) is a row that says so."""
     report = Report("test", quick=True)
-    measured = measure(case, Rounds(least=1, most=1))
+    measured = measure(case, RoundLimits(least=1, most=1))
     rows = report.add(case, measured)
     without = {*(case.missing or {}), *measured.refused}
     for row, versus in zip(rows, case.versus, strict=True):

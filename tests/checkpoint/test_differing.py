@@ -13,8 +13,8 @@ from torch import nn
 
 import gnnsys
 from gnnsys.checkpoint import folder as folders
-from gnnsys.checkpoint.comparing import differing, digest_states, merged
-from gnnsys.checkpoint.copying import same
+from gnnsys.checkpoint.rank_differences import differing, digest_states, merged
+from gnnsys.checkpoint.snapshot import same
 from gnnsys.session import Session
 from tests.checkpoint.groups import on_ranks
 

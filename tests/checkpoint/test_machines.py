@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.checkpoint import exchange
-from gnnsys.checkpoint.owner import Owner
+from gnnsys.checkpoint import missing_files
+from gnnsys.checkpoint.folder_lock import FolderLock
 from gnnsys.checkpoint.restore import restore
 from gnnsys.checkpoint.states import States
 from gnnsys.store import Shard, Store
 from tests.checkpoint.groups import on_ranks
 from tests.store.cluster import cluster
 
-PIECE = 2 * exchange._ROW
+PIECE = 2 * missing_files._ROW
 SIZES = {"dense.pt": 3 * PIECE + 5000, "rank-1.pt": 10, "originals/0.npy": 2 * PIECE, "rank-0.pt": 0}
 HOLDERS = {"dense.pt": [0], "rank-1.pt": [1], "originals/0.npy": [1], "rank-0.pt": [0]}
 
@@ -25,7 +25,7 @@ HOLDERS = {"dense.pt": [0], "rank-1.pt": [1], "originals/0.npy": [1], "rank-0.pt
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
     """Runs an exchange between two machines: what each rank got, and what the shards have left."""
-    monkeypatch.setattr(exchange, "_PIECE_ROWS", 2)
+    monkeypatch.setattr(missing_files, "_PIECE_ROWS", 2)
     content = {
         file: torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes() for file, size in SIZES.items()
     }
@@ -43,7 +43,7 @@ def sent(tmp_path, monkeypatch):
     def run():
         def body(group):
             here, inbox = tmp_path / str(group.rank), tmp_path / f"inbox-{group.rank}"
-            exchange.exchange(group, c.stores[group.rank], here, inbox, list(SIZES), HOLDERS, entries)
+            missing_files.exchange(group, c.stores[group.rank], here, inbox, list(SIZES), HOLDERS, entries)
             return {
                 path.relative_to(inbox).as_posix(): path.read_bytes() for path in inbox.rglob("*") if path.is_file()
             }
@@ -88,16 +88,16 @@ def test_what_goes_wrong_on_the_way_is_the_same_error_on_all_and_leaves_no_table
 
 def test_bytes_that_change_in_a_shard_are_noticed(sent, monkeypatch):
     run, *_ = sent
-    take = exchange._Mail.take
+    take = missing_files._Transfer.take
 
     def late(self, number, piece, crc32):
         if piece.file == "dense.pt" and piece.begin == PIECE:
             self._store.push(
-                self._name, exchange._ids(number, 1), torch.zeros(1, exchange._ROW, dtype=torch.uint8)
+                self._name, missing_files._ids(number, 1), torch.zeros(1, missing_files._ROW, dtype=torch.uint8)
             ).result()
         take(self, number, piece, crc32)
 
-    monkeypatch.setattr(exchange._Mail, "take", late)
+    monkeypatch.setattr(missing_files._Transfer, "take", late)
     got, left, _ = run()
     assert all(f"bytes {PIECE} to {2 * PIECE} came otherwise than they were sent" in str(error) for error in got)
     assert left == [[], []]
@@ -134,7 +134,7 @@ def test_every_machine_checks_the_copy_that_it_reads(tmp_path):
             model, table = torch.nn.Linear(4, 4), c.stores[group.rank].create("t", 10, (4,))
             folder = base / str(group.rank)
             states = States({"model": model}, {}, {"table": table})
-            found = restore(folder, group, None, states, Owner(folder, group.nonce))
+            found = restore(folder, group, None, states, FolderLock(folder, group.nonce))
             return found.steps, model.weight.unique().tolist(), table[:].unique().tolist()
 
         with cluster([0, 1], num_ranks=2) as c:

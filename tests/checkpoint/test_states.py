@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import gnnsys
-from gnnsys.checkpoint.copying import as_it_is, check_state, same, snapshot
 from gnnsys.checkpoint.generators import read_generators, seed_generators, write_generators
+from gnnsys.checkpoint.snapshot import as_it_is, check_state, same, snapshot
 from gnnsys.checkpoint.states import sort_states
 from gnnsys.store import Shard, Store
 

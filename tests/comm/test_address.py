@@ -6,7 +6,15 @@ import socket
 
 import pytest
 
-from gnnsys.comm.address import Found, endpoint, find_address, interface_of, is_bindable, is_loopback, settle_address
+from gnnsys.comm.address import (
+    AddressReport,
+    endpoint,
+    find_address,
+    interface_of,
+    is_bindable,
+    is_loopback,
+    settle_address,
+)
 
 NO_VARIABLES: dict[str, str] = {}
 
@@ -33,8 +41,8 @@ def test_the_address_found_is_one_this_host_can_listen_on():
 
 def test_the_variable_overrules_the_route():
     found = find_address("localhost", {"GNNSYS_ADDRESS": "10.1.2.3"})
-    assert found == Found("10.1.2.3", "", fixed=True)
-    assert settle_address([found, Found("10.0.0.2", "10.0.0.1")], 0) == "10.1.2.3"
+    assert found == AddressReport("10.1.2.3", "", fixed=True)
+    assert settle_address([found, AddressReport("10.0.0.2", "10.0.0.1")], 0) == "10.1.2.3"
 
 
 def test_a_master_that_nobody_knows_is_named():
@@ -45,28 +53,36 @@ def test_a_master_that_nobody_knows_is_named():
 
 
 def test_machines_with_real_addresses_keep_them():
-    found = [Found("10.0.0.1", "10.0.0.1"), Found("10.0.0.2", "10.0.0.1"), Found("fd00::3", "fd00::1")]
+    found = [
+        AddressReport("10.0.0.1", "10.0.0.1"),
+        AddressReport("10.0.0.2", "10.0.0.1"),
+        AddressReport("fd00::3", "fd00::1"),
+    ]
     assert [settle_address(found, machine) for machine in range(3)] == ["10.0.0.1", "10.0.0.2", "fd00::3"]
 
 
 @pytest.mark.parametrize("own", ["127.0.1.1", "127.0.0.1", "::1"])
 def test_a_master_that_knows_itself_as_loopback_takes_the_address_that_others_reach(own):
-    found = [Found(own, own), Found("10.0.0.2", "10.0.0.1"), Found("10.0.0.3", "10.0.0.1")]
+    found = [AddressReport(own, own), AddressReport("10.0.0.2", "10.0.0.1"), AddressReport("10.0.0.3", "10.0.0.1")]
     assert settle_address(found, 0, is_own={"10.0.0.1"}.__contains__) == "10.0.0.1"
 
 
 def test_of_several_addresses_of_the_master_the_one_that_is_its_own_is_taken():
-    found = [Found("127.0.1.1", "127.0.1.1"), Found("10.0.0.2", "10.0.0.9"), Found("fd00::3", "fd00::1")]
+    found = [
+        AddressReport("127.0.1.1", "127.0.1.1"),
+        AddressReport("10.0.0.2", "10.0.0.9"),
+        AddressReport("fd00::3", "fd00::1"),
+    ]
     assert settle_address(found, 0, is_own={"fd00::1"}.__contains__) == "fd00::1"
 
 
 def test_machines_that_all_know_only_loopback_are_on_one_host():
-    found = [Found("127.0.0.1", "127.0.0.1"), Found("127.0.0.1", "127.0.0.1")]
+    found = [AddressReport("127.0.0.1", "127.0.0.1"), AddressReport("127.0.0.1", "127.0.0.1")]
     assert [settle_address(found, machine) for machine in range(2)] == ["127.0.0.1", "127.0.0.1"]
 
 
 def test_a_master_behind_a_translated_address_is_asked_for_the_variable():
-    found = [Found("127.0.1.1", "127.0.1.1"), Found("10.0.0.2", "203.0.113.7")]
+    found = [AddressReport("127.0.1.1", "127.0.1.1"), AddressReport("10.0.0.2", "203.0.113.7")]
     with pytest.raises(ValueError, match=r"machine 0 knows itself only as 127\.0\.1\.1.*GNNSYS_ADDRESS"):
         settle_address(found, 0, is_own=lambda _: False)
 
@@ -77,8 +93,8 @@ def test_endpoints_put_ipv6_addresses_in_brackets():
 
 
 def test_what_one_machine_found_survives_json():
-    found = Found("fd00::1", "fd00::2", fixed=True)
-    assert Found.from_json(found.to_json()) == found
+    found = AddressReport("fd00::1", "fd00::2", fixed=True)
+    assert AddressReport.from_json(found.to_json()) == found
 
 
 def test_the_interface_of_an_address_is_found():

@@ -11,7 +11,7 @@ import torch
 import zmq
 
 from gnnsys.comm import Client, Kind, Limits, Reply, Request, Server, wire
-from gnnsys.comm.fair_queue import Turns
+from gnnsys.comm.fair_queue import FairQueue
 from tests.comm.endpoints import DEADLINE, joined, until
 
 
@@ -19,12 +19,12 @@ def num_requests(server) -> int:
     return server.counters()["kinds"].get("PULL", {}).get("messages_in", 0)
 
 
-def taken(turns: Turns) -> list:
+def taken(turns: FairQueue) -> list:
     return [turns.take() for _ in range(len(turns))]
 
 
 def test_clients_of_one_priority_take_turns_and_a_clients_own_keep_their_order():
-    turns = Turns()
+    turns = FairQueue()
     for number in range(3):
         turns.put(0, "greedy", ("greedy", number))
     turns.put(0, "polite", ("polite", 0))
@@ -38,7 +38,7 @@ def test_clients_of_one_priority_take_turns_and_a_clients_own_keep_their_order()
 
 
 def test_ten_thousand_requests_of_one_client_delay_another_by_one():
-    turns = Turns()
+    turns = FairQueue()
     for number in range(10_000):
         turns.put(0, "greedy", number)
     turns.put(0, "polite", "polite")
@@ -47,7 +47,7 @@ def test_ten_thousand_requests_of_one_client_delay_another_by_one():
 
 
 def test_who_calls_everything_urgent_starves_nobody():
-    turns = Turns()
+    turns = FairQueue()
     for number in range(10_000):
         turns.put(-(2**31) + number % 7, "greedy", number)
     for number in range(3):

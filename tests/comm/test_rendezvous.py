@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from gnnsys.comm import TrainerLost
-from gnnsys.comm.joining import Place, join
+from gnnsys.comm.joining import LaunchInfo, join
 from gnnsys.comm.rendezvous import RendezvousError, absence
 from tests.support.processes import run_ranks
 
@@ -177,7 +177,7 @@ def test_a_store_that_is_gone_is_an_error_within_the_deadline():
 )
 def test_variables_that_make_no_sense_are_named(change, words):
     with pytest.raises(ValueError, match=words):
-        Place.from_environment(Launcher(3).environment(1) | change)
+        LaunchInfo.from_environment(Launcher(3).environment(1) | change)
 
 
 def test_a_launcher_that_does_not_say_which_machine_is_asked_through_the_host():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gnnsys
-from gnnsys.checkpoint.comparing import digest_states
+from gnnsys.checkpoint.rank_differences import digest_states
 from gnnsys.session import Session
 from tests.checkpoint.groups import on_ranks
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.docs import ROOT, run_page
+
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 
-
-def test_the_snippets_of_the_page_run_from_top_to_bottom(capsys: pytest.CaptureFixture[str]) -> None:
-    snippets = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert len(snippets) >= 3
-    names: dict[str, object] = {}
-    for number, snippet in enumerate(snippets):
-        exec(compile(snippet, f"{PAGE.name}, snippet {number}", "exec"), names)
+def test_the_snippets_of_the_page_run_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = run_page(ROOT / "docs" / "gpu.md")
+    assert ran.num_python >= 3
     assert 0 < float(capsys.readouterr().out) < 1  # of the rows, some were cached

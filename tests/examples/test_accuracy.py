@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from gnnsys.graph.datasets import available
+from gnnsys.graph.datasets import available_datasets
 from tests.examples.accuracy import TRAININGS
 from tests.support.processes import processes, start_ranks
 
@@ -27,7 +27,7 @@ def scores(request):
     found = {}
     with processes() as first, processes() as second:
         for running, group in zip((first, second), GROUPS, strict=True):
-            names = [name for name in group if name.split()[0] in chosen and name.split()[0] in available()]
+            names = [name for name in group if name.split()[0] in chosen and name.split()[0] in available_datasets()]
             environment = {"NAMES": json.dumps(names), "GNNSYS_DATA": os.environ.get("GNNSYS_DATA", "")}
             start_ranks(running, PROGRAM, [1], environment=environment)
         for running in (first, second):
@@ -40,7 +40,7 @@ def scores(request):
 
 def score(scores: dict[str, float], name: str) -> float:
     """The mean over seeds, where there are several."""
-    if name not in available():
+    if name not in available_datasets():
         pytest.skip(f"{name} is not there: set GNNSYS_DATA to the folder that has {name}.npz")
     values = [value for key, value in scores.items() if key.split()[0] == name]
     print(f"{name} {values}")

@@ -17,9 +17,9 @@ from torch import nn
 
 from gnnsys.fullgraph import HybridParallel, Packing, Schedule
 from gnnsys.graph import Graph
-from gnnsys.graph.datasets import available, dataset
+from gnnsys.graph.datasets import available_datasets, dataset
 from gnnsys.nn import GCNConv, SAGEConv
-from gnnsys.partition import Options, assign_parts
+from gnnsys.partition import PartitionOptions, assign_parts
 from tests.fullgraph.ranks import run_ranks
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -33,7 +33,7 @@ KINDS = {  # ours, PyG's, seeds, how far apart the means may be, what ours must 
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    if "cora" not in available():
+    if "cora" not in available_datasets():
         pytest.skip("cora is not there: set GNNSYS_DATA to the folder that has cora.npz")
     return dataset("cora")
 
@@ -79,7 +79,9 @@ def by_pyg(layers: list[nn.Module], graph: Graph, epochs: int = EPOCHS) -> float
 
 def by_ranks(layers: list[nn.Module], graph: Graph, world_size: int, seed: int, epochs: int = EPOCHS) -> float:
     """The same by `HybridParallel`."""
-    ranks = assign_parts(graph, world_size, options=Options(objective="communication")).assignment.subpart["node"]
+    ranks = assign_parts(graph, world_size, options=PartitionOptions(objective="communication")).assignment.subpart[
+        "node"
+    ]
     schedule = Schedule(packing=Packing(num_bins=2))
 
     def work(rank, group):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gnnsys.graph import EDGE, NODE, from_dgl, from_ogb, from_ogb_dict, from_pyg, sbm, to_pyg, typed
+from gnnsys.graph import EDGE, NODE, from_dgl, from_ogb, from_ogb_dict, from_pyg, sbm, to_pyg, typed_graph
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
@@ -85,7 +85,7 @@ def test_pyg_data_without_edge_index_is_refused_with_the_remedy():
         from_pyg({})
 
 
-@pytest.mark.parametrize("make", [lambda: sbm(500, num_features=3), lambda: typed(200, num_features=3)])
+@pytest.mark.parametrize("make", [lambda: sbm(500, num_features=3), lambda: typed_graph(200, num_features=3)])
 def test_generated_graphs_survive_pyg(make):
     graph = make()
     back = from_pyg(to_pyg(graph))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gnnsys.graph import external_graph, load, save
-from gnnsys.graph.datasets import find
+from gnnsys.graph.datasets import find_dataset
 from gnnsys.graph.edge_sort import EdgeSort
 from gnnsys.graph.tables import table_pieces
 from gnnsys.ops import CSC, parse_table
@@ -96,7 +96,7 @@ def test_an_npz_gives_the_same_files(dtype, write, transposed, tmp_path):
 @pytest.mark.parametrize("name", ["cora", "dblp_hetero", "aifb"])
 def test_real_graphs_typed_or_with_sparse_features_give_the_same_files(name, tmp_path):
     try:
-        path = find(name)
+        path = find_dataset(name)
     except ValueError as error:
         pytest.skip(str(error))
     assert_same_files(path, tmp_path)

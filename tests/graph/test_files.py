@@ -8,7 +8,7 @@ import scipy.sparse
 import torch
 
 from gnnsys.graph import EDGE, NODE, dataset, external_graph, load
-from gnnsys.graph.datasets import available, find
+from gnnsys.graph.datasets import available_datasets, find_dataset
 
 CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
 
@@ -258,7 +258,7 @@ def test_generated_datasets_have_names():
 def test_a_dataset_is_found_in_the_data_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("GNNSYS_DATA", str(tmp_path))
     np.savez(tmp_path / "tiny.npz", edge_index=np.array([[0], [1]]), x=np.array([[1.0, 3.0], [0.0, 0.0]]))
-    assert available() == ["tiny"]
+    assert available_datasets() == ["tiny"]
     assert dataset("tiny").node_data[NODE]["x"].tolist() == [[1, 3], [0, 0]]
     assert dataset("tiny", row_normalize=True).node_data[NODE]["x"].tolist() == [[0.25, 0.75], [0, 0]]
     for name in ("other", "../tiny"):
@@ -278,7 +278,7 @@ REAL = {  # nodes, edges stored: the README of the data
 @pytest.mark.parametrize("name", REAL)
 def test_real_graphs_have_the_published_counts(name):
     try:
-        path = find(name)
+        path = find_dataset(name)
     except ValueError as error:
         pytest.skip(str(error))
     graph = load(path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.graph import Graph, as_graph, external_graph, load, save, sbm, some, to_pyg, typed
+from gnnsys.graph import Graph, as_graph, external_graph, load, save, sbm, some, to_pyg, typed_graph
 from gnnsys.partition import open_parts, partition_graph
 
 
@@ -34,7 +34,7 @@ def test_open_on_a_saved_graph_names_load_and_partition_and_load_on_parts_names_
 
 def test_graphs_of_pyg_and_dgl_are_partitioned_and_saved_as_they_are(graph: Graph, tmp_path: Path):
     pytest.importorskip("torch_geometric")
-    for number, given in enumerate((to_pyg(graph), to_pyg(typed(60)))):
+    for number, given in enumerate((to_pyg(graph), to_pyg(typed_graph(60)))):
         partition_graph(given, 2, tmp_path / f"parts-{number}")
         save(given, tmp_path / f"graph-{number}")
         same_graph(open_parts(tmp_path / f"parts-{number}").merge(), as_graph(given))

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gnnsys.graph import expected_accuracy, rmat, sbm, typed
+from gnnsys.graph import expected_accuracy, rmat, sbm, typed_graph
 from gnnsys.graph.generate import class_means
 from gnnsys.ops import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops._library import native
@@ -27,7 +27,7 @@ def assert_same_graph(left, right):
     [
         lambda seed: rmat(5000, 30_000, num_features=5, seed=seed),
         lambda seed: sbm(5000, seed=seed),
-        lambda seed: typed(4000, seed=seed),
+        lambda seed: typed_graph(4000, seed=seed),
     ],
 )
 def test_a_graph_depends_on_its_seed_and_not_on_the_threads(make):
@@ -148,7 +148,7 @@ def test_neighbours_help_only_where_there_is_homophily():
 
 
 def test_typed_relations_come_with_their_reverse_and_cite_backwards_in_time():
-    graph = typed(3000, seed=3)
+    graph = typed_graph(3000, seed=3)
     for src, relation, dst in graph.edge_types[::2]:
         reverse = graph.edge_index((dst, f"rev_{relation}", src))
         assert torch.equal(graph.edge_index((src, relation, dst)).flip(0), reverse)
@@ -161,7 +161,7 @@ def test_typed_relations_come_with_their_reverse_and_cite_backwards_in_time():
 
 
 def test_typed_links_can_be_told_from_random_pairs_as_well_as_stated():
-    graph = typed(20_000, homophily=0.8, seed=6)
+    graph = typed_graph(20_000, homophily=0.8, seed=6)
     papers = graph.node_data["paper"]["y"]
     author, paper = graph.edge_index(("author", "writes", "paper"))
     # The class an author's other papers vote for is nearly its own where it has many.
@@ -182,7 +182,7 @@ def test_typed_links_can_be_told_from_random_pairs_as_well_as_stated():
         (lambda: sbm(50, skew=0), "skew"),
         (lambda: sbm(50, num_classes=0), "num_classes"),
         (lambda: sbm(50, train=0.9, val=0.2), "train and val"),
-        (lambda: typed(3), "num_papers must be at least 16"),
+        (lambda: typed_graph(3), "num_papers must be at least 16"),
         (lambda: expected_accuracy(rmat(10, 10)), "made by gnnsys.graph.sbm"),
     ],
 )

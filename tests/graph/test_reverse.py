@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gnnsys.graph import EDGE, Graph, from_pyg, sbm, typed
+from gnnsys.graph import EDGE, Graph, from_pyg, sbm, typed_graph
 
 
 def random_graph(num_nodes: int, num_edges: int, seed: int) -> Graph:
@@ -35,7 +35,7 @@ def test_as_a_set_of_edges_it_is_what_pyg_makes_undirected():
 
 
 def test_doing_it_twice_changes_nothing_and_an_undirected_graph_stays_as_it_is():
-    for graph in (random_graph(30, 100, 1).add_reverse(), sbm(200).add_reverse(), typed(60).add_reverse()):
+    for graph in (random_graph(30, 100, 1).add_reverse(), sbm(200).add_reverse(), typed_graph(60).add_reverse()):
         again = graph.add_reverse()
         assert again.edge_types == graph.edge_types
         assert all(torch.equal(again.edge_index(t), graph.edge_index(t)) for t in graph.edge_types)

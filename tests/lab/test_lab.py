@@ -233,6 +233,23 @@ def test_a_command_that_is_killed_before_it_has_joined_its_groups_ends_at_once(l
     assert command.kill().code == -signal.SIGKILL and time.monotonic() - begin < 8
 
 
+def test_what_joins_a_group_while_it_is_removed_is_killed_too(lab, monkeypatch):
+    """As a command does whose start was interrupted between its fork and its first step."""
+    command = lab.start(1, "echo up; sleep 1000")
+    wait_until(lambda: "up" in command.output and command.pids())
+    pids, kill, calls = command.pids(), groups.kill, []
+
+    def saw_nobody_at_first(paths, *rest):
+        calls.append(paths)
+        if len(calls) > 1:
+            kill(paths, *rest)
+
+    monkeypatch.setattr(groups, "kill", saw_nobody_at_first)
+    groups.remove(command._leaves)
+    assert pids and len(calls) > 1 and not any(path.exists() for path in command._leaves)
+    assert not any(state.process_start(pid) for pid in pids)
+
+
 def test_killing_a_host_ends_its_commands_alone(lab):
     first, second = (lab.start(host, "echo up; sleep 1000") for host in (1, 2))
     wait_until(lambda: "up" in first.output and "up" in second.output)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gnnsys.ops.cached import gather_cached
+from gnnsys.ops.cached_rows import gather_cached
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 

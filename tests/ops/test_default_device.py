@@ -29,7 +29,7 @@ from gnnsys.ops import (
     rmat_edges,
     spmm,
 )
-from gnnsys.ops.parts import empty_bits
+from gnnsys.ops.part_structure import empty_bits
 
 EDGES = torch.tensor([[0, 1, 2, 2, 3, 4, 1, 0, 0], [0, 0, 1, 1, 2, 2, 2, 2, 0]])
 X = torch.rand(5, 6)

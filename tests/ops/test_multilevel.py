@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnnsys.ops import CSC
-from gnnsys.ops.multilevel import Level, Neighbors32, both_directions, cluster, contract, refine
+from gnnsys.ops.multilevel import Level, Neighbors32, both_directions, cluster_nodes, contract_clusters, refine_cut
 
 KINDS = ["random", "loops and repeats", "star", "path", "isolated", "no edges", "two islands"]
 
@@ -69,7 +69,7 @@ def test_a_cluster_is_over_a_limit_only_where_one_node_alone_is(kind):
     edges, num_nodes = edges_of(kind, 1)
     level = level_of(edges, num_nodes)
     limits = torch.tensor([5, 60])
-    clusters, count = cluster(level, limits, key=3)
+    clusters, count = cluster_nodes(level, limits, key=3)
     assert clusters.unique().tolist() == list(range(count))
     weights = torch.zeros(count, 2, dtype=torch.int64).index_add_(0, clusters.long(), level.node_weights)
     heaviest = torch.zeros_like(weights).scatter_reduce_(
@@ -85,7 +85,7 @@ def test_clusters_follow_heavy_edges():
     cliques = torch.cat([inside + size * i for i in range(count)], dim=1)
     bridges = torch.stack([torch.arange(count - 1) * size, torch.arange(1, count) * size])
     level = level_of(torch.cat([cliques, bridges], dim=1), size * count)
-    clusters, number = cluster(level, torch.tensor([size, 10_000]))
+    clusters, number = cluster_nodes(level, torch.tensor([size, 10_000]))
     assert number == count
     assert all(len(set(part)) == 1 for part in clusters.view(count, size).tolist())
 
@@ -95,14 +95,14 @@ def test_clusters_never_cross_given_parts(kind):
     edges, num_nodes = edges_of(kind, 2)
     level = level_of(edges, num_nodes)
     part = (torch.arange(num_nodes) % 3).int()
-    clusters, count = cluster(level, torch.tensor([10, 1000]), part=part)
+    clusters, count = cluster_nodes(level, torch.tensor([10, 1000]), part=part)
     for number in range(count):
         assert len(part[clusters == number].unique()) == 1
 
 
 def test_leaves_of_a_hub_come_together_though_the_hub_is_full():
     edges, num_nodes = edges_of("star", 0)
-    _, count = cluster(level_of(edges, num_nodes), torch.tensor([4, 1000]))
+    _, count = cluster_nodes(level_of(edges, num_nodes), torch.tensor([4, 1000]))
     assert count <= num_nodes // 3
 
 
@@ -110,8 +110,8 @@ def test_leaves_of_a_hub_come_together_though_the_hub_is_full():
 def test_contraction_adds_up_what_a_dense_product_does(kind):
     edges, num_nodes = edges_of(kind, 3)
     level = level_of(edges, num_nodes)
-    clusters, count = cluster(level, torch.tensor([4, 200]))
-    coarse = contract(level, clusters, count, heaviest=False)
+    clusters, count = cluster_nodes(level, torch.tensor([4, 200]))
+    coarse = contract_clusters(level, clusters, count, heaviest=False)
     member = torch.nn.functional.one_hot(clusters.long(), count)
     expected = (member.T @ dense(edges, num_nodes) @ member).fill_diagonal_(0)
     assert torch.equal(dense_of(coarse), expected)
@@ -122,9 +122,9 @@ def test_contraction_adds_up_what_a_dense_product_does(kind):
 def test_the_heaviest_edges_are_kept_and_the_graph_stays_symmetric(kind):
     edges, num_nodes = edges_of(kind, 4)
     level = level_of(edges, num_nodes)
-    clusters, count = cluster(level, torch.tensor([6, 400]))
-    everything = dense_of(contract(level, clusters, count, heaviest=False))
-    kept = dense_of(contract(level, clusters, count))
+    clusters, count = cluster_nodes(level, torch.tensor([6, 400]))
+    everything = dense_of(contract_clusters(level, clusters, count, heaviest=False))
+    kept = dense_of(contract_clusters(level, clusters, count))
     assert torch.equal(kept, kept.T)
     assert bool(((kept == everything) | (kept == 0)).all())
     degree = torch.stack([dense_entries(edges, num_nodes)[clusters == c].double().mean() for c in range(count)])
@@ -152,7 +152,7 @@ def test_refining_lowers_the_cut_within_the_limits_and_counts_it_right(kind, num
     before = cut_of(matrix, part)
     loads = torch.zeros(num_parts, 2, dtype=torch.int64).index_add_(0, part.long(), level.node_weights)
     limits = loads.max(0).values + 3
-    result = refine(level, part, num_parts, limits, work=100_000)
+    result = refine_cut(level, part, num_parts, limits, work=100_000)
     assert result.cut == cut_of(matrix, part) <= before
     loads = torch.zeros(num_parts, 2, dtype=torch.int64).index_add_(0, part.long(), level.node_weights)
     assert result.excess == 0 and bool((loads <= limits).all())
@@ -164,7 +164,7 @@ def test_refining_restores_balance_in_every_constraint(seed):
     level = level_of(edges, num_nodes)
     part = torch.zeros(num_nodes, dtype=torch.int32)
     limits = (level.node_weights.sum(0) * 1.05 / 4).long() + 1
-    result = refine(level, part, 4, limits, work=100_000)
+    result = refine_cut(level, part, 4, limits, work=100_000)
     loads = torch.zeros(4, 2, dtype=torch.int64).index_add_(0, part.long(), level.node_weights)
     assert result.excess == 0 and bool((loads <= limits).all())
 
@@ -176,13 +176,13 @@ def test_refining_finds_two_planted_halves_when_every_single_move_is_forbidden()
     level = Level(level.lists, torch.ones(20, 1, dtype=torch.int64))
     part = (torch.arange(20) // 10).int()
     part[3], part[14] = 1, 0
-    assert refine(level, part, 2, torch.tensor([10]), work=10_000).cut == 0
+    assert refine_cut(level, part, 2, torch.tensor([10]), work=10_000).cut == 0
 
 
 def test_excess_that_cannot_be_removed_is_reported():
     level = level_of(*edges_of("star", 0))
     part = torch.zeros(200, dtype=torch.int32)
-    result = refine(level, part, 2, torch.tensor([10, 10]), work=1000)
+    result = refine_cut(level, part, 2, torch.tensor([10, 10]), work=1000)
     assert result.excess > 0
 
 
@@ -194,10 +194,10 @@ def test_every_step_is_the_same_on_one_and_two_threads(kind):
     level = level_of(edges, num_nodes * copies)
 
     def steps():
-        clusters, count = cluster(level, torch.tensor([8, 300]), key=1)
-        coarse = contract(level, clusters, count)
+        clusters, count = cluster_nodes(level, torch.tensor([8, 300]), key=1)
+        coarse = contract_clusters(level, clusters, count)
         part = (torch.arange(level.num_nodes) % 7).int()
-        refine(level, part, 7, level.node_weights.sum(0) // 5, work=50_000)
+        refine_cut(level, part, 7, level.node_weights.sum(0) // 5, work=50_000)
         return [clusters, coarse.lists[0].indptr, coarse.lists[0].indices, coarse.lists[0].weight, part]
 
     for one, two in zip(*on_one_and_two_threads(steps), strict=True):
@@ -208,13 +208,13 @@ def test_bad_arguments_are_named():
     level = level_of(*edges_of("path", 0))
     part = torch.zeros(150, dtype=torch.int32)
     with pytest.raises(ValueError, match="part must be in"):
-        refine(level, part + 5, 2, torch.tensor([100, 100]))
+        refine_cut(level, part + 5, 2, torch.tensor([100, 100]))
     with pytest.raises(ValueError, match="limits"):
-        refine(level, part, 2, torch.tensor([100]))
+        refine_cut(level, part, 2, torch.tensor([100]))
     with pytest.raises(ValueError, match="part must have one entry per node"):
-        refine(level, part[:10].contiguous(), 2, torch.tensor([100, 100]))
+        refine_cut(level, part[:10].contiguous(), 2, torch.tensor([100, 100]))
     with pytest.raises(ValueError, match="cluster"):
-        contract(level, torch.full((150,), 9, dtype=torch.int32), 3)
+        contract_clusters(level, torch.full((150,), 9, dtype=torch.int32), 3)
 
 
 @pytest.mark.parametrize("stride", [1, 7])
@@ -223,23 +223,26 @@ def test_pairs_triangles_and_paths_are_clustered_whatever_their_numbering(stride
     count = 3000
     number = torch.arange(count) * stride % (count + 1)  # stride 1: neighbours have neighbouring ids
     pairs = number.view(-1, 2).T
-    clusters, found = cluster(level_of(pairs, count + 1), torch.tensor([2, 100]))
+    clusters, found = cluster_nodes(level_of(pairs, count + 1), torch.tensor([2, 100]))
     assert found <= count // 2 + 1
     assert torch.equal(clusters[pairs[0]], clusters[pairs[1]])
     triangles = number.view(-1, 3).T
     edges = torch.cat([triangles[[0, 1]], triangles[[1, 2]], triangles[[2, 0]]], dim=1)
-    _, found = cluster(level_of(edges, count + 1), torch.tensor([3, 100]))
+    _, found = cluster_nodes(level_of(edges, count + 1), torch.tensor([3, 100]))
     assert found <= 1.1 * count // 3
     path = torch.stack([number[:-1], number[1:]])
-    _, found = cluster(level_of(path, count + 1), torch.tensor([8, 100]))
+    _, found = cluster_nodes(level_of(path, count + 1), torch.tensor([8, 100]))
     assert found <= count // 3
 
 
 def test_graphs_that_do_not_get_denser_keep_all_their_edges():
     edges = torch.stack([torch.arange(0, 2999), torch.arange(1, 3000)])
     level = level_of(edges, 3000)
-    clusters, count = cluster(level, torch.tensor([8, 100]))
-    assert contract(level, clusters, count).num_entries == contract(level, clusters, count, heaviest=False).num_entries
+    clusters, count = cluster_nodes(level, torch.tensor([8, 100]))
+    assert (
+        contract_clusters(level, clusters, count).num_entries
+        == contract_clusters(level, clusters, count, heaviest=False).num_entries
+    )
 
 
 def test_weights_too_heavy_to_add_up_stay_the_heaviest():
@@ -247,7 +250,7 @@ def test_weights_too_heavy_to_add_up_stay_the_heaviest():
     indptr, indices = torch.tensor([0, 1, 2, 4]), torch.tensor([2, 2, 0, 1], dtype=torch.int32)
     lists = (Neighbors32(indptr, indices, 0, 0, 3, heavy),)
     level = Level(lists, torch.ones(3, 1, dtype=torch.int64))
-    coarse = contract(level, torch.tensor([0, 0, 1], dtype=torch.int32), 2)
+    coarse = contract_clusters(level, torch.tensor([0, 0, 1], dtype=torch.int32), 2)
     assert coarse.lists[0].weight.tolist() == [1 << 30, 1 << 30]
 
 
@@ -260,4 +263,4 @@ def test_a_hub_that_nearly_fills_a_part_leaves_room_for_balance():
     level = level_of(torch.cat([hub, rest], dim=1), num_nodes)
     limits = (level.node_weights.sum(0) * 1.05 / 8).long()
     part = (torch.arange(num_nodes) * 8 // num_nodes).int()
-    assert refine(level, part, 8, limits, work=100_000).excess == 0
+    assert refine_cut(level, part, 8, limits, work=100_000).excess == 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gnnsys.ops import Neighbors, Piece, name_neighbors, stitch
+from gnnsys.ops import Neighbors, PartNeighbors, name_neighbors, stitch_neighbors
 
 
-def piece(lists: list[list[int]], first_edge: int, ids: torch.dtype, edges: torch.dtype) -> Piece:
+def piece(lists: list[list[int]], first_edge: int, ids: torch.dtype, edges: torch.dtype) -> PartNeighbors:
     flat = [v for values in lists for v in values]
     counts = torch.tensor([len(values) for values in lists], dtype=torch.int32)
-    return Piece(counts, torch.tensor(flat, dtype=ids), torch.arange(first_edge, first_edge + len(flat), dtype=edges))
+    return PartNeighbors(
+        counts, torch.tensor(flat, dtype=ids), torch.arange(first_edge, first_edge + len(flat), dtype=edges)
+    )
 
 
 @pytest.mark.parametrize("num_seeds", [0, 1, 17, 9_000])
@@ -33,7 +35,7 @@ def test_answers_of_any_pieces_stand_in_the_order_of_the_seeds(num_seeds: int, d
         which = 1 if cuts[1] <= j < cuts[2] else 0
         expected[order[j]] = values
         edges[order[j]] = [next(edges_of[which]) for _ in values]
-    found = stitch(order, [one, two], segments, wide=dtype == torch.int64)
+    found = stitch_neighbors(order, [one, two], segments, wide=dtype == torch.int64)
     assert found.ids.dtype == dtype and found.positions.dtype == torch.int64
     assert found.ids.tolist() == [v for values in expected for v in values]
     assert found.positions.tolist() == [e for values in edges for e in values]
@@ -55,14 +57,18 @@ def test_answers_of_any_pieces_stand_in_the_order_of_the_seeds(num_seeds: int, d
 def test_answers_that_do_not_fit_the_seeds_are_refused(order, segments, message: str) -> None:
     answer = piece([[1], [2, 3]], 0, torch.int32, torch.int32)
     with pytest.raises(ValueError, match=message):
-        stitch(torch.tensor(order), [answer], segments, wide=False)
+        stitch_neighbors(torch.tensor(order), [answer], segments, wide=False)
 
 
 def test_a_piece_whose_counts_lie_is_refused() -> None:
     counts, ids, edges = piece([[1], [2, 3]], 0, torch.int32, torch.int32)
-    for wrong in (Piece(counts + 1, ids, edges), Piece(counts - 2, ids, edges), Piece(counts, ids, edges[1:])):
+    for wrong in (
+        PartNeighbors(counts + 1, ids, edges),
+        PartNeighbors(counts - 2, ids, edges),
+        PartNeighbors(counts, ids, edges[1:]),
+    ):
         with pytest.raises(ValueError, match="counts"):
-            stitch(torch.tensor([0, 1]), [wrong], [(0, 0, 2)], wide=False)
+            stitch_neighbors(torch.tensor([0, 1]), [wrong], [(0, 0, 2)], wide=False)
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gnnsys.graph import Graph, dataset, rmat, sbm, typed
-from gnnsys.graph.datasets import available
-from gnnsys.partition import Options, assign_parts, open_parts, partition_graph
+from gnnsys.graph import Graph, dataset, rmat, sbm, typed_graph
+from gnnsys.graph.datasets import available_datasets
+from gnnsys.partition import PartitionOptions, assign_parts, open_parts, partition_graph
 from gnnsys.partition.assign import split_parts
 from gnnsys.partition.coalesce import coalesce
 from gnnsys.partition.constraints import Balance, constraints_of
-from gnnsys.partition.loads import loads_of
+from gnnsys.partition.subpart_loads import loads_of
 
 HOMO = ("node", "to", "node")
 
@@ -49,7 +49,7 @@ KINDS = ["empty", "one node", "no edges", "loops and repeats", "star", "islands"
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_node_gets_one_subpart_whatever_the_graph(kind, method, parts, trainers):
     graph = odd_graph(kind)
-    assigned = assign_parts(graph, parts, trainers, options=Options(method=method))
+    assigned = assign_parts(graph, parts, trainers, options=PartitionOptions(method=method))
     assigned.assignment.check(graph)
     cut = part_cut = 0
     for edge_type in graph.edge_types:
@@ -66,8 +66,8 @@ def test_every_node_gets_one_subpart_whatever_the_graph(kind, method, parts, tra
 
 
 def test_every_constraint_ends_within_its_limit_on_a_typed_graph_with_clustered_train_nodes():
-    graph = typed(6400)
-    assigned = assign_parts(graph, 4, options=Options(balance=["train", "edges", "ntype", "etype"]))
+    graph = typed_graph(6400)
+    assigned = assign_parts(graph, 4, options=PartitionOptions(balance=["train", "edges", "ntype", "etype"]))
     assert {b.name for b in assigned.balances} >= {"nodes", "train", "edges", "ntype:paper", "ntype:author"}
     assert not assigned.shortfalls, assigned.shortfalls
     assert max(b.ratio for b in assigned.balances) <= 1.05
@@ -76,7 +76,7 @@ def test_every_constraint_ends_within_its_limit_on_a_typed_graph_with_clustered_
 def test_a_constraint_that_cannot_be_met_is_named_with_the_reason():
     graph = odd_graph("star")
     graph = Graph.from_edge_index(graph.edge_index().flip(0), 100)  # one node has all in-edges
-    assigned = assign_parts(graph, 4, options=Options(balance=["edges"]))
+    assigned = assign_parts(graph, 4, options=PartitionOptions(balance=["edges"]))
     (line,) = assigned.shortfalls
     assert line.startswith("edges:") and "one node has 99 of 99" in line
 
@@ -84,7 +84,7 @@ def test_a_constraint_that_cannot_be_met_is_named_with_the_reason():
 def test_counts_that_cannot_be_divided_are_named():
     graph = sbm(1000, num_classes=4)
     graph.set_node_data("train_mask", torch.arange(1000) < 5)
-    assigned = assign_parts(graph, 4, options=Options(balance=["train"]))
+    assigned = assign_parts(graph, 4, options=PartitionOptions(balance=["train"]))
     (line,) = assigned.shortfalls
     assert line.startswith("train:") and "5 cannot be divided more evenly among 4 parts" in line
 
@@ -97,7 +97,7 @@ def test_a_missed_balance_is_not_blamed_on_what_cannot_be_divided(method, reason
     """9 train nodes among 4 parts are 3 at best, which is over the limit; more than 3 is the method's doing."""
     graph = sbm(1000, num_classes=4, homophily=0.95)
     graph.set_node_data("train_mask", torch.arange(1000) < 9)
-    assigned = assign_parts(graph, 4, options=Options(balance=["train"], method=method, seed=1))
+    assigned = assign_parts(graph, 4, options=PartitionOptions(balance=["train"], method=method, seed=1))
     train = next(b for b in assigned.balances if b.name == "train")
     if reason is None:
         assert train.heaviest == 3 and train.reason == "9 cannot be divided more evenly among 4 parts"
@@ -152,7 +152,9 @@ def test_the_result_is_a_function_of_graph_and_seed_on_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*found)
-    assert not torch.equal(found[0], assign_parts(graph, 6, options=Options(seed=1)).assignment.subpart["node"])
+    assert not torch.equal(
+        found[0], assign_parts(graph, 6, options=PartitionOptions(seed=1)).assignment.subpart["node"]
+    )
 
 
 def large_graph(kind: str) -> tuple[Graph, int]:
@@ -178,30 +180,30 @@ def large_graph(kind: str) -> tuple[Graph, int]:
 def test_large_sparse_graphs_are_balanced_and_cut_about_as_little_as_by_metis(kind, parts):
     graph, num_edges = large_graph(kind)
     assert graph.num_edges() == num_edges
-    ours = assign_parts(graph, parts, options=Options(balance=[]))
+    ours = assign_parts(graph, parts, options=PartitionOptions(balance=[]))
     ours.assignment.check(graph)
     src, dst = graph.edge_index()
     part = ours.assignment.subpart["node"]
     assert int((part[src] != part[dst]).sum()) == ours.cut
     assert not ours.shortfalls, ours.shortfalls
     if kind != "pairs":
-        peer = assign_parts(graph, parts, options=Options(balance=[], method="metis"))
+        peer = assign_parts(graph, parts, options=PartitionOptions(balance=[], method="metis"))
         assert ours.cut <= 1.3 * peer.cut + 8
 
 
 @pytest.mark.parametrize("name", ["cora", "coauthor_cs"])
 def test_the_cut_of_a_real_graph_is_within_five_percent_of_metis(name):
-    if name not in available():
+    if name not in available_datasets():
         pytest.skip(f"{name} is not there: GNNSYS_DATA names the folder of real graphs")
     graph = dataset(name)
-    ours = assign_parts(graph, 8, options=Options(balance=["edges"]))
-    peer = assign_parts(graph, 8, options=Options(balance=["edges"], method="metis"))
+    ours = assign_parts(graph, 8, options=PartitionOptions(balance=["edges"]))
+    peer = assign_parts(graph, 8, options=PartitionOptions(balance=["edges"], method="metis"))
     assert ours.cut <= 1.05 * peer.cut and not ours.shortfalls
 
 
 def test_planted_communities_are_found():
     graph = sbm(8000, num_classes=4, homophily=0.95, num_features=1)
-    assigned = assign_parts(graph, 4, options=Options(balance=[]))
+    assigned = assign_parts(graph, 4, options=PartitionOptions(balance=[]))
     label, part = graph.node_data["node"]["y"], assigned.assignment.subpart["node"]
     table = torch.zeros(4, 4).index_put_((label, part.long()), torch.ones(8000), accumulate=True)
     assert float(table.max(1).values.sum()) / 8000 > 0.95
@@ -234,7 +236,7 @@ def test_an_assignment_comes_from_a_file_and_is_split_for_trainers(tmp_path):
     np.save(tmp_path / "part.npy", part.numpy())
     (tmp_path / "part.txt").write_text("\n".join(map(str, part.tolist())))
     for name in ("part.npy", "part.txt"):
-        assigned = assign_parts(graph, 3, 2, options=Options(method=f"assignment={tmp_path / name}"))
+        assigned = assign_parts(graph, 3, 2, options=PartitionOptions(method=f"assignment={tmp_path / name}"))
         subpart = assigned.assignment.subpart["node"]
         assert torch.equal(subpart // 2, part.int())
         assert torch.bincount(subpart).tolist() == [10] * 6
@@ -247,7 +249,7 @@ def test_a_wrong_assignment_file_is_refused(tmp_path, values, message):
     np.save(tmp_path / "part.npy", np.array(values))
     graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 2]]), 3)
     with pytest.raises(ValueError, match=message):
-        assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npy'}"))
+        assign_parts(graph, 2, options=PartitionOptions(method=f"assignment={tmp_path / 'part.npy'}"))
 
 
 def _bad_file(folder, case):
@@ -320,14 +322,16 @@ def test_a_damaged_assignment_file_is_named_in_one_line(tmp_path, case, message)
     path = _bad_file(tmp_path, case)
     graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})
     with pytest.raises(ValueError, match=message) as refused:
-        assign_parts(graph, 2, options=Options(method=f"assignment={path}"))
+        assign_parts(graph, 2, options=PartitionOptions(method=f"assignment={path}"))
     assert str(path) in str(refused.value) and len(str(refused.value).splitlines()) == 1
 
 
 def test_an_array_per_node_type_is_an_assignment(tmp_path):
     np.savez(tmp_path / "part.npz", b=np.array([1, 0]), a=np.array([0, 1, 1], dtype=np.uint8))
     graph = Graph.from_edge_indices({("a", "to", "b"): torch.tensor([[0, 1], [1, 0]])}, {"a": 3, "b": 2})
-    subpart = assign_parts(graph, 2, options=Options(method=f"assignment={tmp_path / 'part.npz'}")).assignment.subpart
+    subpart = assign_parts(
+        graph, 2, options=PartitionOptions(method=f"assignment={tmp_path / 'part.npz'}")
+    ).assignment.subpart
     assert subpart["a"].tolist() == [0, 1, 1] and subpart["b"].tolist() == [1, 0]
 
 
@@ -335,7 +339,7 @@ def test_an_array_per_node_type_is_an_assignment(tmp_path):
 def test_metis_keeps_to_the_imbalance_that_was_asked_for(parts):
     graph = sbm(8000, num_classes=10, homophily=0.9, num_features=1)
     loose, tight = (
-        assign_parts(graph, parts, options=Options(method="metis", balance=[], imbalance=imbalance))
+        assign_parts(graph, parts, options=PartitionOptions(method="metis", balance=[], imbalance=imbalance))
         for imbalance in (0.4, 0.01)
     )
     assert tight.balances[0].ratio <= 1.02 < loose.balances[0].ratio
@@ -347,7 +351,7 @@ def test_parts_are_split_in_their_order():
 
 
 def test_constraints_weigh_what_their_names_say():
-    graph = typed(400)
+    graph = typed_graph(400)
     constraints = constraints_of(graph, ["train", "etype", "ntype", "edges"])
     sums = dict(zip(constraints.names, constraints.weights.sum(0).tolist(), strict=True))
     assert sums["nodes"] == sum(graph.num_nodes(t) for t in graph.node_types)
@@ -360,15 +364,15 @@ def test_constraints_weigh_what_their_names_say():
 @pytest.mark.parametrize(
     "call,message",
     [
-        (lambda g: Options(method="kmeans"), "method must be one of"),
-        (lambda g: Options(objective="speed"), "objective must be one of"),
-        (lambda g: Options(imbalance=-0.1), "imbalance"),
-        (lambda g: Options(seed=1 << 31), "seed must be in"),
+        (lambda g: PartitionOptions(method="kmeans"), "method must be one of"),
+        (lambda g: PartitionOptions(objective="speed"), "objective must be one of"),
+        (lambda g: PartitionOptions(imbalance=-0.1), "imbalance"),
+        (lambda g: PartitionOptions(seed=1 << 31), "seed must be in"),
         (lambda g: assign_parts(g, 0), "at least 1"),
         (lambda g: assign_parts(g, 1 << 12, 4), "at most 8,192, got 16,384"),
-        (lambda g: Options(balance=["colour"]), "balance 'colour'"),
-        (lambda g: assign_parts(g, 2, options=Options(balance=["train"])), "train_mask"),
-        (lambda g: assign_parts(g, 2, options=Options(method="assignment=/nowhere.npy")), "does not exist"),
+        (lambda g: PartitionOptions(balance=["colour"]), "balance 'colour'"),
+        (lambda g: assign_parts(g, 2, options=PartitionOptions(balance=["train"])), "train_mask"),
+        (lambda g: assign_parts(g, 2, options=PartitionOptions(method="assignment=/nowhere.npy")), "does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(call, message):
@@ -380,6 +384,6 @@ def test_what_cannot_be_is_refused_by_name(call, message):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_communication_objective_takes_every_odd_graph(kind, parts, trainers):
     graph = odd_graph(kind)
-    assigned = assign_parts(graph, parts, trainers, options=Options(objective="communication"))
+    assigned = assign_parts(graph, parts, trainers, options=PartitionOptions(objective="communication"))
     assigned.assignment.check(graph)
     assert assigned.details["rows"]["in the end"] <= assigned.cut

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.graph.datasets import available, dataset
+from gnnsys.graph.datasets import available_datasets, dataset
 from gnnsys.graph.generate import rmat
 from gnnsys.ops import CSC
-from gnnsys.ops.partition_volume import REFINE_STOPPED, even_out, refine_volume, volume_changes
+from gnnsys.ops.partition_volume import REFINE_STOPPED, even_out_volume, refine_volume, volume_changes
 from gnnsys.partition import communication_volume, refine_communication
 
 
@@ -131,7 +131,7 @@ def test_the_loads_kept_move_by_move_equal_a_recount(seed):
     csc, part, num_parts = random_case(seed)
     weights, limits = constraints(csc, part, num_parts, seed)
     first = refine_volume(csc, part, num_parts, weights, limits, key=seed)
-    second = even_out(csc, part, num_parts, weights, limits, tolerance=0.0, slack=0.5, key=seed)
+    second = even_out_volume(csc, part, num_parts, weights, limits, tolerance=0.0, slack=0.5, key=seed)
     for run in (first, second):
         sent, received, _ = communication_volume(csc, run.part, num_parts)
         assert torch.equal(run.loads, torch.stack([sent, received]))
@@ -141,7 +141,7 @@ def test_without_slack_evening_out_adds_no_volume():
     csc = communities()
     part = (torch.arange(csc.num_dst) * 4 // csc.num_dst).int()
     weights, limits = constraints(csc, part, 4)
-    run = even_out(csc, part, 4, weights, limits, tolerance=0.0, slack=0.0, key=1)
+    run = even_out_volume(csc, part, 4, weights, limits, tolerance=0.0, slack=0.0, key=1)
     assert run.num_moves > 0
     assert int(run.loads[0].sum()) <= communication_volume(csc, part, 4).total
 
@@ -199,7 +199,7 @@ def test_loads_that_agree_end_the_search_as_balanced():
     assert result.stopped == "balanced"
     load = result.after.load
     assert int(load.max() - load.min()) <= 0.005 * int(load.max())
-    untouched = even_out(csc, result.part, 4, weights, limits, tolerance=0.005, slack=0.05, key=0)
+    untouched = even_out_volume(csc, result.part, 4, weights, limits, tolerance=0.005, slack=0.05, key=0)
     assert untouched.stopped == "balanced" and untouched.num_moves == 0
     assert torch.equal(untouched.part, result.part)
 
@@ -239,12 +239,12 @@ def test_a_search_that_still_gains_when_its_work_is_used_up_says_so():
     part = random_part(csc.num_dst, 8)
     part[:333] = 0  # limits follow the parts, so that this one may stay as large as it is
     weights, limits = constraints(csc, part, 8, slack=1.0)
-    run = even_out(csc, part, 8, weights, limits, tolerance=0.0, slack=0.0, key=0)
+    run = even_out_volume(csc, part, 8, weights, limits, tolerance=0.0, slack=0.0, key=0)
     assert run.stopped == "out of work"
     assert run.loads.max() < communication_volume(csc, part, 8).load.max()
 
 
-@pytest.mark.skipif("pubmed" not in available(), reason="no pubmed in $GNNSYS_DATA")
+@pytest.mark.skipif("pubmed" not in available_datasets(), reason="no pubmed in $GNNSYS_DATA")
 def test_on_a_real_graph_loads_fall_below_those_of_metis_at_about_its_volume():
     pymetis = pytest.importorskip("pymetis")
     csc = dataset("pubmed").csc()  # both directions are stored

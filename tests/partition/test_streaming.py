@@ -9,7 +9,7 @@ import pymetis
 import pytest
 import torch
 
-from gnnsys.graph import Graph, rmat, save, sbm, typed
+from gnnsys.graph import Graph, rmat, save, sbm, typed_graph
 from gnnsys.ops import CSC, NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.partition import estimate_streaming, stream_assignment
 from gnnsys.partition.adjacency import Adjacency, first_nodes
@@ -70,7 +70,7 @@ def metis(graph: Graph, num_parts: int, weight: torch.Tensor | None) -> torch.Te
 
 @pytest.mark.parametrize("memory", [2000, 20_000, 1 << 20])
 def test_the_adjacency_holds_both_directions_of_every_edge_of_every_type(memory, tmp_path):
-    graph = typed(200, num_features=1)
+    graph = typed_graph(200, num_features=1)
     expected = symmetric(graph)
     adjacency = Adjacency.build(graph, tmp_path, memory)
     seen = list(adjacency.runs())
@@ -138,7 +138,7 @@ def test_one_pass_of_greedy_alone_is_worse():
 
 def test_constraints_that_metis_alone_breaks_are_all_kept():
     """Train nodes in a few communities, three node types: every one of them within 5%."""
-    graph = typed(10_000, num_features=1)
+    graph = typed_graph(10_000, num_features=1)
     begins, num_nodes = first_nodes(graph), sum(graph.num_nodes(t) for t in graph.node_types)
     weights = [weight_of(graph, "edges")]
     for node_type in graph.node_types:

@@ -12,7 +12,7 @@ import torch
 
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.ops import CSC
-from gnnsys.ops.parts import add_fingerprints, fingerprint_edge_rows, fingerprint_edges, fingerprint_rows
+from gnnsys.ops.part_structure import add_fingerprints, fingerprint_edge_rows, fingerprint_edges, fingerprint_rows
 from gnnsys.partition import open_parts, verify_parts, write_parts
 from tests.partition.part_graphs import (
     CASES,
@@ -335,7 +335,7 @@ def test_what_cannot_be_fingerprinted_is_refused(call, message):
 
 
 def test_a_csc_that_leads_outside_is_refused_by_every_step_of_cutting():
-    from gnnsys.ops.parts import collect_halo, empty_bits, local_columns, mark_halo, mark_ids
+    from gnnsys.ops.part_structure import collect_halo, empty_bits, local_columns, mark_halo, mark_ids
 
     csc = CSC(torch.tensor([0, 1, 2]), torch.tensor([1, 7]), 2)
     columns, names, bits = torch.tensor([0, 1]), torch.tensor([0, 1]), empty_bits(2)

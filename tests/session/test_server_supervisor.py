@@ -16,7 +16,7 @@ from gnnsys.comm import Client, Kind, Reply, Server, ShardLost
 from gnnsys.comm.address import LOOPBACK, endpoint
 from gnnsys.partition import write_parts
 from gnnsys.session.server_process import ServerProcess
-from gnnsys.session.server_supervisor import Lives, reserve
+from gnnsys.session.server_supervisor import ServerSupervisor, reserve
 from tests.partition.part_graphs import random_assignment
 from tests.sampling.machines import homogeneous
 from tests.support.processes import processes, start_ranks
@@ -228,19 +228,19 @@ def test_a_killed_leader_takes_its_server_along_and_both_are_named_to_the_others
 
 
 def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch):
-    lives = Lives()
-    lives._orders = {"machine": 0, "bind": [], "keys": None, "threads": 1, "lost_after": 1.0}
+    supervisor = ServerSupervisor()
+    supervisor._orders = {"machine": 0, "bind": [], "keys": None, "threads": 1, "lost_after": 1.0}
 
     def closed(*_, **__):
-        lives._is_closing = True
+        supervisor._is_closing = True
         raise ValueError("write to closed file")
 
     monkeypatch.setattr(ServerProcess, "order", closed)
     try:
-        lives._begin()
-        assert lives.returncode is not None
+        supervisor._begin()
+        assert supervisor.returncode is not None
     finally:
-        lives.close()
+        supervisor.close()
 
 
 THIEF = """
@@ -273,11 +273,11 @@ def test_no_other_account_takes_the_port_of_a_server_that_has_died():
 
 def test_a_server_that_ends_too_often_stays_dead():
     ended, why = threading.Event(), []
-    lives = Lives(max_restarts=1)
+    supervisor = ServerSupervisor(max_restarts=1)
     try:
-        where = lives.order(4, LOOPBACK, keys=None, threads=1, lost_after=60)
+        where = supervisor.order(4, LOOPBACK, keys=None, threads=1, lost_after=60)
         with Client({4: where}, sender=0, incarnation=1, timeout=60, ping_interval=0.2, lost_after=60) as client:
-            lives.keep(lambda text: (why.append(text), client.lose(4, text), ended.set()))
+            supervisor.keep(lambda text: (why.append(text), client.lose(4, text), ended.set()))
             for life in range(2):
                 status = client.request(4, Kind.STATUS).result().options
                 assert status["life"] == life
@@ -289,5 +289,5 @@ def test_a_server_that_ends_too_often_stays_dead():
             for part in ("machine 4", "exit code -9", "started again 1 times within 10 minutes", "last checkpoint"):
                 assert part in why[0]
     finally:
-        lives.close()
-    assert lives.returncode == -9
+        supervisor.close()
+    assert supervisor.returncode == -9

@@ -36,7 +36,7 @@ finally:  # rank 0 has heeded the signal
 def test_trainers_and_server_end_when_the_agent_that_launched_them_is_killed(tmp_path):
     told = tmp_path / "pids"
     with processes() as running:
-        start_agents(running, TRAIN, [2], LOST_AFTER, told)
+        start_agents(running, TRAIN, [2], LOST_AFTER, told, fresh=True)
         await_true(lambda: told.exists() and told.read_text().endswith("]"), "the ranks", 90)
         pids = json.loads(told.read_text())
         try:
@@ -56,7 +56,7 @@ def test_trainers_and_server_end_when_the_agent_that_launched_them_is_killed(tmp
 
 
 FILE = "gnnsys/session/torchrun_agent.py"
-FIND = f"import runpy; print(getattr(runpy.run_path({FILE!r})['Agent'].watch(60), 'pid', None))"
+FIND = f"import runpy; print(getattr(runpy.run_path({FILE!r})['TorchrunAgent'].watch(60), 'pid', None))"
 LAUNCHED = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 
@@ -101,7 +101,7 @@ spec = importlib.util.spec_from_file_location("agent", "gnnsys/session/torchrun_
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module._LOOK_SECONDS = 0.01
-agent = module.Agent.watch(8.0)
+agent = module.TorchrunAgent.watch(8.0)
 heeded = threading.Event()
 def heed(*_):
     files = [open(f"{sys.argv[2]}/{number}", "wb", buffering=0) for number in range(8)]  # get descriptors that are free

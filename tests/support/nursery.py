@@ -3,7 +3,8 @@
 Such a rank is what `python program.py` makes of it: a session of its own, its own environment, arguments and output,
 `__main__`, threads and exit functions that are waited for; only the interpreter is not taken apart after success. There
 are two nurseries, so that neighbouring ranks hash strings differently, as processes do that were started one by one.
-Ranks and servers as users have them, each in a fresh process, are in the tests that use torchrun or the lab.
+torchrun's agents come from here too, and fork their ranks (tests/support/torchrun.py). Agents, ranks and servers as
+users have them, each in a fresh process, are in tests/session/test_torchrun_agent.py and in the tests that use the lab.
 `python -m tests.support.nursery FD` is the process.
 """
 
@@ -207,13 +208,13 @@ def run(program: str) -> None:
     exec(compile(Path(program).read_text(), program, "exec"), module.__dict__)
 
 
-def leave() -> None:
-    """Ends as an interpreter does after success, but for destroying thousands of modules, which takes seconds."""
+def leave(code: int = 0) -> None:
+    """Ends as an interpreter does, but for destroying thousands of modules, which takes seconds."""
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -67,13 +67,19 @@ class Running:
 
     def start_rank(self, rank: int, program: Path, arguments: Sequence[object], environment: Mapping[str, str]) -> None:
         """Starts `python program arguments`, from a nursery where there can be one."""
-        name, texts = f"rank {rank}", list(map(str, arguments))
-        if not forks_ranks():
-            self.start(name, [sys.executable, program, *texts], environment)
-            return
+        if forks_ranks():
+            self.fork(f"rank {rank}", rank, program, arguments, environment)
+        else:
+            self.start(f"rank {rank}", [sys.executable, program, *arguments], environment)
+
+    def fork(
+        self, name: str, turn: int, program: Path, arguments: Sequence[object], environment: Mapping[str, str]
+    ) -> None:
+        """Starts `python program arguments` from a nursery: neighbours, by their `turn`, from different ones."""
         number, env = len(self.processes), {**clean_environment(), **environment}
         files = [self._file(number, which) for which in ("out", "err")]
-        self.processes.append((name, nurseries()[rank % NUM_NURSERIES].start(program, texts, env, *files)))
+        nursery, texts = nurseries()[turn % NUM_NURSERIES], list(map(str, arguments))
+        self.processes.append((name, nursery.start(program, texts, env, *files)))
 
     def store_port(self) -> int:
         """The port of a store that lives here as torchrun's does in its agent: no port has to be chosen in advance."""
@@ -160,7 +166,7 @@ def run_ranks(
     `trainers`: ranks on one machine, or a number for each machine (machines to gnnsys, though all are on this host).
     Ranks are launched directly, with the variables and the store that torchrun would give them, from a process that has
     imported torch (tests/support/nursery.py), or under real agents with `torchrun`, one for each machine, which take
-    `options`.
+    `options` and are forked too.
     """
     counts = [trainers] if isinstance(trainers, int) else list(trainers)
     with processes() as running:
@@ -215,17 +221,27 @@ def start_agents(
     *arguments: object,
     environment: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    fresh: bool = False,
 ) -> None:
-    """Starts a torchrun agent per machine and returns at once; `read_ranks` tells what their ranks printed."""
+    """Starts a torchrun agent per machine and returns at once; `read_ranks` tells what their ranks printed.
+
+    `fresh`: each agent, rank and server in an interpreter of its own, as users have them.
+    """
     (running.folder / "program.py").write_text(program)
     script = running.folder / "runner.py"
     script.write_text(_RUNNER.format(folder=str(running.folder)))
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    agent = running.folder / "agent.py"
+    agent.write_text("import sys; from tests.support.torchrun import main; main(sys.argv[1:])")
     for machine, count in enumerate(trainers):
         shape = ["--nnodes", len(trainers), "--nproc-per-node", count, "--monitor-interval", "0.1"]
         place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{running.store_port()}", "--rdzv-id", "test"]
         place += ["--rdzv-conf", "is_host=0", "--local-addr", "127.0.0.1"]
-        running.start(f"torchrun {machine}", [*launcher, *shape, *place, *options, script, *arguments], environment)
+        given = [*shape, *place, *options, script, *arguments]
+        if forks_ranks() and not fresh:
+            running.fork(f"torchrun {machine}", machine, agent, given, environment or {})
+        else:
+            launcher = [sys.executable, "-m", "torch.distributed.run"]
+            running.start(f"torchrun {machine}", [*launcher, *given], environment)
 
 
 def read_ranks(folder: Path) -> list[Ended]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 
+from gnnsys.lab import Lab
 from tests.support import workers
 from tests.support.processes import await_true
-from tests.support.workers import Turns, choose_workers, machine
+from tests.support.workers import Turns, choose_workers, longest_first, machine
 
 WHOLE = {"keyword": "", "markexpr": "", "usepdb": False, "collectonly": False, "capture": "fd", "device": "cpu"}
 
@@ -40,6 +43,24 @@ def test_all_tests_run_in_one_process_more_than_there_are_processors_file_by_fil
     assert (option.numprocesses, option.dist, option.loadscopereorder) == (3, "loadfile", False)
     assert option.maxworkerrestart == "0"  # who crashes ends the run
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_leaving_out_what_is_long_leaves_all_processors_to_the_rest():
+    assert chosen(["tests"], markexpr="not long").numprocesses == 3
+    assert chosen(["tests"], markexpr="long").numprocesses is None
+
+
+def test_files_that_start_processes_come_first_and_others_keep_their_order():
+    def item(name: str, **imported: object) -> SimpleNamespace:
+        module = ModuleType(name)
+        vars(module).update(imported)
+        return SimpleNamespace(name=name, module=module)
+
+    plain = [item("first"), item("second", Path=Path, rows=np.zeros(2))]
+    starting = [item("ranks", run=await_true), item("programs", subprocess=subprocess), item("lab", Lab=Lab)]
+    found = [plain[0], starting[0], starting[1], plain[1], starting[2]]
+    longest_first(found)
+    assert found == [*starting, *plain]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """How all tests run in half the time: in one process more than there are processors, those of a file in the same one.
 
-Tests of processes and of links mostly wait, so that others can run meanwhile. A test that looks at the whole machine
-(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does.
-`pytest` and `make test` without arguments do this where pytest-xdist is; parts of the suite run in one process, and
-`-n` says otherwise.
+Tests of processes and of links mostly wait, so that others can run meanwhile. Their files come first, since they are
+the longest: what runs at the end is short, and no processor waits for another. A test that looks at the whole machine
+(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does. A test that
+takes minutes, and whose promise a shorter one keeps, is marked `long`: `make test` leaves it out, `make check-all` does
+not. `pytest` and `make test` without arguments use all processors where pytest-xdist is; parts of the suite run in one
+process, and `-n` says otherwise.
 """
 
 from __future__ import annotations
@@ -11,15 +13,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 import pytest
 
 MOST_WORKERS = 6  # each has two nurseries, with torch in all three
 ALONE = "alone: the test looks at the whole machine, so that no other runs beside it"
+LONG = "long: minutes of work whose promise a shorter test keeps; `make check-all` runs it, `make test` does not"
+WHOLE = ("", "not long")  # of `-m`: all tests, and those of `make test`
+STARTERS = ("tests.support.processes", "gnnsys.lab", "gnnsys.bench.dist")  # where functions are that start processes
 WAIT_SECONDS = 600.0  # more than any test takes
 DOOR, ROOM = Path(__file__), Path(__file__).parents[1] / "conftest.py"  # files that all workers have, to lock
 
@@ -30,12 +37,12 @@ def choose_workers(config: pytest.Config) -> None:
         return
     options = config.option
     unsaid = getattr(options, "numprocesses", 0) is None  # there is pytest-xdist, and nobody has said how many
-    whole = config.args == config.getini("testpaths") and not (options.keyword or options.markexpr)
+    whole = config.args == config.getini("testpaths") and not options.keyword and options.markexpr in WHOLE
     watched = options.usepdb or options.collectonly or options.capture == "no" or options.device != "cpu"
     if unsaid and whole and not watched and not os.environ.get("GNNSYS_SANITIZER"):
         options.numprocesses = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
         options.dist = "loadfile"
-        options.loadscopereorder = False  # files in their order: those of most tests are not the longest
+        options.loadscopereorder = False  # files in the order of `longest_first`: most tests are not the longest
         if options.maxworkerrestart is None:  # one that crashed has failed the run, and its files would not come back
             options.maxworkerrestart = "0"
     if getattr(options, "numprocesses", 0):
@@ -45,6 +52,22 @@ def choose_workers(config: pytest.Config) -> None:
 
 def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sorts tests by their files: first those that may start processes, otherwise as they were."""
+    modules = {id(module): module for item in items if (module := getattr(item, "module", None)) is not None}
+    starting = {key for key, module in modules.items() if starts_processes(module)}
+    items.sort(key=lambda item: id(getattr(item, "module", None)) not in starting)
+
+
+def starts_processes(module: ModuleType) -> bool:
+    """Whether a test file imports what starts processes: subprocess, or something of `STARTERS`."""
+    values = vars(module).values()  # anything: they may not like to be compared
+    homes = [str(getattr(value, "__module__", "")) for value in values if callable(value)]
+    return any(value is subprocess for value in values) or any(
+        home == name or home.startswith(f"{name}.") for home in homes for name in STARTERS
+    )
 
 
 @contextlib.contextmanager

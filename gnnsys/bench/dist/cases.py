@@ -8,10 +8,10 @@ from typing import TypeAlias
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Versus, score, value
 from gnnsys.bench.dist.inputs import METIS, RANDOM
-from gnnsys.bench.dist.job import PhaseFigures
-from gnnsys.bench.dist.jobs import UNLIMITED, Jobs
+from gnnsys.bench.dist.run_job import PhaseFigures
+from gnnsys.bench.dist.jobs import UNLIMITED, DistJobs
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS
-from gnnsys.bench.lab_jobs import NOTHING, Figures, job_case
+from gnnsys.bench.lab_jobs import NOTHING, SideFigures, job_case
 from gnnsys.bench.workload import Workload
 
 LINK = "busiest link"
@@ -27,8 +27,8 @@ def rates(workload: Workload) -> Iterator[Case]:
         yield from _at_rate(jobs, rate)
 
 
-def _at_rate(jobs: Jobs, rate: str) -> Iterator[Case]:
-    figures: Figures = {
+def _at_rate(jobs: DistJobs, rate: str) -> Iterator[Case]:
+    figures: SideFigures = {
         OURS: lambda: jobs.two_level(rate).seconds,
         "unlimited links": lambda: jobs.two_level(UNLIMITED).seconds,
         LINK: lambda: jobs.two_level(rate).link_seconds(rate),
@@ -55,7 +55,7 @@ def ablation(workload: Workload) -> Iterator[Case]:
         "6 keeping": (lambda: jobs.two_level(rate), lambda: jobs.two_level(UNLIMITED)),
     }
     random, random_unlimited = steps["1 random"]
-    off_network: Figures = {
+    off_network: SideFigures = {
         OURS: lambda: 100 * random_unlimited().seconds / random().seconds,
         "bound": lambda: 100 * (1 - NETWORK_SHARE),
     }
@@ -66,13 +66,13 @@ def ablation(workload: Workload) -> Iterator[Case]:
 
 
 def _step(name: str, run: Run, unlimited: Run, random: Run, rate: str, target: float | None) -> Iterator[Case]:
-    seconds: Figures = {
+    seconds: SideFigures = {
         OURS: lambda: run().seconds,
         "random": lambda: random().seconds,
         "bound": lambda: max(run().link_seconds(rate), unlimited().seconds),
     }
     yield job_case(f"{name}/epoch", SECONDS, seconds, Versus(("random",), target), limit="bound")
-    moved: Figures = {OURS: lambda: run().busiest_bytes / 1e6, "random": lambda: random().busiest_bytes / 1e6}
+    moved: SideFigures = {OURS: lambda: run().busiest_bytes / 1e6, "random": lambda: random().busiest_bytes / 1e6}
     yield job_case(f"{name}/bytes", MEGABYTES, moved, Versus(("random",)))
 
 
@@ -81,7 +81,7 @@ def scaling(workload: Workload) -> Iterator[Case]:
     jobs = _jobs(workload)
     hosts, rate = jobs.settings.hosts, jobs.settings.rates[0]
     times, links = f"{hosts} x one host", "link bound"
-    figures: Figures = {
+    figures: SideFigures = {
         OURS: lambda: jobs.two_level(rate).samples_per_s,
         times: lambda: hosts * jobs.one_host().samples_per_s,
         links: lambda: jobs.two_level(rate).seeds / jobs.two_level(rate).link_seconds(rate),
@@ -99,9 +99,9 @@ def against_distdgl(workload: Workload) -> Iterator[Case]:
         yield _beside_distdgl(jobs, name, encrypt)
 
 
-def _beside_distdgl(jobs: Jobs, name: str, encrypt: bool) -> Case:
+def _beside_distdgl(jobs: DistJobs, name: str, encrypt: bool) -> Case:
     threefold, allowed = "3 x DistDGL", "0.85 x compute alone"
-    figures: Figures = {
+    figures: SideFigures = {
         OURS: lambda: jobs.two_hosts(KEEPING, encrypt=encrypt).samples_per_s,
         "DistDGL": jobs.distdgl,
         "compute alone": lambda: jobs.two_hosts(COMPUTE, encrypt=encrypt).samples_per_s,
@@ -118,5 +118,5 @@ def _beside_distdgl(jobs: Jobs, name: str, encrypt: bool) -> Case:
 BENCHMARKS = [rates, ablation, scaling, against_distdgl]
 
 
-def _jobs(workload: Workload) -> Jobs:
-    return workload.once("dist/jobs", lambda: Jobs(workload))
+def _jobs(workload: Workload) -> DistJobs:
+    return workload.once("dist/jobs", lambda: DistJobs(workload))

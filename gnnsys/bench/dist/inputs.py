@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnnsys.bench.communities import make_graph, task_folder
-from gnnsys.bench.dist.settings import Settings
+from gnnsys.bench.dist.settings import DistSettings
 from gnnsys.graph import load
 from gnnsys.graph import MANIFEST
 from gnnsys.partition import partition_graph
@@ -13,7 +13,7 @@ from gnnsys.partition import partition_graph
 RANDOM, METIS, TWO_LEVEL = "random", "metis", "two-level"
 
 
-def make_parts(folder: Path, settings: Settings, kind: str, num_parts: int) -> Path:
+def make_parts(folder: Path, settings: DistSettings, kind: str, num_parts: int) -> Path:
     """`kind`: nodes at random, METIS over the machines, or METIS over the machines and the trainers of each."""
     out = task_folder(folder, settings) / f"{kind}-{num_parts}"
     if not (out / MANIFEST).exists():

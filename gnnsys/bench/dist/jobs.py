@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.bench.dist.inputs import METIS, RANDOM, TWO_LEVEL, make_parts
-from gnnsys.bench.dist.job import PhaseFigures, run_job
+from gnnsys.bench.dist.run_job import PhaseFigures, run_job
 from gnnsys.bench.dist.phase import ASYNCHRONOUS, COMPUTE, KEEPING, NON_STOP, SYNCHRONOUS, Phase
-from gnnsys.bench.dist.settings import QUICK, Settings
+from gnnsys.bench.dist.settings import QUICK, DistSettings
 from gnnsys.lab import Lab, parse_rate
 from gnnsys.bench.lab_jobs import LabJobs, check_lab, say
 from gnnsys.bench.workload import Workload
@@ -19,11 +19,11 @@ UNLIMITED = "unlimited"
 WARM = 4  # steps until the pipeline is as full as it gets
 
 
-class Jobs(LabJobs[Settings]):
+class DistJobs(LabJobs[DistSettings]):
     """Figures by job and phase. Phases of a job go from slow links to fast: none starts with what a fast link left."""
 
     def __init__(self, workload: Workload) -> None:
-        super().__init__(workload, Settings, QUICK)
+        super().__init__(workload, DistSettings, QUICK)
 
     def two_level(self, phase: str) -> PhaseFigures:
         """All hosts, METIS over machines and trainers: phases by rate, "unlimited", and by mode."""
@@ -102,7 +102,7 @@ class Jobs(LabJobs[Settings]):
         return call()
 
 
-def _prepare_once(settings: Settings, folder: Path) -> None:
+def _prepare_once(settings: DistSettings, folder: Path) -> None:
     from gnnsys.bench.dist.distdgl import prepare
 
     task = replace(settings.task(2), num_epochs=2)

@@ -11,7 +11,7 @@ from gnnsys.lab import parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(CommunitySettings):
+class DistSettings(CommunitySettings):
     """What is trained, on what, and how long. `rate` is the one of the ablation, `peer_rate` the one beside DistDGL.
 
     An epoch is `steps` steps of every trainer.

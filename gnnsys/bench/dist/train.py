@@ -34,7 +34,7 @@ def main(folder: Path, parts: str, num_seed_parts: int | None) -> None:
     task = Task.load(folder)
     with gnnsys.init(timeout=WAIT_SECONDS, encrypt=task.encrypt) as session:
         graph = gnnsys.open(parts, verify=False)
-        trainer = Trainer(session, graph, task, num_seed_parts)
+        trainer = PhaseTrainer(session, graph, task, num_seed_parts)
         for phase in load(folder):
             figures = trainer.run(phase, folder)
             everyone = session.group.gather(f"figures-{phase.name}", figures)
@@ -43,7 +43,7 @@ def main(folder: Path, parts: str, num_seed_parts: int | None) -> None:
 
 
 @dataclass
-class Figures:
+class RankFigures:
     """What one rank did while a phase was measured; seconds of the wall clock."""
 
     seconds: float = 0.0
@@ -57,7 +57,7 @@ class Figures:
     counts: dict[str, int] = field(default_factory=dict)  # of the fetch stage
 
 
-class Trainer:
+class PhaseTrainer:
     """The model, its optimizer, and the loader of the last phase."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Trainer:
         self._use(phase.mode)
         self._meet(READY, phase, folder)
         for _ in range(phase.warm):
-            self._step(next(self._batches), Figures())
+            self._step(next(self._batches), RankFigures())
         self._meet(BEGIN, phase, folder)
         figures = self._measure(phase.epochs * len(self._loader))
         self.say(f"{END} {phase.name}")
@@ -117,8 +117,8 @@ class Trainer:
         )
         self._batches = one_batch(self._loader) if mode == COMPUTE else endless(self._loader)
 
-    def _measure(self, num_steps: int) -> Figures:
-        figures, counts, cpu = Figures(), self._counts(), time.process_time()
+    def _measure(self, num_steps: int) -> RankFigures:
+        figures, counts, cpu = RankFigures(), self._counts(), time.process_time()
         start = time.perf_counter()
         for _ in range(num_steps):
             began = time.perf_counter()
@@ -132,7 +132,7 @@ class Trainer:
         figures.counts = {name: value - counts.get(name, 0) for name, value in self._counts().items()}
         return figures
 
-    def _step(self, batch: Any, figures: Figures) -> None:
+    def _step(self, batch: Any, figures: RankFigures) -> None:
         began = time.perf_counter()
         out = self.model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)
         loss = F.cross_entropy(out, batch.y[: batch.batch_size])

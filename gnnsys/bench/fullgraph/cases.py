@@ -7,9 +7,9 @@ from functools import partial
 
 from gnnsys.bench.case import OURS as OURS_SIDE
 from gnnsys.bench.case import Case, Unit, Versus, value
-from gnnsys.bench.fullgraph.jobs import Jobs, megabits
+from gnnsys.bench.fullgraph.jobs import FullGraphJobs, megabits
 from gnnsys.bench.fullgraph.variant import FULL, INTER, INTRA, ONE_BIN, OURS, PARTITIONERS, REPLICATED, SEQUENTIAL
-from gnnsys.bench.lab_jobs import NOTHING, Figures, job_case
+from gnnsys.bench.lab_jobs import NOTHING, SideFigures, job_case
 from gnnsys.bench.workload import Workload
 
 LINK, UNLIMITED = "busiest link", "unlimited links"
@@ -36,9 +36,9 @@ def schedule(workload: Workload) -> Iterator[Case]:
             yield _bins(jobs, number, limited)
 
 
-def _variant(jobs: Jobs, name: str, over_sequential: float | None, of_bound: float | None) -> Iterator[Case]:
+def _variant(jobs: FullGraphJobs, name: str, over_sequential: float | None, of_bound: float | None) -> Iterator[Case]:
     plain, one_bin = f"{SEQUENTIAL}.", f"{ONE_BIN}."  # sides, one of which is this variant itself
-    figures: Figures = {
+    figures: SideFigures = {
         OURS_SIDE: lambda: jobs.schedule(name, limited=True).seconds,
         plain: lambda: jobs.schedule(SEQUENTIAL, limited=True).seconds,
         one_bin: lambda: jobs.schedule(ONE_BIN, limited=True).seconds,
@@ -53,10 +53,10 @@ def _variant(jobs: Jobs, name: str, over_sequential: float | None, of_bound: flo
     yield job_case(f"schedule/{name}", SECONDS, figures, sequential, bound, limit="bound")
 
 
-def _bins(jobs: Jobs, number: int, limited: bool) -> Case:
+def _bins(jobs: FullGraphJobs, number: int, limited: bool) -> Case:
     """How many bins are best, on limited links and on others."""
     first = f"{jobs.settings.sweep[0]} bins"
-    figures: Figures = {
+    figures: SideFigures = {
         OURS_SIDE: lambda: jobs.bins(number, limited=limited).seconds,
         first: lambda: jobs.bins(jobs.settings.sweep[0], limited=limited).seconds,
     }
@@ -64,12 +64,12 @@ def _bins(jobs: Jobs, number: int, limited: bool) -> Case:
     return job_case(f"schedule/bins {number}{suffix}", SECONDS, figures, Versus((first,)))
 
 
-def _quota(jobs: Jobs) -> float:
+def _quota(jobs: FullGraphJobs) -> float:
     """How much of their quota hosts used where nothing else held them up: well below 100, others used this machine."""
     return 100 * jobs.schedule(FULL, limited=False).cores / jobs.settings.cpu
 
 
-def _communication(jobs: Jobs) -> float:
+def _communication(jobs: FullGraphJobs) -> float:
     """The share of a sequential epoch that links add."""
     slow, fast = (jobs.schedule(ONE_BIN, limited=limited).seconds for limited in (True, False))
     return 100 * (slow - fast) / slow
@@ -111,17 +111,17 @@ def payload(workload: Workload) -> Iterator[Case]:
         epoch = jobs.schedule(FULL, limited=True).first
         return sum(rank["num_bytes"] for rank in epoch["ranks"])
 
-    each: Figures = {
+    each: SideFigures = {
         OURS_SIDE: lambda: jobs.schedule(FULL, limited=True).payload / 1e6,
         "least": lambda: 2 * rows() * width() * ITEM / 1e6,
     }
     yield job_case("bytes/an epoch", MEGABYTES, each, Versus(("least",), 1 / 1.02), limit="least")
-    once: Figures = {
+    once: SideFigures = {
         OURS_SIDE: lambda: first() / 1e6,
         "least": lambda: rows() * (2 * width() + s.num_features) * ITEM / 1e6,
     }
     yield job_case("bytes/the first epoch", MEGABYTES, once, Versus(("least",), 1 / 1.02), limit="least")
-    wire: Figures = {
+    wire: SideFigures = {
         OURS_SIDE: lambda: jobs.schedule(FULL, limited=True).wire_bytes / 1e6,
         "payload": lambda: jobs.schedule(FULL, limited=True).payload / 1e6,
     }
@@ -141,15 +141,15 @@ def replication(workload: Workload) -> Iterator[Case]:
         target = 2.0 if name.endswith("layers") and depth >= 3 else None
         yield _replicated(jobs, name, False, target)
         yield _replicated(jobs, name, True, None)
-        edges: Figures = {
+        edges: SideFigures = {
             OURS_SIDE: partial(_edges, jobs, name, FULL, depth),
             REPLICATED: partial(_edges, jobs, name, REPLICATED, 1),
         }
         yield job_case(f"replication/{name}/edges", value("M edges"), edges, Versus((REPLICATED,)))
 
 
-def _replicated(jobs: Jobs, name: str, limited: bool, target: float | None) -> Case:
-    figures: Figures = {
+def _replicated(jobs: FullGraphJobs, name: str, limited: bool, target: float | None) -> Case:
+    figures: SideFigures = {
         OURS_SIDE: lambda: jobs.shape(name, FULL, limited=limited).seconds,
         REPLICATED: lambda: jobs.shape(name, REPLICATED, limited=limited).seconds,
     }
@@ -157,7 +157,7 @@ def _replicated(jobs: Jobs, name: str, limited: bool, target: float | None) -> C
     return job_case(f"replication/{name}/{suffix}", SECONDS, figures, Versus((REPLICATED,), target))
 
 
-def _edges(jobs: Jobs, name: str, variant: str, times: int) -> float:
+def _edges(jobs: FullGraphJobs, name: str, variant: str, times: int) -> float:
     """That all ranks aggregate over in an epoch's forward pass."""
     return times * sum(rank["edges"] for rank in jobs.shape(name, variant, limited=False).facts) / 1e6
 
@@ -165,5 +165,5 @@ def _edges(jobs: Jobs, name: str, variant: str, times: int) -> float:
 BENCHMARKS = [schedule, partitioners, payload, replication]
 
 
-def _jobs(workload: Workload) -> Jobs:
-    return workload.once("fullgraph/jobs", lambda: Jobs(workload))
+def _jobs(workload: Workload) -> FullGraphJobs:
+    return workload.once("fullgraph/jobs", lambda: FullGraphJobs(workload))

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from gnnsys.bench.communities import make_graph, task_folder
-from gnnsys.bench.fullgraph.settings import Settings
+from gnnsys.bench.fullgraph.settings import FullGraphSettings
 from gnnsys.bench.fullgraph.variant import CHUNK, METIS, OURS, RANDOM
 from gnnsys.graph import Graph, load
-from gnnsys.partition import Options, assign_parts
+from gnnsys.partition import PartitionOptions, assign_parts
 
 _OPTIONS = {
-    OURS: Options(objective="communication", balance=["edges"]),
-    METIS: Options(method="metis", balance=["edges"]),
-    CHUNK: Options(method="chunk"),
-    RANDOM: Options(method="random"),
+    OURS: PartitionOptions(objective="communication", balance=["edges"]),
+    METIS: PartitionOptions(method="metis", balance=["edges"]),
+    CHUNK: PartitionOptions(method="chunk"),
+    RANDOM: PartitionOptions(method="random"),
 }
 
 
-def make_parts(folder: Path, settings: Settings, partitioner: str, num_parts: int) -> Path:
+def make_parts(folder: Path, settings: FullGraphSettings, partitioner: str, num_parts: int) -> Path:
     """A file of the rank of every node."""
     path = task_folder(folder, settings) / f"{partitioner}-{num_parts}.npy"
     if not path.exists():

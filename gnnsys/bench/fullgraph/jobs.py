@@ -10,8 +10,8 @@ import torch
 
 from gnnsys.bench.communities import make_graph
 from gnnsys.bench.fullgraph.inputs import cut_and_rows, make_parts
-from gnnsys.bench.fullgraph.job import Figures, run_job
-from gnnsys.bench.fullgraph.settings import QUICK, Settings
+from gnnsys.bench.fullgraph.run_job import VariantFigures, run_job
+from gnnsys.bench.fullgraph.settings import QUICK, FullGraphSettings
 from gnnsys.bench.fullgraph.variant import (
     CALIBRATED,
     FULL,
@@ -19,9 +19,9 @@ from gnnsys.bench.fullgraph.variant import (
     PARTITIONERS,
     REPLICATED,
     UNLIMITED,
-    Group,
-    Job,
     Variant,
+    VariantGroup,
+    VariantJob,
     ablation,
 )
 from gnnsys.bench.lab_jobs import LabJobs, check_lab, say
@@ -29,15 +29,15 @@ from gnnsys.bench.workload import Workload
 from gnnsys.graph import load
 from gnnsys.lab import parse_rate
 
-Found = dict[tuple[str, str, str], Figures]
+FiguresByVariant = dict[tuple[str, str, str], VariantFigures]
 SCHEDULE, SWEEP = "schedule", "bins"
 
 
-class Jobs(LabJobs[Settings]):
+class FullGraphJobs(LabJobs[FullGraphSettings]):
     """Figures by job. All jobs but the first run at the rate that the first found."""
 
     def __init__(self, workload: Workload) -> None:
-        super().__init__(workload, Settings, QUICK)
+        super().__init__(workload, FullGraphSettings, QUICK)
         s = self.settings
         self.full = Variant(name=FULL, num_layers=s.layers, num_features=s.num_features, num_bins=s.bins)
 
@@ -51,15 +51,15 @@ class Jobs(LabJobs[Settings]):
         assert rate is not None
         return rate
 
-    def schedule(self, variant: str, *, limited: bool) -> Figures:
+    def schedule(self, variant: str, *, limited: bool) -> VariantFigures:
         """One of the paper's variants, on unlimited links or on those at which communication is half of it."""
         return self._schedule_job()[SCHEDULE, variant, self._limited if limited else UNLIMITED]
 
-    def bins(self, number: int, *, limited: bool) -> Figures:
+    def bins(self, number: int, *, limited: bool) -> VariantFigures:
         """The full schedule in so many bins, in turns with others."""
         return self._schedule_job()[SWEEP, str(number), self.rate if limited else UNLIMITED]
 
-    def partitioner(self, name: str) -> Figures:
+    def partitioner(self, name: str) -> VariantFigures:
         """The full schedule on parts of another partitioner."""
         return self._once("partitioners", self._run_partitioners)["partitioners", name, self.rate]
 
@@ -73,7 +73,7 @@ class Jobs(LabJobs[Settings]):
 
         return self._once(f"cut-{partitioner}", count)
 
-    def shape(self, name: str, variant: str, *, limited: bool) -> Figures:
+    def shape(self, name: str, variant: str, *, limited: bool) -> VariantFigures:
         """A model with so many layers ("3 layers") or features ("width 16"), by the full schedule or replicated."""
         return self._once("replication", self._run_replication)[name, variant, self.rate if limited else UNLIMITED]
 
@@ -83,33 +83,33 @@ class Jobs(LabJobs[Settings]):
     def _limited(self) -> str:
         return self.settings.rate or CALIBRATED
 
-    def _schedule_job(self) -> Found:
+    def _schedule_job(self) -> FiguresByVariant:
         return self._once("schedule", self._run_schedule)
 
-    def _run_schedule(self) -> Found:
+    def _run_schedule(self) -> FiguresByVariant:
         """Two jobs: the variants, which find the rate, and the numbers of bins at it."""
         s = self.settings
-        variants = Group(
+        variants = VariantGroup(
             name=SCHEDULE, variants=tuple(ablation(self.full)), rates=(UNLIMITED, self._limited), epochs=s.epochs
         )
         found = self._run("schedule", [variants], [OURS])
         rate = found[SCHEDULE, FULL, self._limited].rate
         assert rate is not None
         sweep = tuple(replace(self.full, name=str(number), num_bins=number) for number in s.sweep)
-        bins = Group(name=SWEEP, variants=sweep, rates=(UNLIMITED, rate), epochs=s.epochs)
+        bins = VariantGroup(name=SWEEP, variants=sweep, rates=(UNLIMITED, rate), epochs=s.epochs)
         return found | self._run("bins", [bins], [OURS])
 
-    def _run_partitioners(self) -> Found:
+    def _run_partitioners(self) -> FiguresByVariant:
         variants = tuple(replace(self.full, name=name, parts=name) for name in PARTITIONERS)
-        group = Group(name="partitioners", variants=variants, rates=(self.rate,), epochs=self.settings.epochs)
+        group = VariantGroup(name="partitioners", variants=variants, rates=(self.rate,), epochs=self.settings.epochs)
         return self._run("partitioners", [group], PARTITIONERS)
 
-    def _run_replication(self) -> Found:
+    def _run_replication(self) -> FiguresByVariant:
         full = replace(self.full, num_bins=0)
         shapes = {f"{depth} layers": replace(full, num_layers=depth) for depth in self.settings.depths}
         shapes |= {f"width {width}": replace(full, num_features=width) for width in self.settings.widths}
         groups = [
-            Group(
+            VariantGroup(
                 name=name,
                 variants=(shape, replace(shape, name=REPLICATED, replicate=True)),
                 rates=(UNLIMITED, self.rate),
@@ -120,8 +120,8 @@ class Jobs(LabJobs[Settings]):
         return self._run("replication", groups, [OURS], self.settings.replication_hosts)
 
     def _run(
-        self, name: str, groups: Sequence[Group], partitioners: Sequence[str], num_hosts: int | None = None
-    ) -> Found:
+        self, name: str, groups: Sequence[VariantGroup], partitioners: Sequence[str], num_hosts: int | None = None
+    ) -> FiguresByVariant:
         """On so many hosts as set, or on others whose quotas add up to the same."""
         check_lab()
         s, folder = self.settings, self._workload.folder
@@ -130,7 +130,7 @@ class Jobs(LabJobs[Settings]):
         say(f"  {name}: inputs ...")
         graph = make_graph(folder, s)
         parts = {each: str(make_parts(folder, s, each, num_hosts)) for each in partitioners}
-        job = Job(
+        job = VariantJob(
             graph=str(graph), parts=parts, hidden=s.hidden, num_hosts=num_hosts, cpu=cpu, groups=tuple(groups)
         )  # fmt: skip
         say(f"  {name}: {num_hosts} hosts ...")

@@ -18,8 +18,8 @@ ASK = "lab-ask"
 WAIT_SECONDS = 120.0  # for the harness, which has a thread for nothing else
 
 
-class Desk:
-    """Where a job asks: `Desk(folder).ask(rate="20mbit", cpu=0.45)`. The answer is what hosts have used so far."""
+class LabClient:
+    """Where a job asks: `LabClient(folder).ask(rate="20mbit", cpu=0.45)`. The answer is what hosts have used so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._number = folder, 0
@@ -40,7 +40,7 @@ class Desk:
         return answer
 
 
-class Clerk:
+class LabService:
     """The harness's side: hears a job's lines and does what they ask for, in one thread."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:

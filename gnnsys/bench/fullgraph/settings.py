@@ -10,7 +10,7 @@ from gnnsys.lab import parse_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(CommunitySettings):
+class FullGraphSettings(CommunitySettings):
     """GraphSAGE on a graph of communities, one rank per host of the lab; degree and widths are those of ogbn-products.
 
     Without a `rate` links get the one at which communication is half of a sequential epoch. `bins` are those of every

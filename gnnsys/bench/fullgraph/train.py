@@ -20,9 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gnnsys.bench.fullgraph.lab_control import Desk
-from gnnsys.bench.fullgraph.trainers import WAIT_SECONDS, Trainer, make_trainer
-from gnnsys.bench.fullgraph.variant import CALIBRATED, UNLIMITED, Group, Job
+from gnnsys.bench.fullgraph.lab_control import LabClient
+from gnnsys.bench.fullgraph.trainers import WAIT_SECONDS, VariantTrainer, make_trainer
+from gnnsys.bench.fullgraph.variant import CALIBRATED, UNLIMITED, VariantGroup, VariantJob
 from gnnsys.graph import load
 
 AGREE = 1e-3  # how far losses of one step may be apart, of the loss: sums are made in other orders
@@ -31,7 +31,7 @@ AGREE = 1e-3  # how far losses of one step may be apart, of the loss: sums are m
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=WAIT_SECONDS))
-    bench = Bench(folder, Job.load(folder))
+    bench = Bench(folder, VariantJob.load(folder))
     found = [figures for group in bench.job.groups for figures in bench.run(group)]
     if bench.is_first:
         (folder / "figures.json").write_text(json.dumps(found))
@@ -40,16 +40,16 @@ def main(folder: Path) -> None:
 
 
 class Bench:
-    def __init__(self, folder: Path, job: Job) -> None:
+    def __init__(self, folder: Path, job: VariantJob) -> None:
         self.job = job
         self.is_first = dist.get_rank() == 0
-        self._desk = Desk(folder)
+        self._desk = LabClient(folder)
         self._graph = load(Path(job.graph))
         self._losses: list[float] = []  # of the group, by step
         self._steps: dict[str, int] = {}  # that each trainer has done
         self._ranks = {name: torch.from_numpy(np.load(path)) for name, path in job.parts.items()}
 
-    def run(self, group: Group) -> Iterator[dict[str, Any]]:
+    def run(self, group: VariantGroup) -> Iterator[dict[str, Any]]:
         """Figures of every variant at every rate."""
         self._lab(rate=None, cpu=None)  # making plans and bins is not what is measured
         trainers = {v.name: make_trainer(v, self._graph, self._ranks[v.parts], self.job.hidden) for v in group.variants}
@@ -72,7 +72,7 @@ class Bench:
                     "first": firsts[name], "facts": self._gathered(trainers[name].facts()),
                 }  # fmt: skip
 
-    def _calibrate(self, first: tuple[str, Trainer], base: list[dict[str, Any]]) -> str:
+    def _calibrate(self, first: tuple[str, VariantTrainer], base: list[dict[str, Any]]) -> str:
         """The rate at which links double the time of the first trainer's epoch, `base` being those without limits.
 
         A first guess is what the busiest link carried over that time; the second corrects it by what it did to an
@@ -87,7 +87,7 @@ class Bench:
         added = _median([self._turn(*first) for _ in range(3)], "seconds") - unlimited
         return f"{self._told(bits * max(0.25, added / unlimited)):.0f}bit"
 
-    def _turn(self, name: str, trainer: Trainer) -> dict[str, Any]:
+    def _turn(self, name: str, trainer: VariantTrainer) -> dict[str, Any]:
         before = self._lab()
         dist.barrier()
         start, cpu = time.perf_counter(), time.process_time()

@@ -30,7 +30,7 @@ class Spent:
     num_bytes: float = 0.0
 
 
-class Trainer(Protocol):
+class VariantTrainer(Protocol):
     def epoch(self) -> Tensor:
         """This rank's share of the loss."""
 
@@ -41,7 +41,7 @@ class Trainer(Protocol):
         """Of this rank, for those who want to know why."""
 
 
-def make_trainer(variant: Variant, graph: Graph, ranks: Tensor, hidden: int) -> Trainer:
+def make_trainer(variant: Variant, graph: Graph, ranks: Tensor, hidden: int) -> VariantTrainer:
     torch.manual_seed(0)
     num_classes = graph.info["num_classes"]
     model = GraphSAGE(variant.num_features, hidden, variant.num_layers, num_classes)

@@ -45,7 +45,7 @@ def ablation(full: Variant) -> list[Variant]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class VariantGroup:
     """Variants that take turns, epoch by epoch, at one rate after the other.
 
     All of a group's losses must agree. CALIBRATED comes after UNLIMITED: the rate at which the first variant takes
@@ -59,7 +59,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class VariantJob:
     """What `gnnsys.bench.fullgraph.train` does. `graph` is a saved graph, `parts` files of the rank of every node."""
 
     graph: str
@@ -67,18 +67,18 @@ class Job:
     hidden: int
     num_hosts: int
     cpu: float
-    groups: tuple[Group, ...]
+    groups: tuple[VariantGroup, ...]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "job.json").write_text(json.dumps(asdict(self), indent=1))
 
     @classmethod
-    def load(cls, folder: Path) -> Job:
+    def load(cls, folder: Path) -> VariantJob:
         value = json.loads((folder / "job.json").read_text())
         return cls(**{**value, "groups": tuple(_group(group) for group in value["groups"])})
 
 
-def _group(value: dict[str, Any]) -> Group:
+def _group(value: dict[str, Any]) -> VariantGroup:
     variants: Sequence[dict[str, Any]] = value["variants"]
-    return Group(**{**value, "variants": tuple(Variant(**v) for v in variants), "rates": tuple(value["rates"])})
+    return VariantGroup(**{**value, "variants": tuple(Variant(**v) for v in variants), "rates": tuple(value["rates"])})

@@ -11,19 +11,11 @@ from gnnsys.bench.gpu import epoch, fullgraph, rows, spmm, structure
 from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 
 BENCHMARKS: list[Benchmark] = [
-    spmm.forward,
-    spmm.backward,
-    spmm.beside_scatter,
-    spmm.variants,
-    structure.compact,
-    structure.sampling,
-    rows.gather,
-    rows.cached,
-    epoch.epoch,
-    epoch.epoch_with_cache,
-    fullgraph.epoch,
-    fullgraph.making,
-    fullgraph.host_rows,
+    *spmm.BENCHMARKS,
+    *structure.BENCHMARKS,
+    *rows.BENCHMARKS,
+    *epoch.BENCHMARKS,
+    *fullgraph.BENCHMARKS,
 ]
 
 

@@ -66,7 +66,7 @@ def epoch(work: Workload) -> Iterator[Case]:
 
         def sides(where: str = where) -> dict[str, Side]:
             graph = pinned_graph(work) if where.startswith("pinned") else device_graph(work)
-            ours = _Trained(work, GraphSAGE(*widths))
+            ours = _DeviceModel(work, GraphSAGE(*widths))
             loader = _loader(work, graph, steps, **_on_device(work))
             found: dict[str, Callable[[], float]] = {
                 OURS: lambda: _seconds(_first_epoch(loader), ours.step, steps, steps.timed),
@@ -98,7 +98,7 @@ def epoch_with_cache(work: Workload) -> Iterator[Case]:
     steps, widths = _steps(work), _widths(work)
 
     def sides() -> dict[str, Side]:
-        ours = _Trained(work, GraphSAGE(*widths))
+        ours = _DeviceModel(work, GraphSAGE(*widths))
         graph = _cached(work, steps)
         plain, cached = (_loader(work, g, steps, **_on_device(work)) for g in (pinned_graph(work), graph))
         calls: dict[str, Callable[[], float]] = {
@@ -135,7 +135,7 @@ def _on_device(work: Workload) -> dict[str, Any]:
     return {"device": device(work)} if is_gpu(work) else {}
 
 
-class _Trained:
+class _DeviceModel:
     """A model with its optimizer on the device; a step per batch, on our layers or PyG's."""
 
     def __init__(self, work: Workload, model: nn.Module) -> None:
@@ -230,7 +230,7 @@ def _pyg(
     """PyG's own model, its batches sampled and gathered by all cores of the host and copied when they are needed."""
     from torch_geometric.nn import GraphSAGE as PygSAGE
 
-    model = _Trained(work, PygSAGE(*widths))
+    model = _DeviceModel(work, PygSAGE(*widths))
     step = model.pyg_trimmed_step if trimmed else model.pyg_step
     return lambda: _seconds(_first_epoch(loader), step, steps, steps.peer)
 
@@ -247,3 +247,6 @@ def _seconds(batches: Generator[Batch, None, None], step: Step, steps: Steps, nu
         synchronize()
         elapsed = time.perf_counter() - start
     return elapsed / num_timed * steps.all
+
+
+BENCHMARKS = [epoch, epoch_with_cache]

@@ -110,3 +110,6 @@ def _copy(target: Tensor, source: Tensor) -> Side:
         target.copy_(source, non_blocking=True)
 
     return Side(call, clock="device")
+
+
+BENCHMARKS = [gather, cached]

@@ -168,3 +168,6 @@ def _copy(work: Workload, size: GraphSize, dtype: str, width: int) -> Call:
 def _destinations(csc: CSC) -> Tensor:
     ids = torch.arange(csc.num_dst, device=csc.indptr.device)
     return ids.repeat_interleave(csc.in_degrees(), output_size=csc.num_edges)
+
+
+BENCHMARKS = [forward, backward, beside_scatter, variants]

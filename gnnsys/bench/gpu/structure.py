@@ -135,3 +135,6 @@ def _edges_per_second(counts: Iterable[int]) -> float:
     num_edges = sum(counts)
     synchronize()
     return 1e-6 * num_edges / (time.perf_counter() - start)
+
+
+BENCHMARKS = [compact, sampling]

@@ -4,17 +4,10 @@ from gnnsys.bench.case import Benchmark
 from gnnsys.bench.ops import attention, rows, spmm, structure
 
 BENCHMARKS: list[Benchmark] = [
-    spmm.forward,
-    spmm.backward,
-    spmm.beside_scatter,
-    spmm.memory,
-    attention.sddmm,
-    attention.edge_softmax,
-    attention.gat,
-    rows.gather,
-    structure.sample,
-    structure.compact,
-    structure.coo_to_csc,
+    *spmm.BENCHMARKS,
+    *attention.BENCHMARKS,
+    *rows.BENCHMARKS,
+    *structure.BENCHMARKS,
 ]
 
 __all__ = ["BENCHMARKS"]

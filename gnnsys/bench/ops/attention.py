@@ -148,3 +148,6 @@ def _pyg_gat(csc: CSC) -> Attention:
         return scatter(x.index_select(0, src) * alpha.unsqueeze(-1), dst, dim=0, dim_size=csc.num_dst, reduce="sum")
 
     return aggregate
+
+
+BENCHMARKS = [sddmm, edge_softmax, gat]

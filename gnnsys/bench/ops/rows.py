@@ -39,3 +39,6 @@ def gather(work: Workload) -> Iterator[Case]:
             (Versus(("memcpy",), 0.75), Versus(("index_select(out=)",), 1.2), Versus(("index_select",))),
             limit="memcpy",
         )
+
+
+BENCHMARKS = [gather]

@@ -185,3 +185,6 @@ def _compulsory_traffic(csc: CSC, x: Tensor) -> Callable[[], Tensor]:
     source = torch.ones(num_bytes // 2, dtype=torch.uint8)  # zeros would be one page of zeros, and in the cache
     target = torch.ones_like(source)
     return lambda: target.copy_(source)
+
+
+BENCHMARKS = [forward, backward, beside_scatter, memory]

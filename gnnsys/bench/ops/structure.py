@@ -105,3 +105,6 @@ def _sorted_by_destination(edges: Tensor, num_nodes: int) -> tuple[Tensor, Tenso
     _, order = edges[1].sort(stable=True)
     counts = torch.bincount(edges[1], minlength=num_nodes)
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), edges[0].index_select(0, order), order
+
+
+BENCHMARKS = [sample, compact, coo_to_csc]

@@ -16,13 +16,13 @@ from gnnsys.bench.partition.contest import (
     COMMUNICATION,
     VOLUME,
     Contest,
-    Figures,
+    PartitionerFigures,
     imbalance_of,
     without_isolated,
 )
 from gnnsys.bench.partition.inputs import flat_edges
 from gnnsys.bench.workload import FULL, SEED, Workload
-from gnnsys.graph import Graph, available, dataset, rmat
+from gnnsys.graph import Graph, available_datasets, dataset, rmat
 from gnnsys.partition import CommunicationVolume, communication_volume, flat_csc
 
 PARTS = 8
@@ -36,7 +36,7 @@ def communication(workload: Workload) -> Iterator[Case]:
     )
     if workload.sizes.num_nodes >= FULL.num_nodes:
         for name in REAL:
-            if name in available():
+            if name in available_datasets():
                 yield from _cases(f"rows, {name}", lambda name=name: _structure(dataset(name)))  # type: ignore[misc]
 
 
@@ -44,22 +44,22 @@ def _cases(name: str, make: Callable[[], Graph]) -> Iterator[Case]:
     graph = cache(make)
     contest = Contest(graph, (COMMUNICATION, VOLUME), PARTS, ["edges"])
 
-    def volume(figures: Figures) -> CommunicationVolume:
+    def volume(figures: PartitionerFigures) -> CommunicationVolume:
         return communication_volume(flat_csc(graph()), figures.part.int(), PARTS)
 
-    def rows(figures: Figures) -> float:
+    def rows(figures: PartitionerFigures) -> float:
         return float(volume(figures).total)
 
-    def busiest(figures: Figures) -> float:
+    def busiest(figures: PartitionerFigures) -> float:
         return volume(figures).imbalance
 
-    def worst(figures: Figures) -> float:
+    def worst(figures: PartitionerFigures) -> float:
         _, dst = flat_edges(graph())
         in_edges = torch.bincount(dst, minlength=figures.part.numel())
         weights = (torch.ones(figures.part.numel()), in_edges)
         return max(imbalance_of(weight, figures.part, PARTS) for weight in weights)
 
-    def case(what: str, unit: str, read: Callable[[Figures], float], versus: tuple[Versus, ...]) -> Case:
+    def case(what: str, unit: str, read: Callable[[PartitionerFigures], float], versus: tuple[Versus, ...]) -> Case:
         return contest.case(f"{name}/{what}", unit, read, versus, ours=COMMUNICATION)
 
     yield case("in all", "rows", rows, (Versus((VOLUME,), 1 / 1.05),))

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cache
 
 from gnnsys.bench.case import OURS, Case, Side, Versus
-from gnnsys.bench.partition.contest import METIS, Contest, Figures, cut_share, imbalance_of
+from gnnsys.bench.partition.contest import METIS, Contest, PartitionerFigures, cut_share, imbalance_of
 from gnnsys.bench.workload import FULL, Workload
-from gnnsys.graph import Graph, typed
+from gnnsys.graph import Graph, typed_graph
 from gnnsys.partition import constraints_of
 
 PARTS = 8
@@ -31,11 +31,11 @@ def _cases(name: str, num_papers: int, num_classes: int) -> Iterator[Case]:
     graph = cache(lambda: clustered(num_papers, num_classes))
     contest = Contest(graph, (OURS, *METIS), PARTS, BALANCE)
 
-    def worst(figures: Figures) -> float:
+    def worst(figures: PartitionerFigures) -> float:
         constraints = constraints_of(graph(), BALANCE)
         return max(imbalance_of(column, figures.part, PARTS) for column in constraints.weights.T)
 
-    def cut(figures: Figures) -> float:
+    def cut(figures: PartitionerFigures) -> float:
         return cut_share(graph(), figures.part)
 
     promised = num_classes > PARTS
@@ -46,7 +46,7 @@ def _cases(name: str, num_papers: int, num_classes: int) -> Iterator[Case]:
 
 def clustered(num_papers: int, num_classes: int) -> Graph:
     """Papers, authors and institutions; the papers of the first quarter of the classes are the ones to train on."""
-    graph = typed(num_papers, num_features=1, num_classes=num_classes)
+    graph = typed_graph(num_papers, num_features=1, num_classes=num_classes)
     graph.set_node_data("train_mask", graph.node_data["paper"]["y"] < num_classes // 4, "paper")
     return graph
 

@@ -34,7 +34,7 @@ DEADLINE = 900  # seconds for one run of one side
 
 
 @dataclass(frozen=True)
-class Figures:
+class PartitionerFigures:
     """One partitioner's figures: medians of its turns; the partition is that of the last."""
 
     side: str
@@ -66,10 +66,10 @@ class Contest:
         self.missing = missing(sides)
         self._graph, self._num_parts, self._balance, self._turns = graph, num_parts, tuple(balance), turns
         self._sides = [side for side in sides if side not in self.missing]
-        self._figures: dict[str, Figures] | None = None
+        self._figures: dict[str, PartitionerFigures] | None = None
         self._refused: dict[str, str] = {}
 
-    def figures(self, side: str) -> Figures:
+    def figures(self, side: str) -> PartitionerFigures:
         if self._figures is None:
             self._figures = self._run()
         if side in self._refused:
@@ -77,7 +77,12 @@ class Contest:
         return self._figures[side]
 
     def case(
-        self, name: str, unit: str, read: Callable[[Figures], float], versus: tuple[Versus, ...], ours: str = OURS
+        self,
+        name: str,
+        unit: str,
+        read: Callable[[PartitionerFigures], float],
+        versus: tuple[Versus, ...],
+        ours: str = OURS,
     ) -> Case:
         """The row of one figure; `read` may raise to say that a partition does not count."""
 
@@ -87,7 +92,7 @@ class Contest:
 
         return Case(name, value(unit), sides, versus, ours=ours, repeats=1, missing=self.missing)
 
-    def _run(self) -> dict[str, Figures]:
+    def _run(self) -> dict[str, PartitionerFigures]:
         found: dict[str, list[dict[str, float]]] = {side: [] for side in self._sides}
         parts: dict[str, Tensor] = {}
         with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +115,7 @@ class Contest:
                     else:
                         parts[side] = torch.from_numpy(np.load(Path(folder) / "part.npy"))
         return {
-            side: Figures(
+            side: PartitionerFigures(
                 side,
                 statistics.median(turn["seconds"] for turn in turns),
                 statistics.median(turn["peak_bytes"] for turn in turns),

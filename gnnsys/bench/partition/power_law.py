@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from gnnsys.bench.case import OURS, Case, Versus
-from gnnsys.bench.partition.contest import DGL, METIS, Contest, Figures, cut_share, imbalance_of, without_isolated
+from gnnsys.bench.partition.contest import (
+    DGL,
+    METIS,
+    Contest,
+    PartitionerFigures,
+    cut_share,
+    imbalance_of,
+    without_isolated,
+)
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.graph import Graph, rmat
 
@@ -33,26 +41,26 @@ def _cases(name: str, num_nodes: int, num_edges: int, turns: int) -> Iterator[Ca
     graph = cache(lambda: without_isolated(rmat(num_nodes, num_edges, seed=SEED)))
     contest = Contest(graph, (OURS, *METIS, DGL), PARTS, ["edges"], turns=turns)
 
-    def nodes(figures: Figures) -> float:
+    def nodes(figures: PartitionerFigures) -> float:
         return imbalance_of(torch.ones(graph().num_nodes()), figures.part, PARTS)
 
-    def in_edges(figures: Figures) -> float:
+    def in_edges(figures: PartitionerFigures) -> float:
         return imbalance_of(_in_degrees(graph()), figures.part, PARTS)
 
-    def counted(figure: float, figures: Figures) -> float:
+    def counted(figure: float, figures: PartitionerFigures) -> float:
         if figures.side == OURS and max(nodes(figures), in_edges(figures)) > ALLOWED + 1e-9:
             raise RuntimeError(
                 f"ours is not balanced, so nothing counts: {nodes(figures):.3f}, {in_edges(figures):.3f}"
             )
         return figure
 
-    def seconds(figures: Figures) -> float:
+    def seconds(figures: PartitionerFigures) -> float:
         return counted(figures.seconds, figures)
 
-    def memory(figures: Figures) -> float:
+    def memory(figures: PartitionerFigures) -> float:
         return counted(figures.peak_bytes / 1e6, figures)
 
-    def cut(figures: Figures) -> float:
+    def cut(figures: PartitionerFigures) -> float:
         return counted(cut_share(graph(), figures.part), figures)
 
     each = tuple(Versus((side,)) for side in (*METIS, DGL))
@@ -69,7 +77,7 @@ def _nodes_only(name: str, num_nodes: int, num_edges: int) -> Iterator[Case]:
     graph = cache(lambda: without_isolated(rmat(num_nodes, num_edges, seed=SEED)))
     contest = Contest(graph, (OURS, *METIS, DGL), PARTS, [])
 
-    def cut(figures: Figures) -> float:
+    def cut(figures: PartitionerFigures) -> float:
         return cut_share(graph(), figures.part)
 
     yield contest.case(f"{name}/cut", "% of edges", cut, (Versus(METIS, 1 / 1.10), Versus((DGL,), 1.0)))

@@ -17,9 +17,9 @@ from gnnsys.bench.case import OURS, Case, Side, Versus, value
 from gnnsys.bench.partition.contest import cut_share
 from gnnsys.bench.partition.inputs import flat_edges, metis_arrays, run_metis
 from gnnsys.bench.workload import FULL, Workload
-from gnnsys.graph import Graph, available, dataset
+from gnnsys.graph import Graph, available_datasets, dataset
 from gnnsys.ops import degrees
-from gnnsys.partition import Constraints, constraints_of, finest_level, multilevel
+from gnnsys.partition import Constraints, constraints_of, finest_level, multilevel_assignment
 
 PARTS = 8
 GRAPHS = (
@@ -41,7 +41,7 @@ def real_graphs(workload: Workload) -> Iterator[Case]:
     names = GRAPHS if workload.sizes.num_nodes >= FULL.num_nodes else GRAPHS[:1]
     missing = dict.fromkeys((METIS,), peers.missing("pymetis")["pymetis"]) if peers.missing("pymetis") else {}
     for name in names:
-        if name in available():
+        if name in available_datasets():
             contest = _Contest(name)
             versus = (Versus((METIS,), 1 / 1.05),)
             yield _case(f"{name}/cut at METIS's balance", contest.at_its_balance, contest, versus, missing)
@@ -106,7 +106,7 @@ class _Contest:
 
     def _cut(self, constraints: Constraints, limits: Tensor) -> float:
         graph, _ = self.graph
-        part, refined = multilevel(finest_level(graph, constraints), PARTS, limits)
+        part, refined = multilevel_assignment(finest_level(graph, constraints), PARTS, limits)
         if refined.excess > 0:
             raise RuntimeError(f"ours is over {limits.tolist()} in {constraints.names}, so nothing counts")
         return cut_share(graph, part)

@@ -55,9 +55,9 @@ def prepared(folder: Path, side: str) -> Callable[[], np.ndarray]:
 
 
 def our_side(graph: Graph, num_parts: int, balance: list[str], communication: bool) -> Callable[[], np.ndarray]:
-    from gnnsys.partition import Options, assign_parts
+    from gnnsys.partition import PartitionOptions, assign_parts
 
-    options = Options(balance=balance, objective="communication" if communication else "cut")
+    options = PartitionOptions(balance=balance, objective="communication" if communication else "cut")
 
     def run() -> np.ndarray:
         subpart = assign_parts(graph, num_parts, options=options).assignment.subpart

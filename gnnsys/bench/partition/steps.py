@@ -18,7 +18,7 @@ from gnnsys.bench.measure import reason_of
 from gnnsys.bench.partition.run_one import dgl_graph
 from gnnsys.bench.workload import SEED, Workload
 from gnnsys.graph import Graph, load, rmat, save
-from gnnsys.partition import Options, assign_parts, open_parts, write_parts
+from gnnsys.partition import PartitionOptions, assign_parts, open_parts, write_parts
 
 PARTS = 8
 STEPS = ("read", "partition", "write", "load")
@@ -82,7 +82,7 @@ class _Runs:
 def _our_steps(source: Path, out: Path) -> dict[str, float]:
     clock = _Clock()
     graph = clock.time("read", lambda: load(source))
-    assigned = clock.time("partition", lambda: assign_parts(graph, PARTS, options=Options(balance=["edges"])))
+    assigned = clock.time("partition", lambda: assign_parts(graph, PARTS, options=PartitionOptions(balance=["edges"])))
     clock.time("write", lambda: write_parts(graph, assigned.assignment, out))
     clock.time("load", lambda: [open_parts(out).part(i) for i in range(PARTS)])
     clock.seconds["partition and write"] = clock.seconds["partition"] + clock.seconds["write"]
@@ -122,7 +122,7 @@ def _storage(workload: Workload) -> dict[str, Side]:
     def ours() -> float:
         torch.set_num_threads(2)
         graph = workload.graph
-        assigned = assign_parts(graph, PARTS, options=Options(balance=["edges"]))
+        assigned = assign_parts(graph, PARTS, options=PartitionOptions(balance=["edges"]))
         with tempfile.TemporaryDirectory() as folder:
             write_parts(graph, assigned.assignment, Path(folder) / "parts", edge_ids=False)
             stored = open_parts(Path(folder) / "parts").stored_bytes()

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from gnnsys.bench.instructions import STEPPED, Counter
-from gnnsys.bench.store.trust import Traffic, checked, trusting
+from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
 from gnnsys.comm import Client, Keys, Server
 from gnnsys.store import Pull, Shard, Store, TableSpec
 
@@ -94,7 +94,7 @@ def measure_pull(count: Count | None, num_rows: int, keys: Keys | None) -> dict[
 
 def count_checks(count: Count, num_rows: int) -> float:
     """Of everything that is checked in a pull, beyond what it takes to believe it."""
-    traffic, times = Traffic(num_rows, _DIM), _STEPPED_CHECKS if count.is_stepped else 10 * _PULLS
+    traffic, times = PullMessages(num_rows, _DIM), _STEPPED_CHECKS if count.is_stepped else 10 * _PULLS
     beyond = count.of(checked(traffic), times) - count.of(trusting(traffic), times)
     return max(0.0, beyond)  # two CPU times that are nearly equal may come out the other way round
 

@@ -13,7 +13,7 @@ import torch
 import gnnsys
 import gnnsys.loader
 import gnnsys.session  # what a trainer imports, the process without a graph has imported too
-from gnnsys.bench.child import answer, wait_for_end
+from gnnsys.bench.child_process import answer, wait_for_end
 
 NUM_BATCHES, BATCH_SIZE, FANOUT = 40, 256, (5, 5)
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
-from gnnsys.bench.child import Child
+from gnnsys.bench.child_process import Child
 from gnnsys.bench.two_machines import parts_folder
 from gnnsys.bench.workload import Workload
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.bench.case import OURS, Case, Side, Versus, milliseconds, of_peer, rate
-from gnnsys.bench.store.bare import BareLink
+from gnnsys.bench.store.bare_zeromq import BareLink
 from gnnsys.bench.store.torch_rpc import RpcRows
 from gnnsys.bench.two_machines import TwoMachines, two_machines
 from gnnsys.bench.workload import Workload

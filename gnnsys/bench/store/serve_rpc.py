@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed.rpc as rpc
 
-from gnnsys.bench.child import wait_for_end
+from gnnsys.bench.child_process import wait_for_end
 from gnnsys.bench.store.torch_rpc import OWNER, join
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
-from gnnsys.bench.child import Child
+from gnnsys.bench.child_process import Child
 
 ASKER, OWNER = "asker", "owner"
 _SECONDS = 300.0
 
 
-class Rows:
+class HeldRows:
     """Made and kept by the owner."""
 
     def __init__(self, num_rows: int, dim: int) -> None:
@@ -41,7 +41,7 @@ class RpcRows:
         except BaseException:
             self._child.close()
             raise
-        self._rows = rpc.remote(OWNER, Rows, args=self._size)
+        self._rows = rpc.remote(OWNER, HeldRows, args=self._size)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,9 +6,14 @@ Sides take turns on the same machine and the same input; the ratio says how many
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gnnsys.bench import SuiteOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,23 +43,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="exit 1 when a row misses its target or a required row did not run"
     )
+    parser.add_argument(
+        "--against",
+        metavar="CHECKOUT",
+        type=Path,
+        help="another checkout of gnnsys, built in place: run the suite here and there in turns, and say which rows "
+        "are worse here; exit 1 when one is by more than 3%%",
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="with --against: how often each runs (default 3)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from gnnsys.bench import Options, load_suite, run_suite
-    from gnnsys.bench.gpu import check_device
+    from gnnsys.bench import SuiteOptions, check_machine, load_suite, run_suite
 
     benchmarks = load_suite(args.suite)
-    if args.suite == "gpu":
-        check_device()
+    check_machine(args.suite)
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise ValueError(f"--json {args.json}: the folder {args.json.parent} does not exist")
-    options = Options(
+    options = SuiteOptions(
         only=args.only,
         quick=args.quick or args.scale == "small",
         cache=args.cache,
         settings=_settings(args.suite, args.set),
     )
+    if args.against is not None:
+        return _run_against(args, options)
     report = run_suite(args.suite, benchmarks, options, show=partial(print, flush=True))  # seen while it runs
     if args.json is not None:
         report.write(args.json)
@@ -62,6 +75,29 @@ def run(args: argparse.Namespace) -> int:
     for failure in failures if args.check else []:
         print(f"check: {failure}", file=sys.stderr)
     return 1 if args.check and failures else 0
+
+
+def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
+    from gnnsys.bench import Change, compare, environment, load_suite, units_of
+
+    told = [args.suite]
+    told += [] if args.only is None else ["--only", args.only]
+    told += ["--quick"] if options.quick else []
+    told += [] if args.cache is None else ["--cache", str(args.cache.absolute())]
+    told += [word for text in args.set for word in ("--set", text)]
+    units = units_of(load_suite(args.suite), options)
+    changes = compare(told, units, args.against, args.rounds, show=partial(print, flush=True))
+    print(Change.header())
+    for change in changes:
+        print(change.line())
+    if args.json is not None:
+        rows = [
+            {"name": c.name, "unit": c.unit.name, "here": c.here, "there": c.there, "ratio": c.ratio} for c in changes
+        ]
+        args.json.write_text(
+            json.dumps({"suite": args.suite, "environment": environment(), "rows": rows}, indent=1) + "\n"
+        )
+    return 1 if any(change.is_worse for change in changes) else 0
 
 
 def _settings(suite: str, texts: list[str]) -> dict[str, str]:

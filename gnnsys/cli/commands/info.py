@@ -41,7 +41,7 @@ def native_core() -> str:
     """Where the native core was loaded from, or why it was not."""
     try:
         import gnnsys._C
-        import gnnsys.ops._library
+        import gnnsys.ops
     except ImportError as error:
         return f"missing: {str(error).splitlines()[0]}"
     return str(gnnsys._C.__file__)

@@ -69,22 +69,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.progress import Progress
     from gnnsys.cli.source import opened_source
-    from gnnsys.graph import check_target
     from gnnsys.partition import (
-        FORMAT,
-        WHAT,
-        Options,
-        check_counts,
+        PartitionOptions,
         check_halo_hops,
+        check_part_counts,
+        check_parts_target,
         parse_size,
         partition_graph,
         plan_assignment,
     )
 
     # Whatever can be refused is refused before a source is read that may take minutes.
-    check_counts(args.parts, args.trainers_per_part)
+    check_part_counts(args.parts, args.trainers_per_part)
     check_halo_hops(args.halo_hops)
-    options = Options(
+    options = PartitionOptions(
         method=args.method,
         objective=args.objective,
         balance=balance_names(args.balance),
@@ -92,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     limit = None if args.memory_limit is None else parse_size(args.memory_limit)
-    check_target(args.out, overwrite=args.overwrite, format=FORMAT, what=WHAT)
+    check_parts_target(args.out, overwrite=args.overwrite)
     start = time.perf_counter()
     with ExitStack() as stack:
         bar = stack.enter_context(Progress.reported("partition"))

@@ -1,0 +1,164 @@
+"""Between ranks: who is named when one dies or falls silent, whatever was waited for; how much may be under way."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gnnsys.comm.rank_exchange import RankExchange
+from tests.comm.endpoints import until
+from tests.fullgraph.ranks import run_ranks as run_threads
+from tests.support.processes import run_ranks
+
+DEADLINE = 60.0
+
+PROGRAM = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import gnnsys.comm.rank_exchange
+from gnnsys.comm.errors import TrainerLost
+from gnnsys.comm.rank_exchange import RankExchange
+
+gnnsys.comm.rank_exchange._PROBE_SECONDS = 10  # a rank that is busy names the one that died all the same
+how, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=60))
+rows = torch.ones(3)
+if rank == 1:
+    store.set("pid", str(os.getpid()))
+RankExchange(group, timeout=60).all_reduce(rows).wait()
+assert rows.tolist() == [world_size] * 3
+peers = RankExchange(group, timeout=timeout)
+if rank == 1:
+    os.kill(os.getpid(), getattr(signal, how))
+time.sleep(float(os.environ.get("LATE", 0)))
+waits = {
+    "sum": lambda: peers.all_reduce(rows).wait(),
+    "rows": lambda: (peers.expect(1, 7, rows, "rows"), peers.next_arrival()),
+    "swap": lambda: peers.swap([torch.arange(2)] * world_size),
+}
+try:
+    waits[what]()
+except TrainerLost as error:
+    print(error.rank, error, flush=True)
+store.add("told", 1)
+while store.add("told", 0) < world_size - 1:  # nobody else's end is mistaken for that of rank 1
+    pass
+if rank == 0 and how == "SIGSTOP":
+    os.kill(int(store.get("pid")), signal.SIGKILL)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("what", ["sum", "rows", "swap"])
+def test_the_rank_that_died_is_named_to_all_who_wait(what):
+    """At once: what they would wait for is ten minutes."""
+    ended = run_ranks(PROGRAM, 3, "SIGKILL", what, 600, timeout=DEADLINE, check=False)
+    assert ended[1].returncode == -9
+    for rank in (0, 2):
+        assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
+
+
+@pytest.mark.parametrize("what", ["sum", "rows", "swap"])
+def test_a_rank_that_died_before_anything_was_asked_of_it_is_named_too(what, monkeypatch):
+    """gloo then knows that the connection is gone, and refuses at once to use it."""
+    monkeypatch.setenv("LATE", "0.5")
+    ended = run_ranks(PROGRAM, 3, "SIGKILL", what, 600, timeout=DEADLINE, check=False)
+    for rank in (0, 2):
+        assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
+
+
+def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
+    ended = run_ranks(PROGRAM, 3, "SIGSTOP", "rows", 2, timeout=DEADLINE, check=False)
+    for rank in (0, 2):
+        told = re.match(r"1 rank 1 was lost, or was not heard of for (\d+\.\d) s", ended[rank].stdout)
+        assert told and 2 <= float(told[1]) < 20, ended[rank]
+
+
+def test_a_group_without_a_backend_for_the_host_is_refused_with_the_remedy():
+    with pytest.raises(ValueError, match="cpu:gloo,cuda:nccl"):
+        RankExchange(dist.ProcessGroup(dist.HashStore(), 0, 2))
+
+
+LEAVING = """
+import os, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import gnnsys.comm.rank_exchange
+from gnnsys.comm.rank_exchange import RankExchange
+
+gnnsys.comm.rank_exchange._LEAVE_SECONDS = 20  # the other may be late to leave
+
+
+class Lasting:
+    \"\"\"Holds the interpreter while it is being taken down.\"\"\"
+
+    sleep = staticmethod(time.sleep)
+
+    def __del__(self):
+        self.sleep(2.5)
+
+
+rank = int(os.environ["RANK"])
+store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+if rank == 1:
+    store.get("leaves")
+    time.sleep(0.7)
+    os._exit(0)
+peers = RankExchange(group)
+peers.expect(1, 5, torch.empty(3), "what never comes")
+sys.lasting = Lasting()
+store.set("leaves", "now")
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_leaves_while_another_ends_is_not_aborted():
+    """A wait that ended while the interpreter was being taken down aborted the process (signal 6)."""
+    left, _ = run_ranks(LEAVING, 2, timeout=DEADLINE, check=False)
+    assert left.returncode == 3, left
+
+
+def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
+    """A rank that does not ask for what it is sent keeps the sender waiting, not memory."""
+    size, number, begin = 1 << 18, 12, threading.Event()
+    sent: list[int] = []
+
+    def work(rank, group):
+        peers = RankExchange(group, timeout=60, max_outstanding=3 * size)
+        if rank == 0:
+            for each in range(number):
+                peers.send(1, 100 + each, torch.full((size,), each, dtype=torch.uint8))
+                sent.append(each)
+            peers.flush()
+            return []
+        begin.wait(60)
+        rows = [torch.empty(size, dtype=torch.uint8) for _ in range(number)]
+        for each in range(number):
+            peers.expect(0, 100 + each, rows[each], each)
+        assert sorted(peers.next_arrival() for _ in range(number)) == list(range(number))
+        return rows
+
+    def watch() -> None:
+        until(lambda: len(sent) >= 3)
+        time.sleep(0.3)  # in which it would send the rest
+        held.append(len(sent))
+        begin.set()
+
+    held: list[int] = []
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    _, rows = run_threads(2, work)
+    watcher.join(60)
+    assert held == [3] and len(sent) == number
+    assert all(bool((each == value).all()) for value, each in enumerate(rows))

@@ -1,0 +1,58 @@
+"""What `make test-quick` (`pytest --quick`) runs: the files below, some of every room, in about a minute.
+
+It is for the minutes between two changes and finds most mistakes; `make test` is what counts. Files that are not listed
+are not imported. No test starts a process: one that tries is skipped at that moment.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at most, together less than ninety
+    "bench": ("test_frame.py",),
+    "checkpoint": ("test_names.py", "test_states.py"),
+    "cli": ("test_inspect.py", "test_progress.py"),
+    "comm": ("test_address.py", "test_fair_queue.py", "test_wire.py"),
+    "dgl": ("test_dgl.py",),
+    "fullgraph": ("test_plan.py", "test_use.py"),
+    "graph": ("test_convert.py", "test_graph.py", "test_manifest.py", "test_npy.py"),
+    "lab": ("test_groups.py",),
+    "loader": ("test_hetero.py", "test_inputs.py", "test_link_loader.py", "test_stages.py"),
+    "nn": ("test_gat.py", "test_gcn.py", "test_rgcn.py", "test_sage.py"),
+    "ops": (
+        "test_attention.py",
+        "test_bucket.py",
+        "test_relabel.py",
+        "test_rows.py",
+        "test_spmm.py",
+        "test_structure.py",
+    ),
+    "partition": ("test_book.py", "test_faults.py", "test_placement.py", "test_verify.py"),
+    "pipeline": ("test_pipeline.py",),
+    "pyg": ("test_pyg_inputs.py", "test_pyg_stores.py"),
+    "sampling": ("test_neighbor.py", "test_service.py"),
+    "seeds": ("test_shares.py", "test_split.py"),
+    "session": ("test_busy.py", "test_open.py"),
+    "store": ("test_memory_budget.py", "test_optim.py", "test_step.py"),
+    "support": ("test_quick.py", "test_workers.py"),
+}
+STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec", "os.system")  # Python's audit events
+
+
+def is_quick(path: Path) -> bool:
+    """Whether a file is imported in a quick run: conftests, helpers and the tests that are listed."""
+    return not path.name.startswith("test_") or path.name in FILES.get(path.parent.name, ())
+
+
+def forbid_processes() -> None:
+    """From now on whatever starts a process in this one is skipped instead. Python has no way back."""
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        if event in STARTS:
+            pytest.skip("starts a process, which a quick run does not")
+
+    sys.addaudithook(look)
