@@ -333,7 +333,7 @@ class _Scattered(NamedTuple):
 def begin_scattered(source: Source, ids: Tensor, out: Tensor | None, context: ReadContext, at: Tensor) -> PendingRead:
     """For sources that cannot put rows at places of `out` themselves."""
     assert out is not None, "at names rows of out"
-    rows = context.empty((ids.numel(), *source.shape[1:]), source.dtype)
+    rows = torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype, device="cpu")
     return _Scattered(source.begin(ids, rows, context), rows, out, at)
 
 
@@ -407,7 +407,9 @@ def row_bytes(source: Source) -> int:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it, which takes pinned memory."""
+    """To the device without waiting for it, which takes pinned memory; to the host when it is all there."""
+    if device.type == "cpu":
+        return tensor.cpu()
     if device.type == "cuda" and tensor.is_cpu and tensor.numel() and not tensor.is_pinned():
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -237,7 +237,7 @@ class Store:
                 self._candidates[name] = candidates
         return candidates
 
-    places = candidates  # the name before version 0.2
+    places = candidates  # the name of the version before this one
 
     def is_remote(self, name: str, policy: Policy | None = None) -> bool:
         """Whether some rows of a table come from another process, where `policy` or the store's own chooses."""
