@@ -64,9 +64,8 @@ class Fetch:
         loader: str = "",
     ) -> None:
         check_names(graph, names)
-        self._arrays = {
-            key: list(_chosen(names, key, arrays, policy)) for key, arrays in _data_of(graph).items()
-        }  # fmt: skip
+        self._own = {key: list(_chosen(names, key, arrays, policy)) for key, arrays in _data_of(graph).items()}
+        self._arrays = self._own  # the same, with rows shared in flight where they are
         sources = [array.source for arrays in self._arrays.values() for array in arrays]
         self.num_arrays = len(sources)  # of a batch, over all types
         self.is_in_memory = all(isinstance(source, TensorSource) for source in sources)  # nothing to begin
@@ -98,9 +97,10 @@ class Fetch:
     def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._of_reads["buffers"] = buffers
+        self._arrays, self._window = self._own, None
         if num_in_flight > 0:
             self._window = window = InFlightWindow(num_in_flight, keep)
-            self._arrays = {key: [_shared(array, window, key) for array in a] for key, a in self._arrays.items()}
+            self._arrays = {key: [_shared(array, window, key) for array in a] for key, a in self._own.items()}
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
@@ -125,7 +125,7 @@ class Fetch:
             arrived |= {reading: reading.read.result() for reading in begun.reads if reading.array.waits}
         sampled.rows = {key: {} for key, _ in _ids_by_type(sampled)}
         for reading in begun.reads:  # in the graph's order
-            sampled.rows[reading.key][reading.array.name] = arrived[reading]
+            sampled.rows.setdefault(reading.key, {})[reading.array.name] = arrived[reading]
         moved = begun.context.counts
         if sampled.trace is not None:
             for flow in ("local", "remote", "shared"):

@@ -17,7 +17,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_of
 from gnnsys.sampling import DistGraph, core_csc
-from gnnsys.store import DistTensor, read_rows
+from gnnsys.store import DistTensor, as_source, read_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
 _PIECE = 1 << 20  # edges that are looked up together
@@ -155,7 +155,7 @@ class PartsFeatureStore(FeatureStore):
 
 
 def _trains(source: Any) -> bool:
-    return getattr(source, "mutable", None) is True
+    return as_source(source).mutable is True
 
 
 class PartEdgeAttr(EdgeAttr):
