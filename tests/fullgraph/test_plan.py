@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gnnsys.comm.rank_exchange import Peers
+from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.fullgraph import Packing, Schedule, make_plan, share_of
 from gnnsys.fullgraph.bins import Costs, bin_bounds
 from gnnsys.fullgraph.parallel import HybridParallel
@@ -24,7 +24,7 @@ N = 120
 def plans(graph, ranks, world_size, order="boundary"):
     def work(rank, group):
         share = share_of(graph, rank, world_size, ranks)
-        return share, make_plan(share, Peers(group, timeout=60), order)
+        return share, make_plan(share, RankExchange(group, timeout=60), order)
 
     return run_ranks(world_size, work)
 

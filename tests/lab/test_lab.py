@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnsys.lab import Lab, available, groups, state, wait_all
+from gnnsys.lab import Lab, available, control_groups, state, wait_all
 from tests.lab.lab_programs import ALL_REDUCE, LISTEN, REACH, SEND, SPIN
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -53,7 +53,7 @@ def wait_until(condition, seconds: float = 15.0):
 
 def leftovers(name: str) -> list[str]:
     """Whatever carries the lab's name: groups, processes, mounts, its folder."""
-    roots = groups.find_roots()
+    roots = control_groups.find_roots()
     found = [str(path) for path in roots.of(f"gnnsys-lab-{name}").paths if path.exists()]
     found += [str(state.folder_of(name))] if state.folder_of(name).exists() else []
     for process in Path("/proc").glob("[0-9]*"):
@@ -222,7 +222,7 @@ def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing_running(lab, monke
             patch.setattr(where, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 lab.exec(1, "setsid sleep 1000 & sleep 1000")
-        left = [pid for path in lab._places[0].paths for pid in groups.processes([*path.glob("command-*")])]
+        left = [pid for path in lab._places[0].paths for pid in control_groups.processes([*path.glob("command-*")])]
         assert left == [], what
 
 
@@ -237,15 +237,15 @@ def test_what_joins_a_group_while_it_is_removed_is_killed_too(lab, monkeypatch):
     """As a command does whose start was interrupted between its fork and its first step."""
     command = lab.start(1, "echo up; sleep 1000")
     wait_until(lambda: "up" in command.output and command.pids())
-    pids, kill, calls = command.pids(), groups.kill, []
+    pids, kill, calls = command.pids(), control_groups.kill, []
 
     def saw_nobody_at_first(paths, *rest):
         calls.append(paths)
         if len(calls) > 1:
             kill(paths, *rest)
 
-    monkeypatch.setattr(groups, "kill", saw_nobody_at_first)
-    groups.remove(command._leaves)
+    monkeypatch.setattr(control_groups, "kill", saw_nobody_at_first)
+    control_groups.remove(command._leaves)
     assert pids and len(calls) > 1 and not any(path.exists() for path in command._leaves)
     assert not any(state.process_start(pid) for pid in pids)
 

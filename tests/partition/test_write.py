@@ -13,7 +13,7 @@ import torch
 
 from gnnsys.graph import NODE, Graph, arrays, load, rmat, save
 from gnnsys.ops import CSC, sample_neighbors
-from gnnsys.partition import Assignment, open_parts, pieces, relabel, verify_parts, write_parts
+from gnnsys.partition import Assignment, array_pieces, open_parts, relabel, verify_parts, write_parts
 from tests.partition.part_graphs import CASES, SHAPES, assert_same_graph, homogeneous, random_assignment
 
 
@@ -125,8 +125,8 @@ def test_pieces_of_any_size_make_the_same_parts(case, tmp_path, monkeypatch):
     graph = CASES[case]()
     assignment = random_assignment(graph, 3, 2)
     write_parts(graph, assignment, tmp_path / "whole", halo_hops=2)
-    monkeypatch.setattr(pieces, "PIECE_EDGES", 7)
-    monkeypatch.setattr(pieces, "PIECE_COLUMNS", 3)
+    monkeypatch.setattr(array_pieces, "PIECE_EDGES", 7)
+    monkeypatch.setattr(array_pieces, "PIECE_COLUMNS", 3)
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 40)
     write_parts(graph, assignment, tmp_path / "pieces", halo_hops=2)
     for file in (path for path in (tmp_path / "whole").rglob("*") if path.is_file()):

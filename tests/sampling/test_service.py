@@ -13,7 +13,7 @@ from gnnsys.graph import EDGE, NODE
 from gnnsys.ops import PartNeighbors
 from gnnsys.partition import open_parts, write_parts
 from gnnsys.sampling import DistGraph, GraphService, NeighborSampler, SampleKey
-from gnnsys.sampling.hop_message import Answer, Draw, PartsRequest, Slot, answers_from_arrays, answers_to_arrays
+from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, answers_from_arrays, answers_to_arrays
 from gnnsys.store import Shard, Store
 from tests.sampling.machines import assert_same_sample, assign, homogeneous, machines, to_global
 
@@ -46,7 +46,7 @@ def test_a_hops_request_is_read_as_it_was_written() -> None:
 
 def test_answers_are_read_as_they_were_written() -> None:
     piece = PartNeighbors(torch.tensor([1, 0]).int(), torch.tensor([7]).int(), torch.tensor([3]))
-    (read,) = answers_from_arrays(answers_to_arrays([Answer(1, 2, 3, 2, piece)]))
+    (read,) = answers_from_arrays(answers_to_arrays([HopAnswer(1, 2, 3, 2, piece)]))
     assert read[:4] == (1, 2, 3, 2) and all(torch.equal(a, b) for a, b in zip(read.piece, piece, strict=True))
 
 
