@@ -106,6 +106,7 @@ _ROOMS = (
     "comm",
     "fullgraph",
     "graph",
+    "lab",
     "loader",
     "nn",
     "observe",

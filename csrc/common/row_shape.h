@@ -7,6 +7,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace gnnsys {
 
@@ -51,6 +52,18 @@ void dispatch_float(ScalarType type, const char* name, Body&& body) {
     default:
       throw_argument(name, " must have a floating dtype to be cast, got ", dtype_name(type));
   }
+}
+
+// Calls body with a value of each of two types that differ. The same type twice is no cast: body is not made for it.
+template <typename Body>
+void dispatch_cast(ScalarType to, const char* to_name, ScalarType from, const char* from_name, Body&& body) {
+  dispatch_float(to, to_name, [&](auto to_value) {
+    dispatch_float(from, from_name, [&](auto from_value) {
+      if constexpr (!std::is_same_v<decltype(to_value), decltype(from_value)>) {
+        body(to_value, from_value);
+      }
+    });
+  });
 }
 
 // How a value is cast, on every device alike: through double where one of the two is, else through float.

@@ -29,9 +29,11 @@ constexpr int64_t kPrefetchStride = 256;  // a row is read through: the hardware
 #endif
 constexpr int64_t kStreamFrom = 1 << 22;      // outputs of so many bytes do not stay in the cache anyway
 
+constexpr int64_t kMostRowsAhead = 32;
+
 // Rows between the one being copied and the one being asked for.
 inline int64_t rows_ahead(int64_t row_bytes) {
-  return std::clamp<int64_t>(kBytesAhead / std::max<int64_t>(row_bytes, 1), 2, 32);
+  return std::clamp<int64_t>(kBytesAhead / std::max<int64_t>(row_bytes, 1), 2, kMostRowsAhead);
 }
 
 // How a row gets from one place to another. Widths known at compile time are a few loads and stores.
@@ -100,11 +102,9 @@ template <typename Body>
 void dispatch_copy(const Tensor& to, const char* to_name, const Tensor& from, const char* from_name, Body&& body) {
   const int64_t size = row_size(from);
   if (to.scalar_type() != from.scalar_type()) {
-    dispatch_float(to.scalar_type(), to_name, [&](auto to_value) {
-      dispatch_float(from.scalar_type(), from_name,
-                     [&](auto from_value) { body(Cast<decltype(to_value), decltype(from_value)>{size}); });
+    return dispatch_cast(to.scalar_type(), to_name, from.scalar_type(), from_name, [&](auto to_value, auto from_value) {
+      body(Cast<decltype(to_value), decltype(from_value)>{size});
     });
-    return;
   }
   const int64_t bytes = size * static_cast<int64_t>(from.element_size());
   switch (bytes) {

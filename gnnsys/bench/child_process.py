@@ -1,6 +1,6 @@
-"""A process beside the benchmark: `python -m MODULE ARGS`, which says one line of JSON when it is ready.
+"""A child process of a benchmark: `python -m MODULE ARGS`, which prints one line of JSON when it is ready.
 
-It ends when its standard input closes, which the kernel sees to even when the benchmark is killed.
+It ends when its standard input is closed. The kernel does that even if the benchmark is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _END_SECONDS = 10.0
 
 
 class Child:
-    """Starts at once; `answer()` waits for its line, `close()` ends it."""
+    """Starts the process; `answer()` waits for its line, `close()` ends it."""
 
     def __init__(self, module: str, *args: str, env: dict[str, str] | None = None) -> None:
         paths = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)])
@@ -50,7 +50,7 @@ class Child:
         return json.loads(line)
 
     def end(self) -> None:
-        """Tells it to end, without waiting."""
+        """Asks it to end, without waiting."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
@@ -72,11 +72,11 @@ class Child:
 
 
 def answer(value: dict[str, Any]) -> None:
-    """The child's side: says its line."""
+    """Called in the child: prints its line."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
 def wait_for_end() -> None:
-    """The child's side: returns when the benchmark has no more use for it."""
+    """Called in the child: returns when the benchmark has closed its input."""
     sys.stdin.buffer.read()

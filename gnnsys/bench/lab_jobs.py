@@ -1,4 +1,4 @@
-"""What suites in the lab share: jobs that the first row to ask makes run, and rows of figures that jobs measured."""
+"""What suites in the lab share: jobs, each run when a row first needs it, and rows of figures that jobs measured."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gnnsys.bench.workload import FULL, Workload
 from gnnsys.lab import available
 
 SideFigures: TypeAlias = Mapping[str, Callable[[], float]]
-NOTHING = Versus((), required=False, label="-")  # for a row that is there to be read
+NOTHING = Versus((), required=False, label="-")  # for a row without a comparison
 
 
 class LabJobs(Generic[S]):
-    """The jobs of a run; a suite's own class says which there are. `quick` are the settings of a quick run."""
+    """Base of a suite's jobs; a subclass has a method per job. `quick`: the settings of a quick run."""
 
     def __init__(self, workload: Workload, kind: type[S], quick: Mapping[str, Any]) -> None:
         self._workload = workload
@@ -38,12 +38,12 @@ def check_lab() -> None:
 
 
 def say(line: str) -> None:
-    """For those who watch."""
+    """Prints progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def trainer_environment(**more: str) -> dict[str, str]:
-    """Of a job's processes: this gnnsys, with whatever can be imported here, and one thread each."""
+    """Environment of a job's processes: this gnnsys, everything that can be imported here, and one thread each."""
     paths = [str(Path(__file__).resolve().parents[2]), *filter(None, sys.path)]
     return {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(paths), **more}
 
@@ -57,6 +57,6 @@ def job_case(
     missing: Mapping[str, str] | None = None,
     foreign: Collection[str] = (),
 ) -> Case:
-    """Figures that are asked for once: it is the jobs that measure. `foreign` are those of others' jobs."""
+    """A case whose sides return figures of jobs, so each is called once. `foreign`: sides that run other libraries."""
     sides = {side: Side(call, foreign=side in foreign) for side, call in figures.items()}
     return Case(name, unit, lambda: sides, versus, limit=limit, repeats=1, missing=missing)

@@ -1,4 +1,4 @@
-"""Settings of a suite from what a person writes: `--set rates=1gbit,100mbit --set cpu=0.9`."""
+"""Settings of a suite from the command line: `--set rates=1gbit,100mbit --set cpu=0.9`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ S = TypeVar("S")
 
 
 def from_texts(cls: type[S], texts: Mapping[str, str], base: Mapping[str, Any]) -> S:
-    """A dataclass of numbers, texts and tuples of them: `base` with what was written on top."""
+    """A dataclass whose fields are numbers, texts or tuples of them: `base`, overridden by the parsed `texts`."""
     kinds = get_type_hints(cls)
     for name in texts:
         if name not in kinds:

@@ -1,4 +1,4 @@
-"""DGL's names on our kernels: `NeighborSampler` and `DataLoader` that yield (input_nodes, output_nodes, blocks).
+"""DGL's `NeighborSampler` and `DataLoader` on our kernels: batches are (input_nodes, output_nodes, blocks).
 
 A DGL user changes the import and keeps graph, model and loop, or gives what `gnnsys.open` returns as the graph:
 

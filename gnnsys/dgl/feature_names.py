@@ -1,4 +1,4 @@
-"""Which features are to be prefetched, as DGL lets a user name them."""
+"""Names of the features to prefetch, in the forms that DGL takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Names: TypeAlias = list[str] | Mapping[Any, list[str]] | None
 
 
 class Prefetched(NamedTuple):
-    """What a sampler was told to bring: features of input nodes, labels of output nodes, features of edges."""
+    """What a sampler prefetches: features of input nodes, labels of output nodes, features of edges."""
 
     node_feats: Names
     labels: Names
@@ -19,7 +19,7 @@ class Prefetched(NamedTuple):
 
 
 def names_of(names: Names, key: Any) -> list[str]:
-    """Names for one type: DGL takes a list for the only type, or a dict by type (or by the edge type's middle name)."""
+    """Names for one type. DGL takes a list for the only type, or a dict by type (or by an edge type's middle name)."""
     if names is None:
         return []
     if isinstance(names, Mapping):
@@ -31,7 +31,7 @@ def names_of(names: Names, key: Any) -> list[str]:
 
 
 def check_names(option: str, key: Any, names: list[str], known: Mapping[str, Any]) -> None:
-    """ValueError for a feature that does not exist."""
+    """ValueError for a name that does not exist."""
     for name in names:
         if name not in known:
             there = f"{some(known, near=name)}{did_you_mean(name, known)}"

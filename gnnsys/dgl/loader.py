@@ -20,13 +20,12 @@ from gnnsys.seeds import Share
 class DataLoader:
     """`dgl.dataloading.DataLoader` for node classification: batches of `indices` with their blocks, made ahead.
 
-    `num_workers` are threads (0 means one) that outlive an epoch; batches arrive in the same order and with the same
-    content whatever their number. With `use_ddp` each rank takes its share of `indices`, the same number of batches on
-    every rank.
-    `state_dict` and `load_state_dict` resume in mid-epoch.
+    `num_workers`: threads (0 means one), which live on between epochs. Their number changes neither the order nor the
+    content of batches. With `use_ddp` each rank takes its share of `indices`, with the same number of batches on every
+    rank. `state_dict` and `load_state_dict` resume in mid-epoch.
 
-    `graph` is DGL's, or what `gnnsys.open` returns. Of the latter, ids are global ids, blocks have the features that
-    are prefetched and no others, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
+    `graph`: DGL's, or what `gnnsys.open` returns. With the latter, ids are global ids, blocks have only the prefetched
+    features, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class DataLoader:
         self.graph = graph
         self.graph_sampler = graph_sampler
         self.device = torch.device(device) if device is not None else None
-        resolve(device)  # ValueError where it is not there
+        resolve(device)  # ValueError if there is no such device
         self._loader = NeighborLoader(
             to_load,
             structure.num_neighbors,
@@ -87,7 +86,7 @@ class DataLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, list[Any]]]:
-        triple: Any  # what _Blocks made of the loader's batch
+        triple: Any  # the loader's batch after _Blocks
         for triple in self._loader:
             yield triple if self.device is None else _to_device(triple, self.device)
 
@@ -110,7 +109,7 @@ class DataLoader:
 
 
 class _Blocks:
-    """The last stage: from our batch to DGL's triple, prefetched features in place."""
+    """The last stage: turns our batch into DGL's triple, with the prefetched features."""
 
     def __init__(self, structure: DglStructure | PartsStructure, sampler: NeighborSampler) -> None:
         self._structure = structure
@@ -121,13 +120,13 @@ class _Blocks:
         blocks = self._structure.to_dgl(batch.blocks, {t: store["n_id"] for t, store in stores.items()})
         self._structure.fill(blocks, stores, self._prefetched)
         output_nodes = blocks[-1].dstdata[dgl.NID]
-        if isinstance(output_nodes, Mapping):  # of the seeds' type alone, as DGL has it
+        if isinstance(output_nodes, Mapping):  # only the type of the seeds, as in DGL
             output_nodes = {t: ids for t, ids in output_nodes.items() if t == batch.input_type}
         return blocks[0].srcdata[dgl.NID], output_nodes, blocks
 
 
 def _seeds(structure: DglStructure | PartsStructure, indices: Any, ddp: tuple[bool, int] | None) -> Any:
-    """What our loader takes as seeds: a rank's share as it is, or ids of one type."""
+    """The seeds for our loader: a rank's share as it is, or (node type, ids)."""
     if isinstance(indices, Share):
         if ddp is not None:
             raise ValueError("use_ddp shares indices out, and these are a rank's share already: leave use_ddp away")
@@ -144,7 +143,7 @@ def _seeds(structure: DglStructure | PartsStructure, indices: Any, ddp: tuple[bo
 
 
 def _share(nodes: Tensor, shuffle: bool, seed: int) -> Tensor:
-    """This rank's share: every rank the same number, by repeating the first few as DistributedSampler does."""
+    """This rank's share. All have the same size, because the first nodes are repeated, as DistributedSampler does."""
     if not torch.distributed.is_initialized():
         raise ValueError("use_ddp needs a process group: call torch.distributed.init_process_group first")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()

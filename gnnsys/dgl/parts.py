@@ -1,6 +1,6 @@
-"""A graph in parts under DGL's names: DGL's blocks of what was sampled, with the rows that were asked for.
+"""A graph in parts for DGL users: turns samples into DGL's blocks, with the features to prefetch.
 
-Ids are global ids. DGL's graph of one type has the types "_N" and ("_N", "_E", "_N"), and so have its blocks here.
+Ids are global ids. A graph of one type has DGL's types "_N" and ("_N", "_E", "_N") in its blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN_NODE, _PLAIN_EDGE = "_N", ("_N", "_E", "_N")
 
 
 class PartsStructure:
-    """What the sampler and the DataLoader need of a graph in parts."""
+    """A graph in parts, as `DglStructure` is for a DGL graph: what the sampler and the DataLoader need."""
 
     def __init__(self, graph: DistGraph, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:
         if mask is not None:
@@ -41,7 +41,7 @@ class PartsStructure:
         return True
 
     def _hops(self, fanouts: list[Any]) -> dict[EdgeType, list[int]]:
-        """DGL lists fanouts by layer, the outermost hop first; hops run the other way."""
+        """Fanouts per hop, from the seeds outwards. DGL lists them per layer, the outermost hop first."""
         hops: dict[EdgeType, list[int]] = {t: [] for t in self.graph.edge_types}
         for fanout in reversed(fanouts):
             named = {self.edge_type(t): int(k) for t, k in fanout.items()} if isinstance(fanout, Mapping) else None
@@ -50,7 +50,7 @@ class PartsStructure:
         return hops
 
     def edge_type(self, name: Any) -> EdgeType:
-        """The graph's edge type that DGL's user means: all three names, or the middle one where it is the only such."""
+        """The edge type that a DGL user names: by all three names, or by the middle one if only one type has it."""
         known = self.graph.edge_types
         if name in known:
             return name
@@ -64,7 +64,7 @@ class PartsStructure:
         return found[0]
 
     def by_type(self, nodes: Any) -> dict[NodeType, Any]:
-        """Ids, or the name of a mask, by the graph's own node types."""
+        """Ids, or the name of a mask, by the graph's node types."""
         if not isinstance(nodes, Mapping):
             if len(self.graph.node_types) != 1:
                 raise ValueError(f"seed nodes must be a dict by node type, the graph has {some(self.graph.node_types)}")
@@ -77,7 +77,7 @@ class PartsStructure:
         }
 
     def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
-        """Edges that are never to be drawn, as the sampler takes them: global edge ids, ascending."""
+        """Edges to exclude, as the sampler takes them: ascending global edge ids."""
         if exclude_eids is None:
             return None
         given = exclude_eids if isinstance(exclude_eids, Mapping) else {self.graph.edge_types[0]: exclude_eids}
@@ -88,7 +88,7 @@ class PartsStructure:
         return out
 
     def to_load(self, prefetched: Prefetched) -> tuple[DistGraph, dict[Any, list[str]]]:
-        """The graph that the loader joins, and which features it fetches: labels travel with them."""
+        """The graph for the loader, and the features and labels that it fetches."""
         self._check(prefetched)
         fetch: dict[Any, list[str]] = {}
         for node_type in self.graph.node_types:
@@ -123,8 +123,8 @@ class PartsStructure:
         return made
 
     def fill(self, blocks: list[Any], nodes: dict[NodeType, dict[str, Any]], prefetched: Prefetched) -> None:
-        """Puts features in place: what the loader brought; without a loader, and of edges, what is read here."""
-        wanted: list[tuple[Any, Any, Tensor]] = []  # where it goes, what is read, by which ids
+        """Puts features into blocks. Reads here what no loader has fetched: edge features, or all without a loader."""
+        wanted: list[tuple[Any, Any, Tensor]] = []  # (frame, name), source, ids
         for t in self.graph.node_types:
             shown = _PLAIN_NODE if self.is_plain else t
             for frame, names in (
@@ -148,14 +148,14 @@ class PartsStructure:
             frame[name] = rows
 
     def _named(self, names: Names, shown: str) -> list[str]:
-        """Names for a node type; in a graph of one type it may be called as DGL calls it, or as we do."""
+        """Names for a node type. In a graph of one type, users may use DGL's name of it or ours."""
         return names_of(names, shown) or (names_of(names, NODE) if self.is_plain else [])
 
     def _named_edges(self, names: Names, edge_type: EdgeType) -> list[str]:
         return names_of(names, edge_type) or (names_of(names, _PLAIN_EDGE) if self.is_plain else [])
 
     def _check(self, prefetched: Prefetched) -> None:
-        """ValueError for what does not exist, when the DataLoader is made."""
+        """ValueError, when the DataLoader is made, for features that do not exist."""
         for node_type, arrays in self.graph.node_data.items():
             shown = _PLAIN_NODE if self.is_plain else node_type
             check_names("prefetch_node_feats", node_type, self._named(prefetched.node_feats, shown), arrays)

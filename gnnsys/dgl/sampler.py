@@ -1,4 +1,4 @@
-"""NeighborSampler: DGL's BlockSampler on our kernels, for graphs of DGL's and for graphs in parts."""
+"""NeighborSampler: a DGL BlockSampler on our kernels, for DGL's graphs and for graphs in parts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gnnsys.sampling import DistGraph, SampleKey
 class NeighborSampler(dgl.dataloading.BlockSampler):
     """`dgl.dataloading.NeighborSampler`, argument by argument; `fanouts[i]` belongs to the i-th layer.
 
-    What is drawn for a node depends on (seed, epoch, batch, hop, edge type, node). Called on its own, a sampler takes
-    its seed from torch's generator, so `torch.manual_seed` repeats a run.
+    What is drawn for a node depends on (seed, epoch, batch, hop, edge type, node). Without our DataLoader the seed is
+    drawn from torch's generator, so `torch.manual_seed` repeats a run.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
             raise ValueError("prob and mask exclude each other: multiply the probabilities by the mask")
         self.fanouts = list(fanouts)
         self.replace = replace
-        self.fused = fused  # accepted for DGL's sake: ours always is
+        self.fused = fused  # DGL's argument: our sampling is always fused
         self._prob = prob
         self._mask = mask
         self._structures: weakref.WeakKeyDictionary[Any, DglStructure | PartsStructure] = weakref.WeakKeyDictionary()
@@ -52,7 +52,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
         return Prefetched(self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
 
     def structure(self, g: Any) -> DglStructure | PartsStructure:
-        """Our view of a graph, made once and again when a DGL graph's edges or their probabilities were replaced."""
+        """Our view of a graph. Made once, and again if a DGL graph's edges or their probabilities were replaced."""
         known = self._structures.get(g)
         if known is None or not known.is_current(g):
             make = PartsStructure if isinstance(g, DistGraph) else DglStructure
@@ -60,7 +60,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
         return self._structures[g]
 
     def sample(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
-        """`sample_blocks`, and what is to be prefetched: on a graph of DGL's when it is asked for, on parts at once."""
+        """`sample_blocks` with prefetched features: read on access for a DGL graph, at once for a graph in parts."""
         structure = self.structure(g)
         if not isinstance(structure, PartsStructure):
             return super().sample(g, seed_nodes, exclude_eids)

@@ -1,4 +1,4 @@
-"""A DGL graph as our sampler sees it, and the way back to DGL's blocks."""
+"""From a DGL graph to the Graph that we sample from, and from our blocks back to DGL's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MASK = "__mask_weight__"
 
 
 class DglStructure:
-    """A DGL graph as our sampler sees it, and the way back to DGL's blocks."""
+    """A DGL graph as our sampler sees it. Refers to the DGL graph weakly."""
 
     def __init__(self, g: Any, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:
         whole = from_dgl(g)
@@ -42,7 +42,7 @@ class DglStructure:
         self._position_of: dict[EdgeType, Tensor] = {}
 
     def _origin(self, g: Any) -> list[Any]:
-        """What this view was made from: DGL replaces its graph index when edges are added or removed."""
+        """The objects that this view was made from. DGL replaces its graph index when edges are added or removed."""
         weights = [g.edges[t].data.get(self._drawn_by) for t in g.canonical_etypes] if self._drawn_by else []
         return [g._graph, *weights]
 
@@ -55,7 +55,7 @@ class DglStructure:
         return {t: self._whole.num_nodes(t) for t in self._whole.node_types}
 
     def _hops(self, fanouts: list[Any]) -> dict[EdgeType, list[int]]:
-        """DGL lists fanouts by layer, the outermost hop first; hops run the other way."""
+        """Fanouts per hop, from the seeds outwards. DGL lists them per layer, the outermost hop first."""
         g = self._g()
         assert g is not None
         hops: dict[EdgeType, list[int]] = {t: [] for t in self._whole.edge_types}
@@ -81,7 +81,7 @@ class DglStructure:
         return ids_of(nodes, self._whole.num_nodes(node_type), "indices")
 
     def to_load(self, prefetched: Prefetched) -> tuple[Graph, None]:
-        """The graph that the loader joins: only the features that are to be prefetched, all of which it fetches."""
+        """The graph for the loader, with only the features to prefetch: the loader fetches all that it has."""
         self._check(prefetched)
         names = prefetched.node_feats
         rows = {
@@ -92,7 +92,7 @@ class DglStructure:
         return Graph(self._num_nodes, csc, rows, self.graph.edge_data), None
 
     def _check(self, prefetched: Prefetched) -> None:
-        """ValueError for what does not exist, when the DataLoader is made."""
+        """ValueError, when the DataLoader is made, for features that do not exist."""
         g = self._g()
         assert g is not None
         for t in g.ntypes:
@@ -103,7 +103,7 @@ class DglStructure:
             check_names("prefetch_edge_feats", edge_type, named, g.edges[edge_type].data)
 
     def positions(self, exclude_eids: Any) -> dict[EdgeType, Tensor] | None:
-        """CSC positions of edges given by DGL's edge ids."""
+        """CSC positions of the edges with these DGL edge ids."""
         if exclude_eids is None:
             return None
         g = self._g()
@@ -125,7 +125,7 @@ class DglStructure:
         return out
 
     def to_dgl(self, blocks: list[Block], nodes: dict[NodeType, Tensor]) -> list[Any]:
-        """DGL's blocks, with ids and with the graph's features to be sliced when they are asked for."""
+        """DGL's blocks, with ids, and with the graph's features, which DGL slices on access."""
         g = self._g()
         if g is None:
             raise ValueError("the DGL graph that this loader samples from no longer exists: keep a reference to it")
@@ -160,7 +160,7 @@ class DglStructure:
         return made
 
     def fill(self, blocks: list[Any], nodes: dict[NodeType, dict[str, Any]], prefetched: Prefetched) -> None:
-        """Puts features in place: of nodes what was loaded, of labels and edges what is sliced here, in the thread."""
+        """Puts features into blocks: those of nodes from the loader; labels and edge features are sliced here."""
         for t in blocks[0].srctypes:
             for name in names_of(prefetched.node_feats, t):
                 blocks[0].srcnodes[t].data[name] = nodes[NODE if self.is_plain else t][name]

@@ -1,4 +1,4 @@
-"""What a loader's arguments must be, checked when it is made: every refusal says what to do instead."""
+"""Checks a loader's arguments when it is made. Every error says what to write instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_kwargs(kwargs: dict[str, Any]) -> None:
 
 
 def check_share(share: Any, kwargs: dict[str, Any]) -> None:
-    """A rank's share is cut into the same number of batches on every rank: nobody else may cut it."""
+    """A rank's share has the same number of batches on every rank, so a sampler of the user's cannot make them."""
     named = next((name for name in ("sampler", "batch_sampler") if kwargs.get(name) is not None), None)
     if named is not None:
         raise ValueError(f"{named} does not go with a rank's share, which has its batches: leave it away, or give ids")
@@ -30,14 +30,14 @@ def check_share(share: Any, kwargs: dict[str, Any]) -> None:
 
 
 def check_index(index: Tensor, num_inputs: int) -> None:
-    """Positions among the inputs; a negative one would silently count from the end."""
+    """Checks positions among the inputs: a negative one would silently count from the end."""
     outside = index[(index < 0) | (index >= num_inputs)]
     if outside.numel() > 0:
         raise ValueError(f"index must be in [0, {num_inputs}), the loader's inputs, got {int(outside[0])}")
 
 
 def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
-    """`input_nodes` with what PyG cannot resolve by itself filled in (a rank's share, all nodes of a remote store)."""
+    """`input_nodes` as PyG takes them: resolves what PyG cannot (a rank's share, all nodes of a remote store)."""
     if isinstance(input_nodes, Share):
         ids = input_nodes.ids if isinstance(input_nodes.ids, Tensor) else input_nodes.ids[:]
         input_nodes = (input_nodes.type, ids) if isinstance(data, HeteroData) else ids
@@ -59,7 +59,7 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
             return node_type
         return node_type, _check_mask(ids_or_mask(input_nodes[1], "input_nodes"), num_nodes)
     if not isinstance(data, Data) and (is_pair or isinstance(input_nodes, str)):
-        # Edges without a type are of one type of nodes, which features may call by a name, such as 'default'.
+        # Edges without a type connect nodes of one type, which the feature store may name, such as 'default'.
         group = input_nodes[0] if is_pair else input_nodes
         groups = {attr.group_name for attr in data[0].get_all_tensor_attrs()}
         if group not in groups:
@@ -76,7 +76,7 @@ def complete_nodes(data: Any, input_nodes: Any, sampler: BaseSampler) -> Any:
 
 
 def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
-    """The seeds, once PyG has made ids of them."""
+    """Checks the seeds after PyG has turned them into ids."""
     if inputs.node.numel() == 0 and not may_be_empty:
         raise ValueError("input_nodes is empty: there are no seeds to sample from")
     _check_range("input_nodes", inputs.node, _num_nodes(data, sampler, inputs.input_type))
@@ -88,7 +88,7 @@ def check_nodes(inputs: NodeSamplerInput, data: Any, sampler: BaseSampler, may_b
 
 
 def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> Any:
-    """`edge_label_index` with what PyG cannot resolve by itself filled in (a rank's share, links of a remote store)."""
+    """`edge_label_index` as PyG takes it: resolves what PyG cannot (a rank's share, links of a remote store)."""
     if isinstance(edge_label_index, Share):
         share = edge_label_index
         if not isinstance(data, (Data, HeteroData)) or isinstance(share.type, str):
@@ -113,7 +113,7 @@ def complete_links(data: Any, edge_label_index: Any, sampler: BaseSampler) -> An
 
 
 def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler, may_be_empty: bool = False) -> None:
-    """The links, once PyG has found them."""
+    """Checks the links after PyG has resolved them."""
     if inputs.row.numel() == 0 and not may_be_empty:
         raise ValueError("edge_label_index is empty: there are no links to sample from")
     src, dst = (None, None) if inputs.input_type is None else (inputs.input_type[0], inputs.input_type[-1])
@@ -130,7 +130,7 @@ def _is_hetero(sampler: BaseSampler) -> bool:
 
 
 def _num_nodes(data: Any, sampler: BaseSampler, node_type: str | None) -> int | None:
-    """None where it cannot be told."""
+    """None if it is not known."""
     if isinstance(sampler, NeighborSampler):
         known = node_type or NODE
         return sampler.graph.num_nodes(known) if known in sampler.graph.node_types else None

@@ -1,7 +1,7 @@
-"""PyG-style loaders among ranks whose number changes: what is left of an epoch that torch's sampler put in order.
+"""PyG-style loaders whose number of ranks changes in mid-epoch: deals the inputs that are left to the new ranks.
 
-The order of an old rank's share follows from the state that torch's generator had when the epoch began, which is in
-that rank's state; so every rank can find out what the others had left, as our own loaders do.
+The order of an old rank's share follows from the state of torch's generator at the start of the epoch, which is in that
+rank's saved state. So every new rank can compute what all old ranks had left.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def deal_states(loader: ThreadedLoader, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state that this rank goes on with, of ranks with these states: their number was another.
+    """The state with which this rank continues, from the states of another number of ranks.
 
-    Draws that are a rank's own business (the seed of an epoch, later orders) go on from those of one of the old ranks.
+    What each rank draws for itself (the seed of an epoch, the order of later ones) continues from one of the old ranks.
     """
     leftover = loader.ranks.deal(states, loader.order_options())
     mine = states[loader.ranks.rank % len(states)]
@@ -39,7 +39,7 @@ def deal_states(loader: ThreadedLoader, states: Sequence[Mapping[str, Any]]) -> 
 
 
 def take_over(loader: ThreadedLoader, state: Mapping[str, Any]) -> Leftover | None:
-    """Finds the inputs that `state` leaves to this rank; None where its epoch is an ordinary one."""
+    """Resolves the inputs that `state` leaves to this rank; None if its epoch is an ordinary one."""
     leftover, ranks = loader.ranks.leftover_of(state), loader.ranks
     if ranks.inputs is None or ranks.recipe is None:
         return leftover
@@ -48,7 +48,7 @@ def take_over(loader: ThreadedLoader, state: Mapping[str, Any]) -> Leftover | No
 
 
 def left_batches(loader: ThreadedLoader, leftover: Leftover, start: int) -> Iterator[list[int]]:
-    """The batches of a leftover from number `start` on: inputs are numbered behind those of the loader."""
+    """The batches of a leftover from number `start` on. Its inputs are numbered after the loader's own."""
     largest = max(leftover.largest, len(loader.dataset))  # type: ignore[arg-type]
     schedule = Schedule(len(loader.dataset), loader.batch_size or 1, False, loader.drop_last, 0, largest)  # type: ignore[arg-type]
     schedule.leftover = leftover
@@ -58,7 +58,7 @@ def left_batches(loader: ThreadedLoader, leftover: Leftover, start: int) -> Iter
 
 
 def first_seed(loader: ThreadedLoader, state: Mapping[str, Any]) -> int:
-    """The seed that the old rank 0 drew for this epoch: all ranks that share its leftover go on with it."""
+    """The seed that the old rank 0 drew for this epoch. All ranks that share its leftover use it."""
     with _At(loader, state["leftover"]["generators"][0]):
         return draw_seed(loader.generator)
 
@@ -71,7 +71,7 @@ def _orders(
             return None
         assert leftover is not None
         with _At(loader, state["leftover"]["generators"][origin]):
-            draw_seed(loader.generator)  # as an epoch does first
+            draw_seed(loader.generator)  # an epoch draws its seed first
             sampler = RandomSampler(range(len(leftover.origins[origin])), generator=loader.generator)
             return torch.tensor(list(sampler), dtype=torch.int64, device="cpu")
 
@@ -79,7 +79,7 @@ def _orders(
 
 
 class _At:
-    """torch's generator, or the loader's, in a state that it had; then put back."""
+    """Sets torch's generator, or the loader's, to an earlier state inside the `with` block, then restores it."""
 
     def __init__(self, loader: ThreadedLoader, state: Tensor) -> None:
         self._random = loader.generator if loader.generator is not None else torch.default_generator

@@ -1,4 +1,4 @@
-"""Whether a PyG-style loader is the one that a state was taken of: as `gnnsys.loader.identity`, in torch's terms."""
+"""Whether a saved state belongs to a PyG-style loader. Does what `gnnsys.loader.identity` does, for torch's loaders."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gnnsys.loader import checksum
 
-_NAMES = ("node", "row", "col", "label", "time")  # of PyG's inputs, whichever they are
+_NAMES = ("node", "row", "col", "label", "time")  # attributes of PyG's inputs, of nodes and of links
 
 
 def fingerprint(inputs: Any) -> int:
-    """A CRC-32 of what PyG's sampler inputs are: ids in their order, labels, times and type."""
+    """A CRC-32 of PyG's sampler inputs: ids in their order, labels, times and type."""
     told = zlib.crc32(repr(inputs.input_type).encode())
-    ids = getattr(inputs, "ids", None)  # of links that are edges in parts: known by their ids, or by a range of them
+    ids = getattr(inputs, "ids", None)  # links that are edges in parts have ids, or a range of them
     values = [getattr(inputs, name, None) for name in _NAMES]
     for value in (*values, getattr(ids, "own", None)):
         told = zlib.crc32(b"-" if value is None else b"+", told)
@@ -26,7 +26,7 @@ def fingerprint(inputs: Any) -> int:
 
 
 def check_options(state: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """ValueError where `state` says otherwise; what it does not say (an older state) is not compared."""
+    """ValueError if `state` was saved with other options. Skips options that an older state does not have."""
     theirs = state.get("inputs")
     if theirs is not None and "inputs" in ours and list(theirs) != list(ours["inputs"]):
         here = ours["inputs"][0]

@@ -1,7 +1,7 @@
-"""One epoch of a PyG-style loader: torch's samplers decide the seeds, our pipeline loads ahead of the caller.
+"""One epoch of a PyG-style loader: torch's samplers choose the seeds, our pipeline loads ahead of the caller.
 
-What is ours runs in background threads; what is the user's (transforms, their own samplers, remote stores) runs in the
-calling thread unless workers were asked for.
+Our own code runs in background threads. The user's code (transforms, samplers, remote stores) runs in the calling
+thread, unless `num_workers` was given.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from gnnsys.pyg.threaded_loader import ThreadedLoader
 
 
-REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines and no workers were asked for
+REMOTE_THREADS = 3  # sampling threads if hops wait for other machines and num_workers is 0
 
 
 class BatchRequest(NamedTuple):
-    """One batch to be: the inputs that torch's sampler chose, and the key of everything random in it."""
+    """A batch to be made: the inputs that torch's sampler chose, and the key of everything random in it."""
 
     index: Any
     key: SampleKey
 
 
 class Running:
-    """An epoch and the pipeline that loads it. They hold no loader: one that keeps its workers can be let go."""
+    """An epoch and its pipeline. Refers to no loader, so a loader with persistent workers can be garbage collected."""
 
     def __init__(self, loader: ThreadedLoader) -> None:
         self.epoch = _begin(loader)
         self.pipeline = self._start(loader)
 
     def begin_again(self, loader: ThreadedLoader) -> None:
-        """The next epoch, with the same threads unless an error ended them."""
+        """Starts the next epoch, with the same threads unless an error has ended them."""
         self.epoch = _begin(loader)
         if self.pipeline.is_closed:
             self.pipeline = self._start(loader)
@@ -58,7 +58,7 @@ class Running:
 
 
 class EpochIterator:
-    """What `iter(loader)` returns; with `persistent_workers` all of them go on with the epoch begun last."""
+    """What `iter(loader)` returns. With `persistent_workers` all iterators of a loader share the last epoch begun."""
 
     def __init__(self, loader: ThreadedLoader, running: Running) -> None:
         self._loader = loader
@@ -84,20 +84,20 @@ class EpochIterator:
 
 
 def _begin(loader: ThreadedLoader) -> Epoch:
-    """The loader's state is this epoch's from here on, whatever became of the one before."""
+    """Begins an epoch. The loader's state is that of this epoch now, even if the one before was not finished."""
     epoch = Epoch(loader)
     loader.progress = epoch
     return epoch
 
 
 class Epoch:
-    """Which seeds, in which order, under which key: fixed here, from torch's generators, when the epoch begins.
+    """The seeds of an epoch, their order and the sampling key, all drawn from torch's generators when it begins.
 
-    The state of the generator is kept, so that a saved epoch can be begun again: the same order of seeds, the same
-    neighbours, without the batches that were seen. A `generator` of the loader's own is then left where the unbroken
-    run would have it, so that later epochs are the same too. torch's global one is put back: it also drives the model,
-    and only who saves it knows what was drawn from it since the epoch began. What is left of an epoch of other ranks is
-    begun like an ordinary one, but that its batches and its seed follow from their generators.
+    It keeps the generator's state of that moment, so that a saved epoch can begin again with the same seeds, order and
+    neighbours, and skip the batches that were seen. After that, the loader's own `generator` is where an unbroken run
+    would have it, so later epochs are the same too. torch's global generator is restored instead: the model draws from
+    it as well, and the loader cannot know how much. An epoch that was left over by other ranks takes its batches and
+    seed from their generators.
     """
 
     def __init__(self, loader: ThreadedLoader) -> None:
@@ -112,7 +112,7 @@ class Epoch:
         self.seed, self._epoch = (drawn, 0) if loader.seed is None else (loader.seed, self.number)
         batches = _on_host(loader._index_sampler)
         self.start = self.seen = 0 if state is None else int(state["batch"])
-        # A RandomSampler draws when it is first asked: here, not in a thread.
+        # A RandomSampler draws when its first batch is asked for: do that here, not in a thread.
         first = list(itertools.islice(batches, self.start, self.start + 1))
         self._batches: Iterator[Any] = itertools.chain(first, batches)
         if state is not None and loader.generator is None:
@@ -134,7 +134,7 @@ class Epoch:
 
 
 def _on_host(batches: Iterable[Any]) -> Iterator[Any]:
-    """What torch's samplers draw is drawn on the host, where their generators are, whatever the default device."""
+    """The same batches, drawn on the CPU, where generators of samplers are, whatever the default device is."""
     left = iter(batches)
     while True:
         with torch.device("cpu"):
@@ -145,7 +145,7 @@ def _on_host(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def make_stages(loader: ThreadedLoader) -> list[Stage]:
-    """Which step runs where. Threads hold the loader weakly: they must not keep it, and so themselves, alive."""
+    """The stages of a loader, with their threads. Threads refer to the loader weakly, or they would keep it alive."""
     workers = loader.num_workers
     threads = workers or ((REMOTE_THREADS if loader.waits else 1) if loader.samples_ahead else 0)
     depth = max(1, (loader.prefetch_factor or 1) * workers if workers else 2)
@@ -168,7 +168,7 @@ def make_stages(loader: ThreadedLoader) -> list[Stage]:
     ]
     if begin is not None:
         stages[1] = replace(stages[1], begin=_weakly(loader, begin))
-        if last == 1:  # nothing of the user's: sampling threads ask for rows and go on, another thread waits for them
+        if last == 1:  # no user code: sampling threads send requests for rows, and one other thread waits for them
             stages[0] = replace(stages[0], threads=threads)
             stages[1] = replace(stages[1], threads=1, setup=None)
     return stages

@@ -24,7 +24,7 @@ from gnnsys.store import ReadContext, RowBuffers, TensorSource
 
 
 class DataJoin:
-    """Callable on SamplerOutput and HeteroSamplerOutput; `edge` in them must count in the user's edge order."""
+    """Called with a SamplerOutput or HeteroSamplerOutput, whose `edge` must be positions in the user's edge order."""
 
     def __init__(
         self, data: Any, graph: Callable[[], AnyGraph | None], buffers: RowBuffers, custom_cls: Any = None
@@ -123,7 +123,7 @@ class DataJoin:
 
 
 def in_edge_order(out: SamplerOutput | HeteroSamplerOutput, permutation: Any) -> SamplerOutput | HeteroSamplerOutput:
-    """The output with `edge` counted in the user's edge order, as int64: undoes a sampler's own order of edges."""
+    """The output with `edge` as int64 positions in the user's edge order. Undoes a sampler's own order of edges."""
     if out.edge is None:
         return out
     out = copy.copy(out)
@@ -139,7 +139,7 @@ def in_edge_order(out: SamplerOutput | HeteroSamplerOutput, permutation: Any) ->
 
 
 def describe(batch: Any, out: SamplerOutput | HeteroSamplerOutput) -> None:
-    """Adds what a sampler's output says of nodes and edges; an `n_id` or `e_id` of the user's own is left alone."""
+    """Adds ids and counts of a sampler's output to the batch. Keeps an `n_id` or `e_id` of the user's own."""
     if isinstance(out, SamplerOutput):
         if "n_id" not in batch:
             batch.n_id = out.node

@@ -1,7 +1,7 @@
 """PyG's NeighborLoader and LinkNeighborLoader, sampled by our kernels and run by our pipeline.
 
-They are subclasses of PyG's own, so `isinstance` and whatever reads a loader's attributes keep working; what changes is
-who samples (`NeighborSampler`), who gathers (`DataJoin`) and that workers are threads.
+They are subclasses of PyG's loaders, so `isinstance` and code that reads a loader's attributes keep working. Three
+things differ: `NeighborSampler` samples, `DataJoin` gathers, and workers are threads.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
     """`torch_geometric.loader.NeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
 
     `data` may also be what `gnnsys.open` returns; `input_nodes` are then global ids, the name of a mask, or this rank's
-    share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what is sampled, epoch by
-    epoch, whatever torch's generator says; the order of the seeds stays the `sampler`'s (or `shuffle`'s) business.
-    On parts `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
+    share (`gnnsys.split`), which has the same number of batches on every rank. `seed` fixes what each epoch samples,
+    independently of torch's generators; the order of the seeds is still that of `sampler` or `shuffle`. On parts,
+    `fetch` names the arrays that batches have, and floats travel between machines as `wire_dtype`.
     """
 
     def __init__(
@@ -122,8 +122,9 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
 class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoader):
     """`torch_geometric.loader.LinkNeighborLoader` without pyg-lib or torch-sparse; its documentation holds.
 
-    One difference on purpose: a batch's own links, and their reverses, are not among the edges it passes messages over
-    (`exclude_supervision=False` is PyG's behaviour). `seed` is as in `NeighborLoader`, and fixes negatives too.
+    We deviate from PyG in one thing: a batch's own links, and their reverses, are not among the edges that messages are
+    passed over. `exclude_supervision=False` gives PyG's behaviour. `seed` is as in `NeighborLoader`, and also fixes the
+    negatives.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
             return
         links.input_id, src.src_index, dst.dst_pos_index, dst.dst_neg_index, src.seed_time = out.metadata
         dst.seed_time = src.seed_time if "seed_time" in src else None
-        for name in ("edge_label_index", "edge_label_time"):  # of the user's own data: no longer theirs in this batch
+        for name in ("edge_label_index", "edge_label_time"):  # copied from the user's data: wrong for this batch
             if name in links:
                 del links[name]
 

@@ -1,6 +1,6 @@
-"""What a loader needs besides where its graph is in parts: inputs that stay where they are, equal steps, the join.
+"""What a PyG-style loader needs for a graph in parts: its inputs, batches that are as many on every rank, and the join.
 
-`input_nodes` and links become what PyG's loaders take; a rank's share is cut into as many batches as every other's.
+`input_nodes` and links are turned into what PyG's loaders take. Links that are edges stay in the parts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gnnsys.store import RowBuffers
 
 
 def resolve_input_nodes(graph: DistGraph, input_nodes: Any) -> Any:
-    """`input_nodes` as PyG takes them for a pair of stores: ids or a mask, with their type unless there is one only."""
+    """`input_nodes` as PyG takes them for a pair of stores: ids or a mask, with a node type if there are several."""
     if isinstance(input_nodes, Share):
         node_type, ids = resolve_nodes(graph, input_nodes)
         return _with_type(graph, node_type, ids if isinstance(ids, Tensor) else ids[:])
@@ -73,9 +73,9 @@ def _with_type(graph: DistGraph, node_type: NodeType, nodes: Tensor) -> Any:
 
 
 class LinkInputs:
-    """PyG's EdgeSamplerInput where links are edges of the graph: their ends are looked up batch by batch.
+    """Takes the place of PyG's EdgeSamplerInput if links are edges of the graph: their ends are read batch by batch.
 
-    PyG is given it as its `edge_label_index` too, of which it asks nothing but the size and two (empty) rows.
+    PyG also gets it as `edge_label_index`, of which it only asks the size and two rows, which are empty here.
     """
 
     def __init__(self, inputs: LinkReader, num_links: int, input_type: EdgeType | None) -> None:
@@ -87,7 +87,7 @@ class LinkInputs:
 
     @property
     def ids(self) -> InputIds | None:
-        """Of the edges that the links are, where they are a share."""
+        """Ids of the edges, if the links are a share."""
         return self._inputs.ids if isinstance(self._inputs, EdgeInputs) else None
 
     def size(self, dim: int) -> int:
@@ -107,7 +107,7 @@ class LinkInputs:
 
 
 def resolve_links(graph: DistGraph, given: Any) -> tuple[Any, LinkInputs | None]:
-    """`edge_label_index` as PyG takes it for a pair of stores, and the links where PyG is not to hold them."""
+    """`edge_label_index` as PyG takes it for a pair of stores; and the links, if they are read batch by batch."""
     if isinstance(given, (tuple, list)) and len(given) == 2 and given[0] is None and graph.is_homogeneous:
         given = (EDGE, given[1])
     if not isinstance(given, Share):
@@ -121,7 +121,7 @@ def resolve_links(graph: DistGraph, given: Any) -> tuple[Any, LinkInputs | None]
 
 
 class EvenBatches:
-    """torch's batches of a rank's share: as many as the largest share needs, of sizes that differ by at most one."""
+    """Cuts torch's order of a rank's share into as many batches as the largest share needs, of nearly equal sizes."""
 
     def __init__(self, order: Any, num_inputs: int, batch_size: int, drop_last: bool, largest: int) -> None:
         self._order = order
@@ -140,16 +140,16 @@ class EvenBatches:
 
 
 class Joining(NamedTuple):
-    """A sampler's output whose rows are on their way."""
+    """A sampler's output whose rows have been requested."""
 
     out: SamplerOutput | HeteroSamplerOutput
     sampled: Sampled
 
 
 class PartsJoin:
-    """From a sampler's output to `Data` or `HeteroData`, the rows of all types asked for at once.
+    """From a sampler's output to `Data` or `HeteroData`. Requests the rows of all types at once.
 
-    `begin` sends the requests and `finish` waits for the rows: what lies between may be other batches' sampling.
+    `begin` sends the requests and `finish` waits for the rows. Other batches can be sampled in between.
     """
 
     def __init__(
@@ -168,17 +168,17 @@ class PartsJoin:
         self._custom_cls = custom_cls
 
     def prepare(self, num_batches: int) -> None:
-        """How many batches there may be between having been sampled and being used."""
+        """Makes buffers for `num_batches` batches that are sampled and not used yet."""
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         self._fetch.prepare(RowBuffers(pool), num_batches if self.waits else 0, PipelineOptions().keep)
 
     @property
     def waits(self) -> bool:
-        """Whether sampling or rows wait for other machines."""
+        """Whether sampling or fetching waits for other machines."""
         return len(self._graph.parts_here) < self._graph.parts.num_parts or self._fetch.waits
 
     def forget(self) -> None:
-        """Nothing that is under way now is shared with batches to come."""
+        """Later batches share no rows with those that are under way now."""
         self._fetch.forget()
 
     def begin(self, out: SamplerOutput | HeteroSamplerOutput) -> Joining:

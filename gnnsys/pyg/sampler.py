@@ -41,19 +41,19 @@ Values: TypeAlias = Tensor | dict[Any, Tensor] | None
 
 
 class _Here(threading.local):
-    """What a thread has of its own; a copy of a sampler begins without it."""
+    """Values of one thread. A copy of a sampler starts without them."""
 
     def __reduce__(self) -> Any:
         return _Here, ()
 
 
 class NeighborSampler(BaseSampler):
-    """PyG's arguments and outputs; edge ids in its outputs are positions in the user's `edge_index` already.
+    """Takes PyG's arguments and returns PyG's outputs, whose edge ids are positions in the user's `edge_index`.
 
-    Everything random in a call follows from `key`; without one, the key is drawn from torch's global generator, so
-    `torch.manual_seed` repeats it. With `exclude_supervision` the links that `sample_from_edges` starts from, and their
-    reverses, are not sampled as neighbours. Calls are thread-safe. A subclass may override `sample_from_nodes` and
-    `sample_from_edges` with PyG's signature: our loaders call it as user code, one call at a time.
+    Everything random in a call follows from `key`. Without one, the key is drawn from torch's global generator, so
+    `torch.manual_seed` repeats it. With `exclude_supervision`, `sample_from_edges` does not sample the given links, nor
+    their reverses, as neighbours. Calls are thread-safe. A subclass may override `sample_from_nodes` and
+    `sample_from_edges` with PyG's signature: our loaders call them as user code, one call at a time.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class NeighborSampler(BaseSampler):
         self._seeders: dict[EdgeType, tuple[NegativeSampling | None, LinkSeeder]] = {}
         self.num_neighbors = num_neighbors
 
-    # -- what PyG's sampler lets a user read and set -------------------------------------------------------------------
+    # -- attributes that PyG's sampler has -----------------------------------------------------------------------------
 
     @property
     def num_neighbors(self) -> NumNeighbors:
@@ -153,7 +153,7 @@ class NeighborSampler(BaseSampler):
 
     @property
     def edge_permutation(self) -> None:
-        """Nothing to undo: `edge` in our outputs counts in the user's order."""
+        """None: `edge` in our outputs is in the user's order already."""
         return None
 
     def _make_sampler(self) -> Sampler:
@@ -176,7 +176,7 @@ class NeighborSampler(BaseSampler):
         )
 
     def options(self) -> dict[str, Any]:
-        """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
+        """The options that decide a sample, besides graph, seeds and key, by the names of the arguments."""
         return {
             **self._sampler.options(),
             "subgraph_type": self.subgraph_type.value,
@@ -187,8 +187,10 @@ class NeighborSampler(BaseSampler):
 
     @contextmanager
     def under(self, key: SampleKey) -> Iterator[None]:
-        """What this thread samples without a key is sampled under this one: how a loader's key reaches a subclass whose
-        methods have PyG's own signature."""
+        """Inside the `with` block, calls of this thread without a key use this one.
+
+        So a loader's key reaches a subclass whose methods have PyG's signature.
+        """
         before = getattr(self._here, "key", None)
         self._here.key = key
         try:
@@ -239,13 +241,13 @@ class NeighborSampler(BaseSampler):
         return self._finish(sample, exclude, _link_metadata(inputs, seeds))
 
     def prepare_links(self, edge_type: EdgeType | None, neg_sampling: NegativeSampling | None) -> None:
-        """ValueError, before the first batch, for negatives that cannot be drawn."""
+        """ValueError if negatives cannot be drawn: raised when the loader is made, not at the first batch."""
         self._seeder(edge_type or EDGE, neg_sampling)
 
     def told_negatives(
         self, edge_type: EdgeType | None, neg_sampling: NegativeSampling | None
     ) -> dict[str, Any] | None:
-        """What negatives are drawn of, as a loader's state says it."""
+        """How negatives are drawn, for a loader's state."""
         return None if neg_sampling is None else self._seeder(edge_type or EDGE, neg_sampling).told_negatives
 
     def _seeder(self, edge_type: EdgeType, neg_sampling: NegativeSampling | None) -> LinkSeeder:
@@ -260,7 +262,7 @@ class NeighborSampler(BaseSampler):
         return ids.long().contiguous()
 
     def _finish(self, sample: Sample, exclude: dict[EdgeType, Tensor] | None, metadata: tuple[Any, ...]) -> Output:
-        """Our Sample as PyG's output, in the index type of the user's graph."""
+        """Our Sample as PyG's output, with the index dtype of the user's graph."""
         if self.subgraph_type == SubgraphType.induced:
             sample = induced(sample, self.graph, exclude)
         dtype = self._structure.index_dtype
@@ -285,7 +287,7 @@ class NeighborSampler(BaseSampler):
 
 
 def draw_key(random: torch.Generator | None = None) -> SampleKey:
-    """A key from torch's global generator (or `random`): `torch.manual_seed` repeats it."""
+    """A key drawn from torch's global generator, or from `random`."""
     return SampleKey(draw_seed(random), 0, 0)
 
 
@@ -294,7 +296,7 @@ def draw_seed(random: torch.Generator | None = None) -> int:
 
 
 def _link_metadata(inputs: EdgeSamplerInput, seeds: LinkSeeds) -> tuple[Any, ...]:
-    """What PyG's LinkLoader expects, by position."""
+    """The metadata that PyG's LinkLoader expects, by position."""
     names = ("edge_label_index", "edge_label", "edge_label_time")
     if "src_index" in seeds.values:
         names = ("src_index", "dst_pos_index", "dst_neg_index", "seed_time")  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """PyG's (FeatureStore, GraphStore) pair on a graph in parts: `stores(gnnsys.open(DIR))`.
 
-Stock PyG code reads our tables through it, and a loader of ours recognises it. Ids are global ids. Rows that a batch
-needs come in one round trip; edge rows are read by edge id, which is also the position in the CSC of the whole.
+PyG's own code reads our tables through the pair, and our loaders recognise it. Ids are global ids. The rows of a batch
+come in one round trip. Edge rows are read by edge id, which is the edge's position in the CSC of the whole graph.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stores(graph: DistGraph) -> tuple[PartsFeatureStore, PartsGraphStore]:
 
 
 def graph_of(data: Any) -> DistGraph | None:
-    """The graph in parts that a loader's `data` is, or is a pair of stores of; None for anything else."""
+    """The graph in parts, if a loader's `data` is one or is its pair of stores; None for anything else."""
     if isinstance(data, DistGraph):
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
@@ -52,18 +52,19 @@ def graph_of(data: Any) -> DistGraph | None:
 class PartsFeatureStore(FeatureStore):
     """Node and edge data of a graph in parts. A group is a node type or an edge type.
 
-    In a graph of one type the group is None, as in PyG, for nodes and for edges whose name no node data has. There only
-    node data is listed, because PyG reads everything listed by node id: `add_edge_data`, a transform, adds the rest.
+    In a graph of one type the group is None, as in PyG: for nodes, and for edge data whose name no node data has. There
+    only node data is listed, because PyG reads everything that is listed by node id. `add_edge_data`, a transform, adds
+    the edge data.
     """
 
     def __init__(self, graph: DistGraph) -> None:
         super().__init__()
-        self.__dict__["graph"] = graph  # past FeatureStore's own idea of attributes
+        self.__dict__["graph"] = graph  # FeatureStore overrides attribute access
 
     graph: DistGraph
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
-        """What there is, tables that train (`mutable`) left out: those are read when they are asked for by name."""
+        """All arrays, except tables that train (`mutable`): those are read only if asked for by name."""
         graph = self.graph
         attrs = []
         for node_type, arrays in graph.node_data.items():
@@ -74,7 +75,7 @@ class PartsFeatureStore(FeatureStore):
         return attrs
 
     def get_all_edge_data_attrs(self) -> list[TensorAttr]:
-        """Those of edges alone; their group is the edge type, in a graph of one type too."""
+        """Arrays of edges. Their group is the edge type, also in a graph of one type."""
         return [
             TensorAttr(edge_type, name)
             for edge_type, arrays in self.graph.edge_data.items()
@@ -110,7 +111,7 @@ class PartsFeatureStore(FeatureStore):
         return (self._ids(found, attr.index).numel(), *found.shape[1:])
 
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        """Writes rows of a table that trains. Others never change: everybody may have them in memory."""
+        """Writes rows of a table that trains. Other tables never change, because any process may have cached them."""
         source = self._source(attr)
         if not isinstance(source, DistTensor) or not _trains(source):
             raise ValueError(
@@ -159,7 +160,7 @@ def _trains(source: Any) -> bool:
 
 
 class PartEdgeAttr(EdgeAttr):
-    """PyG's EdgeAttr, and the part whose edges are meant: None for those of all parts."""
+    """PyG's EdgeAttr with a part; None means the edges of all parts."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class PartEdgeAttr(EdgeAttr):
 
     @classmethod
     def cast(cls, *args: Any, **kwargs: Any) -> PartEdgeAttr:
-        """PyG's own EdgeAttr is one of ours without a part."""
+        """Also takes PyG's own EdgeAttr, as one without a part."""
         if len(args) == 1 and not kwargs and isinstance(args[0], EdgeAttr) and not isinstance(args[0], cls):
             plain = args[0]
             return cls(plain.edge_type, plain.layout, plain.is_sorted and plain.layout != EdgeLayout.CSR, plain.size)
@@ -184,8 +185,8 @@ class PartEdgeAttr(EdgeAttr):
 class PartsGraphStore(GraphStore):
     """The edges of a graph in parts, sorted by destination, in global ids; an edge's position is its edge id.
 
-    `get_edge_index(edge_type, layout="coo")` reads all of them into this process, and warns of it: samplers of ours do
-    not need it. With `part=p` it gives the in-edges of part p's own nodes alone; as "csc", from the first of them on.
+    `get_edge_index(edge_type, layout="coo")` reads all edges into this process, and warns: our samplers do not need
+    that. With `part=p` it returns only the in-edges of part p's core nodes; as "csc", counted from the first of them.
     """
 
     def __init__(self, graph: DistGraph) -> None:
@@ -225,7 +226,7 @@ class PartsGraphStore(GraphStore):
         return self._looked_up(edge_type, nodes, edges, edge_attr.layout)
 
     def _mapped(self, part: int, edge_type: EdgeType, layout: EdgeLayout) -> tuple[Tensor, Tensor]:
-        """From the files of a part that is here."""
+        """Reads the mapped files of a part on this machine."""
         own = self.graph.parts.part(part)
         csc = core_csc(own, edge_type)
         row = own.global_ids(csc.indices, edge_type[0]).long()
@@ -234,7 +235,7 @@ class PartsGraphStore(GraphStore):
         return row, csc.dst() + self.graph.book.part_range(part, edge_type[2]).start
 
     def _looked_up(self, edge_type: EdgeType, nodes: range, edges: range, layout: EdgeLayout) -> tuple[Tensor, Tensor]:
-        """From whoever has them."""
+        """Asks the machines that have the edges."""
         row = torch.empty(len(edges), dtype=torch.int64, device="cpu")
         col = torch.empty(len(edges), dtype=torch.int64, device="cpu") if layout == EdgeLayout.COO else None
         for at, ids in _pieces(edges):

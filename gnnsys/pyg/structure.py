@@ -1,6 +1,6 @@
 """From PyG's `Data`, `HeteroData` or (FeatureStore, GraphStore) to the Graph we sample from.
 
-Only structure, weights and times are read, once; features stay where they are.
+Reads structure, weights and times once. Features stay where they are.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from gnnsys.sampling import AnyGraph, DistGraph
 
 @dataclass
 class PygStructure:
-    """A Graph to sample from, and what PyG's outputs need to know about where it came from."""
+    """A Graph to sample from, and what PyG's outputs need to know of the data that it was made from."""
 
     graph: AnyGraph
     is_hetero: bool
-    index_dtype: torch.dtype  # of edge_index and n_id, as the user's edge_index has it
+    index_dtype: torch.dtype  # of edge_index and n_id in outputs: that of the user's edge_index
     time_attr: str | None = None
     node_time: dict[NodeType, Any] | None = None  # tensors, or tables of a graph in parts
     edge_time: dict[EdgeType, Any] | None = None
 
 
 def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is_sorted: bool) -> PygStructure:
-    """ValueError (NotImplementedError where PyG has one) for what cannot be sampled from."""
+    """ValueError, or NotImplementedError where PyG raises that, for data that cannot be sampled from."""
     parted = graph_of(data)
     if parted is not None:
         return _read_parts(parted, time_attr, weight_attr)
@@ -60,13 +60,13 @@ def read_structure(data: Any, time_attr: str | None, weight_attr: str | None, is
         node_time = {t: s[time_attr] for t, s in node_stores if time_attr in s and s.is_node_attr(time_attr)}
         edge_time = {t: s[time_attr] for t, s in stores if time_attr in s and s.is_edge_attr(time_attr)}
         if kind == DataType.homogeneous and node_time:
-            edge_time = {}  # PyG asks for a node-level attribute first
+            edge_time = {}  # PyG prefers a node-level attribute
         _set_time(structure, node_time, edge_time)
     return structure
 
 
 def _read_parts(graph: DistGraph, time_attr: str | None, weight_attr: str | None) -> PygStructure:
-    """Nothing is read: whoever has a part samples from it, by the weights and times that lie beside its edges."""
+    """Reads nothing: the machine that has a part samples from it, with the weights and times of the part's edges."""
     structure = PygStructure(graph, not graph.is_homogeneous, torch.int64, time_attr)
     if weight_attr is not None:
         missing = [t for t in graph.edge_types if weight_attr not in graph.edge_data[t]]
@@ -173,7 +173,7 @@ def _read_remote(features: FeatureStore, edges: GraphStore, time_attr: str | Non
     return structure
 
 
-_LAYOUT_ORDER = [EdgeLayout.CSR, EdgeLayout.COO, EdgeLayout.CSC]  # the last one of a type wins: the least work
+_LAYOUT_ORDER = [EdgeLayout.CSR, EdgeLayout.COO, EdgeLayout.CSC]  # a type's last one is used: least work
 
 
 def _read_remote_hetero(features: FeatureStore, edges: GraphStore, attrs: dict[EdgeType, Any]) -> PygStructure:
@@ -220,7 +220,7 @@ def _remote_time(
 
 
 def is_edge_level(features: FeatureStore, attr: Any, graph: AnyGraph) -> bool:
-    """Whether an attribute without a group (homogeneous store) has a row per edge; its name decides where both fit."""
+    """Whether an attribute without a group has a row per edge. Its name decides if there are as many nodes as edges."""
     size = features.get_tensor_size(attr)
     rows = None if size is None else size[0]
     if graph.num_nodes() == graph.num_edges() or rows is None:

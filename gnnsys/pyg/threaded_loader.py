@@ -1,4 +1,4 @@
-"""What our loaders for PyG share: the steps of a batch, where they run, and state. Workers are threads."""
+"""The base of our two loaders for PyG: the steps of a batch, which threads run them, and state. Workers are threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
 
 class ThreadedLoader(torch.utils.data.DataLoader):
-    """What both loaders share: the steps of a batch, where they run, and state."""
+    """Runs the steps of a batch in threads of our pipeline, and saves and restores the position in an epoch."""
 
     seed: int | None
     transform: Callable[[Any], Any] | None
@@ -57,23 +57,23 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
     ) -> None:
-        """Before the DataLoader's own __init__. `inputs` are what the user gave: perhaps a rank's share.
+        """Must be called before the DataLoader's __init__. `inputs`: as the user gave them, perhaps a rank's share.
 
-        `own_values` are what was given for these inputs one by one.
+        `own_values`: arguments with one value per input, such as times.
         """
         self._of_this_process = OfThisProcess(type(self).__name__)
         self.seed = seed
         self.progress: Epoch | None = None
-        self._running: Running | None = None  # of persistent workers
+        self._running: Running | None = None  # with persistent workers
         self._resume: dict[str, Any] | None = None
         self._epochs = 0
         self._graph_identity: str | None = None
-        self._fingerprint: int | None = None  # of inputs that are no share, once a state was asked for
+        self._fingerprint: int | None = None  # of inputs that are no share, computed for the first state
         self._sampler = sampler
-        self._user_code = threading.Lock()  # a sampler that is not ours may not be thread-safe
+        self._user_code = threading.Lock()  # the user's sampler may not be thread-safe
         self._largest = inputs.largest if isinstance(inputs, Share) else None
         self.shuffles = bool(kwargs.get("shuffle"))
-        self.leftover: Leftover | None = None  # of the epoch to come, or of the one that is under way
+        self.leftover: Leftover | None = None  # of the current epoch, or before it begins
         if self._largest is not None:
             check_share(inputs, kwargs)
         workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
@@ -90,16 +90,16 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         if fetch is not None or wire_dtype is not None:
             raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
-        pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # what waits, is made, and is used
+        pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # waiting, being made, in use
         self._join = DataJoin(data, partial(_graph_of, sampler), RowBuffers(pool), kwargs.get("custom_cls"))
 
     def _untie(self) -> None:
-        """After the DataLoader's own __init__, which kept a bound method of ours: the loader would hold itself."""
+        """Must be called after the DataLoader's __init__, which stores a bound method: a reference cycle."""
         del self.__dict__["collate_fn"]
 
     @property
     def _index_sampler(self) -> Any:
-        """torch's batches; those of a share are as many on every rank."""
+        """torch's batches. A share has the same number of batches on every rank."""
         if self._largest is None:
             return super()._index_sampler
         return EvenBatches(self.sampler, len(self.dataset), self.batch_size or 1, self.drop_last, self._largest)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return batch
 
     def begin_join(self, out: Output) -> Joining:
-        """Asks for rows in parts; `finish_join` waits for them."""
+        """Requests rows from parts; `finish_join` waits for them."""
         assert isinstance(self._join, PartsJoin)
         return self._join.begin(out)
 
@@ -128,7 +128,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return batch
 
     def forget(self) -> None:
-        """An epoch begins: nothing of the one before is shared with it."""
+        """An epoch begins: its batches share no rows with those before."""
         if isinstance(self._join, PartsJoin):
             self._join.forget()
 
@@ -141,11 +141,11 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return out if self._overrides("collate_fn") and self.filter_per_worker else self.filter_fn(out)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
-        """The sampler's output for the chosen inputs, under `key` or, where there is none, a fresh one."""
+        """The sampler's output for the chosen inputs, with `key` or a fresh one."""
         raise NotImplementedError
 
     def _sample_by(self, method: str, inputs: Any, key: SampleKey | None, **options: Any) -> Output:
-        """By our sampler under a key; by user code, a sampler or what a subclass of ours overrides, one at a time."""
+        """Calls our sampler with a key. Calls user code (another sampler, or a subclass of ours) one call at a time."""
         sampler = self._sampler
         call = getattr(sampler, method)
         if is_plain(sampler):
@@ -163,11 +163,11 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return index
 
     def _is_taken_over(self, index: Tensor) -> bool:
-        """Whether these inputs are not the loader's own, but left by other ranks."""
+        """Whether these inputs were left over by other ranks, and are not the loader's own."""
         return self.leftover is not None and index.numel() > 0 and int(index[0]) >= len(self.dataset)  # type: ignore[arg-type]
 
     def _key(self) -> SampleKey:
-        """Of a batch that is asked for outside an epoch, `loader([0, 3])`."""
+        """The key of a batch outside an epoch, as in `loader([0, 3])`."""
         return draw_key(self.generator) if self.seed is None else SampleKey(self.seed, -1, 0)
 
     def collate_fn(self, index: Any) -> Any:
@@ -187,17 +187,17 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         describe(batch, out)
 
     def _overrides(self, name: str) -> bool:
-        """Whether a subclass of the user's brought its own."""
+        """Whether a subclass overrides a method."""
         return getattr(type(self), name) is not getattr(ThreadedLoader, name)
 
     @property
     def samples_ahead(self) -> bool:
-        """Whether sampling may run in a thread that the user did not ask for: if all of it is ours."""
+        """Whether sampling may run in a background thread with num_workers=0: only if none of it is user code."""
         return is_plain(self._sampler) and not self._overrides("collate_fn")
 
     @property
     def joins_ahead(self) -> bool:
-        """The same of the join with features."""
+        """The same for the join with features."""
         is_ours = isinstance(self.data, (Data, HeteroData)) or isinstance(self._join, PartsJoin)
         plain = self.transform_sampler_output is None and not self._overrides("filter_fn")
         return self.samples_ahead and is_ours and self.filter_per_worker and plain
@@ -214,7 +214,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return EpochIterator(self, self._running)
 
     def check_worker_number_rationality(self) -> None:
-        """torch warns of more worker processes than cores; ours are threads, and idle ones cost nothing."""
+        """Silences torch's warning of more workers than cores: ours are threads, and idle ones cost nothing."""
 
     def next_epoch(self) -> int:
         self._epochs += 1
@@ -222,13 +222,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `iter` goes on with, or that is under way."""
+        """The epoch that is under way, or that the next `iter` begins or continues."""
         if self._resume is not None:
             return int(self._resume["epoch"])
         return self._epochs if self.progress is None else self.progress.number
 
     def state_dict(self) -> dict[str, Any]:
-        """What the caller has seen of the current epoch; between epochs, how many there were, and `generator`."""
+        """The position in the epoch, by the batches that the caller has received, and the generator's state."""
         if self._resume is not None:
             state = dict(self._resume)
         elif self.progress is not None:
@@ -239,9 +239,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return {**state, **self.ranks.state(), **self._options(), **self._made_of()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Makes the next `iter` yield the rest of the epoch that `state` was taken in.
+        """Makes the next `iter` yield the rest of the epoch in which `state` was saved.
 
-        ValueError, before anything is changed, where it was taken of other inputs, or with other options.
+        ValueError, before anything changes, if it was saved with other inputs or options.
         """
         self.ranks.check_own(state)
         check_options(state, self._options())
@@ -249,9 +249,9 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self._go_on(state)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Makes the next `iter` go on where all ranks were, however many; `states` are theirs, in the order of ranks.
+        """Makes the next `iter` continue where all ranks were. `states`: of all old ranks, in their order.
 
-        As `gnnsys.NeighborLoader.load_state_dicts`: another number of ranks deals what is left of the epoch anew.
+        As in `gnnsys.NeighborLoader.load_state_dicts`: another number of ranks deals the rest of the epoch anew.
         """
         own = self.ranks.own_state(states)
         if own is not None:
@@ -273,13 +273,13 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self.progress = None
 
     def order_options(self) -> dict[str, Any]:
-        """What the order of a share's inputs, and what is sampled for them, follows from besides the generator."""
+        """What decides the order of a share's inputs, and what is sampled for them, besides the generator."""
         return {"shuffle": self.shuffles, "seed": self.seed, "own_generator": self.generator is not None}
 
     def _options(self) -> dict[str, Any]:
-        """What must be the same on whoever goes on with a state of this loader.
+        """What must be equal in the loader that continues from a state of this one.
 
-        A share says of its inputs what the other ranks need to know of them; of others there is a fingerprint.
+        Inputs that are a share are described for the other ranks; for any others there is a fingerprint.
         """
         num_inputs = len(self.dataset)  # type: ignore[arg-type]
         sizes: dict[str, Any] = {"num_inputs": num_inputs, "largest": self._largest}
@@ -290,7 +290,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return {**sizes, "batch_size": self.batch_size, "drop_last": self.drop_last, **self.order_options()}
 
     def _made_of(self) -> dict[str, Any]:
-        """The same of graph and sampling, where both are ours; nothing is known of a user's sampler."""
+        """The same for graph and sampling. Empty for a user's sampler, of which nothing is known."""
         if not isinstance(self._sampler, NeighborSampler):
             return {}
         if self._graph_identity is None:
@@ -300,7 +300,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         return {MADE_OF: {"graph": self._graph_identity, "inputs": None, "sampling": plain(options)}}
 
     def input_ids(self, input_id: Tensor) -> Tensor:
-        """The ids of a batch's inputs, by its `input_id`, where they are a share; those of other ranks' too."""
+        """Ids of a batch's inputs, by its `input_id`, if they are a share. Also for inputs left over by other ranks."""
         if self.ranks.inputs is None:
             raise ValueError("this loader's inputs are not a share: look them up in what you gave it")
         return self.ranks.inputs[input_id]
@@ -312,14 +312,14 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     # -- PyG's context managers, for threads instead of processes ------------------------------------------------------
 
     def _aff_init_fn(self, worker_id: int) -> None:
-        """PyG pins the process; a thread pins itself."""
+        """PyG pins a worker process to cores; here a worker thread pins itself."""
         cores = self.loader_cores[worker_id]  # type: ignore[attr-defined]
         os.sched_setaffinity(0, cores if isinstance(cores, list) else [cores])
         self._old_worker_init_fn(worker_id)
 
     @contextmanager
     def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
-        """Gives every worker `worker_threads` native threads (default: an even share); needs no `spawn`."""
+        """Gives every worker `worker_threads` native threads (default: an equal share). Needs no `spawn`."""
         if self.num_workers < 1:
             raise ValueError(f"'enable_multithreading' needs at least one worker (got {self.num_workers})")
         threads = worker_threads or max(1, torch.get_num_threads() // self.num_workers)
@@ -334,7 +334,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
 
 
 def is_plain(sampler: BaseSampler) -> bool:
-    """Whether what samples is ours alone: no user's sampler, and no subclass with methods of its own."""
+    """Whether sampling is our code alone: not a user's sampler, nor a subclass that overrides methods."""
     names = ("sample_from_nodes", "sample_from_edges")
     return isinstance(sampler, NeighborSampler) and all(
         getattr(type(sampler), name) is getattr(NeighborSampler, name) and name not in vars(sampler) for name in names

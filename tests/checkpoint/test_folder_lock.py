@@ -188,5 +188,5 @@ def test_a_heart_beats_in_the_file_that_the_job_made_and_ends_with_it(tmp_path, 
         saver.save()
         os.utime(tmp_path / OWNER, (1, 1))
         await_true(lambda: (tmp_path / OWNER).stat().st_mtime != 1, "a beat")
-        held = saver._owner
+        held = saver._lock
     assert held._ended.is_set() and held._file is None

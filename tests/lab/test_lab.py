@@ -222,7 +222,8 @@ def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing_running(lab, monke
             patch.setattr(where, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 lab.exec(1, "setsid sleep 1000 & sleep 1000")
-        left = [pid for path in lab._places[0].paths for pid in control_groups.processes([*path.glob("command-*")])]
+        groups = lab._host_groups[0]
+        left = [pid for path in groups.paths for pid in control_groups.processes([*path.glob("command-*")])]
         assert left == [], what
 
 

@@ -2,7 +2,7 @@
 
 To PTX and unoptimised: nvcc then reads host and device code in full, and takes three seconds a file instead of thirty.
 What has compiled is not compiled again in the same checkout (`pytest --cache-clear` forgets it) while it, every header,
-the compiler and torch are the same.
+the compiler and torch are the same. All sources take minutes: `make check-all` compiles them, `make test` one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.native.build_native import COMPILE_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(p for p in (ROOT / "csrc" / "cuda").rglob("*") if p.suffix in (".cu", ".cpp"))
 FLAGS = ["-x", "cu", "-ptx", "-arch=compute_80", "-Xcicc", "-O0", "-std=c++17", "--expt-relaxed-constexpr"]
+ONE = ROOT / "csrc" / "cuda" / "degrees.cu"  # a short source with device code, host code and torch's headers
 COMPILED = "gnnsys/cuda_compiled"  # where the cache of pytest has what compiled
 DEFINES = ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030A0000"]
 
@@ -61,12 +62,23 @@ def said_by_compiler(compiler: str, source: Path, folder: Path) -> str:
     return "" if compiles else f"{source.relative_to(ROOT)}:\n{done.stdout}{done.stderr}"
 
 
-def test_every_cuda_source_compiles(tmp_path: Path, request: pytest.FixtureRequest):
+def nvcc_or_skip() -> str:
     if os.environ.get("GNNSYS_SANITIZER"):
         pytest.skip("sanitizers look at code that runs")
     compiler = nvcc()
     if compiler is None:
         pytest.skip("there is no nvcc here")
+    return compiler
+
+
+def test_a_cuda_source_compiles(tmp_path: Path):
+    assert ONE in SOURCES
+    assert said_by_compiler(nvcc_or_skip(), ONE, tmp_path) == ""
+
+
+@pytest.mark.long
+def test_every_cuda_source_compiles(tmp_path: Path, request: pytest.FixtureRequest):
+    compiler = nvcc_or_skip()
     assert SOURCES
     cache, prints = getattr(request.config, "cache", None), fingerprints(compiler)  # -p no:cacheprovider: None
     compiled = cache.get(COMPILED, {}) if cache else {}
@@ -99,9 +111,7 @@ def test_a_source_is_compiled_again_when_it_or_any_header_changes(tmp_path: Path
 
 
 def test_a_source_that_does_not_compile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    compiler = nvcc()
-    if compiler is None:
-        pytest.skip("there is no nvcc here")
+    compiler = nvcc_or_skip()
     source = tmp_path / "broken.cu"
     source.write_text("__global__ void kernel(int* p) {}\nvoid launch() { kernel<<<1, 1>>>(nullptr, 2); }\n")
     monkeypatch.setattr("tests.native.test_cuda_compiles.ROOT", tmp_path)

@@ -9,6 +9,7 @@
 #include "cpu/store/versions.h"
 
 #include <atomic>
+#include <numeric>
 #include <optional>
 
 namespace gnnsys {
@@ -37,10 +38,8 @@ struct CopyColumns {
     for (int64_t i = 0; i < num_columns; ++i) {
       if constexpr (std::is_same_v<To, From>) {
         out[i] = in[columns[i]];
-      } else if constexpr (std::is_same_v<To, double> || std::is_same_v<From, double>) {
-        out[i] = static_cast<To>(static_cast<double>(in[columns[i]]));
       } else {
-        out[i] = static_cast<To>(static_cast<float>(in[columns[i]]));
+        out[i] = cast_value<To>(in[columns[i]]);
       }
     }
   }
@@ -52,11 +51,9 @@ void dispatch_columns(const Tensor& out, const Tensor& src, const Tensor& column
   const auto* column = const_data<int64_t>(columns);
   const int64_t num_columns = columns.numel();
   if (out.scalar_type() != src.scalar_type()) {
-    dispatch_float(out.scalar_type(), "out", [&](auto to) {
-      dispatch_float(src.scalar_type(), "src",
-                     [&](auto from) { body(CopyColumns<decltype(to), decltype(from)>{size, column, num_columns}); });
+    return dispatch_cast(out.scalar_type(), "out", src.scalar_type(), "src", [&](auto to, auto from) {
+      body(CopyColumns<decltype(to), decltype(from)>{size, column, num_columns});
     });
-    return;
   }
   switch (src.element_size()) {
     case 1:
@@ -81,45 +78,68 @@ int64_t wanted_bytes(const CopyColumns<To, From>& copy) {
   return copy.wanted_bytes();
 }
 
-// A list of rows, or all of them in turn.
-template <typename id_t>
+constexpr int64_t kRowBlock = 256;  // rows whose numbers are read at once
+
+// A list of rows, or all of them in turn. Read in blocks of int64, so that no copier is made once per type of a list.
 struct List {
-  const id_t* ids;
-  int64_t operator[](int64_t i) const { return ids == nullptr ? i : static_cast<int64_t>(ids[i]); }
+  const int32_t* narrow = nullptr;
+  const int64_t* wide = nullptr;
+
+  static List of(const std::optional<Tensor>& ids) {
+    if (!ids.has_value()) {
+      return {};
+    }
+    const bool is_narrow = ids->scalar_type() == ScalarType::Int;
+    return is_narrow ? List{const_data<int32_t>(*ids), nullptr} : List{nullptr, const_data<int64_t>(*ids)};
+  }
+
+  bool in_turn() const { return narrow == nullptr && wide == nullptr; }
+
+  // Rows [first, first + size); `block` is where they may be written.
+  const int64_t* read(int64_t first, int64_t size, int64_t* block) const {
+    if (wide != nullptr) {
+      return wide + first;
+    }
+    if (narrow != nullptr) {
+      std::copy_n(narrow + first, size, block);
+    } else {
+      std::iota(block, block + size, first);
+    }
+    return block;
+  }
 };
 
-template <typename index_t, typename order_t, typename Copy>
-bool move(char* out, const char* src, List<index_t> index, List<order_t> order, int64_t size, Versions versions,
-          const Copy copy) {
+template <typename Copy>
+bool move(char* out, const char* src, List index, List order, int64_t size, Versions versions, const Copy copy) {
   const int64_t bytes = copy.from_bytes();
   const int64_t wanted = wanted_bytes(copy);
-  const int64_t ahead = index.ids == nullptr ? size : rows_ahead(wanted);  // rows in turn: the hardware knows
-  const int64_t bytes_per_thread = index.ids == nullptr ? arrived_bytes_per_thread() : kBytesPerThread;
+  const int64_t ahead = index.in_turn() ? 0 : rows_ahead(wanted);  // rows in turn: the hardware knows
+  const int64_t bytes_per_thread = index.in_turn() ? arrived_bytes_per_thread() : kBytesPerThread;
   std::atomic<bool> whole{true};
   parallel_for(size, bytes_per_thread / std::max<int64_t>(wanted, 1), [&, out, src](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (i + ahead < end) {
-        prefetch_read(src + index[i + ahead] * bytes, wanted, kPrefetchStride);
-      }
-      const int64_t from = index[i];
-      if (!versions) {
-        copy(out, order[i], src, from);
-      } else if (!versions.read(from, [&] { copy(out, order[i], src, from); })) {
-        whole = false;
-        break;
+    int64_t from_block[kRowBlock + kMostRowsAhead];
+    int64_t to_block[kRowBlock];
+    for (int64_t first = begin; first < end && whole; first += kRowBlock) {
+      const int64_t count = std::min(kRowBlock, end - first);
+      const int64_t readable = std::min(count + ahead, end - first);
+      const int64_t asked = ahead == 0 ? 0 : readable - ahead;  // rows before this one ask for one that comes later
+      const int64_t* const from = index.read(first, readable, from_block);
+      const int64_t* const to = order.read(first, count, to_block);
+      for (int64_t i = 0; i < count; ++i) {
+        if (i < asked) {
+          prefetch_read(src + from[i + ahead] * bytes, wanted, kPrefetchStride);
+        }
+        if (!versions) {
+          copy(out, to[i], src, from[i]);
+        } else if (!versions.read(from[i], [&] { copy(out, to[i], src, from[i]); })) {
+          whole = false;
+          break;
+        }
       }
     }
     finish_stores();
   });
   return whole;
-}
-
-template <typename Body>
-void dispatch_list(const std::optional<Tensor>& list, Body&& body) {
-  if (!list.has_value()) {
-    return body(List<int64_t>{nullptr});
-  }
-  dispatch_ids(*list, [&](auto id) { body(List<decltype(id)>{const_data<decltype(id)>(*list)}); });
 }
 
 // How many rows are moved: as many as either list names, or all of src.
@@ -162,11 +182,8 @@ bool move_rows(const Tensor& src, const std::optional<Tensor>& index, const std:
   }
   bool whole = true;
   const auto run = [&](const auto& copy) {
-    dispatch_list(index, [&](auto from) {
-      dispatch_list(order, [&](auto to) {
-        whole = move(mutable_data<char>(out), const_data<char>(src), from, to, size, Versions::of(versions), copy);
-      });
-    });
+    whole = move(mutable_data<char>(out), const_data<char>(src), List::of(index), List::of(order), size,
+                 Versions::of(versions), copy);
   };
   if (columns.has_value()) {
     dispatch_columns(out, src, *columns, run);

@@ -66,9 +66,8 @@ void dispatch_write(const Tensor& dst, const Tensor& src, Body&& body) {
   if (dst.scalar_type() == src.scalar_type()) {
     return body(CopyBytes{row_size(dst) * static_cast<int64_t>(dst.element_size())});
   }
-  dispatch_float(dst.scalar_type(), "dst", [&](auto to) {
-    dispatch_float(src.scalar_type(), "src",
-                   [&](auto from) { body(Cast<decltype(to), decltype(from)>{row_size(dst)}); });
+  dispatch_cast(dst.scalar_type(), "dst", src.scalar_type(), "src", [&](auto to, auto from) {
+    body(Cast<decltype(to), decltype(from)>{row_size(dst)});
   });
 }
 

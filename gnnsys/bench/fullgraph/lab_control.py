@@ -1,6 +1,6 @@
-"""How a job in the lab steers the lab: rank 0 prints what it asks for, the harness does it and answers by a file.
+"""How a job in the lab changes the lab: rank 0 prints a request; the harness carries it out and answers in a file.
 
-A job knows best when links should get slower and when counters should be read; only the harness can do it.
+Only the job knows when links should get slower and when counters should be read; only the harness can do it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ WAIT_SECONDS = 120.0  # for the harness, which has a thread for nothing else
 
 
 class LabClient:
-    """Where a job asks: `LabClient(folder).ask(rate="20mbit", cpu=0.45)`. The answer is what hosts have used so far."""
+    """The job's side: `LabClient(folder).ask(rate="20mbit", cpu=0.45)` returns what the hosts have used so far."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._number = folder, 0
 
     def ask(self, **what: Any) -> dict[str, Any]:
-        """`rate` and `cpu`, where given, become those of every host; None is no limit."""
+        """Sets `rate` and `cpu`, if given, for every host; None is no limit."""
         self._number += 1
         path = _answer(self._folder, self._number)
         print(ASK, self._number, json.dumps(what), flush=True)
@@ -41,14 +41,14 @@ class LabClient:
 
 
 class LabService:
-    """The harness's side: hears a job's lines and does what they ask for, in one thread."""
+    """The harness's side: gets every line that the job prints, and carries out requests in a thread."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._lab, self._folder = lab, folder
         for old in folder.glob("answer-*.json"):
             old.unlink()
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._serve, name="lab-clerk", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="lab-service", daemon=True)
         self._thread.start()
 
     def hear(self, line: str) -> None:
@@ -64,7 +64,7 @@ class LabService:
             _, number, text = line.split(maxsplit=2)
             try:
                 answer = self._follow(json.loads(text))
-            except Exception as error:  # raised where it was asked for
+            except Exception as error:  # raised by `ask` in the job
                 answer = {"error": f"{type(error).__name__}: {error}"}
             path = _answer(self._folder, int(number))
             new = path.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""A job on hosts of the lab and what it came to."""
+"""Runs a job on hosts of the lab, and reads its figures."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ def run_job(folder: Path, job: VariantJob, *, timeout: float = 3600.0) -> dict[t
     job.save(folder)
     (folder / "figures.json").unlink(missing_ok=True)
     with Lab(job.num_hosts) as lab:
-        clerk = LabService(lab, folder)
+        service = LabService(lab, folder)
         try:
             lab.run(
                 ["--nproc-per-node", "1", "-m", PROGRAM, str(folder)],
                 timeout=timeout,
                 env=trainer_environment(GLOO_SOCKET_IFNAME="eth0"),
-                heard=lambda host, line: clerk.hear(line),
+                heard=lambda host, line: service.hear(line),
             )
         finally:
-            clerk.close()
+            service.close()
     return read_figures(folder)
 
 

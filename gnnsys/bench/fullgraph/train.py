@@ -43,7 +43,7 @@ class Bench:
     def __init__(self, folder: Path, job: VariantJob) -> None:
         self.job = job
         self.is_first = dist.get_rank() == 0
-        self._desk = LabClient(folder)
+        self._lab_client = LabClient(folder)
         self._graph = load(Path(job.graph))
         self._losses: list[float] = []  # of the group, by step
         self._steps: dict[str, int] = {}  # that each trainer has done
@@ -113,7 +113,7 @@ class Bench:
 
     def _lab(self, **what: Any) -> dict[str, list[float]]:
         """Rank 0 asks, and all go on when it has been done."""
-        answer = self._desk.ask(**what) if self.is_first else {}
+        answer = self._lab_client.ask(**what) if self.is_first else {}
         dist.barrier()
         return answer
 

@@ -1,4 +1,4 @@
-"""What takes turns in a job: ways to train the same model on the same graph, and the links they do it over."""
+"""What a job trains: variants (ways to train one model on one graph) in groups that take turns, at given link rates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNLIMITED, CALIBRATED = "unlimited", "calibrated"  # in place of a rate
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A way to train. `num_bins` 0 is the default of `HybridParallel`; `replicate`: every rank computes its closure."""
+    """A way to train. `num_bins` 0: the default of `HybridParallel`. `replicate`: every rank computes its closure."""
 
     name: str
     parts: str = OURS
@@ -31,9 +31,9 @@ class Variant:
 
 
 def ablation(full: Variant) -> list[Variant]:
-    """The paper's four (G3, 4.6.7), and first of all sequential in one bin, which has the least to do.
+    """The four variants of the paper (G3, 4.6.7), and before them sequential in one bin, which has the least to do.
 
-    Only inter-layer packs nodes by their ids; only intra-layer waits for all that a layer needs.
+    Inter-layer alone packs nodes by their ids; intra-layer alone waits for everything that a layer needs.
     """
     return [
         replace(full, name=ONE_BIN, intra_layer=False, inter_layer=False, num_bins=1),
@@ -46,10 +46,10 @@ def ablation(full: Variant) -> list[Variant]:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantGroup:
-    """Variants that take turns, epoch by epoch, at one rate after the other.
+    """Variants that take turns, epoch by epoch, first at one rate, then at the next.
 
-    All of a group's losses must agree. CALIBRATED comes after UNLIMITED: the rate at which the first variant takes
-    twice as long as it took on unlimited links.
+    Their losses must agree. CALIBRATED must come after UNLIMITED: it is the rate at which the first variant takes twice
+    as long as on unlimited links.
     """
 
     name: str
@@ -60,7 +60,7 @@ class VariantGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantJob:
-    """What `gnnsys.bench.fullgraph.train` does. `graph` is a saved graph, `parts` files of the rank of every node."""
+    """The job of `gnnsys.bench.fullgraph.train`. `graph`: a saved graph. `parts`: files with the rank of every node."""
 
     graph: str
     parts: dict[str, str]

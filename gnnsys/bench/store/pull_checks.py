@@ -1,6 +1,6 @@
-"""What is checked in a pull, and the same steps as a server that trusts everybody would do them.
+"""The steps of a pull with all checks, and the same steps as a server without checks would do them.
 
-The difference is the cost of the checks: reading a message is not a check, looking at it twice is.
+The difference is what the checks cost. Reading a message is not a check; validating what was read is.
 """
 
 from __future__ import annotations
