@@ -12,7 +12,8 @@ _PIECE = 1 << 20  # rows that are looked at together
 
 def is_source(rows: Any) -> bool:
     """Whether `rows` reads rows by id (a table, or a user's own class) instead of being them."""
-    has_reads = all(callable(getattr(rows, name, None)) for name in ("read", "begin_read"))
+    can = {name for name in ("read", "begin_read", "begin", "locate") if callable(getattr(rows, name, None))}
+    has_reads = can >= {"read", "begin_read"} or can >= {"begin", "locate"}
     return not isinstance(rows, Tensor) and has_reads and isinstance(getattr(rows, "dtype", None), torch.dtype)
 
 

@@ -1,17 +1,28 @@
 """Loaders, on a graph in memory or spread over machines, and the batches they yield."""
 
-from gnnsys.loader.batch import Batch, Store
-from gnnsys.loader.device import resolve
+from gnnsys.loader.batch import Batch, TypeValues
+from gnnsys.loader.device_copy import resolve
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
-from gnnsys.loader.join import Inputs, Rows, Sampled
-from gnnsys.loader.link import LinkNeighborLoader, edge_index_of, named_links, resolve_inputs
-from gnnsys.loader.links import EdgeInputs, LinkReader, Links, LinkSeeder, LinkSeeds, make_seeder, supervision_edges
+from gnnsys.loader.link_loader import LinkNeighborLoader, edge_index_of, named_links, resolve_inputs
+from gnnsys.loader.link_seeds import (
+    EdgeInputs,
+    LinkReader,
+    Links,
+    LinkSeeder,
+    LinkSeeds,
+    make_seeder,
+    supervision_edges,
+)
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.neighbor import NeighborLoader, check_times
+from gnnsys.loader.neighbor_loader import NeighborLoader, check_times
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import induced, reverse_of
+
+# The name of the version before this one.
+Store = TypeValues
 
 __all__ = [
     "NAME",
@@ -28,11 +39,11 @@ __all__ = [
     "NegativeSampling",
     "NeighborLoader",
     "PipelineOptions",
-    "Rows",
     "Sampled",
     "Schedule",
     "Store",
     "Ticket",
+    "TypeValues",
     "check_made_of",
     "check_sampling",
     "check_times",

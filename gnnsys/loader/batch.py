@@ -18,7 +18,7 @@ from gnnsys.ops import CSC
 from gnnsys.sampling import Block
 
 
-class Store(dict[str, Any]):
+class TypeValues(dict[str, Any]):
     """The named values of one node or edge type; `store.x` is `store["x"]`."""
 
     def __getattr__(self, name: str) -> Any:
@@ -45,8 +45,8 @@ class Batch:
 
     def __init__(
         self,
-        nodes: Mapping[NodeType, Store],
-        edges: Mapping[EdgeType, Store],
+        nodes: Mapping[NodeType, TypeValues],
+        edges: Mapping[EdgeType, TypeValues],
         *,
         is_homogeneous: bool,
         input_type: NodeType | EdgeType | None = None,
@@ -60,15 +60,15 @@ class Batch:
             is_homogeneous=is_homogeneous,
             input_type=input_type,
             blocks=blocks or [],
-            extra=Store(),
+            extra=TypeValues(),
         )
 
-    nodes: dict[NodeType, Store]
-    edges: dict[EdgeType, Store]
+    nodes: dict[NodeType, TypeValues]
+    edges: dict[EdgeType, TypeValues]
     is_homogeneous: bool
     input_type: NodeType | EdgeType | None
     blocks: list[Block]
-    extra: Store
+    extra: TypeValues
     _record: BatchTrace | None  # of its way through the loader, where records are kept
 
     # -- access ------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class Batch:
     def __getitem__(self, key: str) -> Any: ...
 
     @overload
-    def __getitem__(self, key: tuple[str, str, str]) -> Store: ...
+    def __getitem__(self, key: tuple[str, str, str]) -> TypeValues: ...
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, tuple):
@@ -133,13 +133,13 @@ class Batch:
         """`name` of every node and edge type that has it."""
         return {t: store[name] for t, store in self._stores() if name in store}
 
-    def _visible(self) -> list[Store]:
+    def _visible(self) -> list[TypeValues]:
         if self.is_homogeneous:
             return [self.extra, *self.nodes.values(), *self.edges.values()]
-        seeds: Mapping[Any, Store] = self.edges if isinstance(self.input_type, tuple) else self.nodes
+        seeds: Mapping[Any, TypeValues] = self.edges if isinstance(self.input_type, tuple) else self.nodes
         return [self.extra, seeds[self.input_type]] if self.input_type in seeds else [self.extra]
 
-    def _holder(self, name: str) -> Store | None:
+    def _holder(self, name: str) -> TypeValues | None:
         """Where a name that is looked up on the batch itself is; ValueError where nodes and edges both have it."""
         having = [store for store in self._visible() if name in store]
         if len(having) > 1 and having[0] is not self.extra:
@@ -150,7 +150,7 @@ class Batch:
             )
         return having[0] if having else None
 
-    def _stores(self) -> Iterator[tuple[Any, Store]]:
+    def _stores(self) -> Iterator[tuple[Any, TypeValues]]:
         yield from self.nodes.items()
         yield from self.edges.items()
 
@@ -174,8 +174,8 @@ class Batch:
     def apply(self, function: Callable[[Tensor], Tensor]) -> Batch:
         """A batch of the same shape with `function` applied to every tensor."""
 
-        def through(store: Store) -> Store:
-            return Store({k: apply_to(v, function) for k, v in store.items()})
+        def through(store: TypeValues) -> TypeValues:
+            return TypeValues({k: apply_to(v, function) for k, v in store.items()})
 
         out = Batch(
             {t: through(s) for t, s in self.nodes.items()},
@@ -208,7 +208,7 @@ class Batch:
             tensor.record_stream(stream)
 
     def __repr__(self) -> str:
-        def brief(store: Store) -> str:
+        def brief(store: TypeValues) -> str:
             return ", ".join(f"{k}={list(v.shape) if isinstance(v, Tensor) else v}" for k, v in store.items())
 
         if self.is_homogeneous:

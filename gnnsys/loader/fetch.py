@@ -1,29 +1,46 @@
 """The fetch stage: the rows of the nodes and edges that were sampled, wherever they are.
 
-Rows in memory are gathered. Rows of distributed tables are asked for in one request per machine for the whole batch,
-as soon as it is sampled (`begin`), and waited for in the batch's turn (`finish`); so are those of a user's own source.
-A source that says its `device` (a cache there) is given the ids where they are and leaves the rows on the device.
+Every array is a source (`gnnsys.store.Source`). `begin` begins a read of each, as soon as a batch is sampled, and sends
+what they have in common: one message per machine for all tables of a store. `finish`, in the batch's turn, first takes
+what is in memory, and then waits for the rest.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, some
-from gnnsys.loader.inflight import Flight, Leg, Pending, Window
-from gnnsys.loader.join import Ids, Rows, Sampled
-from gnnsys.ops import BufferPool, move_rows
+from gnnsys.loader.sampled import Sampled
+from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph
-from gnnsys.store import DistTensor, PendingPull, PendingRead, Pull, Store, is_table, put_rows
+from gnnsys.store import (
+    DistTensor,
+    InFlightWindow,
+    PendingRead,
+    Policy,
+    ReadContext,
+    RowBuffers,
+    SharedInFlight,
+    Source,
+    TensorSource,
+    as_source,
+)
 
 AnyType: TypeAlias = NodeType | EdgeType
 Names: TypeAlias = Sequence[str] | Mapping[AnyType, Sequence[str]]
+
+
+class Array(NamedTuple):
+    """One array that batches have, and where its rows come from."""
+
+    name: str
+    source: Source
+    waits: bool  # whether reads may wait for another process
 
 
 class Fetch:
@@ -31,101 +48,85 @@ class Fetch:
 
     `names` chooses arrays, for all types or by type; None means all but those that train (`mutable` is True): these
     are read in the forward pass, because a row that is fetched ahead may be an old one when it is used. `wire_dtype`
-    is how floats travel between machines. What there is to fetch is decided once: arrays that the graph is given
-    later, or instead of others, are not seen.
+    is how floats travel between machines; `policy` is that of every read (`ReadContext`).
+    What there is to fetch is decided once: arrays that the graph is given later, or instead of others, are not seen.
     """
 
-    def __init__(self, graph: Graph | DistGraph, *, names: Names | None, wire_dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        graph: Graph | DistGraph,
+        *,
+        names: Names | None,
+        wire_dtype: torch.dtype | None,
+        policy: Policy | None = None,
+    ) -> None:
         check_names(graph, names)
-        data = _data_of(graph)
-        self._arrays = {key: list(_chosen(names, key, arrays)) for key, arrays in data.items()}
-        sources = [source for arrays in self._arrays.values() for _, source in arrays]
+        self._own = {key: list(_chosen(names, key, arrays, policy)) for key, arrays in _data_of(graph).items()}
+        self._arrays = self._own  # the same, with rows shared in flight where they are
+        sources = [array.source for arrays in self._arrays.values() for array in arrays]
         self.num_arrays = len(sources)  # of a batch, over all types
-        self.is_in_memory = all(isinstance(source, Tensor) for source in sources)  # nothing to begin
-        self.waits = any(not isinstance(s, Tensor) and getattr(s, "is_remote", not is_on_device(s)) for s in sources)
-        self._wire_dtype = check_wire_dtype(wire_dtype, sources)
-        self._rows = Rows(BufferPool(max_free=0))
-        self._window: Window | None = None
-        self._counts = dict.fromkeys(_COUNTS, 0)
+        self.is_in_memory = all(isinstance(source, TensorSource) for source in sources)  # nothing to begin
+        self.waits = any(array.waits for arrays in self._arrays.values() for array in arrays)
+        self._of_reads: dict[str, Any] = {
+            "wire_dtype": check_wire_dtype(wire_dtype, sources), "policy": policy,
+            "buffers": RowBuffers(BufferPool(max_free=0)),
+        }  # fmt: skip
+        self._window: InFlightWindow | None = None
+        self._counts = ReadContext().counts
         self._lock = threading.Lock()
 
     def check_on_host(self) -> None:
         """ValueError where rows are on a device although batches are not to be."""
         for key, arrays in self._arrays.items():
-            for name, source in arrays:
-                device = getattr(source, "device", None)
-                if isinstance(device, torch.device) and device.type not in ("cpu", "meta"):
-                    raise ValueError(f"{name!r} of {key!r} is on {device}: make the loader with device={str(device)!r}")
+            for name, source, _ in arrays:
+                if source.device.type not in ("cpu", "meta"):
+                    where = source.device
+                    raise ValueError(f"{name!r} of {key!r} is on {where}: make the loader with device={str(where)!r}")
 
     def names(self, key: AnyType) -> list[str]:
         """The arrays of a type that batches have."""
-        return [name for name, _ in self._arrays[key]]
+        return [array.name for array in self._arrays[key]]
 
     def all_names(self) -> dict[AnyType, list[str]]:
         """The same of every type."""
         return {key: self.names(key) for key in self._arrays}
 
-    def prepare(self, rows: Rows, num_in_flight: int, keep: int = 0) -> None:
+    def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
-        self._rows = rows
-        self._window = Window(num_in_flight, keep) if num_in_flight > 0 else None
+        self._of_reads["buffers"] = buffers
+        self._arrays, self._window = self._own, None
+        if num_in_flight > 0:
+            self._window = window = InFlightWindow(num_in_flight, keep)
+            self._arrays = {key: [_shared(array, window, key) for array in a] for key, a in self._own.items()}
 
     def begin(self, sampled: Sampled) -> Sampled:
-        """Sends the requests for everything that is not in this process's memory."""
-        if self.is_in_memory:
-            return sampled
-        order = _Order(sampled)
-        for key, ids in _ids_by_type(sampled):
-            at = Ids(ids)
-            for name, source in self._arrays[key]:
-                if isinstance(source, Tensor):
-                    continue
-                if is_on_device(source):
-                    order.reads[key, name] = source.begin_read(ids)
-                    continue
-                out = self._rows.empty((ids.numel(), *source.shape[1:]), source.dtype)
-                order.add(key, name, source, at.on(_HOST), out)
-        if not order.arriving and not order.reads:
-            return sampled
-        sampled.pending = order
-        with order.flight.lock:
-            try:
-                if self._window is not None and order.shared:
-                    self._window.enter(order.flight, order.shared)
-                order.flight.pending += order.send(self._wire_dtype)
-            except BaseException as error:
-                order.flight.fail(error)
-                raise
+        """Begins a read of every array, and sends the requests for what is not in this process's memory."""
+        context = ReadContext(batch=sampled.position, **self._of_reads)
+        reads = [
+            _Reading(key, array, array.source.begin(ids, None, context))
+            for key, ids in _ids_by_type(sampled)
+            for array in self._arrays[key]
+        ]
+        context.send()
+        sampled.pending = _Reads(context, reads)
         return sampled
 
     def finish(self, sampled: Sampled) -> Sampled:
         """Gathers what is in memory, while the rest arrives; then waits for the rest."""
-        order: _Order | None = sampled.pending
+        if sampled.pending is None:
+            self.begin(sampled)
+        begun: _Reads = sampled.pending
         sampled.pending = None
-        num_bytes = 0
-        rows: dict[AnyType, dict[str, Tensor]] = {}
-        for key, ids in _ids_by_type(sampled):
-            into = rows[key] = {} if order is None else dict(order.arriving.get(key, {}))
-            at = Ids(ids)
-            for name, source in self._arrays[key]:
-                if isinstance(source, Tensor):
-                    into[name] = self._rows(source, at)
-                elif order is not None and (key, name) in order.reads:
-                    into[name] = order.reads[key, name].result()
-                else:
-                    continue
-                num_bytes += into[name].nbytes
-        moved = {"bytes_local": num_bytes}
-        if order is not None:
-            order.flight.complete()
-            for key, into in rows.items():  # in the graph's order
-                rows[key] = {name: into[name] for name, _ in self._arrays[key]}
-            order.count(moved)
-        sampled.rows = rows
+        arrived = {reading: reading.read.result() for reading in begun.reads if not reading.array.waits}
+        if self.waits:
+            arrived |= {reading: reading.read.result() for reading in begun.reads if reading.array.waits}
+        sampled.rows = {key: {} for key, _ in _ids_by_type(sampled)}
+        for reading in begun.reads:  # in the graph's order
+            sampled.rows.setdefault(reading.key, {})[reading.array.name] = arrived[reading]
+        moved = begun.context.counts
         if sampled.trace is not None:
-            flows = sampled.trace.bytes
-            flows["local"], flows["remote"] = moved["bytes_local"], moved.get("bytes_remote", 0)
-            flows["shared"] = moved.get("bytes_shared", 0)
+            for flow in ("local", "remote", "shared"):
+                sampled.trace.bytes[flow] = moved[f"bytes_{flow}"]
         with self._lock:
             for name, count in moved.items():
                 self._counts[name] += count
@@ -145,128 +146,44 @@ class Fetch:
             self._window.forget()
 
 
-def _chosen(names: Names | None, key: AnyType, arrays: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and sources of a type's arrays that are wanted, in the graph's order."""
+class _Reading:
+    """A read of one array for one batch."""
+
+    __slots__ = ("array", "key", "read")
+
+    def __init__(self, key: AnyType, array: Array, read: PendingRead) -> None:
+        self.key, self.array, self.read = key, array, read
+
+
+class _Reads(NamedTuple):
+    """What the fetch stage has begun of a batch."""
+
+    context: ReadContext
+    reads: list[_Reading]
+
+
+def _chosen(names: Names | None, key: AnyType, arrays: Mapping[str, Any], policy: Policy | None) -> Iterator[Array]:
+    """A type's arrays that are wanted, in the graph's order."""
     named = names.get(key, ()) if isinstance(names, Mapping) else names
-    for name, source in arrays.items():
-        if named is None:
-            is_wanted = isinstance(source, Tensor) or getattr(source, "mutable", None) is not True
-        else:
-            is_wanted = name in named
-        if is_wanted:
-            yield name, source
+    for name, rows in arrays.items():
+        if named is not None and name not in named:
+            continue
+        source = as_source(rows, name)
+        if policy is not None and isinstance(source, DistTensor):
+            source = source.with_policy(policy)  # and says by it whether it is remote
+        if named is not None or source.mutable is not True:
+            yield Array(name, source, source.is_remote)
 
 
-class _Group(NamedTuple):
-    """What is asked for together: tables of one type in stores, or one source of another kind."""
-
-    key: AnyType
-    name: str | None
-    is_fixed: bool  # rows never change
-
-
-_HOST = torch.device("cpu")
-_COUNTS = ("bytes_local", "bytes_remote", "bytes_shared", "rows_asked", "rows_shared")
+def _shared(array: Array, window: InFlightWindow, key: AnyType) -> Array:
+    """Rows from other processes that never change are shared between the batches of a window."""
+    source = array.source
+    if not source.is_remote or source.mutable is not False or source.device.type != "cpu":
+        return array
+    return array._replace(source=SharedInFlight(source, window, kind=key))
 
 
-class _Order:
-    """What one batch asks for, tables with the same ids and owners together."""
-
-    def __init__(self, sampled: Sampled) -> None:
-        self.batch = sampled.position
-        self.flight = Flight()
-        self.arriving: dict[AnyType, dict[str, Tensor]] = {}
-        self.reads: dict[tuple[AnyType, str], PendingRead] = {}  # of sources on a device
-        self.legs: dict[_Group, Leg] = {}
-        self._tables: dict[_Group, list[tuple[str, Any]]] = {}  # names and sources, as outs of the leg
-        self._pulls: list[PendingPull] = []
-
-    def add(self, key: AnyType, name: str, source: Any, ids: Tensor, out: Tensor) -> None:
-        """A table that is not plain memory; only rows that never change are shared between batches."""
-        group = _Group(key, None if is_table(source) else name, getattr(source, "mutable", None) is False)
-        if group not in self.legs:
-            remote = source.remote_positions(ids) if is_table(source) else torch.arange(ids.numel(), device="cpu")
-            self.legs[group] = Leg(group, ids, remote, [], source.shape[0])
-            self._tables[group] = []
-        self.legs[group].outs.append(out)
-        self._tables[group].append((name, source))
-        self.arriving.setdefault(key, {})[name] = out
-
-    @property
-    def shared(self) -> list[Leg]:
-        """Legs whose rows other batches may have asked for."""
-        return [leg for group, leg in self.legs.items() if group.is_fixed and leg.remote.numel()]
-
-    def send(self, wire_dtype: torch.dtype | None) -> list[Pending]:
-        """Asks for all rows that the legs ask for: one pull per store, one read per source of another kind."""
-        pulls: dict[int, tuple[Store, list[Pull]]] = {}
-        pending: list[Pending] = []
-        for group, leg in self.legs.items():
-            ids = leg.ids if leg.asked is None else leg.ids[leg.asked]
-            for (name, source), out in zip(self._tables[group], leg.outs, strict=True):
-                if is_table(source):
-                    pulls.setdefault(id(source.store), (source.store, []))[1].append(
-                        make_pull(source, ids, out, leg.asked, wire_dtype)
-                    )
-                elif leg.asked is None:
-                    pending.append(_Read(source.begin_read(ids, out), out, name))
-                else:
-                    rows = torch.empty((ids.numel(), *out.shape[1:]), dtype=out.dtype, device="cpu")
-                    pending.append(_Scattered(_Read(source.begin_read(ids, rows), rows, name), out, leg.asked))
-        self._pulls = [store.pull(wanted, batch=self.batch) for store, wanted in pulls.values()]
-        return [*self._pulls, *pending]
-
-    def count(self, counts: dict[str, int]) -> None:
-        """Adds what was moved, once it is all there."""
-        counts.update(dict.fromkeys(_COUNTS, 0) | counts)
-        for group, leg in self.legs.items():
-            for (_, source), out in zip(self._tables[group], leg.outs, strict=True):
-                row_bytes = prod(out.shape[1:]) * out.element_size()
-                num_asked = leg.remote.numel() - leg.num_shared
-                counts["rows_asked"] += num_asked
-                counts["rows_shared"] += leg.num_shared
-                counts["bytes_shared"] += leg.num_shared * row_bytes
-                counts["bytes_local"] += (leg.ids.numel() - leg.remote.numel()) * row_bytes
-                if not is_table(source):
-                    counts["bytes_remote"] += num_asked * row_bytes
-        counts["bytes_remote"] += sum(pull.bytes_remote for pull in self._pulls)
-
-
-class _Read(NamedTuple):
-    """A read from a source that is no table: its rows are in `out`, or the source has brought its own."""
-
-    pending: PendingRead
-    out: Tensor
-    name: str
-
-    def result(self) -> Tensor:
-        return put_rows(self.pending.result(), self.out, self.name)
-
-
-class _Scattered(NamedTuple):
-    """A read of some of a batch's rows from a source that fills whole buffers."""
-
-    read: _Read
-    out: Tensor
-    at: Tensor
-
-    def result(self) -> None:
-        move_rows(self.read.result(), self.out, order=self.at)
-
-
-def is_on_device(source: Any) -> bool:
-    """Whether a source takes ids wherever they are and brings its rows to an accelerator."""
-    device = getattr(source, "device", None)
-    return isinstance(device, torch.device) and device.type != "cpu"
-
-
-def make_pull(source: DistTensor, ids: Tensor, out: Tensor, at: Tensor | None, wire_dtype: torch.dtype | None) -> Pull:
-    """The rows of `ids` to their places in `out`; only what is wider than `wire_dtype` is narrowed on the wire."""
-    narrows = wire_dtype is not None and out.is_floating_point() and wire_dtype.itemsize < out.element_size()
-    return Pull(source.name, ids, out=out, at=at, wire_dtype=wire_dtype if narrows else None)
-
-
-def check_wire_dtype(wire_dtype: torch.dtype | None, sources: Sequence[Any]) -> torch.dtype | None:
+def check_wire_dtype(wire_dtype: torch.dtype | None, sources: Sequence[Source]) -> torch.dtype | None:
     """ValueError unless floats can travel so: narrowed to 16 bits, or as what some array is (which narrows nothing)."""
     allowed = {torch.float16, torch.bfloat16, *(s.dtype for s in sources if s.dtype.is_floating_point)}
     if wire_dtype is not None and (not isinstance(wire_dtype, torch.dtype) or wire_dtype not in allowed):

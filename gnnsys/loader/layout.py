@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gnnsys.loader.device import Copy
-from gnnsys.loader.join import Sampled
+from gnnsys.loader.device_copy import DeviceCopy
 from gnnsys.loader.options import PipelineOptions, check_count
+from gnnsys.loader.sampled import Sampled
 from gnnsys.pipeline import Stage
 
 PLACES = ("schedule", "sample", "fetch", "compact")  # where a user's stage may follow
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class StageLayout:
     """The sizes everything follows from: `waits` tells whether sampling or fetching waits for other machines,
     `on_device` whether batches are sampled on the device that they go to."""
 
@@ -52,7 +52,7 @@ class Layout:
         ours: Sequence[Stage],
         transform: Callable[[Any], Any] | None,
         user_stages: Sequence[Stage],
-        copy: Copy | None,
+        copy: DeviceCopy | None,
     ) -> list[Stage]:
         """`ours` are schedule, sample, fetch and compact. A user's function on batches runs ahead, in loading threads
         (and on the host, if that is where batches are made), so compact comes before copy if there is one; and where

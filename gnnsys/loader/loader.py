@@ -10,20 +10,21 @@ import torch
 from gnnsys.comm import current_context, set_context, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.device import Copy, resolve, sampled_on
+from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity
-from gnnsys.loader.join import Compact, Inputs, Rows, Sampled
-from gnnsys.loader.layout import Layout
+from gnnsys.loader.layout import StageLayout
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
+from gnnsys.loader.sampled import Compact, Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
 from gnnsys.sampling import DistGraph, loader_context
 from gnnsys.seeds import Leftover, Ranks
+from gnnsys.store import RowBuffers
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
@@ -74,7 +75,7 @@ class Loader:
         self._identity = identity
         self._across_epochs = across_epochs
         self._context = loader_context(graph, options.priority, options.path)
-        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype)
+        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy)
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
         on_device = sampled_on(graph, target) is not None
@@ -82,15 +83,17 @@ class Loader:
             num_threads = _REMOTE_THREADS if waits else 1
             if on_device and getattr(graph, "is_pinned", False):
                 num_threads = _BUS_THREADS
-        layout = Layout(num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device)
+        layout = StageLayout(
+            num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device
+        )
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         num_shared = layout.num_in_flight if waits and options.share else 0
-        self._fetch.prepare(Rows(pool, pin=target is not None), num_shared, options.keep)
+        self._fetch.prepare(RowBuffers(pool, pin=target is not None), num_shared, options.keep)
         self._trace = Trace(options.trace) if options.trace else None
         if target is None:
             self._fetch.check_on_host()
-        self._copy = None if target is None else Copy(target)
+        self._copy = None if target is None else DeviceCopy(target)
         self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs

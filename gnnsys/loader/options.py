@@ -1,4 +1,4 @@
-"""How a loader's pipeline is laid out: threads and depth of each stage."""
+"""How a loader's pipeline is laid out: threads and depth of each stage, and how its rows are asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from gnnsys.comm import RequestContext
+from gnnsys.store import Policy, check_policy
 
 STAGES = ("schedule", "sample", "fetch", "copy", "compact")
 
@@ -32,11 +33,13 @@ class PipelineOptions:
     many batches are on the network besides those that are being sampled. `share`: rows that a batch in flight has asked
     for are copied from it instead of asked for again; rows from other machines, if they never change, are also kept for
     batches to come, as many as `keep` batches have. `trace`: of how many batches the record is kept.
-    `priority` (smaller is served first) and `path` are said in every message of the loader's batches; 0 is what
-    `gnnsys.open` was given.
 
-    >>> PipelineOptions(threads={"sample": 4}, depths={"sample": 3})
-    PipelineOptions(threads={'sample': 4}, depths={'sample': 3}, share=True, keep=2, trace=256, priority=0, path=0)
+    `policy` chooses which of the candidates for a table's rows serves them (see `gnnsys.store.Policy`); None is what
+    `gnnsys.open` was given. `priority` (smaller is served first) and `path` are said in every message of the loader's
+    batches; 0 is what `gnnsys.open` was given.
+
+    >>> PipelineOptions(threads={"sample": 4}, keep=3).threads
+    {'sample': 4}
     """
 
     threads: Mapping[str, int] = field(default_factory=dict)
@@ -44,6 +47,7 @@ class PipelineOptions:
     share: bool = True
     keep: int = 2
     trace: int = 256
+    policy: Policy | None = None
     priority: int = 0
     path: int = 0
 
@@ -55,4 +59,5 @@ class PipelineOptions:
                 check_count(f"{option.name}: {stage}", value, 0)
         check_count("keep", self.keep, 0)
         check_count("trace", self.trace, 0)
+        check_policy(self.policy)
         RequestContext(priority=self.priority, path=self.path)  # ValueError where the header has no room for them

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gnnsys.loader.batch import Batch, Store
+from gnnsys.loader.batch import Batch, TypeValues
 from gnnsys.loader.negatives import NegativeSampling
 
 _ALWAYS = ("n_id", "e_id", "edge_index", "input_id", "num_sampled_nodes", "num_sampled_edges")
 _OF_BATCH = frozenset(name for name in (*vars(Batch), *Batch.__annotations__) if not name.startswith("_"))
-_OF_STORE = frozenset(name for name in dir(Store) if not name.startswith("_"))  # batch["paper"].values is a method
+_OF_STORE = frozenset(name for name in dir(TypeValues) if not name.startswith("_"))  # batch["paper"].values is a method
 
 
 def node_names(is_disjoint: bool, is_timed: bool) -> tuple[str, ...]:

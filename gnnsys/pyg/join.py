@@ -18,18 +18,20 @@ from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.loader.utils import index_select
 from torch_geometric.sampler import HeteroSamplerOutput, SamplerOutput
 
-from gnnsys.loader import Rows
 from gnnsys.pyg.structure import is_edge_level
 from gnnsys.sampling import AnyGraph
+from gnnsys.store import ReadContext, RowBuffers, TensorSource
 
 
 class DataJoin:
     """Called with a SamplerOutput or HeteroSamplerOutput, whose `edge` must be positions in the user's edge order."""
 
-    def __init__(self, data: Any, graph: Callable[[], AnyGraph | None], rows: Rows, custom_cls: Any = None) -> None:
+    def __init__(
+        self, data: Any, graph: Callable[[], AnyGraph | None], buffers: RowBuffers, custom_cls: Any = None
+    ) -> None:
         self._data = data
         self._graph = graph
-        self._rows = rows
+        self._buffers = buffers
         self._custom_cls = custom_cls
 
     def __call__(self, out: SamplerOutput | HeteroSamplerOutput) -> Any:
@@ -77,7 +79,7 @@ class DataJoin:
     def _select(self, store: Any, name: str, value: Any, ids: Tensor) -> Any:
         dim = store._parent().__cat_dim__(name, value, store)
         if isinstance(value, Tensor) and dim == 0 and type(value) is Tensor:
-            return self._rows(value, ids)
+            return TensorSource(value).gather(ids, None, ReadContext(buffers=self._buffers))
         if isinstance(value, np.ndarray):
             return index_select(value, ids.cpu(), dim=dim)
         return index_select(value, ids.to(value.device), dim=dim)

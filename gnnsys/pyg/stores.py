@@ -17,7 +17,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, ids_of
 from gnnsys.sampling import DistGraph, core_csc
-from gnnsys.store import is_table, read_rows
+from gnnsys.store import DistTensor, as_source, read_rows
 
 AnyType: TypeAlias = NodeType | EdgeType
 _PIECE = 1 << 20  # edges that are looked up together
@@ -113,7 +113,7 @@ class PartsFeatureStore(FeatureStore):
     def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
         """Writes rows of a table that trains. Other tables never change, because any process may have cached them."""
         source = self._source(attr)
-        if not is_table(source) or not _trains(source):
+        if not isinstance(source, DistTensor) or not _trains(source):
             raise ValueError(
                 f"{attr.attr_name!r} of {attr.group_name!r} never changes: write to a table that does, made by "
                 "graph.store.create(...) and named by graph.set_node_data or graph.set_edge_data"
@@ -156,7 +156,7 @@ class PartsFeatureStore(FeatureStore):
 
 
 def _trains(source: Any) -> bool:
-    return getattr(source, "mutable", None) is True
+    return as_source(source).mutable is True
 
 
 class PartEdgeAttr(EdgeAttr):

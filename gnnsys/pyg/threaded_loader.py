@@ -18,7 +18,7 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOut
 from gnnsys.comm import RequestContext
 from gnnsys.graph import ids_of
 from gnnsys.loader import NAME as MADE_OF
-from gnnsys.loader import Names, Rows, check_made_of, check_sampling, graph_identity, plain
+from gnnsys.loader import Names, check_made_of, check_sampling, graph_identity, plain
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
@@ -31,6 +31,7 @@ from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.pyg.stores import graph_of
 from gnnsys.sampling import AnyGraph, SampleKey, loader_context
 from gnnsys.seeds import InputIds, Leftover, Ranks, Share
+from gnnsys.store import RowBuffers
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
@@ -92,7 +93,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # waiting, being made, in use
-        self._join = DataJoin(data, partial(_graph_of, sampler), Rows(pool), kwargs.get("custom_cls"))
+        self._join = DataJoin(data, partial(_graph_of, sampler), RowBuffers(pool), kwargs.get("custom_cls"))
 
     def _untie(self) -> None:
         """Must be called after the DataLoader's __init__, which stores a bound method: a reference cycle."""

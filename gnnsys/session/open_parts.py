@@ -16,26 +16,37 @@ from typing import Any
 from gnnsys.comm import Client, CommError, Group, Keys, Kind
 from gnnsys.graph import MANIFEST
 from gnnsys.partition import Parts, Placement, open_parts, part_folder, place_parts
-from gnnsys.sampling import DistGraph
-from gnnsys.store import Shard, Store
+from gnnsys.sampling import DistGraph, graph_tables, part_rows
+from gnnsys.store import Policy, Shard, Store
 
 Remember = Callable[[str | None, Sequence[int]], None]
 
 
-def open_alone(path: str | os.PathLike[str], *, verify: bool) -> DistGraph:
-    """All parts mapped in this process."""
+def open_alone(path: str | os.PathLike[str], *, verify: bool, policy: Policy | None = None) -> DistGraph:
+    """All parts mapped in this process. `policy` is the store's."""
     parts = open_parts(path, verify=verify)
     for part in range(parts.num_parts):
         parts.part(part)
     machine_of_part = [0] * parts.num_parts
-    store = Store(machine_of_part=machine_of_part, machine=0, client=None, local=Shard(0))
+    shard, specs = Shard(0), graph_tables(parts)
+    for part in range(parts.num_parts):  # the shard is a candidate for the graph's rows too
+        for name, rows in part_rows(parts, part).items():
+            shard.add(specs[name], part, rows)
+    store = Store(machine_of_part=machine_of_part, machine=0, client=None, local=shard, policy=policy)
     graph = DistGraph(parts, store, None, 0, machine_of_part)
     graph.placement = Placement(0, (0,), tuple(machine_of_part))
     return graph
 
 
 def open_in_group(
-    group: Group, client: Client, path: str | os.PathLike[str], *, verify: bool, timeout: float, remember: Remember
+    group: Group,
+    client: Client,
+    path: str | os.PathLike[str],
+    *,
+    verify: bool,
+    timeout: float,
+    remember: Remember,
+    policy: Policy | None = None,
 ) -> DistGraph:
     """The parts of all machines: those of this one mapped here, the others through their servers.
 
@@ -49,7 +60,7 @@ def open_in_group(
     remember(str(Path(path).resolve()), here)
     try:
         _serve(group, client, path, here, verify=verify, timeout=timeout)
-        return _map(group, client, path, machine_of_part, here, timeout)
+        return _map(group, client, path, machine_of_part, here, timeout, policy)
     except ValueError:
         remember(None, ())
         if group.is_leader:  # what this machine has opened is of no use without the others
@@ -79,6 +90,7 @@ def _map(
     machine_of_part: list[int],
     here: list[int],
     timeout: float,
+    policy: Policy | None,
 ) -> DistGraph:
     """Maps the parts of this machine into this process; ValueError on every rank where one cannot."""
     graph, problem = None, None
@@ -93,6 +105,7 @@ def _map(
             rank=group.rank,
             world_size=group.world_size,
             timeout=group.timeout,
+            policy=policy,
         )
         graph = DistGraph(parts, store, client, group.machine, machine_of_part)
         graph.placement = Placement(group.rank, tuple(group.machine_of_rank), tuple(machine_of_part))
@@ -146,8 +159,12 @@ def open_served(
     keys: Keys | None,
     timeout: float,
     lost_after: float,
+    policy: Policy | None,
 ) -> tuple[DistGraph, Client]:
-    """The parts that servers of `gnnsys serve` have; only the manifest is read here. The caller closes the client."""
+    """The parts that servers of `gnnsys serve` have; only the manifest is read here. The caller closes the client.
+
+    The first server that has a part serves it; the others that have it are further candidates for its rows.
+    """
     parts = open_parts(path, verify=False)
     peers = dict(enumerate(servers))
     client = Client(
@@ -161,7 +178,8 @@ def open_served(
     )
     try:
         asked = [client.request(server, Kind.STATUS) for server in peers]
-        machine_of_part = _who_serves(parts, servers, [pending.result().options for pending in asked])
+        servers_of_part = _who_serves(parts, servers, [pending.result().options for pending in asked])
+        machine_of_part = [having[0] for having in servers_of_part]
         store = Store(
             machine_of_part=machine_of_part,
             machine=-1,
@@ -169,8 +187,13 @@ def open_served(
             rank=group.rank,
             world_size=group.world_size,
             timeout=timeout,
+            policy=policy,
         )
         graph = DistGraph(parts, store, client, -1, machine_of_part)
+        for part, (_, *others) in enumerate(servers_of_part):
+            for name in graph_tables(parts) if others else ():
+                for server in others:
+                    store.add_replica(name, part, server)
     except BaseException:
         client.close()
         raise
@@ -178,15 +201,16 @@ def open_served(
     return graph, client
 
 
-def _who_serves(parts: Parts, servers: Sequence[str], told: Sequence[Mapping[str, Any]]) -> list[int]:
+def _who_serves(parts: Parts, servers: Sequence[str], told: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """For each part the servers that have it, at least one."""
     digest = hashlib.sha256((parts.path / MANIFEST).read_bytes()).hexdigest()
     for server, values in zip(servers, told, strict=True):
         if values.get("digest") != digest:
             raise ValueError(
                 f"{server} serves other parts ({values.get('path')!r}) than {parts.path / MANIFEST} describes"
             )
-    found = [next((i for i, of in enumerate(told) if part in of["parts"]), None) for part in range(parts.num_parts)]
-    missing = [part for part, server in enumerate(found) if server is None]
+    found = [[i for i, of in enumerate(told) if part in of["parts"]] for part in range(parts.num_parts)]
+    missing = [part for part, having in enumerate(found) if not having]
     if missing:
         raise ValueError(f"no server has part {missing[0]} of {parts.num_parts}: {', '.join(servers)} do not serve it")
-    return [server for server in found if server is not None]
+    return found

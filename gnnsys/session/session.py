@@ -40,6 +40,7 @@ from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.server_supervisor import ServerSupervisor
 from gnnsys.session.torchrun_agent import TorchrunAgent
+from gnnsys.store import Policy, check_policy
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
@@ -116,6 +117,7 @@ def open(
     timeout: float = _OPEN_SECONDS,
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
+    policy: Policy | None = None,
     priority: int = 0,
     path_id: int = 0,
 ) -> DistGraph:
@@ -129,6 +131,7 @@ def open(
     `servers`: endpoints of servers that `gnnsys serve` runs, which together have all parts, and `key` the file that
     holds their key; `path` then needs the manifest alone.
 
+    `policy` chooses which of the candidates for rows serves them (`gnnsys.store.Policy`; the nearest by default).
     `priority` (smaller is served first) and `path_id` (the number of a route) are said in every request about this
     graph, unless a loader says others (`PipelineOptions`) or `gnnsys.comm.use_context` does.
     """
@@ -138,8 +141,9 @@ def open(
             raise ValueError("this process was launched by torchrun: call gnnsys.init() before gnnsys.open()")
         session = init(process_group=False)
     return session.open(
-        path, verify=verify, timeout=timeout, servers=servers, key=key, priority=priority, path_id=path_id
-    )
+        path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
+        path_id=path_id,
+    )  # fmt: skip
 
 
 class Session:
@@ -215,13 +219,15 @@ class Session:
         timeout: float = _OPEN_SECONDS,
         servers: Sequence[str] | None = None,
         key: str | os.PathLike[str] | None = None,
+        policy: Policy | None = None,
         priority: int = 0,
         path_id: int = 0,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
+        check_policy(policy)
         context = RequestContext(priority=priority, path=path_id)
-        graph = self._open(path, verify, timeout, servers, key)
+        graph = self._open(path, verify, timeout, servers, key, policy)
         graph.loader_numbers = self._loader_numbers
         if graph.client is not None:
             graph.client.context = context
@@ -229,24 +235,26 @@ class Session:
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
-        key: str | os.PathLike[str] | None,
+        key: str | os.PathLike[str] | None, policy: Policy | None,
     ) -> DistGraph:  # fmt: skip
         name = str(Path(path).resolve())
         if servers is not None:
             keys = None if key is None else read_key(key)
-            graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after)
+            graph, client = open_served(self.group, path, servers, keys, self.timeout, self.lost_after, policy)
             self._clients.append(client)
             self._served.append(graph)
             return graph
         if name in self._graphs:
+            if policy is not None and policy != self._graphs[name].store.policy:
+                raise ValueError(f"{name!r} is open with another policy: give it to loaders (PipelineOptions)")
             return self._graphs[name]
         if self.client is None:
-            self._graphs[name] = open_alone(path, verify=verify)
+            self._graphs[name] = open_alone(path, verify=verify, policy=policy)
         elif self._graphs:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
             self._graphs[name] = open_in_group(
-                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember
+                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy
             )
         return self._graphs[name]
 

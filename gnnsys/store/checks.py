@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import BufferPool
+from gnnsys.store.message_plan import WIRE_DTYPES
 from gnnsys.store.pull import Pull
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import WIRE_DTYPES
 
 _SEEDS = 1 << 63
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Request
+from gnnsys.store.message_plan import named_array, read_plan
+from gnnsys.store.part_rows import PartRows
 from gnnsys.store.rounds import Contribution
-from gnnsys.store.rows import PartRows
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import named_array, read_plan
 
 _MAX_PARTS = 1 << 20
 

@@ -8,7 +8,8 @@ A cache is a source itself: caches stand in front of tensors, tables and other c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -16,8 +17,20 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import DeviceReads, gather_cached, gather_rows, scatter_rows
+from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
 from gnnsys.store.capacity import free_device_memory
-from gnnsys.store.source import FeatureSource, PendingRead, put_rows
+from gnnsys.store.source import (
+    HOST,
+    FeatureSource,
+    PendingRead,
+    ReadContext,
+    Source,
+    as_source,
+    begin_scattered,
+    put_rows,
+    read_rows,
+    send,
+)
 
 _FILL_BYTES = 1 << 26  # rows that are read together while the cache is filled
 _SLOT_BYTES = 4  # where a row is looked up
@@ -37,12 +50,12 @@ class CacheCounters(NamedTuple):
 
 
 class DeviceCache:
-    """Reads rows of `source`, those of `rows` (distinct ids) from a copy on `device`; a FeatureSource.
+    """Reads rows of `source`, those of `rows` (distinct ids) from a copy on `device`; a source itself.
 
-    `source` is a tensor, whose rows must not change, or a FeatureSource whose rows never do. A tensor that the device
-    can read (its own memory, or pinned host memory) is read by one kernel together with the cache, and no read waits
-    for the device. Any other source is asked on the host, for the rows that the cache has not: ids that are given on
-    the CPU then save a wait for the device.
+    `source` is a tensor, whose rows must not change, or a source whose rows never do. A tensor that the device can read
+    (its own memory, or pinned host memory) is read by one kernel together with the cache, and no read waits for the
+    device. Any other source is asked on the host, for the rows that the cache has not: ids that are given on the CPU
+    then save a wait for the device.
 
     >>> cache = DeviceCache(torch.arange(6.0).view(3, 2), torch.tensor([1]), "cpu")
     >>> cache.read(torch.tensor([1, 2])), cache.counters().hit_rate
@@ -52,16 +65,17 @@ class DeviceCache:
 
     mutable = False
 
-    def __init__(self, source: Tensor | FeatureSource, rows: Tensor, device: torch.device | str) -> None:
-        if getattr(source, "mutable", None) is True or getattr(source, "requires_grad", False):
+    def __init__(self, source: Tensor | FeatureSource | Source, rows: Tensor, device: torch.device | str) -> None:
+        self._source = as_source(source, "cache")
+        if self._source.mutable is True or (isinstance(source, Tensor) and source.requires_grad):
             raise ValueError("rows that change while they are read cannot be cached: leave this source uncached")
         self.device = _with_index(torch.device(device))
         self._shape, self._dtype = tuple(source.shape), source.dtype
+        self._row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
         rows = _check_rows(rows, self._shape[0])
         slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
         slots[rows] = torch.arange(rows.numel(), dtype=torch.int32, device="cpu")
         self._table = source if isinstance(source, Tensor) and _is_readable(source, self.device) else None
-        self._source: FeatureSource = TensorSource(source) if isinstance(source, Tensor) else source
         self._host_slots = None if self._table is not None else slots
         self._cache = torch.empty((rows.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
         self._fill(rows)
@@ -76,7 +90,12 @@ class DeviceCache:
 
     @classmethod
     def from_scores(
-        cls, source: Tensor | FeatureSource, scores: Tensor, *, bytes: int | None = None, device: torch.device | str
+        cls,
+        source: Tensor | FeatureSource | Source,
+        scores: Tensor,
+        *,
+        bytes: int | None = None,
+        device: torch.device | str,
     ) -> DeviceCache:
         """A cache of the rows with the highest `scores` [num_rows], of equal ones those with the lowest ids.
 
@@ -108,7 +127,11 @@ class DeviceCache:
     @property
     def is_remote(self) -> bool:
         """Whether some rows can only be had from another process."""
-        return self._table is None and bool(getattr(self._source, "is_remote", True))
+        return self._table is None and self._source.is_remote
+
+    @property
+    def placement(self) -> Hashable:
+        return id(self)
 
     @property
     def num_cached(self) -> int:
@@ -126,11 +149,37 @@ class DeviceCache:
 
     def begin_read(self, ids: Tensor, out: Tensor | None = None) -> PendingRead:
         """Starts a read; `result` brings the rows in the order of the stream that is current where it is called."""
+        context = ReadContext()
+        read = self.begin(ids, out, context)
+        context.send()
+        return read
+
+    def begin(self, ids: Tensor, out: Tensor | None, context: ReadContext, at: Tensor | None = None) -> PendingRead:
+        """The same, with the rows that the cache has not read along with the others of the context."""
+        if at is not None:
+            return begin_scattered(self, ids, out, context, at)
         if out is None or out.device != self.device:
-            out = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
+            shape = (ids.numel(), *self._shape[1:])
+            is_here = self.device.type == "cpu"
+            out = (
+                context.empty(shape, self._dtype)
+                if is_here
+                else torch.empty(shape, dtype=self._dtype, device=self.device)
+            )
         if self._table is not None:
-            return _Done(self._gather(self._table, ids, out))
-        return self._begin_misses(ids, out)
+            context.count(bytes_local=ids.numel() * self._row_bytes)
+            return _Read(self._gather(self._table, ids, out))
+        return self._begin_misses(ids, out, context)
+
+    def locate(self, ids: Tensor, policy: Policy | None = None) -> list[Located]:
+        """The device for rows that the cache has, the source's candidates for the others."""
+        ids, device = ids.cpu(), Candidate(DEVICE)
+        slots = gather_rows(self._slots.cpu() if self._host_slots is None else self._host_slots, ids)
+        hits, missed = (slots >= 0).nonzero().view(-1), (slots < 0).nonzero().view(-1)
+        found = [Located(0, hits, slots[hits], (device,), device)] if hits.numel() else []
+        for each in self._source.locate(ids[missed], policy) if missed.numel() else []:
+            found.append(replace(each, order=missed if each.order is None else missed[each.order]))
+        return found
 
     def counters(self) -> CacheCounters:
         """What was read so far. Waits for the reads under way, on whichever stream."""
@@ -140,8 +189,7 @@ class DeviceCache:
             num_rows, hits = self._num_rows, self._num_hits
         if self._hits is not None:
             hits += int(self._hits)
-        row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
-        return CacheCounters(hits, num_rows - hits, (num_rows - hits) * row_bytes)
+        return CacheCounters(hits, num_rows - hits, (num_rows - hits) * self._row_bytes)
 
     def __repr__(self) -> str:
         return f"DeviceCache({list(self._shape)}, {self._dtype}, {self.num_cached} rows on {self.device})"
@@ -149,19 +197,20 @@ class DeviceCache:
     def _gather(self, table: Tensor, ids: Tensor, out: Tensor) -> Tensor:
         here = torch.zeros(1, dtype=torch.int64, device="cpu") if self._hits is None else self._hits
         self._is_read(self._slots, table, here)
-        gather_cached(self._cache, self._slots, table, _send(ids, self.device), out, here)
+        gather_cached(self._cache, self._slots, table, send(ids, self.device), out, here)
         self._count(ids.numel(), int(here) if self._hits is None else 0)
         return out
 
-    def _begin_misses(self, ids: Tensor, out: Tensor) -> PendingRead:
+    def _begin_misses(self, ids: Tensor, out: Tensor, context: ReadContext) -> PendingRead:
         assert self._host_slots is not None
-        on_host = ids.cpu()
+        on_host = context.on(ids, HOST)
         slots = gather_rows(self._host_slots, on_host)
         missed = (slots < 0).nonzero().view(-1)
         self._count(ids.numel(), ids.numel() - missed.numel())
+        context.count(bytes_local=(ids.numel() - missed.numel()) * self._row_bytes)
         pinned = self.device.type == "cuda"
         rows = torch.empty((missed.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=pinned, device="cpu")
-        reading = self._source.begin_read(on_host[missed], rows) if missed.numel() else _Done(rows)
+        reading = self._source.begin(on_host[missed], rows, context) if missed.numel() else _Read(rows)
         return _Merging(reading, rows, missed, slots, self._cache, out, self._is_read)
 
     def _is_read(self, *tensors: Tensor) -> None:
@@ -171,12 +220,10 @@ class DeviceCache:
 
     def _fill(self, rows: Tensor) -> None:
         """Reads the rows piece by piece, as any source lets them be read."""
-        row_bytes = max(prod(self._shape[1:]) * self._dtype.itemsize, 1)
-        step = max(_FILL_BYTES // row_bytes, 1)
+        step = max(_FILL_BYTES // max(self._row_bytes, 1), 1)
         for first in range(0, rows.numel(), step):
             ids = rows[first : first + step]
-            there = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device="cpu")
-            self._cache[first : first + step] = put_rows(self._source.read(ids, there), there, "cache")
+            self._cache[first : first + step] = read_rows([(self._source, ids)])[0]
 
     def _count(self, num_rows: int, num_hits: int) -> None:
         with self._lock:
@@ -184,33 +231,9 @@ class DeviceCache:
             self._num_hits += num_hits
 
 
-class TensorSource:
-    """A tensor as a FeatureSource that is read on the host."""
+class _Read(NamedTuple):
+    """A read that is done, or that the device has been told to do."""
 
-    mutable = False
-    is_remote = False
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self._rows.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._rows.dtype
-
-    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
-        if self._rows.is_cpu and self._rows.is_contiguous():
-            return gather_rows(self._rows, ids, out=out)
-        return self._rows.index_select(0, ids.to(self._rows.device))
-
-    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> PendingRead:
-        return _Done(self.read(ids, out))
-
-
-class _Done(NamedTuple):
     rows: Tensor
 
     def result(self) -> Tensor:
@@ -233,17 +256,10 @@ class _Merging(NamedTuple):
         device = self.out.device
         self.is_read()
         if self.missed.numel() < self.slots.numel():  # what was missed gets some row first, and its own below
-            gather_rows(self.cache, _send(self.slots.clamp(min=0), device), out=self.out)
+            gather_rows(self.cache, send(self.slots.clamp(min=0), device), out=self.out)
         if self.missed.numel():
-            scatter_rows(self.out, _send(self.missed, device), _send(arrived, device))
+            scatter_rows(self.out, send(self.missed, device), send(arrived, device))
         return self.out
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it, which takes pinned memory."""
-    if device.type == "cuda" and tensor.is_cpu and not tensor.is_pinned():
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def highest(scores: Tensor, count: int) -> Tensor:

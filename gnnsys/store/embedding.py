@@ -63,11 +63,14 @@ class DistEmbedding(nn.Module):
     def num_rows(self) -> int:
         return self.table.shape[0]
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """The rows of `ids` (int64 or int32, any shape), as they are now: [*ids.shape, dim], on the device of `ids`."""
+    def forward(self, ids: Tensor, batch: int = -1) -> Tensor:
+        """The rows of `ids` (int64 or int32, any shape), as they are now: [*ids.shape, dim], on the device of `ids`.
+
+        `batch` is the number of the batch that the ids are of: the messages that ask for rows then name it.
+        """
         flat = ids.detach().reshape(-1).cpu().contiguous()
         (unique,), (place,) = compact([flat[:0]], [flat], [0])
-        (rows,) = self.store.pull([Pull(self.name, unique)]).result()
+        (rows,) = self.store.pull([Pull(self.name, unique)], batch=batch).result()
         rows = rows.to(ids.device)
         if torch.is_grad_enabled() and self.requires_grad:
             rows.requires_grad_()

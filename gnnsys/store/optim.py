@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.gradients import EmbeddingHandle, not_finite
-from gnnsys.store.optimize import check_optimizer
 from gnnsys.store.push import PendingPush
+from gnnsys.store.row_optimizers import check_optimizer
 
 Embeddings = Iterable[DistEmbedding] | Iterable[Mapping[str, Any]]
 

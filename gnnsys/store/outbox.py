@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from gnnsys.comm import Kind, ShardLost, TrainerLost
-from gnnsys.store.peers import Answer, Peers
+from gnnsys.store.machines import Machines, ShardReply
 from gnnsys.store.pull import Refused
 from gnnsys.store.push import PendingPush
-from gnnsys.store.pushes import ANSWERED, Numbering
+from gnnsys.store.push_order import ANSWERED, Numbering
 from gnnsys.store.spec import TableSpec
 
 Message = tuple[int, list[Tensor]]  # the machine it is for, and its arrays
@@ -29,11 +29,11 @@ _UNDER_WAY_BYTES = 256 << 20  # of pushes to one machine, and one message more; 
 class Outbox:
     """The pushes and steps of one process. `steps` are numbers of next steps, by table and machine. Thread-safe."""
 
-    def __init__(self, peers: Peers, refused: Refused) -> None:
-        self._peers, self._refused = peers, refused
+    def __init__(self, machines: Machines, refused: Refused) -> None:
+        self._machines, self._refused = machines, refused
         self._numbering = Numbering()
         self._pushes: dict[str, list[PendingPush]] = {}
-        self._bytes: dict[int, deque[tuple[str, Answer, int]]] = {}  # by machine: table, push, bytes, oldest first
+        self._bytes: dict[int, deque[tuple[str, ShardReply, int]]] = {}  # by machine: table, push, bytes, oldest first
         self._lost: dict[str, Exception] = {}  # by table
         self._lock = threading.RLock()
         self.steps: dict[tuple[int, int], int] = {}
@@ -61,7 +61,7 @@ class Outbox:
                 f"an earlier push was lost, to table {first!r}, and nobody can say what its rows are: load tables from "
                 f"a save, on every rank, or drop them: {names}. {error}"
             ) from error
-        answers: list[Answer] = []
+        answers: list[ShardReply] = []
         try:
             for machine, arrays in messages:
                 if kind == Kind.PUSH:  # a step is answered once every rank has made it: nothing waits for that here
@@ -76,7 +76,7 @@ class Outbox:
 
     def _send_one(
         self, spec: TableSpec, machine: int, kind: Kind, arrays: list[Tensor], options: dict[str, Any] | None,
-        timeout: float | None, answers: list[Answer],
+        timeout: float | None, answers: list[ShardReply],
     ) -> None:  # fmt: skip
         step = (spec.number, machine)
         if kind == Kind.STEP:
@@ -87,7 +87,7 @@ class Outbox:
         if answered:
             options = {**(options or {}), ANSWERED: answered}
         sequence = self._numbering.next(machine)
-        answers.append(self._peers.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout))
+        answers.append(self._machines.ask(machine, kind, arrays, options, sequence=sequence, timeout=timeout))
         self._numbering.sent(machine, answers[-1])
         if kind == Kind.STEP:
             self.steps[step] += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -15,11 +16,11 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.ops import gather_parts, move_rows
-from gnnsys.store.candidates import Place, Policy, Run
-from gnnsys.store.peers import Answer, Peers, Received
-from gnnsys.store.rows import PartRows
+from gnnsys.store.candidates import Candidate, Located, Policy
+from gnnsys.store.machines import Machines, Received, ShardReply
+from gnnsys.store.message_plan import NONE, WIRE_DTYPES, ArrayList
+from gnnsys.store.part_rows import Outdated, PartRows
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import NONE, WIRE_DTYPES, ArrayList
 
 # What the caller is told when a shard refuses to serve tables.
 Refused = Callable[[Exception, Sequence[TableSpec]], ValueError]
@@ -31,6 +32,7 @@ class Pull:
 
     `columns` (int64) takes some values of the flattened row. `wire_dtype` is what rows of other machines travel as:
     half the bytes with bfloat16 or float16, and rounded to it. The row of ids[j] goes to out[j], or to out[at[j]].
+    `policy` chooses among candidates, instead of the store's own.
     """
 
     table: str
@@ -39,6 +41,7 @@ class Pull:
     columns: Tensor | None = None
     wire_dtype: torch.dtype | None = None
     at: Tensor | None = None
+    policy: Policy | None = None
 
 
 class Target:
@@ -47,21 +50,22 @@ class Target:
     def __init__(self, pull: Pull, spec: TableSpec, out: Tensor) -> None:
         self.spec, self.out, self.columns, self._at = spec, out, pull.columns, pull.at
         self.wire_dtype = None if pull.wire_dtype in (None, spec.dtype) else pull.wire_dtype
-        self._near: dict[int, tuple[PartRows, Run | None]] = {}  # parts that are read together
+        self.row_bytes = prod(out.shape[1:]) * out.element_size()
+        self._near: dict[int, tuple[PartRows, Located | None]] = {}  # parts that are read together
 
     def takes(self, rows: PartRows | None) -> bool:
         """Whether a part can be read together with others: whole rows, which nobody changes meanwhile."""
         return rows is not None and rows.versions is None and self.columns is None
 
-    def takes_all(self, places: Sequence[Sequence[Place]]) -> bool:
+    def takes_all(self, serving: Sequence[Candidate]) -> bool:
         """Whether all parts are at hand and can be read together; they then are, and ids need not be grouped."""
-        rows = [candidates[0].rows for candidates in places]
+        rows = [candidate.rows for candidate in serving]
         if not all(self.takes(one) for one in rows):
             return False
         self._near = {part: (one, None) for part, one in enumerate(rows) if one is not None}
         return True
 
-    def add(self, run: Run, rows: PartRows) -> None:
+    def add(self, run: Located, rows: PartRows) -> None:
         """A part that is read together with the others that were added."""
         self._near[run.part] = (rows, run)
 
@@ -78,18 +82,18 @@ class Target:
             except ValueError as error:
                 raise ValueError(f"table {self.spec.name!r}: {error}") from error
 
-    def order(self, run: Run) -> Tensor | None:
+    def order(self, run: Located) -> Tensor | None:
         if self._at is None:
             return run.order
         return self._at if run.order is None else self._at[run.order]
 
 
 class Wanted(NamedTuple):
-    """Rows of some ids: the runs of them that are still to be found a place for."""
+    """Rows of some ids: the runs of them that the target has not taken as a whole."""
 
     target: Target
     ids: Tensor
-    runs: Sequence[Run]
+    runs: Sequence[Located]
 
 
 @dataclass
@@ -100,7 +104,7 @@ class _Message:
     plan: list[tuple[int, ...]] = field(default_factory=list)
     items: list[tuple[Target, Tensor | None, int]] = field(default_factory=list)
 
-    def add(self, target: Target, run: Run) -> None:
+    def add(self, target: Target, run: Located) -> None:
         columns = self.arrays.add(target.columns)
         dtype = NONE if target.wire_dtype is None else WIRE_DTYPES.index(target.wire_dtype)
         self.plan.append((target.spec.number, run.part, self.arrays.add(run.local), columns, dtype))
@@ -110,9 +114,14 @@ class _Message:
 class PendingPull:
     """A pull under way; `result()` once, by one thread."""
 
-    def __init__(self, outs: list[Tensor], answers: list[tuple[Answer, _Message]], refused: Refused) -> None:
+    def __init__(
+        self, outs: list[Tensor], answers: list[tuple[ShardReply, _Message]], refused: Refused, num_bytes: int
+    ) -> None:
         self._outs, self._answers, self._refused = outs, answers, refused
         self.bytes_remote = 0  # of rows that came from other processes; complete after result()
+        asked = [(count, target.row_bytes) for _, message in answers for target, _, count in message.items]
+        self.rows_remote = sum(count for count, _ in asked)
+        self.bytes_local = num_bytes - sum(count * row_bytes for count, row_bytes in asked)  # read by this process
 
     def done(self) -> bool:
         """Whether everything has arrived; `result` then does not wait."""
@@ -144,29 +153,57 @@ class PendingPull:
             self.bytes_remote += rows.nbytes
 
 
+class RenewedPull(PendingPull):
+    """A pull of tables that may have been dropped and made anew since this process looked at them.
+
+    It is `pending`, or what `start` starts in its place where the tables that `pending` asks for are gone.
+    """
+
+    def __init__(self, pending: PendingPull, start: Callable[[], PendingPull]) -> None:
+        self._pending, self._start = pending, start
+        self.bytes_remote = 0
+        self.rows_remote, self.bytes_local = pending.rows_remote, pending.bytes_local
+
+    def done(self) -> bool:
+        return self._pending.done()
+
+    def result(self) -> list[Tensor]:
+        try:
+            rows = self._pending.result()
+        except Outdated:
+            self._pending = self._start()
+            rows = self._pending.result()
+        self.bytes_remote = self._pending.bytes_remote
+        self.rows_remote, self.bytes_local = self._pending.rows_remote, self._pending.bytes_local
+        return rows
+
+
 def begin(
-    wanted: Sequence[Wanted], peers: Peers, policy: Policy, *, priority: int, batch: int,
-    layer: int, timeout: float | None, refused: Refused,
+    wanted: Sequence[Wanted], machines: Machines, *, priority: int, path: int, batch: int, layer: int,
+    timeout: float | None, refused: Refused,
 ) -> PendingPull:  # fmt: skip
     """Asks every machine for what it alone has, then gathers what is at hand."""
     messages: dict[int, _Message] = {}
     at_hand = []
     for target, _, runs in wanted:
         for run in runs:
-            place = policy(run)
-            if place.rows is None:
-                messages.setdefault(place.machine, _Message()).add(target, run)
-            elif target.takes(place.rows):
-                target.add(run, place.rows)
+            serving = run.serving
+            if serving.rows is None:
+                messages.setdefault(serving.machine, _Message()).add(target, run)
+            elif target.takes(serving.rows):
+                target.add(run, serving.rows)
             else:
-                at_hand.append((target, run, place.rows))
-    answers: list[tuple[Answer, _Message]] = []
+                at_hand.append((target, run, serving.rows))
+    answers: list[tuple[ShardReply, _Message]] = []
     for machine, message in messages.items():
         arrays = message.arrays.with_plan(message.plan, 5)
-        answer = peers.ask(machine, Kind.PULL, arrays, timeout=timeout, priority=priority, batch=batch, layer=layer)
+        answer = machines.ask(
+            machine, Kind.PULL, arrays, timeout=timeout, priority=priority, path=path, batch=batch, layer=layer
+        )
         answers.append((answer, message))
     for target, run, rows in at_hand:
         rows.read(run.local, target.out, target.order(run), target.columns)
     for target, ids, _ in wanted:
         target.gather(ids)
-    return PendingPull([target.out for target, _, _ in wanted], answers, refused)
+    num_bytes = sum(ids.numel() * target.row_bytes for target, ids, _ in wanted)
+    return PendingPull([target.out for target, _, _ in wanted], answers, refused, num_bytes)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gnnsys.comm import RemoteError
 from gnnsys.ops import move_rows
-from gnnsys.store.candidates import Run
-from gnnsys.store.peers import Answer
+from gnnsys.store.candidates import Located
+from gnnsys.store.machines import ShardReply
+from gnnsys.store.message_plan import PUSH_MODES, ArrayList
 from gnnsys.store.pull import Refused
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import PUSH_MODES, ArrayList
 
 _MESSAGE_BYTES = 16 << 20
 
@@ -23,7 +23,7 @@ class PendingPush:
     """A push under way. `lost` is told of one whose fate is unknown: its table's rows are then, too."""
 
     def __init__(
-        self, spec: TableSpec, answers: list[Answer], refused: Refused, lost: Callable[[str, Exception], None]
+        self, spec: TableSpec, answers: list[ShardReply], refused: Refused, lost: Callable[[str, Exception], None]
     ) -> None:
         self._spec, self._answers, self._refused, self._lost = spec, answers, refused, lost
         self._error: Exception | None = None
@@ -51,7 +51,7 @@ class PendingPush:
                 del self._answers[0]
             return self._error
 
-    def _wait(self, answer: Answer) -> Exception | None:
+    def _wait(self, answer: ShardReply) -> Exception | None:
         try:
             received = answer.result()
         except ValueError as error:  # the shard looked at it and changed nothing
@@ -69,7 +69,9 @@ class PendingPush:
         return None
 
 
-def push_messages(spec: TableSpec, runs: Sequence[Run], rows: Tensor, mode: str) -> Iterator[tuple[int, list[Tensor]]]:
+def push_messages(
+    spec: TableSpec, runs: Sequence[Located], rows: Tensor, mode: str
+) -> Iterator[tuple[int, list[Tensor]]]:
     """The part each message is for, and its arrays. Rows are copied: the caller may change its own at once."""
     per_message = max(1, _MESSAGE_BYTES // max(1, spec.row_size * rows.element_size()))
     for run in runs:
@@ -81,7 +83,7 @@ def push_messages(spec: TableSpec, runs: Sequence[Run], rows: Tensor, mode: str)
 
 
 def step_messages(
-    spec: TableSpec, runs: Sequence[Run], grads: Tensor, machine_of_part: Sequence[int]
+    spec: TableSpec, runs: Sequence[Located], grads: Tensor, machine_of_part: Sequence[int]
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """One message for every machine that has rows of the table, with gradients or without."""
     of_part = {run.part: run for run in runs}
@@ -96,7 +98,7 @@ def step_messages(
             yield machine, arrays.with_plan(plan, 3)
 
 
-def _rows_of(run: Run, rows: Tensor, first: int, count: int) -> Tensor:
+def _rows_of(run: Located, rows: Tensor, first: int, count: int) -> Tensor:
     """A copy of some of a run's rows, in order."""
     if run.order is None:
         return rows[first : first + count].clone(memory_format=torch.contiguous_format)

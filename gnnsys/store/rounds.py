@@ -46,7 +46,7 @@ class Contribution:
     answer: Future[Reply] = field(default_factory=Future)
 
 
-class Rounds:
+class StepRounds:
     """The steps of one table that wait for ranks. `apply` is called with one contribution per rank, in rank order, and
     returns the options of the answer to each.
 

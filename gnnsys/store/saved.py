@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gnnsys.graph import MANIFEST, ArrayReader, ArrayWriter, chunk_rows, read_manifest, staged, write_manifest
-from gnnsys.store.optimize import STATES
+from gnnsys.store.row_optimizers import STATES
 from gnnsys.store.spec import TableSpec
 
 FORMAT, VERSION, WHAT = "gnnsys-table", 1, "a saved table"

@@ -21,16 +21,16 @@ from gnnsys.ops import BufferPool
 from gnnsys.store.capacity import check_room, memory_for_tables, parts_of_tables
 from gnnsys.store.describe import bounds_in, contribution_in, described, filler, name_in
 from gnnsys.store.incarnation import Life
-from gnnsys.store.optimize import STATES
-from gnnsys.store.pushes import Pushes
+from gnnsys.store.message_plan import PUSH_MODES, named_array, read_plan, unknown_table
+from gnnsys.store.part_rows import PartRows
+from gnnsys.store.pull_serving import pull_chunks
+from gnnsys.store.push_order import PushOrder
 from gnnsys.store.rounds import Deadlines
-from gnnsys.store.rows import PartRows
+from gnnsys.store.row_optimizers import STATES
 from gnnsys.store.saved import SavedPart, load_part, save_part
-from gnnsys.store.serve import pull_chunks
 from gnnsys.store.snapshots import Snapshots
 from gnnsys.store.spec import TableSpec, check_new
 from gnnsys.store.table import Table, free
-from gnnsys.store.wire import PUSH_MODES, named_array, read_plan, unknown_table
 
 _FREE_BUFFERS = 16
 _LOOKS = 8  # for dead ranks, in the time after which they count as such
@@ -55,7 +55,7 @@ class Shard:
         self._names: dict[str, Table] = {}
         self._lock = threading.RLock()
         self._dropped: set[int | str] = set()  # numbers and names, in a later life
-        self._pushes = Pushes(forgot=self._life.gone if self._life.number else None)
+        self._pushes = PushOrder(forgot=self._life.gone if self._life.number else None)
         self._watches = False  # over ranks that steps wait for
         self._deadlines = Deadlines()
         self._snapshots = Snapshots()

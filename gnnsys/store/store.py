@@ -17,22 +17,21 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Kind
 from gnnsys.ops import BufferPool
-from gnnsys.store.candidates import Place, Policy, Run, locate, nearest, shard_place
+from gnnsys.store.candidates import Candidate, Located, Policy, choose, locate, nearest
 from gnnsys.store.checks import check_ids, checked_rows, init_json, out_for
 from gnnsys.store.describe import spec_in
-from gnnsys.store.machines import ORDER_SECONDS, Machines, answer_of
-from gnnsys.store.memory import SharedRows
-from gnnsys.store.optimize import check_optimizer, state_names
+from gnnsys.store.dist_tensor import DistTensor
+from gnnsys.store.machines import ORDER_SECONDS, AllMachines, Machines, reply_of
+from gnnsys.store.message_plan import PUSH_MODES, unknown_table
 from gnnsys.store.outbox import Outbox
-from gnnsys.store.peers import Peers
-from gnnsys.store.pull import PendingPull, Pull, Target, Wanted, begin
+from gnnsys.store.part_rows import SHARD, Outdated, PartRows
+from gnnsys.store.pull import PendingPull, Pull, RenewedPull, Target, Wanted, begin
 from gnnsys.store.push import PendingPush, push_messages, step_messages
-from gnnsys.store.renew import RenewedPull
-from gnnsys.store.rows import Outdated, PartRows
+from gnnsys.store.row_optimizers import check_optimizer, state_names
 from gnnsys.store.shard import Shard
+from gnnsys.store.shared_rows import SharedRows
+from gnnsys.store.source import check_policy
 from gnnsys.store.spec import TableSpec, check_new, even_bounds
-from gnnsys.store.tensor import DistTensor
-from gnnsys.store.wire import PUSH_MODES, unknown_table
 
 _FREE_BUFFERS = 16
 
@@ -40,7 +39,8 @@ _FREE_BUFFERS = 16
 class Store:
     """`machine_of_part[p]` serves part p; this process is rank `rank` on `machine`.
 
-    Alone, `local` is the shard itself; with others, `client` reaches the machines' servers. Thread-safe.
+    Alone, `local` is the shard itself; with others, `client` reaches the machines' servers. `policy` chooses which of
+    the candidates for rows serves them; each read may say otherwise. Thread-safe.
     """
 
     def __init__(
@@ -53,20 +53,22 @@ class Store:
         rank: int = 0,
         world_size: int = 1,
         timeout: float = 60.0,
-        policy: Policy = nearest,
+        policy: Policy | None = None,
     ) -> None:
+        check_policy(policy)
         if client is None and local is None:
             raise ValueError("a store needs a client, to reach shards, or a local shard")
         self.machine_of_part = tuple(machine_of_part)
         self.machine, self.rank, self.world_size = machine, rank, world_size
         self._local = local
-        self._peers = Peers(client, local, rank, secrets.randbits(62), timeout)
-        self._machines = Machines(self._peers, self.machine_of_part)
-        self._policy = policy
+        self._machines = Machines(client, local, rank, secrets.randbits(62), timeout)
+        self._all_machines = AllMachines(self._machines, self.machine_of_part)
+        self.policy: Policy = nearest if policy is None else policy
         self._specs: dict[str, TableSpec] = {}
         self._rows: dict[str, dict[int, PartRows]] = {}  # what this process reads by itself
-        self._places: dict[str, list[tuple[Place, ...]]] = {}
-        self._outbox = Outbox(self._peers, self._refused)
+        self._replicas: dict[str, dict[int, list[int]]] = {}  # machines beside `machine_of_part`, by table and part
+        self._candidates: dict[str, list[tuple[Candidate, ...]]] = {}
+        self._outbox = Outbox(self._machines, self._refused)
         self._lock = threading.RLock()
         self._is_closed = False
         self._buffers = BufferPool(_FREE_BUFFERS)
@@ -78,7 +80,7 @@ class Store:
     # Tables
 
     def register(self, spec: TableSpec) -> None:
-        """Makes a table known by which this process may have no rows; again with the same spec is nothing."""
+        """Registers a table. This process may hold none of its rows. Registering the same spec twice is a no-op."""
         if spec.num_parts != self.num_parts:
             raise ValueError(f"table {spec.name!r} has {spec.num_parts} parts, the store has {self.num_parts}")
         with self._lock:
@@ -87,11 +89,26 @@ class Store:
             raise ValueError(f"table {spec.name!r} exists and is another one: {known}, not {spec}")
 
     def add_local(self, spec: TableSpec, part: int, rows: Tensor) -> None:
-        """Rows that this process reads by itself: a map of the part's files, say. They never change."""
+        """Adds rows that this process reads by itself, a map of the part's files for example. They never change."""
         self.register(spec)
         with self._lock:
             self._rows.setdefault(spec.name, {})[part] = PartRows(spec, part, rows)
-            self._places.pop(spec.name, None)
+            self._candidates.pop(spec.name, None)
+
+    def add_replica(self, name: str, part: int, machine: int) -> None:
+        """Another machine that has the rows of a part: a candidate behind the one that serves it.
+
+        Only for rows that never change, since changes go to `machine_of_part` alone.
+        """
+        if self.spec(name).mutable:
+            raise ValueError(
+                f"table {name!r} changes, and its changes go to machine {self.machine_of_part[part]} alone"
+            )
+        if not self._machines.reaches(machine):
+            raise ValueError(f"table {name!r}: machine {machine} cannot be reached from here")
+        with self._lock:
+            self._replicas.setdefault(name, {}).setdefault(part, []).append(machine)
+            self._candidates.pop(name, None)
 
     def create(
         self,
@@ -104,11 +121,11 @@ class Store:
         init: str | float | tuple[str, float, float, int] = "zeros",
         mutable: bool = True,
     ) -> DistTensor:
-        """Makes a table on every machine. Any rank may call it, all may: again with the same arguments is nothing.
+        """Makes a table on every machine. One rank or all may call it: the same arguments a second time are a no-op.
 
-        Rows are cut evenly, or at `bounds` (num_parts + 1 entries: a book's, so that rows lie where their nodes do).
-        `init` is "zeros", a number, or ("uniform", low, high, seed), whose draws depend on the row's number alone: the
-        same on any number of parts. With mutable=False rows are promised not to change once they are read.
+        Rows are cut evenly, or at `bounds` (num_parts + 1 entries; those of a book keep rows on the machine of their
+        nodes). `init` is "zeros", a number, or ("uniform", low, high, seed). Uniform values depend on the row's number
+        alone, so they are the same on any number of parts. mutable=False promises that rows do not change once read.
         """
         if (num_rows is None) == (bounds is None):
             raise ValueError("pass either num_rows or bounds")
@@ -124,7 +141,8 @@ class Store:
     def load(self, name: str, folder: str) -> DistTensor:
         """Makes a table, or fills one that exists, from what `save` wrote, the optimizer's state included.
 
-        Every rank that pushes to the table calls this, while none does. After a push was lost, pushes go on from here.
+        Every rank that pushes to the table calls this, and none pushes meanwhile. Where a push was lost before, pushes
+        work again afterwards.
         """
         broken = self._outbox.broken_stream
         if broken is None:
@@ -140,7 +158,7 @@ class Store:
         """Writes a table, each part on the machine that serves it. One rank calls this, while none pushes."""
         self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": secrets.token_hex(8), "overwrite": overwrite}
-        self._machines.ask(Kind.SAVE, (), options)
+        self._all_machines.ask(Kind.SAVE, (), options)
 
     def snapshot(self, name: str, machine: int, folder: str, token: str, *, copy: bool = True) -> dict[str, Any]:
         """Has a machine copy its rows of a table, while no rank pushes; they are written to `folder` in the background.
@@ -150,7 +168,7 @@ class Store:
         """
         self._outbox.wait(name)
         options = {"name": name, "folder": str(folder), "save": token, "snapshot": True, "copy": copy}
-        return dict(self._machines.ask(Kind.SAVE, (), options, machines=[machine])[0].options)
+        return dict(self._all_machines.ask(Kind.SAVE, (), options, machines=[machine])[0].options)
 
     def written(self, machine: int, token: str, timeout: float = ORDER_SECONDS) -> dict[str, Any]:
         """Waits until a machine has written a snapshot; its files, by path in the folder: bytes and CRC-32."""
@@ -158,28 +176,30 @@ class Store:
         while True:
             seconds = min(ORDER_SECONDS, max(1.0, deadline - time.monotonic()))
             try:
-                answer = self._peers.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
-                return dict(answer_of(answer).options["files"])
+                answer = self._machines.ask(machine, Kind.SAVE, (), {"written": token}, timeout=seconds)
+                return dict(reply_of(answer).options["files"])
             except TimeoutError:  # one request waits no longer; the shard writes on
                 if time.monotonic() >= deadline:
                     raise
 
     def begin_restore(self, name: str, steps: int, states: Sequence[str]) -> None:
-        """Makes a table ready to be pushed to from a checkpoint, its optimizer's `states` ("NAME/STATE") as well.
+        """Prepares a table, and its optimizer's `states` ("NAME/STATE"), to be filled from a checkpoint by pushes.
 
-        Every rank calls this, while none pushes. After a push was lost, pushes go on from here.
+        Every rank calls this, and none pushes meanwhile. Where a push was lost before, pushes work again afterwards.
         """
         broken = self._outbox.broken_stream
         if broken is None:
             self._outbox.settle(name)
-        self._machines.ask(Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken})
+        self._all_machines.ask(
+            Kind.CREATE, (), {"name": name, "restore": steps, "states": list(states), "ends": broken}
+        )
         self._forget(name)
         self._outbox.recover(name)
 
     def drop(self, name: str) -> None:
-        """Forgets a table that was created, and the optimizer's state with it. One rank calls this."""
+        """Deletes a table that was created, with its optimizer's state. One rank calls this."""
         self._outbox.settle(name)
-        received = self._machines.ask(Kind.DROP, (), {"name": name})
+        received = self._all_machines.ask(Kind.DROP, (), {"name": name})
         self._forget(name)
         self._outbox.recover(name)
         if not any((r.options or {}).get("dropped") for r in received):
@@ -195,71 +215,79 @@ class Store:
         spec = self._specs.get(name)
         if spec is None:
             self._check_open(name)
-            answer = answer_of(self._peers.ask(self._machines.numbers[0], Kind.DESCRIBE, (), {"name": name}))
+            answer = reply_of(self._machines.ask(self._all_machines.numbers[0], Kind.DESCRIBE, (), {"name": name}))
             self.register(spec_in(answer.options or {}, answer.arrays))
             spec = self._specs[name]
         return spec
 
     # Reading
 
-    def places(self, name: str) -> list[tuple[Place, ...]]:
+    def candidates(self, name: str) -> list[tuple[Candidate, ...]]:
         """For every part of a table, where its rows may be had, nearest first."""
-        places = self._places.get(name)
-        if places is None:
+        candidates = self._candidates.get(name)
+        if candidates is None:
             spec = self.spec(name)
             at_hand = self._at_hand(spec)
-            places = [self._candidates(part, at_hand.get(part)) for part in range(spec.num_parts)]
+            candidates = [self._candidates_of(spec, part, at_hand.get(part)) for part in range(spec.num_parts)]
             with self._lock:
-                self._places[name] = places
-        return places
+                self._candidates[name] = candidates
+        return candidates
 
-    def locate(self, name: str, ids: Tensor) -> list[Run]:
-        """The ids grouped by part, with the places their rows may be had from."""
-        return locate(ids, *self._known(name))
+    places = candidates  # the name of the version before this one
+
+    def is_remote(self, name: str, policy: Policy | None = None) -> bool:
+        """Whether some rows of a table come from another process, where `policy` or the store's own chooses."""
+        return any(one.is_remote for one in choose(policy or self.policy, self.candidates(name)))
+
+    def locate(self, name: str, ids: Tensor, policy: Policy | None = None) -> list[Located]:
+        """The ids grouped by part, with the candidates for their rows and the one that serves them."""
+        spec, candidates = self._known(name)
+        return locate(ids, spec, candidates, choose(policy or self.policy, candidates))
 
     def pull(
-        self, pulls: Sequence[Pull], *, priority: int = 0, batch: int = -1, layer: int = -1,
+        self, pulls: Sequence[Pull], *, priority: int = 0, path: int = 0, batch: int = -1, layer: int = -1,
         timeout: float | None = None,
     ) -> PendingPull:  # fmt: skip
         """Starts reading rows: one message per machine for all `pulls`, own rows meanwhile; `.result()` has them.
 
         Pulls with the same `ids` object, of tables that are cut alike, are looked up and sent once. A table that was
-        dropped and made anew since this process looked at it is looked at again.
+        dropped and made anew since this process looked at it is looked at again. What messages say of `priority`,
+        `path` and `batch` is as in `Client.request`: left out, it is the current `RequestContext`'s.
         """
+        of_messages: dict[str, Any] = {
+            "priority": priority, "path": path, "batch": batch, "layer": layer, "timeout": timeout,
+        }  # fmt: skip
 
         def start() -> PendingPull:
-            return self._pull(pulls, priority=priority, batch=batch, layer=layer, timeout=timeout)
+            return self._pull(pulls, of_messages)
 
         try:
             return RenewedPull(start(), start)
         except Outdated:
             return start()
 
-    def _pull(
-        self, pulls: Sequence[Pull], *, priority: int, batch: int, layer: int, timeout: float | None
-    ) -> PendingPull:
-        found: dict[tuple[int, tuple[int, ...]], list[Run]] = {}
+    def _pull(self, pulls: Sequence[Pull], of_messages: Mapping[str, Any]) -> PendingPull:
+        found: dict[tuple[int, tuple[int, ...]], list[Located]] = {}
         held: dict[int, Tensor] = {}  # the ids as they are looked up
         wanted = []
         for pull in pulls:
             self._outbox.wait(pull.table)
-            spec, places = self._known(pull.table)
+            spec, candidates = self._known(pull.table)
             check_ids(pull.ids, spec)
             ids = held.setdefault(id(pull.ids), pull.ids.detach().cpu().contiguous())
             target = Target(pull, spec, out_for(pull, spec, self._buffers))
-            if self._policy is nearest and target.takes_all(places):
+            serving = choose(pull.policy or self.policy, candidates)
+            if target.takes_all(serving):
                 wanted.append(Wanted(target, ids, ()))
                 continue
             key = (id(pull.ids), spec.bounds)
             runs = found.get(key)
             if runs is None:
-                runs = found[key] = locate(ids, spec, places)
-            wanted.append(Wanted(target, ids, [run.at(places[run.part]) for run in runs]))
+                runs = found[key] = locate(ids, spec, candidates, serving)
+            runs = [run.elsewhere(candidates[run.part], serving[run.part]) for run in runs]
+            wanted.append(Wanted(target, ids, runs))
         try:
-            return begin(
-                wanted, self._peers, self._policy, priority=priority, batch=batch, layer=layer, timeout=timeout,
-                refused=self._refused,
-            )  # fmt: skip
+            return begin(wanted, self._machines, refused=self._refused, **of_messages)
         except Outdated:
             raise
         except ValueError as error:
@@ -274,9 +302,9 @@ class Store:
         """
         if mode not in PUSH_MODES:
             raise ValueError(f"mode must be one of {list(PUSH_MODES)}, got {mode!r}")
-        spec, places = self._known(name)
+        spec, candidates = self._known(name)
         ids, rows = checked_rows(spec, ids, rows)
-        messages = push_messages(spec, locate(ids, spec, places), rows, mode)
+        messages = push_messages(spec, locate(ids, spec, candidates), rows, mode)
         return self._outbox.send(spec, Kind.PUSH, ((self.machine_of_part[part], arrays) for part, arrays in messages))
 
     def step(
@@ -292,11 +320,11 @@ class Store:
         nothing (`.is_skipped`); one that some rank has a `problem` with neither, and is that ValueError on all of them.
         """
         check_optimizer(optimizer)
-        spec, places = self._known(name)
+        spec, candidates = self._known(name)
         ids, grads = checked_rows(spec, ids, grads)
         options = {"table": spec.number, "world_size": self.world_size, "optimizer": dict(optimizer)}
         options |= {"is_gradient": is_gradient, "skip": skip, "problem": problem}
-        messages = step_messages(spec, locate(ids, spec, places), grads, self.machine_of_part)
+        messages = step_messages(spec, locate(ids, spec, candidates), grads, self.machine_of_part)
         self._look_up_steps(spec)
         return self._outbox.send(spec, Kind.STEP, messages, options, timeout)
 
@@ -305,7 +333,7 @@ class Store:
         self._outbox.wait_for_all()
 
     def close(self) -> None:
-        """Lets go of tables that were created: those of this process end, those of other processes are not mapped here.
+        """Ends the tables that this process has created, and unmaps those of other processes.
 
         Rows of the graph's files can still be read.
         """
@@ -313,7 +341,7 @@ class Store:
             self._is_closed = True
             for name in [name for name in self._specs if name not in self._rows]:
                 self._forget(name)
-            self._places.clear()
+            self._candidates.clear()
         if self._local is not None:
             self._local.close()
 
@@ -322,17 +350,17 @@ class Store:
     def _look_up_steps(self, spec: TableSpec) -> None:
         """Asks the machines once which step of a table is next; from then on this process counts."""
         steps = self._outbox.steps
-        missing = [machine for machine in self._machines.numbers if (spec.number, machine) not in steps]
-        answers = [self._peers.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
+        missing = [machine for machine in self._all_machines.numbers if (spec.number, machine) not in steps]
+        answers = [self._machines.ask(machine, Kind.DESCRIBE, (), {"name": spec.name}) for machine in missing]
         for machine, answer in zip(missing, answers, strict=True):
-            described = answer_of(answer).options
+            described = reply_of(answer).options
             if described["generation"] != spec.generation:
                 raise self._refused(ValueError(unknown_table(spec.number)), [spec])
             steps.setdefault((spec.number, machine), described["step"])
 
     def _make(self, name: str, arrays: Sequence[Tensor], options: dict[str, Any]) -> list[Any]:
         self._check_open(name)
-        received = self._machines.make(name, arrays, options)
+        received = self._all_machines.make(name, arrays, options)
         self._forget(name)
         self.register(spec_in(received[0].options, received[0].arrays))
         return received
@@ -353,44 +381,46 @@ class Store:
             raise ValueError(f"table {name!r} went with the session it was made in, which is closed: begin another one")
 
     def _forget(self, name: str) -> None:
-        """What was created under this name, and what an optimizer keeps beside it, is looked up anew."""
+        """Makes the next use look up a created table, and its optimizer's states, again."""
         with self._lock:
             for known in (name, *state_names(name)):
-                self._places.pop(known, None)
+                self._candidates.pop(known, None)
                 if known not in self._rows:  # rows that this process was given stay: nobody drops them
                     spec = self._specs.pop(known, None)
                     if spec is not None:
                         self._outbox.forget_steps(spec.number)
 
-    def _known(self, name: str) -> tuple[TableSpec, list[tuple[Place, ...]]]:
-        """A table and its places, of one generation."""
-        places = self._live_places(name)
-        return self.spec(name), places
+    def _known(self, name: str) -> tuple[TableSpec, list[tuple[Candidate, ...]]]:
+        """A table and its candidates, of one generation."""
+        candidates = self._live_candidates(name)
+        return self.spec(name), candidates
 
-    def _live_places(self, name: str) -> list[tuple[Place, ...]]:
-        """Places of a table; looked up anew where the owner has dropped what they lead to, or has ended."""
-        places = self.places(name)
-        if any(p[0].rows is not None and p[0].rows.outdated for p in places):
+    def _live_candidates(self, name: str) -> list[tuple[Candidate, ...]]:
+        """The candidates of a table, looked up again where the rows at hand were dropped or their owner has ended."""
+        candidates = self.candidates(name)
+        if any(c[0].rows is not None and c[0].rows.outdated for c in candidates):
             self._forget(name)
-            places = self.places(name)
-        return places
+            candidates = self.candidates(name)
+        return candidates
 
-    def _candidates(self, part: int, rows: PartRows | None) -> tuple[Place, ...]:
-        machine = self.machine_of_part[part]
-        near = () if rows is None else (Place(rows.kind, self.machine, rows),)
-        return (*near, shard_place(machine)) if self._peers.reaches(machine) or not near else near
+    def _candidates_of(self, spec: TableSpec, part: int, rows: PartRows | None) -> tuple[Candidate, ...]:
+        owner = self.machine_of_part[part]
+        near = () if rows is None else (Candidate(rows.kind, self.machine, rows),)
+        machines = [owner] if self._machines.reaches(owner) or not near else []
+        machines += self._replicas.get(spec.name, {}).get(part, [])
+        return (*near, *(Candidate(SHARD, machine) for machine in machines))
 
     def _at_hand(self, spec: TableSpec) -> dict[int, PartRows]:
         """What this process reads by itself: its own shard's rows, files it mapped, shared memory of its machine."""
-        if self._local is not None and self._peers.holds(self.machine):
+        if self._local is not None and self._machines.holds(self.machine):
             table = self._local.find(spec.name)
             if table is not None:
                 return {**table.parts, **self._rows.get(spec.name, {})}
         found = dict(self._rows.get(spec.name, {}))
         mine = [part for part, machine in enumerate(self.machine_of_part) if machine == self.machine]
-        if found or not mine or not self._peers.reaches(self.machine):
+        if found or not mine or not self._machines.reaches(self.machine):
             return found
-        described = answer_of(self._peers.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
+        described = reply_of(self._machines.ask(self.machine, Kind.DESCRIBE, (), {"name": spec.name}))
         if described.options["generation"] != spec.generation:
             raise self._refused(ValueError(unknown_table(spec.number)), [spec])
         for part, address in described.options["shared"].items():

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.store.optimize import STATES, check_optimizer, make_step
-from gnnsys.store.pushes import Held
-from gnnsys.store.rounds import Contribution, Rounds
-from gnnsys.store.rows import PartRows
+from gnnsys.store.message_plan import WIRE_DTYPES
+from gnnsys.store.part_rows import PartRows
+from gnnsys.store.push_order import Held
+from gnnsys.store.rounds import Contribution, StepRounds
+from gnnsys.store.row_optimizers import STATES, check_optimizer, make_step
 from gnnsys.store.spec import TableSpec
-from gnnsys.store.wire import WIRE_DTYPES
 
 _HOLD_SECONDS = 600.0
 
@@ -38,7 +38,7 @@ class Table:
         self.init: dict[str, Any] | None = None  # how it was created; None: from files
         self.step_counts: dict[str, int] = {}  # by kind of optimizer
         self.states: dict[str, Table] = {}
-        self.rounds = Rounds(spec.name, self._apply_step)
+        self.rounds = StepRounds(spec.name, self._apply_step)
         self._make_state = make_state
         self._holds: _Holds = _Holds(self.lock) if of is None else of._holds
         self._is_dropped = False

@@ -10,7 +10,7 @@ import zmq
 
 from gnnsys.comm import Limits, Message, WireError, wire
 from gnnsys.comm.arrays import DTYPES, FRAME_BYTES, FRONT_BYTES
-from gnnsys.store.wire import CHUNK_BYTES
+from gnnsys.store.message_plan import CHUNK_BYTES
 from tests.support.grid import grid
 
 

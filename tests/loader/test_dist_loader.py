@@ -13,11 +13,11 @@ from torch import Tensor
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import Batch, LinkNeighborLoader, NeighborLoader, PipelineOptions, Sampled
 from gnnsys.loader.fetch import Fetch
-from gnnsys.loader.join import Rows
 from gnnsys.ops import BufferPool
 from gnnsys.partition import Placement
 from gnnsys.sampling import DistGraph, NeighborSampler, SampleKey
 from gnnsys.seeds import split
+from gnnsys.store import RowBuffers
 from tests.sampling.machines import homogeneous, machines, typed
 from tests.seeds.test_shares import Seeds
 
@@ -82,7 +82,7 @@ def test_batches_in_flight_ask_a_store_for_a_row_once(case: Any) -> None:
     there, node_type = graphs[0], graph.node_types[0]
     sampler = NeighborSampler(there, [4, 3])
     fetch = Fetch(there, names=None, wire_dtype=None)
-    fetch.prepare(Rows(BufferPool(max_free=4)), num_in_flight=5)
+    fetch.prepare(RowBuffers(BufferPool(max_free=4)), num_in_flight=5)
     samples = [sampler.sample({node_type: torch.arange(8 * k, 8 * k + 20)}, key=SampleKey(0, 0, k)) for k in range(5)]
     begun = [fetch.begin(Sampled(sample, node_type)) for sample in samples]
     remote = [

@@ -110,7 +110,7 @@ def test_sharing_can_be_left_away_and_is_never_done_with_rows_that_may_change() 
         options = {"fetch": ["x"], "num_threads": 1, "pipeline": PipelineOptions(share=share), **OPTIONS}
         loader = NeighborLoader(graph, [4, 3], **options)
         batches = list(islice(loader, 6))
-        assert all(torch.equal(ids, batch.n_id) for ids, batch in zip(source.begun, batches, strict=True))
+        assert all(torch.equal(ids, batch.n_id) for ids, batch in zip(source.begun[:6], batches, strict=True))
         assert loader.counters()["fetch"].counts["rows_shared"] == 0
 
 

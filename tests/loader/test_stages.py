@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.loader import Batch, Inputs, NeighborLoader, PipelineOptions, Sampled, Store
-from gnnsys.loader.device import Copy, through
-from gnnsys.loader.layout import Layout
+from gnnsys.loader import Batch, Inputs, NeighborLoader, PipelineOptions, Sampled, TypeValues
+from gnnsys.loader.device_copy import DeviceCopy, through
+from gnnsys.loader.layout import StageLayout
 from gnnsys.ops import sample_neighbors, stream_key
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import NeighborSampler, Sample, SampleKey
@@ -174,7 +174,7 @@ def test_what_a_sampler_knows_of_its_edges_is_forgotten_behind_a_users_stage(gra
 
 @pytest.mark.parametrize(("threads", "own"), [({}, True), ({"sample": 2, "copy": 0}, False), ({"fetch": 1}, False)])
 def test_threads_have_streams_of_their_own_where_a_batch_stays_with_one(threads: dict[str, int], own: bool) -> None:
-    class Recorded(Copy):
+    class Recorded(DeviceCopy):
         def __init__(self) -> None:
             self.own = False
 
@@ -185,7 +185,9 @@ def test_threads_have_streams_of_their_own_where_a_batch_stays_with_one(threads:
             return stage
 
     copy = Recorded()
-    layout = Layout(num_threads=2, prefetch=2, waits=False, options=PipelineOptions(threads=threads), on_device=True)
+    layout = StageLayout(
+        num_threads=2, prefetch=2, waits=False, options=PipelineOptions(threads=threads), on_device=True
+    )
     ours = [Stage(name, lambda item: item, threads=0) for name in ("schedule", "sample", "fetch", "compact")]
     layout.arrange(ours, None, (), copy)
     assert copy.own is own
@@ -205,7 +207,7 @@ def test_what_a_transform_returns_is_reached_whatever_holds_its_tensors() -> Non
         a: Tensor
         b: int
 
-    batch = Batch({"node": Store(x=torch.ones(2))}, {}, is_homogeneous=True)
+    batch = Batch({"node": TypeValues(x=torch.ones(2))}, {}, is_homogeneous=True)
     item = (torch.ones(1), [batch, Pair(torch.ones(1), 3)], {"y": torch.ones(1), "name": "z"}, None, 2.5)
     out = through(item, lambda tensor: tensor * 2)
     assert out[0].item() == 2 and out[1][0].x.tolist() == [2, 2] and out[1][1] == Pair(torch.tensor([2.0]), 3)

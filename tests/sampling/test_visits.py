@@ -39,7 +39,8 @@ def test_on_a_tree_a_node_is_visited_when_all_draws_on_its_way_to_the_seed_take_
             node = parent[node]
             path.insert(0, degree[node])
         fits = len(path) <= len(fanouts)
-        taken = [1.0 if f < 0 else min(1.0, f / d) for f, d in zip(fanouts, path, strict=False)]  # as far as both go
+        draws = zip(fanouts, path, strict=False)  # a path may be shorter, or longer than there are hops
+        taken = [1.0 if f < 0 else min(1.0, f / d) for f, d in draws]
         expected.append(float(torch.tensor(taken, dtype=torch.float64).prod()) if fits else 0.0)
     got = expected_visits(csc, fanouts, torch.tensor([0]), batch_size=1)
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))

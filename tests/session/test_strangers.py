@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.store.memory import SharedRows
+from gnnsys.store.shared_rows import SharedRows
 from tests.support.processes import Running, await_shared_memory_freed, processes, shared_memory
 
 DEADLINE = 60
@@ -20,7 +20,7 @@ import json, os, sys, time, torch, zmq
 from gnnsys.comm import Client, Keys, Kind
 from gnnsys.session.graph_server import GraphServer
 from gnnsys.store import Store
-from gnnsys.store.memory import SharedRows
+from gnnsys.store.shared_rows import SharedRows
 
 keys, number, user = Keys.generate(), int(sys.argv[1]), int(sys.argv[2])
 questions = open(sys.argv[3])

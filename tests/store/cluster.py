@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gnnsys.comm import Client, Server
+from gnnsys.comm import Client, Kind, Request, Server
 from gnnsys.store import Shard, Store, TableSpec
 
 DEADLINE = 60.0
@@ -17,13 +17,17 @@ DEADLINE = 60.0
 
 @dataclass
 class Cluster:
-    """`stores[r]` is rank r's, on machine r modulo the number of machines."""
+    """`stores[r]` is rank r's, on machine r modulo the number of machines.
+
+    `pulls` are the requests for rows so far, each with the machine that served it.
+    """
 
     machine_of_part: Sequence[int]
     shards: list[Shard]
     servers: list[Server]
     clients: list[Client]
     stores: list[Store]
+    pulls: list[tuple[int, Request]] = field(default_factory=list)
 
     def add(self, spec: TableSpec, rows: Tensor) -> None:
         """A table of the graph: served by the machines, and mapped by the ranks of each machine."""
@@ -42,11 +46,24 @@ class Cluster:
             return [future.result(DEADLINE) for future in running]
 
 
+def noting_pulls(shard: Shard, pulls: list[tuple[int, Request]]) -> dict[int, Any]:
+    """A shard's handlers; requests for rows are added to `pulls`."""
+    handlers = dict(shard.handlers())
+    serve = handlers[Kind.PULL]
+
+    def pull(request: Request) -> Any:
+        pulls.append((shard.machine, request))
+        return serve(request)
+
+    return {**handlers, Kind.PULL: pull}
+
+
 @contextmanager
 def cluster(machine_of_part: Sequence[int], num_ranks: int = 1) -> Iterator[Cluster]:
     """Machines 0, 1, ... that serve the parts as told; everything is closed at the end."""
     shards = [Shard(machine) for machine in range(max(machine_of_part) + 1)]
-    servers = [Server(shard.handlers()).start() for shard in shards]
+    pulls: list[tuple[int, Request]] = []
+    servers = [Server(noting_pulls(shard, pulls)).start() for shard in shards]
     peers = {machine: server.endpoints[0] for machine, server in enumerate(servers)}
     clients = [Client(peers, sender=rank, incarnation=1, timeout=20) for rank in range(num_ranks)]
     try:
@@ -59,6 +76,7 @@ def cluster(machine_of_part: Sequence[int], num_ranks: int = 1) -> Iterator[Clus
                 )
                 for rank, client in enumerate(clients)
             ],
+            pulls,
         )  # fmt: skip
     finally:
         for closing in [*clients, *servers, *shards]:

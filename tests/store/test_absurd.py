@@ -12,7 +12,7 @@ import torch
 
 from gnnsys.comm import Kind, Reply, Request
 from gnnsys.store import Shard, TableSpec
-from gnnsys.store.pushes import Pushes
+from gnnsys.store.push_order import PushOrder
 
 BOUNDS = torch.tensor([0, 50, 100])
 SPEC = {"name": "t", "row_shape": [4], "dtype": "float32", "mutable": True}
@@ -130,7 +130,7 @@ def test_plans_that_name_what_is_not_there_are_refused(shard):
 
 
 def test_pushes_that_never_have_their_turn_take_so_much_memory_and_no_more():
-    pushes, applied = Pushes(max_waiting_bytes=1 << 20), []
+    pushes, applied = PushOrder(max_waiting_bytes=1 << 20), []
 
     def apply() -> Reply:
         applied.append(1)
@@ -146,14 +146,14 @@ def test_pushes_that_never_have_their_turn_take_so_much_memory_and_no_more():
     pushes.submit(request(0, 60, sender=1), apply)  # whose turn it is has no need of room
     assert applied == [1] and not any(future.done() for future in waiting)
 
-    overdue = Pushes(max_waiting_bytes=1 << 20)
+    overdue = PushOrder(max_waiting_bytes=1 << 20)
     lost = [overdue.submit(request(number, -1), apply) for number in range(1, 5)]
     overdue.submit(request(1, 60, sender=1), apply)  # nobody waits for those any more
     assert all(isinstance(future.exception(0), RuntimeError) for future in lost)
 
 
 def test_a_push_that_failed_is_remembered_without_its_rows():
-    pushes = Pushes()
+    pushes = PushOrder()
 
     def fail_with(rows: torch.Tensor):
         raise ValueError(f"{rows.numel()} rows of no table")

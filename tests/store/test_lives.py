@@ -7,7 +7,7 @@ import torch
 
 from gnnsys.comm import Client, Kind, Server, ShardLost, TrainerLost
 from gnnsys.store import Life, Shard, Store, TableSpec
-from gnnsys.store.memory import Owner
+from gnnsys.store.shared_rows import OwnerProcess
 from tests.store.cluster import cluster
 
 ADAGRAD = {"kind": "adagrad", "lr": 1.0, "lr_decay": 0.0, "initial": 0.0, "eps": 1e-10}
@@ -128,19 +128,19 @@ def test_a_server_knows_how_long_it_has_not_heard_of_a_client_that_only_shows_th
             deadline = time.monotonic() + 20
             while server.counters()["kinds"].get("PING", {}).get("messages_in", 0) < 3:
                 assert time.monotonic() < deadline
-            assert server.heard.silent_for(5, 3) < 5
-        before = server.heard.silent_for(5, 3)
-        assert server.heard.silent_for(5, 3) > before  # nothing comes any more
-        assert server.heard.silent_for(6, 3) < 1  # never heard of: it counts from this question on
-        assert 0 < server.heard.silent_for(6, 3) < 5
+            assert server.liveness.silent_for(5, 3) < 5
+        before = server.liveness.silent_for(5, 3)
+        assert server.liveness.silent_for(5, 3) > before  # nothing comes any more
+        assert server.liveness.silent_for(6, 3) < 1  # never heard of: it counts from this question on
+        assert 0 < server.liveness.silent_for(6, 3) < 5
 
 
 def test_the_end_of_a_process_is_seen_by_who_holds_on_to_it():
     import subprocess
 
     process = subprocess.Popen(["sleep", "60"])
-    owner = Owner.of(process.pid)
+    owner = OwnerProcess.of(process.pid)
     assert owner is not None and not owner.ended
     process.kill()
     process.wait()
-    assert owner.ended and Owner.of(process.pid) is None
+    assert owner.ended and OwnerProcess.of(process.pid) is None

@@ -29,7 +29,7 @@ with gnnsys.init(timeout=30) as session:
         graph.store.save("embedding", sys.argv[2])
     print(json.dumps({
         "rows": embedding.table[:].tolist(),
-        "places": sorted({places[0].kind for places in graph.store.places("embedding")}),
+        "places": sorted({part[0].kind for part in graph.store.candidates("embedding")}),
     }))
 """
 

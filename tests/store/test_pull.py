@@ -131,7 +131,7 @@ def test_a_store_says_where_rows_are():
         c.add(table, rows)
         c.stores[0].create("made", 1000, (2,))
         runs = c.stores[0].locate(table.name, ids)
-        made = [[place.kind for place in places] for places in c.stores[0].places("made")]
+        made = [[candidate.kind for candidate in part] for part in c.stores[0].candidates("made")]
         source = c.stores[0].tensor(table.name)
         assert source.is_remote and sorted(source.remote_positions(ids).tolist()) == [0, 2]
         assert not source.mutable and c.stores[0].tensor("made").mutable
@@ -141,7 +141,7 @@ def test_a_store_says_where_rows_are():
         (3, [4], [100]),
         (4, [0], [199]),
     ]
-    assert [[(p.kind, p.machine) for p in r.places] for r in runs] == [
+    assert [[(p.kind, p.machine) for p in r.candidates] for r in runs] == [
         [("file", 0), ("shard", 0)],
         [("shard", 1)],
         [("file", 0), ("shard", 0)],

@@ -10,7 +10,7 @@ import torch
 
 from gnnsys.comm import Client, CommError, Kind, Reply, Request
 from gnnsys.store import Pull, Shard, Store, TableSpec
-from gnnsys.store.pushes import Pushes
+from gnnsys.store.push_order import PushOrder
 from tests.store.cluster import alone, cluster, random_ids, random_rows
 
 
@@ -84,7 +84,7 @@ def test_a_push_that_comes_again_is_applied_once_and_answered_again():
 
 
 def test_an_answer_is_kept_until_the_sender_says_that_it_has_it():
-    pushes, applied = Pushes(), itertools.count()
+    pushes, applied = PushOrder(), itertools.count()
 
     def push(sequence: int, answered: object = 0):
         request = Request.local(Kind.PUSH, [], {"answered": answered}, sender=5, incarnation=1, sequence=sequence)
@@ -151,7 +151,7 @@ def test_malformed_pushes_steps_and_orders_are_refused_and_change_nothing():
 
 
 def test_what_is_remembered_of_a_sender_is_bounded():
-    pushes, applied = Pushes(window=8), itertools.count()
+    pushes, applied = PushOrder(window=8), itertools.count()
 
     def apply() -> Reply:
         next(applied)
@@ -167,7 +167,7 @@ def test_what_is_remembered_of_a_sender_is_bounded():
     with pytest.raises(ValueError, match="too far ahead of 100"):
         pushes.submit(request(108), apply)
     assert next(applied) == 100
-    many = Pushes(max_senders=3)
+    many = PushOrder(max_senders=3)
     for sender in range(50):
         many.submit(Request.local(Kind.PUSH, sender=sender), apply)
     assert len(many._senders) == 3

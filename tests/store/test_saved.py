@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.store import DistEmbedding, SparseAdagrad, SparseAdam, Store
-from gnnsys.store.optimize import STATES
+from gnnsys.store.row_optimizers import STATES
 from gnnsys.store.saved import part_folder
 from tests.store.cluster import alone, cluster, random_ids, random_rows
 

@@ -7,7 +7,7 @@ import torch
 
 from gnnsys.comm import Client, Kind, Request
 from gnnsys.store import Shard, Store, TableSpec
-from gnnsys.store.rounds import Contribution, Rounds
+from gnnsys.store.rounds import Contribution, StepRounds
 from tests.store.cluster import cluster, random_ids, random_rows
 
 ADAGRAD = {"kind": "adagrad", "lr": 0.5, "lr_decay": 0.0, "initial": 0.0, "eps": 0.0}
@@ -78,7 +78,7 @@ def test_ranks_that_do_not_come_are_named_before_the_deadline():
 
 
 def test_a_late_rank_is_told_apart_from_one_that_is_a_step_behind():
-    rounds = Rounds("t", lambda contributions: None)
+    rounds = StepRounds("t", lambda contributions: None)
     mine = [Contribution(0, 3, ADAGRAD, [], step=step) for step in range(2)]
     other = Contribution(1, 3, ADAGRAD, [])
     for contribution in [*mine, other]:
@@ -95,7 +95,7 @@ def test_a_late_rank_is_told_apart_from_one_that_is_a_step_behind():
 
 def test_steps_of_one_job_and_one_number_alone_meet():
     applied = []
-    rounds = Rounds("t", lambda contributions: applied.append([c.step for c in contributions]))
+    rounds = StepRounds("t", lambda contributions: applied.append([c.step for c in contributions]))
     old = Contribution(0, 2, ADAGRAD, [], incarnation=1)
     rounds.add(old)
     rounds.add(Contribution(1, 2, ADAGRAD, [], incarnation=2))

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_map
 
 from gnnsys.graph import Graph
 from gnnsys.loader.batch import apply_to_block
-from gnnsys.loader.link import LinkNeighborLoader
+from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.loader import Loader
-from gnnsys.loader.neighbor import NeighborLoader
+from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.ops import CSC, IdTable
 from gnnsys.sampling import NeighborSampler, Sample
 

@@ -32,12 +32,12 @@ class SharedRows:
     """`rows` and their `versions`, made by `create` in the owner and opened by `open` in others."""
 
     def __init__(self, memory: mmap.mmap, shape: tuple[int, ...], dtype: torch.dtype, descriptor: int | None) -> None:
-        layout = _Layout(shape, dtype)
+        layout = _SharedLayout(shape, dtype)
         self._header = _view(memory, torch.int64, 0, _HEADER // 8)
         self.versions = _view(memory, torch.int32, _HEADER, layout.num_versions)
         self.rows = _view(memory, dtype, layout.rows_at, math.prod(shape)).view(shape)
         self._descriptor = descriptor
-        self._owner: Owner | None = None  # None: this process
+        self._owner: OwnerProcess | None = None  # None: this process
         if descriptor is not None:  # for those whom nobody drops
             self._close = weakref.finalize(self, os.close, descriptor)
             self._close.atexit = False
@@ -45,7 +45,7 @@ class SharedRows:
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows:
         """Rows of zeros; memory is taken as they are touched."""
-        size = _Layout(shape, dtype).total
+        size = _SharedLayout(shape, dtype).total
         descriptor = os.memfd_create("gnnsys-rows", os.MFD_CLOEXEC)
         try:
             os.ftruncate(descriptor, size)
@@ -60,8 +60,8 @@ class SharedRows:
     @classmethod
     def open(cls, address: Mapping[str, Any], shape: tuple[int, ...], dtype: torch.dtype) -> SharedRows | None:
         """The rows at an address that `address()` gave, read only; None where this process cannot reach them."""
-        size = _Layout(shape, dtype).total
-        owner = Owner.of(int(address["pid"]))  # first: what is opened below is then of this very process
+        size = _SharedLayout(shape, dtype).total
+        owner = OwnerProcess.of(int(address["pid"]))  # first: what is opened below is then of this very process
         if owner is None:
             return None
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # the number may be a pipe's by now: opening one can wait
@@ -109,7 +109,7 @@ class SharedRows:
         return self.rows.nbytes + self.versions.nbytes + _HEADER
 
 
-class Owner:
+class OwnerProcess:
     """A process, by a descriptor that stays its own when its number is given to another."""
 
     def __init__(self, descriptor: int) -> None:
@@ -117,7 +117,7 @@ class Owner:
         weakref.finalize(self, os.close, descriptor).atexit = False
 
     @classmethod
-    def of(cls, pid: int) -> Owner | None:
+    def of(cls, pid: int) -> OwnerProcess | None:
         """None where there is no such process, or it cannot be watched."""
         try:
             return cls(os.pidfd_open(pid))
@@ -131,7 +131,7 @@ class Owner:
         return bool(look.poll(0))
 
 
-class _Layout:
+class _SharedLayout:
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.num_versions = num_versions(shape[0])
         self.rows_at = -(-(_HEADER + 4 * self.num_versions) // _ALIGN) * _ALIGN

@@ -38,8 +38,8 @@ class Held(Exception):
         self.park = park
 
 
-class Answer(Protocol):
-    """A reply that has come or will."""
+class SentPush(Protocol):
+    """A push that was sent; `done` once its reply has come."""
 
     def done(self) -> bool: ...
 
@@ -50,13 +50,13 @@ class Numbering:
     def __init__(self) -> None:
         self.stream = secrets.randbits(63 - _STREAM_SHIFT)
         self._next: dict[int, int] = {}
-        self._unanswered: dict[int, deque[Answer]] = {}
+        self._unanswered: dict[int, deque[SentPush]] = {}
 
     def next(self, machine: int) -> int:
         """The number of the next push to a machine; the same again until one was `sent`."""
         return (self.stream << _STREAM_SHIFT) | self._next.get(machine, 0)
 
-    def sent(self, machine: int, answer: Answer) -> None:
+    def sent(self, machine: int, answer: SentPush) -> None:
         """The next push went out, and the one after it has its turn."""
         self._next[machine] = self._next.get(machine, 0) + 1
         self._unanswered.setdefault(machine, deque()).append(answer)
@@ -69,7 +69,7 @@ class Numbering:
         return self._next.get(machine, 0) - len(waiting or ())
 
 
-class Pushes:
+class PushOrder:
     """The pushes of all senders; a sender that was restarted (another incarnation) begins anew.
 
     `forgot` makes the error for a stream whose beginning is not known here.

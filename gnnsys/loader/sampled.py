@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.loader.batch import Batch, Store, apply_to, apply_to_block, tensors_of, tensors_of_block
+from gnnsys.loader.batch import Batch, TypeValues, apply_to, apply_to_block, tensors_of, tensors_of_block
 from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
-from gnnsys.ops import BY_DESTINATION, STRUCTURES, BufferPool, DeviceReads, gather_rows
-from gnnsys.sampling import DistGraph, Sample, to_device
+from gnnsys.ops import BY_DESTINATION, STRUCTURES
+from gnnsys.sampling import DistGraph, Sample
 
 
 class Inputs(NamedTuple):
@@ -66,51 +66,6 @@ class Sampled:
             yield from tensors_of_block(block)
 
 
-class Ids:
-    """A batch's ids of one type, wherever they are asked for; copied between host and device once at most."""
-
-    def __init__(self, ids: Tensor) -> None:
-        self.device = ids.device
-        self._on = {ids.device: ids}
-
-    def on(self, device: torch.device) -> Tensor:
-        if device not in self._on:
-            ids = self._on[self.device]
-            self._on[device] = ids.cpu() if device.type == "cpu" else to_device(ids, device)
-        return self._on[device]
-
-
-class Rows:
-    """Gathers rows into pooled buffers, or pinned ones where the batch goes on to a device.
-
-    Rows on a device are gathered there, and so are rows in pinned memory where that is where the batch was sampled.
-    """
-
-    def __init__(self, pool: BufferPool, pin: bool = False) -> None:
-        self._pool = pool
-        self._pin = pin
-        self._reads = DeviceReads()
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Uninitialised memory to gather into."""
-        if self._pin:  # torch keeps pinned memory for reuse by itself
-            return torch.empty(shape, dtype=dtype, pin_memory=True, device="cpu")
-        return self._pool.empty(shape, dtype)
-
-    def __call__(self, source: Tensor, index: Tensor | Ids) -> Tensor:
-        ids = Ids(index) if isinstance(index, Tensor) else index
-        if source.requires_grad or not source.is_contiguous():
-            return source.index_select(0, ids.on(source.device))
-        if source.is_cuda or (ids.device.type == "cuda" and source.is_pinned()):
-            where = source.device if source.is_cuda else ids.device
-            self._reads(where, source)
-            return gather_rows(source, ids.on(where))
-        if not source.is_cpu:
-            return source.index_select(0, ids.on(source.device))
-        at = ids.on(source.device)
-        return gather_rows(source, at, self.empty((at.numel(), *source.shape[1:]), source.dtype))
-
-
 class Compact:
     """Sampled -> Batch, on the device the sample is on."""
 
@@ -121,7 +76,7 @@ class Compact:
         nodes = {t: _node_store(t, sampled) for t in self._graph.node_types}
         edges = {t: _edge_store(t, sampled) for t in self._graph.edge_types}
         for key, values in sampled.values.items():
-            store = edges.setdefault(key, Store()) if isinstance(key, tuple) else nodes[key]
+            store = edges.setdefault(key, TypeValues()) if isinstance(key, tuple) else nodes[key]
             store.update({name: value for name, value in values.items() if value is not None})
         return Batch(
             nodes,
@@ -133,9 +88,9 @@ class Compact:
         )
 
 
-def _node_store(node_type: NodeType, sampled: Sampled) -> Store:
+def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
     sample = sampled.sample
-    store = Store(sampled.rows.get(node_type, {}))
+    store = TypeValues(sampled.rows.get(node_type, {}))
     store["n_id"] = sample.node[node_type]
     if node_type in sample.num_sampled_nodes:
         store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
@@ -144,9 +99,9 @@ def _node_store(node_type: NodeType, sampled: Sampled) -> Store:
     return store
 
 
-def _edge_store(edge_type: EdgeType, sampled: Sampled) -> Store:
+def _edge_store(edge_type: EdgeType, sampled: Sampled) -> TypeValues:
     sample = sampled.sample
-    store = Store()
+    store = TypeValues()
     if edge_type in sample.row:  # with expand="frontier" edges are in the blocks, with their ids
         store["edge_index"] = edge_index = _edge_index(sample.row[edge_type], sample.col[edge_type])
         if sample.by_destination and edge_index.is_cuda:  # layers need not look, which would mean to wait

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.device import resolve, sampled_on
+from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity
-from gnnsys.loader.join import Sampled
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import node_names
+from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import fill_uniform, gather_rows, move_rows, update_rows
-from gnnsys.store.memory import SharedRows
+from gnnsys.store.shared_rows import SharedRows
 from gnnsys.store.spec import TableSpec
 
 FILE, SHARED, SHARD = "file", "shared", "shard"

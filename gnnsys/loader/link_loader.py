@@ -10,16 +10,24 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, EdgeType, Graph, IdsLike, as_links, some
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.device import resolve, sampled_on
+from gnnsys.loader.device_copy import resolve, sampled_on
 from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity
-from gnnsys.loader.join import Sampled
-from gnnsys.loader.links import EdgeInputs, LinkReader, Links, LinkSeeder, check_labels, make_seeder, supervision_edges
+from gnnsys.loader.link_seeds import (
+    EdgeInputs,
+    LinkReader,
+    Links,
+    LinkSeeder,
+    check_labels,
+    make_seeder,
+    supervision_edges,
+)
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.neighbor import NumNeighbors, check_times, make_sampler
+from gnnsys.loader.neighbor_loader import NumNeighbors, check_times, make_sampler
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import link_names
+from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.pipeline import Stage
@@ -205,10 +213,10 @@ def resolve_inputs(
     num_edges = graph.num_edges(edge_type)
     if num_edges == 0:
         raise ValueError("edge_label_index is empty: no links to start from")
-    return edge_type, EdgeInputs(InputIds(_All(num_edges)), ends_of(graph, edge_type), label, time), num_edges, {}
+    return edge_type, EdgeInputs(InputIds(_AllEdges(num_edges)), ends_of(graph, edge_type), label, time), num_edges, {}
 
 
-class _All:
+class _AllEdges:
     """All edges of a type: the i-th has id i."""
 
     def __init__(self, num_edges: int) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gnnsys.comm import Reply
 from gnnsys.ops import BufferPool
-from gnnsys.store.rows import PartRows
+from gnnsys.store.message_plan import CHUNK_BYTES, MAX_PIECES, NONE, WIRE_DTYPES, named_array, read_plan
+from gnnsys.store.part_rows import PartRows
 from gnnsys.store.table import Table
-from gnnsys.store.wire import CHUNK_BYTES, MAX_PIECES, NONE, WIRE_DTYPES, named_array, read_plan
 
 
 class _Item:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from gnnsys.ops import sparse_adagrad_step, sparse_adam_step
-from gnnsys.store.rows import PartRows
+from gnnsys.store.part_rows import PartRows
 
 # The states of an optimizer, by the last part of their table's name.
 STATES: dict[str, tuple[str, ...]] = {"adam": ("exp_avg", "exp_avg_sq"), "adagrad": ("sum",)}

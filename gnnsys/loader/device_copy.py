@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
-from gnnsys.loader.join import Sampled
+from gnnsys.loader.sampled import Sampled
 from gnnsys.ops import HAS_CUDA_KERNELS
 from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph
@@ -33,7 +33,7 @@ class Copied(NamedTuple):
     event: Any  # torch.Event, or torch.cuda's
 
 
-class Side:
+class SideStreams:
     """The streams of a loader: one for all its threads, in whose order their work is safe; or one for each of them,
     where a batch is made by one thread from its seeds on. Then the sampling of a batch goes on beside the fetching of
     another, which both wait for the bus where the graph is in host memory.
@@ -112,11 +112,11 @@ class Side:
         return stream
 
 
-class Copy:
+class DeviceCopy:
     """`begin` starts the copy; `arrive` makes the consumer's stream wait for it when the batch is handed out."""
 
     def __init__(self, device: torch.device) -> None:
-        self._side = Side(device)
+        self._side = SideStreams(device)
 
     def begin(self, item: Any) -> Copied:
         """What is on the host goes to the device: from pinned memory, as only then nobody waits for the copy."""
@@ -202,7 +202,7 @@ def through(item: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return item.apply(function)
 
 
-def _on(side: Side, function: Callable[[Any], Any], is_ours: bool) -> Callable[[Any], Any]:
+def _on(side: SideStreams, function: Callable[[Any], Any], is_ours: bool) -> Callable[[Any], Any]:
     def run(item: Any) -> Any:
         with side.use(is_ours):
             return function(item)

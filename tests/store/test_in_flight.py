@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.loader.inflight import Flight, Leg, Window
 from gnnsys.ops import scatter_rows
+from gnnsys.store.in_flight import Flight, InFlightWindow, Leg
 from tests.loader.sources import DEADLINE
 
 NUM_IDS = 500
@@ -37,7 +37,11 @@ class Answer:
 
 
 def launch(
-    window: Window, tables: list[Tensor], ids: Tensor, remote: Tensor | None = None, gate: threading.Event | None = None
+    window: InFlightWindow,
+    tables: list[Tensor],
+    ids: Tensor,
+    remote: Tensor | None = None,
+    gate: threading.Event | None = None,
 ) -> tuple[Flight, Leg]:
     remote = torch.arange(ids.numel()) if remote is None else remote
     outs = [torch.full((ids.numel(), *table.shape[1:]), -1, dtype=table.dtype) for table in tables]
@@ -63,7 +67,7 @@ def test_random_flights_completed_in_any_order_have_their_rows(
     tables: list[Tensor], size: int, keep: int, seed: int
 ) -> None:
     draw, stream = random.Random(seed), torch.Generator().manual_seed(seed)
-    window = Window(size, keep)
+    window = InFlightWindow(size, keep)
     waiting: list[tuple[Flight, Leg]] = []
     num_shared = 0
     for _ in range(60):
@@ -88,7 +92,7 @@ def test_random_flights_completed_in_any_order_have_their_rows(
 
 
 def test_an_id_is_asked_for_once_while_a_batch_that_has_it_is_in_flight(tables: list[Tensor]) -> None:
-    window = Window(4)
+    window = InFlightWindow(4)
     first, first_leg = launch(window, tables, torch.tensor([3, 1, 3, 4]))
     second, second_leg = launch(window, tables, torch.tensor([4, 9, 1]))
     assert sorted(asked_ids(first_leg).tolist()) == [1, 3, 4] and asked_ids(second_leg).tolist() == [9]
@@ -104,7 +108,7 @@ def test_an_id_is_asked_for_once_while_a_batch_that_has_it_is_in_flight(tables: 
 
 
 def test_rows_are_kept_for_flights_to_come_while_there_is_room(tables: list[Tensor]) -> None:
-    window = Window(4, keep=2)
+    window = InFlightWindow(4, keep=2)
     for first in range(0, 300, 30):  # each flight is done before the next one starts; 20 of its 50 rows are not new
         flight, leg = launch(window, tables, torch.arange(first, first + 50))
         assert leg.num_shared == (20 if first else 0)
@@ -120,7 +124,7 @@ def test_rows_are_kept_for_flights_to_come_while_there_is_room(tables: list[Tens
 
 
 def test_an_old_row_is_asked_for_again_however_often_it_was_used_since(tables: list[Tensor]) -> None:
-    window = Window(4, keep=2)
+    window = InFlightWindow(4, keep=2)
     asked = []
     for k in range(12):
         flight, leg = launch(window, tables, torch.tensor([0, *range(10 * k + 10, 10 * k + 20)]))
@@ -131,7 +135,7 @@ def test_an_old_row_is_asked_for_again_however_often_it_was_used_since(tables: l
 
 
 def test_a_flight_that_others_wait_for_is_completed_by_whoever_needs_it_first(tables: list[Tensor]) -> None:
-    window, gate = Window(8), threading.Event()
+    window, gate = InFlightWindow(8), threading.Event()
     flights = [launch(window, tables, torch.arange(k, k + 50), gate=gate) for k in range(6)]
     with ThreadPoolExecutor(6) as threads:
         done = [threads.submit(flight.complete) for flight, _ in reversed(flights)]
@@ -144,7 +148,7 @@ def test_a_flight_that_others_wait_for_is_completed_by_whoever_needs_it_first(ta
 
 
 def test_a_failed_flight_fails_those_that_wait_for_it_and_no_others(tables: list[Tensor]) -> None:
-    window = Window(8)
+    window = InFlightWindow(8)
 
     class Lost:
         def result(self) -> None:
@@ -166,7 +170,7 @@ def test_a_failed_flight_fails_those_that_wait_for_it_and_no_others(tables: list
 
 
 def test_what_was_forgotten_is_asked_for_again(tables: list[Tensor]) -> None:
-    window = Window(8)
+    window = InFlightWindow(8)
     launch(window, tables, torch.arange(10))
     window.forget()
     _, leg = launch(window, tables, torch.arange(10))
@@ -174,7 +178,7 @@ def test_what_was_forgotten_is_asked_for_again(tables: list[Tensor]) -> None:
 
 
 def test_flights_that_nobody_completes_are_held_by_the_window_only_while_they_fit(tables: list[Tensor]) -> None:
-    window = Window(3)
+    window = InFlightWindow(3)
     legs = [launch(window, tables, torch.arange(10 * k, 10 * k + 10))[1] for k in range(20)]
     assert len(window) == 3
     flight, leg = launch(window, tables, torch.arange(160, 200))
@@ -184,9 +188,9 @@ def test_flights_that_nobody_completes_are_held_by_the_window_only_while_they_fi
 
 
 def test_many_ids_over_time_do_not_crowd_the_tables_and_sharing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnsys.loader.inflight._SLACK", 64)
+    monkeypatch.setattr("gnnsys.store.in_flight._SLACK", 64)
     rows = [torch.arange(100_000)]
-    window = Window(2)
+    window = InFlightWindow(2)
     previous: Flight | None = None
     for k in range(60):
         leg = Leg(

@@ -1,29 +1,95 @@
-"""Batches share their rows: what one has asked for, those behind it copy instead of asking again.
+"""Rows shared in flight: what one batch has asked a source for, those behind it copy instead of asking again.
 
-A flight is one batch whose rows are on their way. Whoever completes it (the fetch stage in the batch's turn, or a
-flight that waits for its rows) hands its rows on to all that registered for them and leaves the window, before anybody
-else sees the batch: a user may change a batch in place, the rows that others got are those that arrived. A copy of what
-it asked for stays with the window for a while. Every row is kept once, by the flight that asked for it: first in, first
-out, which for the same memory saves more than keeping whole batches.
+`SharedInFlight` wraps a source whose rows never change. A flight is one batch whose rows are on their way. Whoever
+completes it (its own batch in its turn, or a flight that waits for its rows) hands its rows on to all that registered
+for them and leaves the window, before anybody else sees the batch: a user may change a batch in place, the rows that
+others got are those that arrived. A copy of what it asked for stays with the window for a while. Every row is kept
+once, by the flight that asked for it: first in, first out, which for the same memory saves more than keeping whole
+batches.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from gnnsys.ops import BufferPool, IdTable, gather_rows, move_rows
+from gnnsys.store.candidates import Located, Policy, remote_positions
+from gnnsys.store.source import HOST, PendingRead, ReadContext, Source, begin_scattered, row_bytes
 
-_POSITION = 0xFFFFFFFF  # a place is a flight's number, shifted by 32, and a position in its rows
+_POSITION = 0xFFFFFFFF  # a row's place is (flight number << 32) | position among the flight's rows
 _SLACK = 1 << 16
 
 
-class Pending(Protocol):
+class SharedInFlight:
+    """`source`, whose rows must never change, with the rows shared that other batches of `window` have asked for.
+
+    Sources of the same `kind` in a window are read with the same ids; those of them that have their rows in the same
+    places are planned together. By default a source is a kind of its own.
+    """
+
+    mutable = False
+
+    def __init__(self, source: Source, window: InFlightWindow, kind: Hashable = None) -> None:
+        if source.mutable is not False:
+            raise ValueError("rows that may change are not shared between batches: the source must say mutable=False")
+        if source.device.type != "cpu":
+            raise ValueError(f"rows are shared on the host, and the source brings them to {source.device}")
+        self._source, self._window = source, window
+        self._kind = id(self) if kind is None else kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._source.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._source.device
+
+    @property
+    def is_remote(self) -> bool:
+        return self._source.is_remote
+
+    @property
+    def placement(self) -> Hashable:
+        return self._source.placement
+
+    def locate(self, ids: Tensor, policy: Policy | None = None) -> list[Located]:
+        """As the source says; which rows are in flight is known only to a read."""
+        return self._source.locate(ids, policy)
+
+    def begin(self, ids: Tensor, out: Tensor | None, context: ReadContext, at: Tensor | None = None) -> PendingRead:
+        if at is not None:
+            return begin_scattered(self, ids, out, context, at)
+        ids = context.on(ids, HOST)
+        out = context.empty((ids.numel(), *self.shape[1:]), self.dtype) if out is None else out
+        flight = context.collect(self._window, lambda: Flight(self._window), wraps=True)
+        flight.add((self._kind, self.placement), self._source, ids, out, context)
+        return _Arriving(flight, out)
+
+
+class _Arriving(NamedTuple):
+    """Rows of a flight."""
+
+    flight: Flight
+    out: Tensor
+
+    def result(self) -> Tensor:
+        self.flight.complete()
+        return self.out
+
+
+class ArrivingRows(Protocol):
     """Rows that were asked for; `result` waits until they are where they belong."""
 
     def result(self) -> object: ...
@@ -31,16 +97,22 @@ class Pending(Protocol):
 
 @dataclass
 class Leg:
-    """Rows of one kind that a batch needs: tables that have the same ids and the same owners."""
+    """Rows of one kind that a batch needs: of sources that have the same ids and the same owners."""
 
     key: Hashable
     ids: Tensor  # [num_rows]
     remote: Tensor  # int64, positions in ids of rows that must be asked for, in any order
-    outs: list[Tensor]  # one per table, [num_rows, ...]
+    outs: list[Tensor]  # one per source, [num_rows, ...]
     id_bound: int
     asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
     held: Tensor | None = None  # int64, positions of ids that others may have from this leg; None: `remote`
     num_shared: int = 0  # rows that come from other batches, or a second time in this one
+    sources: list[Source] = field(default_factory=list)  # as outs
+
+    def begin(self, context: ReadContext) -> list[ArrivingRows]:
+        """Asks the sources for what is not shared."""
+        ids = self.ids if self.asked is None else self.ids[self.asked]
+        return [s.begin(ids, out, context, self.asked) for s, out in zip(self.sources, self.outs, strict=True)]
 
 
 class _Move(NamedTuple):
@@ -60,18 +132,48 @@ class _Move(NamedTuple):
 class Flight:
     """One batch on its way. `lock` is held by whoever sends its requests, and by whoever completes it."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: InFlightWindow | None = None) -> None:
         self.lock = threading.Lock()
         self.number = -1
         self.legs: dict[Hashable, Leg] = {}
-        self.pending: list[Pending] = []
+        self.pending: list[ArrivingRows] = []
         self.donors: list[Flight] = []  # flights that bring rows of this one; all of them entered before it
         self.copies: list[_Move] = []  # rows that were kept of flights before it
         self.repeats: list[_Move] = []  # rows that this flight needs more than once
         self.moves: list[_Move] = []  # rows for others
-        self._window: Window | None = None
+        self._window: InFlightWindow | None = None  # once it has entered
+        self._to_enter = window
+        self._waiting: dict[Hashable, Leg] = {}  # legs that are not sent yet
         self._is_done = False
         self._error: BaseException | None = None
+
+    def add(self, key: Any, source: Source, ids: Tensor, out: Tensor, context: ReadContext) -> None:
+        """A read that is sent with the flight."""
+        while key in self._waiting and self._waiting[key].ids is not ids:
+            key = (key, "again")  # of the same source, with other ids
+        if key not in self._waiting:
+            remote = remote_positions(source.locate(ids, context.policy), ids.numel())
+            self._waiting[key] = Leg(key, ids, remote, [], source.shape[0])
+        self._waiting[key].outs.append(out)
+        self._waiting[key].sources.append(source)
+
+    @contextmanager
+    def sending(self, context: ReadContext) -> Iterator[None]:
+        """Enters the window and begins what has to be asked for. Nobody completes the flight before it is all sent."""
+        legs, self._waiting = list(self._waiting.values()), {}
+        with self.lock:
+            try:
+                shared = [leg for leg in legs if leg.remote.numel()]
+                if shared and self._to_enter is not None:
+                    self._to_enter.enter(self, shared)
+                for leg in legs:
+                    self.pending += leg.begin(context)
+                    num_bytes = sum(row_bytes(source) for source in leg.sources)
+                    context.count(rows_shared=leg.num_shared * len(leg.outs), bytes_shared=leg.num_shared * num_bytes)
+                yield
+            except BaseException as error:
+                self.fail(error)
+                raise
 
     def complete(self) -> None:
         """Returns when every row is in place and has been handed on. Idempotent; raises what went wrong each time."""
@@ -117,7 +219,7 @@ class _Kept(NamedTuple):
         return sum(rows.nbytes for tables in self.rows.values() for rows in tables)
 
 
-class Window:
+class InFlightWindow:
     """What others may take rows from: the last `size` flights that are not complete, and what is kept of others.
 
     Kept are at most `keep` times as many bytes as a flight has remote rows.
@@ -129,7 +231,7 @@ class Window:
         self._flights: dict[int, Flight] = {}  # by number, oldest first
         self._kept: dict[int, _Kept] = {}
         self._buffers = BufferPool(max_free=4)
-        self._places: dict[Hashable, _Places] = {}
+        self._places: dict[Hashable, _RowPlaces] = {}
         self._next = 0
 
     def enter(self, flight: Flight, legs: Sequence[Leg]) -> None:
@@ -215,11 +317,11 @@ class Window:
         leg.asked = ask.nonzero().view(-1)
         self._take(flight, leg, before.index_select(0, taken), leg.remote.index_select(0, taken))
 
-    def _places_of(self, leg: Leg, num_ids: int) -> _Places:
+    def _places_of(self, leg: Leg, num_ids: int) -> _RowPlaces:
         """Where rows of this kind are; made anew when most of what is noted there is about flights that are gone."""
         places = self._places.get(leg.key)
         if places is None:
-            places = self._places[leg.key] = _Places(leg.id_bound)
+            places = self._places[leg.key] = _RowPlaces(leg.id_bound)
         if places.num_ids > 2 * (8 + self._size + self._keep) * num_ids + _SLACK:
             places.clear()
             for number, kept in self._kept.items():
@@ -258,7 +360,7 @@ class Window:
         return torch.isin(places >> 32, torch.tensor(numbers, device="cpu"))
 
 
-class _Places:
+class _RowPlaces:
     """Where the rows of ids are: the flight that asked for them, and which of its rows."""
 
     def __init__(self, id_bound: int) -> None:

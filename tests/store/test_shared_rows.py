@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from gnnsys.store.memory import SharedRows
+from gnnsys.store.shared_rows import SharedRows
 from tests.support.processes import await_shared_memory_freed, shared_memory
 
 
