@@ -24,7 +24,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
 from gnnsys.sampling import DistGraph, loader_context
 from gnnsys.seeds import Leftover, Ranks
-from gnnsys.store import RowBuffers
+from gnnsys.store import MemoryBudget, RowBuffers
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
 _REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
@@ -88,6 +88,7 @@ class Loader:
         )
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
+        MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
         num_shared = layout.num_in_flight if waits and options.share else 0
         self._fetch.prepare(RowBuffers(pool, pin=target is not None), num_shared, options.keep)
         self._trace = Trace(options.trace) if options.trace else None

@@ -31,6 +31,7 @@ class BufferPool:
         self._max_free = max_free
         self._returned: deque[np.ndarray] = deque()
         self._free: list[np.ndarray] = []  # oldest first
+        self._lent = 0  # bytes, those included that came back and are not collected yet
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -41,9 +42,17 @@ class BufferPool:
         memory = self._take(num_bytes)
         if memory is None:
             memory = _aligned(_rounded(num_bytes))
+        with self._lock:
+            self._lent += memory.nbytes
         lent = memory[:num_bytes]  # a new array object: its life is the life of the tensor's storage
         weakref.finalize(lent, self._returned.append, memory).atexit = False
         return torch.from_numpy(lent).view(dtype).view(shape)
+
+    def held_bytes(self) -> int:
+        """Lent, and kept for later use."""
+        with self._lock:
+            self._collect()
+            return self._lent + sum(memory.nbytes for memory in self._free)
 
     def free_bytes(self) -> int:
         """Kept for later use."""
@@ -60,7 +69,9 @@ class BufferPool:
 
     def _collect(self) -> None:
         while self._returned:
-            self._free.append(self._returned.popleft())
+            memory = self._returned.popleft()
+            self._lent -= memory.nbytes
+            self._free.append(memory)
         del self._free[: max(0, len(self._free) - self._max_free)]
 
 

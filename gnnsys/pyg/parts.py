@@ -30,7 +30,7 @@ from gnnsys.loader import (
 from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph, Sample
 from gnnsys.seeds import InputIds, Share, check_alone, read_mask, resolve_nodes, type_with_mask
-from gnnsys.store import RowBuffers
+from gnnsys.store import MemoryBudget, RowBuffers
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
@@ -170,6 +170,7 @@ class PartsJoin:
     def prepare(self, num_batches: int) -> None:
         """Makes buffers for `num_batches` batches that are sampled and not used yet."""
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
+        MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
         self._fetch.prepare(RowBuffers(pool), num_batches if self.waits else 0, PipelineOptions().keep)
 
     @property

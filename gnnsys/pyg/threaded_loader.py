@@ -31,7 +31,7 @@ from gnnsys.pyg.sampler import NeighborSampler, draw_key
 from gnnsys.pyg.stores import graph_of
 from gnnsys.sampling import AnyGraph, SampleKey, loader_context
 from gnnsys.seeds import InputIds, Leftover, Ranks, Share
-from gnnsys.store import RowBuffers
+from gnnsys.store import MemoryBudget, RowBuffers
 
 Output: TypeAlias = SamplerOutput | HeteroSamplerOutput
 
@@ -93,6 +93,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # waiting, being made, in use
+        MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
         self._join = DataJoin(data, partial(_graph_of, sampler), RowBuffers(pool), kwargs.get("custom_cls"))
 
     def _untie(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnnsys.ops import DeviceReads, gather_cached, gather_rows, scatter_rows
 from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
-from gnnsys.store.capacity import free_device_memory
+from gnnsys.store.memory_budget import MemoryBudget
 from gnnsys.store.source import (
     HOST,
     FeatureSource,
@@ -87,6 +87,7 @@ class DeviceCache:
         self._hits = None if self.device.type == "cpu" else torch.zeros(1, dtype=torch.int64, device=self.device)
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # reads may come from any stream
+        MemoryBudget.of(self.device).watch(self, "device cache", lambda cache: cache.nbytes)
 
     @classmethod
     def from_scores(
@@ -100,14 +101,14 @@ class DeviceCache:
         """A cache of the rows with the highest `scores` [num_rows], of equal ones those with the lowest ids.
 
         As many as fit into `bytes` of the device's memory, together with the 4 bytes that every row of `source` takes
-        to be looked up. None: half of what this process could still take there, so make the model before; torch's limit
-        of a process (`torch.cuda.set_per_process_memory_fraction`) is kept.
+        to be looked up. None: half of what the `MemoryBudget` of the device has left, so make the model before; torch's
+        limit of a process (`torch.cuda.set_per_process_memory_fraction`) is kept.
         """
         if scores.dim() != 1 or scores.numel() != source.shape[0]:
             raise ValueError(f"scores must have one entry per row, {source.shape[0]}, got {list(scores.shape)}")
         row_bytes = prod(source.shape[1:]) * source.dtype.itemsize
         if bytes is None:
-            bytes = free_device_memory(_with_index(torch.device(device))) // 2
+            bytes = MemoryBudget.of(device).left() // 2
         left = bytes - _SLOT_BYTES * source.shape[0]
         if left < row_bytes:
             raise ValueError(

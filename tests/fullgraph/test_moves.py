@@ -14,7 +14,9 @@ from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Pack
 from gnnsys.fullgraph.offload.copy_streams import CopyStreams, HostStreams, streams_between
 from gnnsys.fullgraph.offload.mover import Mover, Pick, StagingBuffers
 from gnnsys.fullgraph.plan import pass_planner
+from gnnsys.fullgraph.plan.pass_planner import PassPlan
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
+from gnnsys.store import memory_budget
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, gat, normed, random_ranks, skipping, unequal_sage
@@ -202,18 +204,19 @@ def test_without_a_budget_bins_fit_into_half_of_what_is_free(make, monkeypatch):
     torch.manual_seed(0)
     layers = [layer.double() for layer in make()]
 
-    def trained(free: int, **options) -> tuple[HybridParallel, Tensor, list[Tensor]]:
-        monkeypatch.setattr(pass_planner, "free_device_memory", lambda device: free)
+    def trained(free: int, **options) -> tuple[PassPlan, Tensor, list[Tensor]]:
+        """Of a model that is gone when it returns, and the room that its bins were promised with it."""
+        monkeypatch.setattr(memory_budget, "free_device_memory", lambda device: free)
         model = HybridParallel(copy.deepcopy(layers), graph, **options)
         out = model(x)
         out.square().sum().backward()
-        return model, out.detach(), [p.grad for p in model.parameters()]
+        (plan,) = model._planner.plans.values()
+        return plan, out.detach(), [p.grad for p in model.parameters()]
 
-    roomy, out, grads = trained(1 << 30)
-    tight, out_tight, grads_tight = trained(40_000)
-    told, *_ = trained(1 << 30, memory_budget=20_000)
+    of_roomy, out, grads = trained(1 << 30)
+    of_tight, out_tight, grads_tight = trained(40_000)
+    of_told, *_ = trained(1 << 30, memory_budget=20_000)
     torch.testing.assert_close((out_tight, grads_tight), (out, grads), rtol=1e-10, atol=1e-12)
-    (of_roomy,), (of_tight,), (of_told,) = (model._planner.plans.values() for model in (roomy, tight, told))
     assert not of_roomy.recompute and of_tight.recompute
     assert [step.bounds for step in of_tight.steps] == [step.bounds for step in of_told.steps]
     with pytest.raises(

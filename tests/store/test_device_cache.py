@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.store import DeviceCache, FeatureSource, TableSpec, device_cache
+from gnnsys.store import DeviceCache, FeatureSource, TableSpec, memory_budget
 from gnnsys.store.device_cache import highest
 from tests.store.cluster import cluster, random_rows
 from tests.support.grid import grid
@@ -130,7 +130,7 @@ def test_the_highest_scores_that_fit_are_kept_and_of_equal_ones_the_lowest_ids(w
 def test_without_a_size_a_cache_takes_half_of_what_is_free(monkeypatch):
     rows, _, _ = case()
     scores = torch.arange(NUM_ROWS)
-    monkeypatch.setattr(device_cache, "free_device_memory", lambda device: 2 * (28 * 25 + 4 * NUM_ROWS))
+    monkeypatch.setattr(memory_budget, "free_device_memory", lambda device: 2 * (28 * 25 + 4 * NUM_ROWS))
     assert DeviceCache.from_scores(rows, scores, device="cpu").num_cached == 25
     monkeypatch.undo()
     assert DeviceCache.from_scores(rows, scores, device="cpu").num_cached == NUM_ROWS  # which is less than that

@@ -8,7 +8,8 @@ import threading
 import pytest
 import torch
 
-from gnnsys.store import MemoryBudget, free_memory
+from gnnsys.ops import BufferPool
+from gnnsys.store import DeviceCache, MemoryBudget, free_memory
 from gnnsys.store.memory_budget import limited
 
 
@@ -93,3 +94,26 @@ def test_promises_of_many_threads_never_add_up_to_more_than_the_limit() -> None:
 def test_a_limit_is_a_positive_number(bad: int) -> None:
     with pytest.raises(ValueError, match="positive number of bytes"):
         MemoryBudget("cpu", limit=bad)
+
+
+def test_a_second_cache_takes_half_of_what_the_first_has_left() -> None:
+    rows, scores = torch.zeros(1000, 7), torch.arange(1000)
+    with limited("cpu", 16_000):
+        first = DeviceCache.from_scores(rows, scores, device="cpu")
+        second = DeviceCache.from_scores(rows, scores, device="cpu")
+        assert first.nbytes <= 8_000 < first.nbytes + 28 and second.nbytes <= (16_000 - first.nbytes) // 2
+        held = [use for use in MemoryBudget.of("cpu").uses() if use.what == "device cache"]
+        assert [use.bytes for use in held] == [first.nbytes, second.nbytes]
+
+
+def test_buffers_that_a_loader_lends_and_keeps_are_counted_until_they_are_gone() -> None:
+    pool = BufferPool(max_free=1)
+    budget = MemoryBudget("cpu", limit=1 << 30)
+    budget.watch(pool, "loader buffers", BufferPool.held_bytes)
+    batches = [pool.empty((1 << 20,), torch.uint8) for _ in range(3)]
+    assert pool.held_bytes() >= 3 << 20 and pool.held_bytes() == (1 << 30) - budget.left()
+    one = pool.held_bytes() // 3
+    del batches[1:]
+    assert pool.held_bytes() == 2 * one  # one in use, one kept, one given back
+    batches.clear()
+    assert pool.held_bytes() == pool.free_bytes() == one

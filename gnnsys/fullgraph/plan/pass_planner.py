@@ -27,7 +27,7 @@ from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
 from gnnsys.fullgraph.plan.stage_halves import with_halves
 from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
 from gnnsys.ops import WEIGHT, WholeDegrees
-from gnnsys.store import free_device_memory
+from gnnsys.store import MemoryBudget, MemoryPromise
 
 _BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
 _BIN_NODES = 1500  # of a bin between ranks, on average: many smaller ones cost more than what they overlap
@@ -97,6 +97,7 @@ class PassPlanner:
         self._version = reader.version
         self.plans: dict[Any, PassPlan] = {}
         self._checked: set[Any] = set()
+        self._promises: dict[torch.device, MemoryPromise] = {}  # room for bins, of the plan that needs most
         self._is_checked = False  # whether all ranks were found to have the same parameters
 
     def agree(self, x: Tensor, is_training: bool, is_known: Callable[[], bool]) -> bool:
@@ -202,14 +203,27 @@ class PassPlanner:
         self, stages: list[ModelStage], shapes: Shapes, device: torch.device, moves: bool
     ) -> tuple[int | None, list[Costs]]:
         """What bins must be packed into: as given, or, where they move and nobody said how large they are, half of what
-        the device has free; None if all of them fit into that at once, and can be kept. And what they cost."""
+        the device's `MemoryBudget` has left; None if all of them fit into that at once, and can be kept. And what they cost."""
         room, halo = self._options.memory_budget, self._halo
         if halo.num_core == 0 or (room is None and (self._options.schedule.packing is not None or not moves)):
             return room, []
-        room = max(1, free_device_memory(device) // 2) if room is None else room
+        own = self._promises.get(device)
+        left = MemoryBudget.of(device).left() + (0 if own is None else own.bytes)
+        room = max(1, left // 2) if room is None else room
         costs = costs_of(stages, halo, self._whole, shapes, device, moves)
         needed = bytes_at_once(stages, halo, _BINS, shapes, costs)
+        self._promise(device, min(needed, room, left))
         return None if needed <= room else room, costs
+
+    def _promise(self, device: torch.device, num_bytes: int) -> None:
+        """Has caches and other models leave room for the bins. Passes of one model follow each other: they share it."""
+        own = self._promises.get(device)
+        if own is None or own.bytes < num_bytes:
+            if own is not None:
+                own.close()
+            budget = MemoryBudget.of(device)
+            self._promises[device] = budget.promise(min(num_bytes, budget.left()), "bins of full-graph training")
+            self._promises[device].keep_for(self)
 
     @contextlib.contextmanager
     def _explained(self, budget: int | None) -> Iterator[None]:
