@@ -39,6 +39,10 @@ class RequestContext:
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
 
+    def outside(self) -> RequestContext:
+        """The same where it belongs to no batch and no loader, else nothing: their loop may have ended meanwhile."""
+        return self if self.batch < 0 and not self.loader else RequestContext()
+
     def at(self, batch: int) -> RequestContext:
         """The same for another batch; a negative number is none."""
         return replace(self, batch=max(-1, batch))

@@ -1,8 +1,8 @@
 """One request inside a server: from its arrival to the last message of its answer.
 
-The thread that reads the socket makes it; a worker runs its handler and sends what that yields. A worker never waits
-for a reader: the jobs of a client that has fallen behind are parked, and come back to the queue when there is room
-again. A long reply gives way to other jobs every few chunks.
+The thread that reads the socket makes it; a worker runs its handler and sends what the handler yields. A worker never
+waits for a client that reads slowly: that client's jobs are parked, and return to the queue when there is room. A long
+reply lets other jobs run every few chunks.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Job:
 
     def expire(self, why: str) -> None:
         if self._window.unpark(self):
-            self._chunks = None  # nobody comes back for the rest
+            self._chunks = None  # the rest is not sent
         self.refuse(wire.EXPIRED, "DeadlineExceeded", why, event="expired")
 
     def refuse(

@@ -22,14 +22,14 @@ from gnnsys.comm.rendezvous import GRACE_SECONDS, PREFIX, Group, RendezvousError
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """Where a process stands in its job, as the launcher said.
+    """Which process of the job this is, as the launcher's environment variables say.
 
-    `told`: local rank, ranks on the machine, machine, number of machines; None where the launcher did not say.
+    `on_machine`: local rank, ranks on the machine, machine, number of machines; None where they are not set.
     """
 
     rank: int
     world_size: int
-    told: tuple[int, ...] | None
+    on_machine: tuple[int, ...] | None
     address: str
     port: int
     hosts_store: bool
@@ -48,9 +48,9 @@ class LaunchInfo:
             raise ValueError(f"RANK must be in [0, WORLD_SIZE), got {rank} of {world_size}")
         agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-        told = tuple(_integer(env, name) for name in names) if all(name in env for name in names) else None
+        on_machine = tuple(_integer(env, name) for name in names) if all(name in env for name in names) else None
         port = _integer(env, "MASTER_PORT")
-        return cls(rank, world_size, told, env["MASTER_ADDR"], port, hosts_store=rank == 0 and not agent)
+        return cls(rank, world_size, on_machine, env["MASTER_ADDR"], port, hosts_store=rank == 0 and not agent)
 
 
 def join(timeout: float = 300.0, environment: Mapping[str, str] | None = None, version: str | None = None) -> Group:
@@ -141,8 +141,8 @@ def _receive(store: dist.Store, place: LaunchInfo, version: str, timeout: float)
 
 
 def _place_on_machines(group: Group, place: LaunchInfo) -> None:
-    """Which machine each rank is on: torchrun's word where it gave one, else the host the process finds itself on."""
-    seen = group.gather("machines", [place.told, _host()])
+    """Finds which machine each rank is on: as torchrun says, else by the host that each process runs on."""
+    seen = group.gather("machines", [place.on_machine, _host()])
     if all(entry[0] is not None for entry in seen):
         group.local_rank, group.local_world_size, group.machine, group.num_machines = seen[group.rank][0]
         group.machine_of_rank = [entry[0][2] for entry in seen]

@@ -1,7 +1,7 @@
 """A request on its way: what the caller waits on.
 
-The thread that owns the sockets puts frames in; the thread that waits makes arrays of them, and does what comes next
-with them (a scatter, say), so that one slow reader never holds up the others.
+The thread that owns the sockets puts frames in. The thread that waits makes arrays of them and uses them (a scatter,
+say), so that a slow reader does not hold up the others.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Pending:
     def _finish(self, last: Arrival | CommError | None) -> None:
         self._complete = True
         self.frames = []
-        self._arrivals.put(last)  # one, so that who waits is woken once
+        self._arrivals.put(last)  # one entry, so that the waiting thread is woken once
 
     # The thread that waits
 

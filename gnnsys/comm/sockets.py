@@ -1,11 +1,11 @@
 """How our ZeroMQ sockets are set up, and how threads share one.
 
-Handing a message to another thread costs more than sending it: so any thread sends, under the socket's lock, and one
-thread reads. That one sleeps on the socket's descriptor, not in the socket, and is woken by hand where a sender was
-told first that something had arrived.
+Handing a message to another thread costs more than sending it. So any thread sends, under the socket's lock, and one
+thread reads. The reader sleeps on the socket's descriptor. Where a sender's call took the news that something arrived,
+the sender wakes the reader.
 A dead connection is noticed by the kernel (keep-alive, unacknowledged data): unlike ZMTP's own heartbeats that does not
 take a large message on a slow link for silence. Send queues of clients have no count limit: what a process may have in
-flight is bounded by its outstanding requests. A server's have: who asks and does not read loses what is beyond it.
+flight is bounded by its outstanding requests. A server's have one: a client that does not read loses what is beyond it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gnnsys.comm.keys import Keys
 from gnnsys.comm.wire import Buffer
 
 _SILENCE_MS = 30_000
-_HANDSHAKE_MS = 10_000  # who connects and does not say who he is holds a descriptor for so long
+_HANDSHAKE_MS = 10_000  # a peer that connects and shows no key holds a descriptor for so long
 _SEAL_BYTES = 256  # more than CURVE adds to a frame
 _BACKLOG = 100  # as ZeroMQ has it
 _MORE, _NOBLOCK, _EVENTS, _IN = int(zmq.SNDMORE), int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)

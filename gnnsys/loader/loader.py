@@ -180,7 +180,7 @@ class Loader:
                 self._ending = None
         finally:
             if current_context() is said:
-                set_context(before)
+                set_context(before.outside())
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
 

@@ -87,14 +87,21 @@ class EpochIterator:
         except StopIteration:
             if self._loader.progress is epoch:
                 self._loader.progress = None
-            if current_context() is self._said:
-                set_context(self._before)
+            self._leave()
             raise
         self._said = self._loader.context.at(epoch.first + epoch.seen)
         set_context(self._said)  # what is asked for while the batch is used is of this batch
         epoch.seen += 1
         self._loader.progress = epoch
         return batch
+
+    def _leave(self) -> None:
+        """Requests of this thread are of no batch of this epoch any more."""
+        if current_context() is self._said:
+            set_context(self._before.outside())
+
+    def __del__(self) -> None:  # an epoch that was left early
+        self._leave()
 
 
 def _begin(loader: ThreadedLoader) -> Epoch:

@@ -27,8 +27,8 @@ _MAX_RANKS = 1024  # whose silence is told at once
 class GraphServer:
     """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
 
-    A server that stands on its own (`alone`) opens and ends by its owner's word, not by that of those who ask, and
-    saves and loads tables below `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`.
+    A server that stands on its own (`alone`) takes no OPEN and no STOP from clients, and saves and loads tables below
+    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class GraphServer:
     def open(self, path: str, own_parts: Sequence[int], *, verify: bool = True) -> None:
         """Opens and checks `own_parts` of a directory and serves them from now on.
 
-        The same again is nothing, but for a check that was left out.
+        Opening the same again is a no-op, except that a check that was left out before is made.
         """
         own_parts = sorted(own_parts)
         wanted: dict[str, Any] = {"path": str(Path(path).resolve()), "parts": own_parts}
@@ -90,7 +90,7 @@ class GraphServer:
                 self._opened = wanted | {"digest": hashlib.sha256((Path(path) / MANIFEST).read_bytes()).hexdigest()}
             elif not wanted.items() <= self._opened.items():
                 raise ValueError(f"this server has {self._opened['path']!r} open and serves no second directory")
-            elif verify and not self._is_verified:  # another life opened it, or who asked before did not care
+            elif verify and not self._is_verified:  # opened again after a restart, or without a check
                 again = open_parts(path, verify=True)
                 for part in own_parts:
                     again.part(part)

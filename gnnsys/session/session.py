@@ -147,7 +147,7 @@ def open(
 
 
 class Session:
-    """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say where this process is.
+    """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say which process this is.
 
     `client` asks the machines' servers; it is None where this process is alone.
     """
@@ -359,7 +359,7 @@ class Session:
         return [float(seconds) for seconds in asked.result().options["silent"]]
 
     def _say_goodbye(self, wait: bool) -> Exception | None:
-        """Calls what is to be called before anything ends; the first error, for later."""
+        """Calls the `before_close` callbacks; returns the first error, which `close` raises at its end."""
         failed: Exception | None = None
         for callback in reversed(self.before_close):
             try:
@@ -396,7 +396,7 @@ class Session:
                     self._wait_for_others()
 
     def _remember(self, path: str | None, parts: Sequence[int]) -> None:
-        """What a server that takes the place of this machine's must have open."""
+        """Keeps what this machine's server has open, for the one that is started in its place."""
         if self._server is not None:
             self._server.parts = None if path is None else (path, parts)
 

@@ -1,8 +1,7 @@
 """torchrun's agent, as its trainers see it: who starts them, ends them, and starts them again.
 
-An agent that is killed leaves its trainers behind. They would train on until something that it held is missed, beside
-those of the agent that takes its place. So a session ends its process when the agent has ended: first in the way in
-which an agent does, by SIGTERM, and where that is not heeded, by force.
+An agent that is killed leaves its trainers running, beside those of the agent that takes its place. So a session ends
+its process when the agent has ended: first by SIGTERM, as an agent would, then by force.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TorchrunAgent:
         return agent
 
     def close(self) -> None:
-        """Watches no more, and ends nothing, be the agent gone or not. Idempotent; in a forked child it is nothing."""
+        """Stops watching; this process is not ended any more. Idempotent; a no-op in a forked child."""
         if os.getpid() != self._owner:
             return
         with contextlib.suppress(IndexError):  # it was taken before
@@ -101,7 +100,7 @@ class TorchrunAgent:
         if self._is_closed(0.0):
             return
         os.kill(os.getpid(), signal.SIGTERM)
-        if not self._is_closed(self._grace):  # who has closed the session has heeded it, and ends by itself
+        if not self._is_closed(self._grace):  # a process that closes its session is about to end by itself
             os._exit(1)
 
     def _is_closed(self, seconds: float) -> bool:
