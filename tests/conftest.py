@@ -32,8 +32,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in (ALONE, LONG):
         config.addinivalue_line("markers", marker)
-    if config.getoption("--quick") and (is_worker(config) or not getattr(config.option, "numprocesses", None)):
-        forbid_processes()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads how many there are to be
@@ -83,11 +81,16 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where ranks will be started, what they are forked from imports torch while the first tests run."""
+    """Where ranks will be started, what they are forked from imports torch while the first tests run.
+
+    This is not called in a process that only starts workers.
+    """
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
     used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks", "start_agents")]
     options = session.config.option
-    if not (options.collectonly or options.quick) and any(
+    if options.quick:
+        forbid_processes()
+    elif not options.collectonly and any(
         getattr(function, "__module__", "") == "tests.support.processes" for function in used
     ):
         from tests.support.nursery import forks_ranks, nurseries

@@ -1,13 +1,15 @@
 """Instructions are counted one by one where the processor does not count them, in all threads, without a trace.
 
-Each count is made in a process of its own: what threads of other tests do in this one would be counted too.
+Counts are made in a process of their own: what threads of other tests do in this one would be counted too.
 """
 
 import gc
+import json
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -18,16 +20,21 @@ from gnnsys.bench.store.pull_checks import PullMessages, checked, trusting
 CANNOT_STEP = 77
 
 
-def in_a_process_of_its_own(body) -> None:
-    program = f"from tests.bench.test_instructions import {body.__name__} as body, stepped; stepped(body)"
+@pytest.fixture(scope="module")
+def told() -> dict[str, str]:
+    """What went wrong in each of `BODIES`, nothing where all was well."""
+    program = "from tests.bench.test_instructions import step_all; step_all()"
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=360)
     if done.returncode == CANNOT_STEP:
         pytest.skip(f"processes are not stepped here: {done.stderr}")
     assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() == BODIES.keys()
+    return found
 
 
-def stepped(body) -> None:
+def step_all() -> None:
     try:
         counter = Counter((STEPPED,))
     except OSError as error:
@@ -35,8 +42,15 @@ def stepped(body) -> None:
         sys.exit(CANNOT_STEP)
     sys.setswitchinterval(3600)  # by the clock, threads of a stepped process would do little else than take turns
     gc.disable()
-    body(counter)
+    found = {}
+    for name, body in BODIES.items():
+        try:
+            body(counter)
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
     counter.close()
+    print(json.dumps(found))
 
 
 def count(counter: Counter, call) -> float:
@@ -89,16 +103,19 @@ def waits_and_errors(counter):
     assert counter.count(lambda: None)[1] < 30
 
 
-def test_twice_the_work_is_twice_the_instructions():
-    in_a_process_of_its_own(twice_the_work)
+BODIES = {"twice the work": twice_the_work, "work of threads": work_of_threads, "waits and errors": waits_and_errors}
 
 
-def test_work_of_other_threads_is_counted_old_ones_and_new_ones():
-    in_a_process_of_its_own(work_of_threads)
+def test_twice_the_work_is_twice_the_instructions(told):
+    assert told["twice the work"] == ""
 
 
-def test_waiting_is_not_work_and_what_is_raised_comes_out():
-    in_a_process_of_its_own(waits_and_errors)
+def test_work_of_other_threads_is_counted_old_ones_and_new_ones(told):
+    assert told["work of threads"] == ""
+
+
+def test_waiting_is_not_work_and_what_is_raised_comes_out(told):
+    assert told["waits and errors"] == ""
 
 
 def test_a_machine_that_cannot_count_takes_the_time():

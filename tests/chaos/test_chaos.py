@@ -9,7 +9,11 @@ from tests.chaos.job import NUM_RANKS, NUM_SEEDS, Ended, Plan, compare, judge, p
 from tests.chaos.runs import NUM_RUNS, check_lives, draw, perform
 from tests.support.faults import TARGETS
 
-SELECTION = [0, 4, 20]  # a shard with trained rows; a trainer, and again while it resumes; a leader during a save
+SELECTION = [
+    0,  # a shard with trained rows
+    pytest.param(4, marks=pytest.mark.long),  # a trainer, and again while it resumes; a trainer dies in examples, too
+    20,  # a leader during a save
+]
 
 
 @pytest.fixture(scope="module")

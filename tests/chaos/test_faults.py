@@ -79,7 +79,7 @@ def test_damage_is_one_bit_or_a_cut_and_the_same_for_the_same_seed(tmp_path):
             done.add("cut" if "cut" in damage(tmp_path / name, seed) else "bit")
             results.append((tmp_path / name).read_bytes())
         assert results[0] == results[1] != bytes(range(200))
-        bits = sum((a ^ b).bit_count() for a, b in zip(results[0], bytes(range(200)), strict=True))
+        bits = sum((a ^ b).bit_count() for a, b in zip(results[0], bytes(range(200)), strict=False))  # one may be cut
         assert (len(results[0]), bits) == (200, 1) or (len(results[0]) < 200 and bits == 0)
     assert done == {"bit", "cut"}
 

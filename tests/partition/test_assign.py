@@ -13,6 +13,7 @@ from gnnsys.partition.assign import split_parts
 from gnnsys.partition.coalesce import coalesce
 from gnnsys.partition.constraints import Balance, constraints_of
 from gnnsys.partition.subpart_loads import loads_of
+from tests.support.grid import grid
 
 HOMO = ("node", "to", "node")
 
@@ -45,8 +46,7 @@ KINDS = ["empty", "one node", "no edges", "loops and repeats", "star", "islands"
 
 
 @pytest.mark.parametrize("parts,trainers", [(1, 1), (3, 1), (2, 3), (70, 2)])
-@pytest.mark.parametrize("method", ["multilevel", "metis", "random", "chunk"])
-@pytest.mark.parametrize("kind", KINDS)
+@grid(method=["multilevel", "metis", "random", "chunk"], kind=KINDS)
 def test_every_node_gets_one_subpart_whatever_the_graph(kind, method, parts, trainers):
     graph = odd_graph(kind)
     assigned = assign_parts(graph, parts, trainers, options=PartitionOptions(method=method))
@@ -381,7 +381,7 @@ def test_what_cannot_be_is_refused_by_name(call, message):
 
 
 @pytest.mark.parametrize("parts,trainers", [(1, 1), (2, 3), (70, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@grid(kind=KINDS)
 def test_the_communication_objective_takes_every_odd_graph(kind, parts, trainers):
     graph = odd_graph(kind)
     assigned = assign_parts(graph, parts, trainers, options=PartitionOptions(objective="communication"))

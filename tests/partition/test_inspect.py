@@ -31,6 +31,7 @@ from tests.partition.part_graphs import (
     read_manifest,
     write_manifest,
 )
+from tests.support.grid import grid
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -74,8 +75,7 @@ class Count:
         return {(t, v): 0 if masks[t] is None else int(masks[t][v]) for t, v in self.subpart}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("case", CASES)
+@grid(shape=SHAPES, case=list(CASES))
 def test_every_number_is_what_a_count_over_the_source_says(case, shape, tmp_path):
     graph, (num_parts, trainers, hops) = CASES[case](), shape
     assignment = random_assignment(graph, num_parts, trainers, seed=hops)
@@ -191,8 +191,7 @@ def test_progress_covers_the_counting_and_the_expected_batches(tmp_path):
 # -- the expected batch ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["int32", "multi-edges", "isolated nodes", "components", "typed", "random 7"])
-@pytest.mark.parametrize("hops", [1, 2, 3])
+@grid(case=["int32", "multi-edges", "isolated nodes", "components", "typed", "random 7"], hops=[1, 2, 3])
 def test_a_batch_of_all_seeds_with_all_neighbours_is_exactly_what_they_reach(case, hops, tmp_path):
     graph = CASES[case]()
     assignment = random_assignment(graph, 3, 1)

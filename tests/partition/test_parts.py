@@ -26,6 +26,7 @@ from tests.partition.part_graphs import (
     stored_name,
     write_manifest,
 )
+from tests.support.grid import grid
 
 
 def written(folder, graph=None, num_parts=3, **options):
@@ -34,8 +35,7 @@ def written(folder, graph=None, num_parts=3, **options):
     return graph
 
 
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], SHAPES[4]])
-@pytest.mark.parametrize("case", CASES)
+@grid(shape=[SHAPES[1], SHAPES[3], SHAPES[4]], case=list(CASES))
 def test_merged_parts_are_the_source_bit_for_bit(case, shape, tmp_path):
     graph, (num_parts, trainers, hops) = CASES[case](), shape
     write_parts(graph, random_assignment(graph, num_parts, trainers), tmp_path / "parts", halo_hops=hops)

@@ -14,6 +14,7 @@ from gnnsys.ops import CSC, NodeRun, PairTable, drop_pages, stream_cluster, stre
 from gnnsys.partition import estimate_streaming, stream_assignment
 from gnnsys.partition.adjacency import Adjacency, first_nodes
 from gnnsys.partition.constraints import constraints_of
+from tests.support.grid import grid
 from tests.support.memory_probe import peak_memory
 
 MEMORY = 256 << 20
@@ -83,10 +84,10 @@ def test_the_adjacency_holds_both_directions_of_every_edge_of_every_type(memory,
         assert torch.equal(indices[column].sort().values, expected.indices[column].sort().values)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 5, 40])
 @pytest.mark.parametrize(
     "num_nodes,num_edges", [(0, 0), (1, 0), (1, 3), (6, 0), (3, 9), (30, 20), (60, 400), (400, 3000)]
 )
+@grid(num_parts=[1, 2, 5, 40])
 def test_whatever_the_graph_every_node_gets_a_part_and_the_report_is_true(num_nodes, num_edges, num_parts):
     for seed in range(3):
         graph = random_graph(seed, num_nodes, num_edges)
@@ -204,7 +205,7 @@ def test_how_the_nodes_are_cut_into_runs_does_not_matter():
         assert all(torch.equal(a, b) for a, b in zip(answers[0], other, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@grid(seed=range(20))
 def test_a_pass_never_cuts_more_or_breaks_a_limit_and_counts_exactly(seed):
     rng = np.random.default_rng(seed)
     graph = random_graph(seed, 80, 500)

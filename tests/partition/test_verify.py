@@ -25,10 +25,11 @@ from tests.partition.part_graphs import (
     stored_name,
     write_manifest,
 )
+from tests.support.grid import grid
 
 
 @pytest.mark.parametrize("shape,edge_ids", list(zip(SHAPES[1:4], [True, False, True], strict=True)))
-@pytest.mark.parametrize("case", CASES)
+@grid(case=list(CASES))
 def test_parts_as_written_pass_with_and_without_their_source(case, shape, edge_ids, tmp_path):
     graph, (num_parts, trainers, hops) = CASES[case](), shape
     assignment = random_assignment(graph, num_parts, trainers)

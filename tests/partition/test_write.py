@@ -15,6 +15,7 @@ from gnnsys.graph import NODE, Graph, arrays, load, rmat, save
 from gnnsys.ops import CSC, sample_neighbors
 from gnnsys.partition import Assignment, array_pieces, open_parts, relabel, verify_parts, write_parts
 from tests.partition.part_graphs import CASES, SHAPES, assert_same_graph, homogeneous, random_assignment
+from tests.support.grid import grid
 
 
 class Oracle:
@@ -65,8 +66,7 @@ class Oracle:
         return result
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("case", CASES)
+@grid(shape=SHAPES, case=list(CASES))
 def test_every_part_holds_what_a_count_in_plain_python_says(case, shape, tmp_path):
     graph, (num_parts, trainers, hops) = CASES[case](), shape
     assignment = random_assignment(graph, num_parts, trainers, seed=hops)

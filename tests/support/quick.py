@@ -32,7 +32,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
         "test_spmm.py",
         "test_structure.py",
     ),
-    "partition": ("test_book.py", "test_faults.py", "test_placement.py", "test_verify.py"),
+    "partition": ("test_book.py", "test_placement.py", "test_verify.py"),
     "pipeline": ("test_pipeline.py",),
     "pyg": ("test_pyg_inputs.py", "test_pyg_stores.py"),
     "sampling": ("test_neighbor.py", "test_service.py"),

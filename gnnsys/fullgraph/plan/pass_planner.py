@@ -203,7 +203,8 @@ class PassPlanner:
         self, stages: list[ModelStage], shapes: Shapes, device: torch.device, moves: bool
     ) -> tuple[int | None, list[Costs]]:
         """What bins must be packed into: as given, or, where they move and nobody said how large they are, half of what
-        the device's `MemoryBudget` has left; None if all of them fit into that at once, and can be kept. And what they cost."""
+        the device's `MemoryBudget` has left. None if all of them fit into that at once, and can be kept. And their
+        costs."""
         room, halo = self._options.memory_budget, self._halo
         if halo.num_core == 0 or (room is None and (self._options.schedule.packing is not None or not moves)):
             return room, []
@@ -212,7 +213,7 @@ class PassPlanner:
         room = max(1, left // 2) if room is None else room
         costs = costs_of(stages, halo, self._whole, shapes, device, moves)
         needed = bytes_at_once(stages, halo, _BINS, shapes, costs)
-        self._promise(device, min(needed, room, left))
+        self._promise(device, int(min(needed, room, left)))
         return None if needed <= room else room, costs
 
     def _promise(self, device: torch.device, num_bytes: int) -> None:
