@@ -155,6 +155,8 @@ class Client:
         except (zmq.ZMQError, ValueError) as error:
             if isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM):
                 self._fail_all(link, lambda pending: Closed("the client is closed"))
+            elif isinstance(error, zmq.Again):
+                pass  # the connection was cut: it stays outstanding, until another one is made or its deadline has come
             elif connection.outstanding.pop(request_id, None) is not None:
                 pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:
@@ -194,7 +196,14 @@ class Client:
     def _transmit(self, link: Link, connection: Connection, kind: int, frames: list[wire.Buffer]) -> None:
         socket = connection.socket or self._open(link, connection)
         with socket.lock:
-            socket.send(frames)
+            try:
+                socket.send(frames)
+            except zmq.Again:
+                # A client's queues have no limit: libzmq has given the connection up, as it does when the other end
+                # speaks another protocol (it wants a key, say). The thread that reads lets go of the socket.
+                socket.is_cut = True
+                self._wake_up.wake()
+                raise
             link.last_said = time.monotonic()
             self._tally.sent(link.peer, kind, wire.num_bytes(frames))
 
@@ -234,6 +243,7 @@ class Client:
         looked, was_paused = time.monotonic(), False
         while not self._stop:
             wake_up.sleeping = True
+            num_polled -= self._drop_cut(poller, num_polled)
             wait = self._time_to_sleep(next_tick)
             while num_polled < len(self._connections):
                 poller.register(self._connections[num_polled][2].fd, select.POLLIN)
@@ -264,6 +274,22 @@ class Client:
             if now >= self._next_beat:
                 self._show_life(now)
 
+    def _drop_cut(self, poller: select.poll, num_polled: int) -> int:
+        """Lets go of connections that libzmq has given up; the next message makes another. How many were polled."""
+        cut = [entry for entry in self._connections if entry[2].is_cut]
+        dropped = 0
+        for entry in cut:
+            _, connection, socket = entry
+            with self._lock:
+                if self._connections.index(entry) < num_polled - dropped:
+                    poller.unregister(socket.fd)
+                    dropped += 1
+                self._connections.remove(entry)
+                connection.socket = None
+            socket.close(0)
+            self._tally.note("connection cut")
+        return dropped
+
     def _time_to_sleep(self, next_tick: float) -> float:
         """Milliseconds until a deadline, a heartbeat or a request to be sent again is due.
 
@@ -271,10 +297,8 @@ class Client:
         cleared, and wakes this thread, or is seen by the check.
         """
         self._wakes_at = math.inf
-        for _, connection, _ in self._connections:
-            if connection.outstanding:
-                self._wakes_at = min(next_tick, self._next_deadline)
-                break
+        if any(link.num_outstanding() for link in self._links.values()):
+            self._wakes_at = min(next_tick, self._next_deadline)
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
         return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
 

@@ -110,7 +110,7 @@ class Server:
             self._gate = Gate(self._context, self._keys)
         router = make_socket(self._context, zmq.ROUTER)
         router.sndhwm = self._limits.max_unread
-        self._router = SharedSocket(router, self._wake_up, waits=False)
+        self._router = SharedSocket(router, self._wake_up)
         router.router_handover = True  # a client that reconnects takes its name along
         router.router_mandatory = True
         if self._keys is not None:

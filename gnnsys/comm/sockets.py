@@ -147,28 +147,31 @@ class WakeUp:
 
 
 class SharedSocket:
-    """A socket that any thread sends on and one thread, the owner of `wake_up`, reads."""
+    """A socket that any thread sends on and one thread, the owner of `wake_up`, reads. Sending never waits.
 
-    def __init__(self, socket: Any, wake_up: WakeUp, *, waits: bool = True) -> None:
+    `is_cut` is for who closes it to say: libzmq has given its connection up, and another socket may reach the peer.
+    """
+
+    def __init__(self, socket: Any, wake_up: WakeUp) -> None:
         self.fd: int = socket.fd  # readable when libzmq has news of any kind, once
         self.hot = True  # something may be there although the descriptor is silent
         self.lock = threading.RLock()
         self._socket = socket
         self._wake_up = wake_up
         self._closed = False
-        self._flags = 0 if waits else _NOBLOCK
+        self.is_cut = False
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Sends one message, large arrays without a copy; ZMQError where the first frame has nowhere to go.
 
-        Where the peer's queue is full, waits or raises `zmq.Again`, as was chosen.
+        `zmq.Again`: the peer's queue is full, or there is no connection and none is being made.
         """
         socket, last = self._socket, len(frames) - 1
         with self.lock:
             if self._closed:
-                raise zmq.ZMQError(zmq.ENOTSOCK)
+                raise zmq.ZMQError(zmq.EAGAIN if self.is_cut else zmq.ENOTSOCK)
             for number, frame in enumerate(frames):
-                flags = self._flags | _MORE if number < last else self._flags
+                flags = _NOBLOCK | _MORE if number < last else _NOBLOCK
                 if isinstance(frame, bytes):
                     Raw.send(socket, frame, flags)
                 else:

@@ -78,6 +78,25 @@ def test_a_wrong_key_or_none_never_gets_a_reply(encrypts):
         assert served == [1]
 
 
+@pytest.mark.parametrize("wrong", ["no key", "another protocol"])
+def test_requests_end_in_their_time_after_libzmq_has_given_the_connection_up(wrong):
+    """It does so for good when the other end wants a key and is offered none: a send would wait for ever then."""
+    keys = Keys.generate(encrypts=True)
+    bad = None if wrong == "no key" else Keys(keys.public, keys.secret, encrypts=False)
+    with Server({16: echo}, keys=keys) as server:
+        endpoint = server.endpoints[0]
+        with Client({0: endpoint}, sender=0, incarnation=0, keys=bad, ping_interval=0.05) as client:
+            while not client.counters()["events"].get("connection cut"):
+                with pytest.raises(DeadlineExceeded, match="never heard of"):
+                    client.request(0, 16, timeout=0.1).result(DEADLINE)
+            with pytest.raises(DeadlineExceeded, match="never heard of"):
+                client.request(0, 16, timeout=0.1).result(DEADLINE)
+            server.close()
+            with Server({16: echo}, bind=[endpoint], keys=bad):  # one that can be talked to takes its place
+                asked = torch.arange(3)
+                assert torch.equal(client.request(0, 16, [asked], timeout=DEADLINE).result().arrays[0], asked)
+
+
 def test_a_key_pair_of_another_job_is_refused_by_the_gate(stranger):
     keys, other = Keys.generate(), Keys.generate()
     with Server({16: echo}, keys=keys) as server:
