@@ -88,7 +88,7 @@ def _train(graph: gnnsys.sampling.DistGraph, folder: Path) -> None:
     graph.in_degrees(ids[:50], edge_type)
     view = gnnsys.sampling.part_view.ViewSpec().key
     head = torch.tensor([view, 0, 0, 10, 1, 10])
-    pending = store._peers._client.request(0, Kind.FIND_EDGES, [head, links[0][:20], torch.arange(20)])
+    pending = graph.client.request(0, Kind.FIND_EDGES, [head, links[0][:20], torch.arange(20)])
     pending.result()
     table = store.create("fuzzed", NUM_NODES, (8,))
     store.pull([Pull("fuzzed", ids[:100]), Pull(f"node/{node_type}/x", ids), Pull("fuzzed", ids)]).result()

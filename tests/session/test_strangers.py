@@ -75,7 +75,10 @@ class Job:
 
     def __init__(self, running: Running, number: int, user: int) -> None:
         self._running, self._number, self._num_heard = running, number, 0
-        pipe, program = running.folder / f"questions-{number}", running.folder / "job.py"
+        pipe, program = (
+            running.folder / f"questions-{number}",
+            running.folder / f"job-{number}.py",
+        )  # its own: a rank may still read it
         os.mkfifo(pipe)
         program.write_text(JOB)
         running.start_rank(number, program, [number, user, pipe], {})

@@ -247,5 +247,3 @@ def test_what_is_no_source_is_refused_with_what_it_lacks() -> None:
         SharedInFlight(as_source(type("Changing", (Own,), {"mutable": None})(random_rows())), InFlightWindow(1))
     with pytest.raises(ValueError, match="policy must be a function"):
         ReadContext(policy="nearest")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"path must be a whole number in \[0, 4294967295\], got -1"):
-        ReadContext(path=-1)

@@ -21,7 +21,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "fullgraph": ("test_plan.py", "test_use.py"),
     "graph": ("test_convert.py", "test_graph.py", "test_manifest.py", "test_npy.py"),
     "house": ("test_architecture.py", "test_names.py", "test_rooms.py"),
-    "lab": ("test_groups.py",),
+    "lab": ("test_control_groups.py",),
     "loader": ("test_hetero.py", "test_inputs.py", "test_link_loader.py", "test_stages.py"),
     "nn": ("test_gat.py", "test_gcn.py", "test_rgcn.py", "test_sage.py"),
     "ops": (
@@ -32,7 +32,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
         "test_spmm.py",
         "test_structure.py",
     ),
-    "partition": ("test_book.py", "test_placement.py", "test_verify.py"),
+    "partition": ("test_partition_book.py", "test_placement.py", "test_verify.py"),
     "pipeline": ("test_pipeline.py",),
     "pyg": ("test_pyg_inputs.py", "test_pyg_stores.py"),
     "sampling": ("test_neighbor.py", "test_service.py"),
