@@ -23,6 +23,7 @@ def test_a_case_is_worse_when_it_takes_longer_or_its_rate_is_lower_by_more_than_
     assert not Change("b", rate("GB/s", 1.0), (9.8,), (10.0,)).is_worse
 
 
+@pytest.mark.long
 def test_both_checkouts_run_and_their_figures_are_compared() -> None:
     """This checkout beside itself: the frame is what is looked at."""
     options = SuiteOptions(only=CASE, quick=True)

@@ -106,14 +106,17 @@ def waits_and_errors(counter):
 BODIES = {"twice the work": twice_the_work, "work of threads": work_of_threads, "waits and errors": waits_and_errors}
 
 
+@pytest.mark.long  # the instrument of one figure of `gnnsys bench store`, whose case runs in test_suites.py
 def test_twice_the_work_is_twice_the_instructions(told):
     assert told["twice the work"] == ""
 
 
+@pytest.mark.long
 def test_work_of_other_threads_is_counted_old_ones_and_new_ones(told):
     assert told["work of threads"] == ""
 
 
+@pytest.mark.long
 def test_waiting_is_not_work_and_what_is_raised_comes_out(told):
     assert told["waits and errors"] == ""
 

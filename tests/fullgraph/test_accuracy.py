@@ -103,6 +103,7 @@ def by_ranks(layers: list[nn.Module], graph: Graph, world_size: int, seed: int, 
     return score
 
 
+@pytest.mark.long  # test_exact.py compares gradients with plain modules, and the next test ends where PyG does
 @pytest.mark.parametrize("kind", KINDS)
 def test_accuracy_is_that_of_pyg_on_one_process_to_within_noise(kind, graph):
     ours, theirs, num_seeds, noise, at_least = KINDS[kind]

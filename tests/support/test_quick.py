@@ -26,7 +26,7 @@ def test_every_room_has_quick_tests_and_every_file_that_is_listed_is_there():
 
 
 def test_files_that_are_not_listed_are_left_out_and_helpers_are_not():
-    assert is_quick(TESTS / "lab" / "test_groups.py") and is_quick(TESTS / "ops" / "graphs.py")
+    assert is_quick(TESTS / "lab" / "test_control_groups.py") and is_quick(TESTS / "ops" / "graphs.py")
     assert is_quick(TESTS / "conftest.py") and not is_quick(TESTS / "lab" / "test_lab.py")
     assert not is_quick(TESTS / "test_package.py")
 
