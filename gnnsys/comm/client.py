@@ -153,7 +153,7 @@ class Client:
         try:
             self._transmit(link, connection, kind, frames)
         except (zmq.ZMQError, ValueError) as error:
-            if isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM):
+            if self._stop or (isinstance(error, zmq.ZMQError) and error.errno in (zmq.ENOTSOCK, zmq.ETERM)):
                 self._fail_all(link, lambda pending: Closed("the client is closed"))
             elif isinstance(error, zmq.Again):
                 pass  # the connection was cut: it stays outstanding, until another one is made or its deadline has come

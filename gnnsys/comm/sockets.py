@@ -169,7 +169,7 @@ class SharedSocket:
         socket, last = self._socket, len(frames) - 1
         with self.lock:
             if self._closed:
-                raise zmq.ZMQError(zmq.EAGAIN if self.is_cut else zmq.ENOTSOCK)
+                raise zmq.Again() if self.is_cut else zmq.ZMQError(zmq.ENOTSOCK)
             for number, frame in enumerate(frames):
                 flags = _NOBLOCK | _MORE if number < last else _NOBLOCK
                 if isinstance(frame, bytes):

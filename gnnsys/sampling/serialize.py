@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -120,7 +121,7 @@ def sample_from_bytes(data: bytes | bytearray | memoryview) -> Sample:
 def save_sample(sample: Sample, path: str | os.PathLike[str]) -> None:
     """Writes a sample to a file, which is there whole or not at all."""
     path = Path(path)
-    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    staging = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         staging.write_bytes(sample_to_bytes(sample))
         os.replace(staging, path)

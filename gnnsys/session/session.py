@@ -229,7 +229,7 @@ class Session:
         context = RequestContext(priority=priority, path=path_id)
         graph = self._open(path, verify, timeout, servers, key, policy)
         graph.loader_numbers = self._loader_numbers
-        if graph.client is not None:
+        if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
         return graph
 

@@ -140,7 +140,11 @@ class StorePulls:
     @contextmanager
     def sending(self, context: ReadContext) -> Iterator[None]:
         self._context = context
-        self._pending = self._store.pull(self._pulls, batch=context.batch)  # fmt: skip
+        try:
+            self._pending = self._store.pull(self._pulls, batch=context.batch)
+        except BaseException as error:
+            self._error = error
+            raise
         yield
 
     def result(self) -> list[Tensor]:

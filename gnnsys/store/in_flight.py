@@ -42,7 +42,7 @@ class SharedInFlight:
         if source.device.type != "cpu":
             raise ValueError(f"rows are shared on the host, and the source brings them to {source.device}")
         self._source, self._window = source, window
-        self._kind = id(self) if kind is None else kind
+        self._kind = object() if kind is None else kind
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,6 +111,8 @@ class Leg:
 
     def begin(self, context: ReadContext) -> list[ArrivingRows]:
         """Asks the sources for what is not shared."""
+        if self.asked is not None and self.asked.numel() == 0:
+            return []
         ids = self.ids if self.asked is None else self.ids[self.asked]
         return [s.begin(ids, out, context, self.asked) for s, out in zip(self.sources, self.outs, strict=True)]
 
@@ -161,6 +163,8 @@ class Flight:
     def sending(self, context: ReadContext) -> Iterator[None]:
         """Enters the window and begins what has to be asked for. Nobody completes the flight before it is all sent."""
         legs, self._waiting = list(self._waiting.values()), {}
+        for leg in legs:  # rows are exchanged with legs of the very same sources: the window keeps these alive
+            leg.key = (leg.key, *map(id, leg.sources))
         with self.lock:
             try:
                 shared = [leg for leg in legs if leg.remote.numel()]
@@ -321,7 +325,7 @@ class InFlightWindow:
         """Where rows of this kind are; made anew when most of what is noted there is about flights that are gone."""
         places = self._places.get(leg.key)
         if places is None:
-            places = self._places[leg.key] = _RowPlaces(leg.id_bound)
+            places = self._places[leg.key] = _RowPlaces(leg.id_bound, leg.sources)
         if places.num_ids > 2 * (8 + self._size + self._keep) * num_ids + _SLACK:
             places.clear()
             for number, kept in self._kept.items():
@@ -361,9 +365,10 @@ class InFlightWindow:
 
 
 class _RowPlaces:
-    """Where the rows of ids are: the flight that asked for them, and which of its rows."""
+    """Where the rows of ids are: the flight that asked for them, and which of its rows. `sources` is whose rows."""
 
-    def __init__(self, id_bound: int) -> None:
+    def __init__(self, id_bound: int, sources: Sequence[Source] = ()) -> None:
+        self.sources = tuple(sources)
         self._table = IdTable(id_bound)
         self.place = torch.empty(0, dtype=torch.int64, device="cpu")  # by local id of the table; -1: nowhere
         self.num_ids = 0

@@ -108,7 +108,7 @@ class MemoryBudget:
     def uses(self) -> list[MemoryUse]:
         """Who has what, the largest first."""
         with self._lock:
-            found = [MemoryUse(promise.what, promise.bytes, True) for promise in self._promises]
+            found = [MemoryUse(promise.what, promise.bytes, True) for promise in tuple(self._promises)]
         for what, reference, used in list(self._meters.values()):
             owner = reference()
             if owner is not None:

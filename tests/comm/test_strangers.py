@@ -15,8 +15,10 @@ import pytest
 import torch
 import zmq
 
-from gnnsys.comm import Client, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, arrays, wire
+from gnnsys.comm import Client, Closed, DeadlineExceeded, Keys, Kind, Limits, Reply, Request, Server, arrays, wire
 from gnnsys.comm.arrays import FRAME_BYTES
+from gnnsys.comm.kinds import traffic_class
+from gnnsys.comm.sockets import SharedSocket, WakeUp
 from tests.comm.endpoints import DEADLINE, joined, until
 
 
@@ -95,6 +97,29 @@ def test_requests_end_in_their_time_after_libzmq_has_given_the_connection_up(wro
             with Server({16: echo}, bind=[endpoint], keys=bad):  # one that can be talked to takes its place
                 asked = torch.arange(3)
                 assert torch.equal(client.request(0, 16, [asked], timeout=DEADLINE).result().arrays[0], asked)
+
+
+def test_a_socket_that_was_let_go_of_says_so_to_a_thread_that_still_sends():
+    """By `zmq.Again`, which leaves the request outstanding; one that was closed says that."""
+    context = zmq.Context()
+    for is_cut, error in ((True, zmq.Again), (False, zmq.ZMQError)):
+        shared = SharedSocket(context.socket(zmq.DEALER), WakeUp())
+        shared.is_cut = is_cut
+        shared.close(0)
+        with pytest.raises(error) as raised:
+            shared.send([b"x"])
+        assert isinstance(raised.value, zmq.Again) == is_cut
+    context.term()
+
+
+def test_a_closed_client_says_so_also_after_its_connection_was_cut():
+    with Server({16: echo}) as server:
+        client = Client({0: server.endpoints[0]}, sender=0, incarnation=0)
+        client.request(0, 16).result(DEADLINE)
+        client._links[0].connections[traffic_class(16)].socket.is_cut = True
+        client.close()
+        with pytest.raises(Closed):
+            client.request(0, 16).result(DEADLINE)
 
 
 def test_a_key_pair_of_another_job_is_refused_by_the_gate(stranger):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from gnnsys.ops import scatter_rows
-from gnnsys.store.in_flight import Flight, InFlightWindow, Leg
+from gnnsys.store import ReadContext, as_source
+from gnnsys.store.in_flight import Flight, InFlightWindow, Leg, SharedInFlight
 from tests.loader.sources import DEADLINE
 
 NUM_IDS = 500
@@ -208,3 +211,54 @@ def test_many_ids_over_time_do_not_crowd_the_tables_and_sharing_goes_on(monkeypa
     assert previous is not None
     previous.complete()
     check(rows, leg)
+
+
+class Constant:
+    """A source whose rows are all one number."""
+
+    mutable = False
+
+    def __init__(self, number: int) -> None:
+        self.rows = torch.full((50, 2), float(number))
+        self.shape, self.dtype = tuple(self.rows.shape), self.rows.dtype
+        self.num_read = 0
+
+    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        assert ids.numel(), "nobody reads no rows"
+        self.num_read += ids.numel()
+        return self.rows[ids]
+
+    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> Any:
+        rows = self.read(ids)
+        return SimpleNamespace(result=lambda: rows)
+
+
+def read(*shared: SharedInFlight) -> list[float]:
+    """The one number that the rows of each have."""
+    context, ids = ReadContext(), torch.arange(20)
+    reads = [each.begin(ids, None, context) for each in shared]
+    context.send()
+    found = [each.result().unique().tolist() for each in reads]
+    assert all(len(numbers) == 1 for numbers in found)
+    return [numbers[0] for numbers in found]
+
+
+def test_a_wrapper_that_is_gone_leaves_no_rows_to_another() -> None:
+    """Objects that follow one another often have the same address."""
+    window = InFlightWindow(4, keep=3)
+    for number in range(30):
+        assert read(SharedInFlight(as_source(Constant(number), "x"), window)) == [number]
+
+
+def test_sources_of_one_kind_that_are_not_read_together_every_time_get_their_own_rows() -> None:
+    window = InFlightWindow(4, keep=3)
+    own = [Constant(number) for number in range(3)]
+    a, b, c = (SharedInFlight(as_source(each, "x"), window, kind="node") for each in own)
+    for _ in range(2):
+        assert read(a) == [0] and read(c) == [2] and read(b, a) == [1, 0] and read(a, b, c) == [0, 1, 2]
+
+
+def test_what_is_shared_whole_is_not_asked_for() -> None:
+    window, own = InFlightWindow(4, keep=3), Constant(7)
+    shared = SharedInFlight(as_source(own, "x"), window)
+    assert read(shared) == read(shared) == [7] and own.num_read == 20

@@ -117,3 +117,18 @@ def test_buffers_that_a_loader_lends_and_keeps_are_counted_until_they_are_gone()
     assert pool.held_bytes() == 2 * one  # one in use, one kept, one given back
     batches.clear()
     assert pool.held_bytes() == pool.free_bytes() == one
+
+
+def test_promises_whose_owners_are_collected_meanwhile_disturb_nobody() -> None:
+    budget, thresholds = MemoryBudget("cpu", limit=1 << 30), gc.get_threshold()
+    gc.set_threshold(20)
+    try:
+        for _ in range(200):
+            for _ in range(5):
+                owner = Holder(0)
+                owner.self = owner  # type: ignore[attr-defined]  # only the collector ends it
+                budget.promise(1, "bins").keep_for(owner)
+                del owner
+            assert budget.left() > 0 and isinstance(budget.describe(), str)
+    finally:
+        gc.set_threshold(*thresholds)
