@@ -22,7 +22,7 @@ test-quick: $(VENV)/.built $(VENV)/.tools ## some tests of every room, without p
 	$(BIN)/python -m pytest --quick $(PYTEST_ARGS)
 
 # The order is that of what fails most often.
-check-all: lint ## everything there is: style and types, all tests with the long ones, all native code under sanitizers
+check-all: lint ## style and types, all tests with the long ones, all native code under sanitizers
 	$(BIN)/python -m pytest $(DURATIONS) $(PYTEST_ARGS)
 	$(MAKE) sanitize
 

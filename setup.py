@@ -10,6 +10,7 @@ insists on it.
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ class BuildNative(BuildExtension):
     def precompile(self, ext: Extension) -> None:
         includes = [f"-I{path}" for path in [*ext.include_dirs, *self.compiler.include_dirs]]
         flags = [*self.compiler.compiler_so[1:], *includes, *ext.extra_compile_args["cxx"]]
-        command = [get_cxx_compiler(), "-x", "c++-header", *flags, f"csrc/{PRECOMPILED}"]
+        command = [*shlex.split(get_cxx_compiler()), "-x", "c++-header", *flags, f"csrc/{PRECOMPILED}"]
         made_from = hashlib.sha256(f"{command} {torch.__version__}".encode())
         for header in sorted(Path("csrc/common").glob("*.h")):
             made_from.update(header.read_bytes())
@@ -107,11 +108,13 @@ class BuildNative(BuildExtension):
         ext.extra_compile_args["cxx"] += ["-include", PRECOMPILED]
         compiled = folder / f"{PRECOMPILED}.gch"
         if not compiled.exists():
-            shutil.rmtree(folder.parent, ignore_errors=True)
-            compiled.parent.mkdir(parents=True)
-            part = compiled.with_suffix(".part")
-            subprocess.run([*command, "-o", str(part)], check=True)
-            part.rename(compiled)
+            compiled.parent.mkdir(parents=True, exist_ok=True)
+            part = compiled.with_suffix(f".{os.getpid()}.part")
+            if subprocess.run([*command, "-o", str(part)]).returncode == 0:  # else sources read the header itself
+                part.rename(compiled)
+            for other in folder.parent.iterdir():
+                if other != folder:
+                    shutil.rmtree(other, ignore_errors=True)
 
 
 def belongs(path: Path) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+REDUCTIONS = ("sum", "mean", "gcn")
+
 
 @dataclass(frozen=True, eq=False)
 class Dense:
@@ -47,3 +49,7 @@ class Halves:
     takes_own: bool = False
     takes_weight: bool = False
     narrow_first: NarrowFirst | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduce not in REDUCTIONS:
+            raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {self.reduce!r}: state no halves")

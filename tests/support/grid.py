@@ -34,7 +34,7 @@ def grid(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[...,
 
         @functools.wraps(test)
         def run_all(**fixtures: Any) -> None:
-            failed: list[tuple[str, Exception]] = []
+            failed: list[tuple[str, BaseException]] = []
             folder = fixtures.get("tmp_path")
             for number, chosen in enumerate(product(*named.values())):
                 words = ", ".join(f"{axis}={word}" for axis, (word, _) in zip(named, chosen, strict=True))
@@ -44,7 +44,7 @@ def grid(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[...,
                     fixtures["tmp_path"].mkdir()
                 try:
                     test(**values, **fixtures)
-                except Exception as error:
+                except (Exception, pytest.fail.Exception) as error:
                     failed.append((words, error))
                 except pytest.skip.Exception as error:
                     raise AssertionError(f"a case of a grid cannot be skipped: {words}: {error}") from error

@@ -95,6 +95,9 @@ def numbers_of(modules: Iterable[nn.Module], names: Sequence[str]) -> list[tuple
     ]
 
 
+_CALLED = ("forward", "__call__", "transform", "aggregate")
+
+
 def _kind(module: nn.Module) -> tuple[Any, ...]:
     held: dict[str, Any] = module.__dict__
     kind: Any = type(module)
@@ -109,6 +112,7 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
         held.get("_compiled_call_impl") is not None,
         tuple(map(_shape, parameters.values())) if parameters else (),
         tuple(_frozen(held.get(name)) for name in settings) if settings else (),
+        tuple(getattr(kind, name, None) for name in _CALLED),  # as somebody may have put other ones into the class
     )
 
 
@@ -119,4 +123,4 @@ def _frozen(value: Any) -> Any:
 def _shape(p: Tensor | None) -> tuple[Any, ...]:
     if p is None or isinstance(p, (UninitializedParameter, UninitializedBuffer)):
         return ()
-    return (p.dtype, *p.shape)
+    return (type(p), p.dtype, *p.shape)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.model_stages import ModelStage
-from gnnsys.nn import Dense, GraphLayer, Halves, NarrowFirst
+from gnnsys.nn import Dense, GraphLayer, Halves, NarrowFirst, has_hooks
 
 
 @dataclass
@@ -55,7 +55,7 @@ def with_halves(stages: Sequence[ModelStage], x_trains: bool, weighted: bool = F
     """
     out: list[ModelStage] = []
     for index, stage in enumerate(stages):
-        halves = stage.conv.halves() if isinstance(stage.conv, GraphLayer) else None
+        halves = _stated(stage.conv) if isinstance(stage.conv, GraphLayer) else None
         if halves is None:
             out.append(stage)
         elif halves.narrow_first is not None and (index > 0 or x_trains):
@@ -65,6 +65,26 @@ def with_halves(stages: Sequence[ModelStage], x_trains: bool, weighted: bool = F
     for stage in out:
         stage.look()
     return out
+
+
+def _stated(conv: GraphLayer) -> Halves | None:
+    """What a layer says of itself, unless that is not about the `forward` it has: of a subclass, or with hooks."""
+    if has_hooks(conv):
+        return None
+    kinds = type(conv).__mro__
+    said, runs = (next(kind for kind in kinds if name in vars(kind)) for name in ("halves", "forward"))
+    halves = conv.halves() if said is runs else None
+    if halves is not None and halves.narrow_first is not None:
+        order = halves.narrow_first
+        dense = [each for each in (order.transform, order.combine, order.add_own, order.finish) if each is not None]
+        used = {id(p) for each in dense for p in each.uses()}
+        unsaid = [name for name, p in conv.named_parameters() if p.requires_grad and id(p) not in used]
+        if unsaid:
+            raise ValueError(
+                f"{type(conv).__name__}.halves(): no Dense of narrow_first says that it uses {', '.join(unsaid)}, "
+                "which would get no gradient: name them in `uses`"
+            )
+    return halves
 
 
 def _sums_first(
@@ -94,6 +114,11 @@ def _narrow_first(stage: ModelStage, halves: Halves, order: NarrowFirst, weighte
     return [first, last]
 
 
+def _used(dense: Dense) -> Iterator[Any]:
+    """The parameters, or what stands in their place: tensors of `torch.func.functional_call`."""
+    yield from (p for p in dense.uses() if p is not None)
+
+
 class _DenseRows(nn.Module):
     """A dense function of rows, as a module that has the parameters it uses, which are those of a layer."""
 
@@ -102,7 +127,7 @@ class _DenseRows(nn.Module):
         self._dense = dense
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        yield from (p for p in self._dense.uses() if isinstance(p, nn.Parameter))
+        yield from _used(self._dense)
 
     def forward(self, rows: Tensor) -> Tensor:
         return self._dense.work(rows)
@@ -116,7 +141,7 @@ class _DenseJoin(JoinKept):
         self._dense = dense
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        yield from (p for p in self._dense.uses() if isinstance(p, nn.Parameter))
+        yield from _used(self._dense)
 
     def forward(self, rows: Tensor, kept: Tensor) -> Tensor:
         return self._dense.work(rows, kept)
