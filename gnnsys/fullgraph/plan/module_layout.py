@@ -80,7 +80,7 @@ class ModuleLayout(NamedTuple):
         return cls(modules, (has_hooks(layers), *map(_kind, modules)), tuple(module.training for module in modules))
 
     def digest(self) -> int:
-        """A number that is the same on ranks whose layers are alike."""
+        """A number that is the same on ranks whose layers are alike: the first two of `_kind` are a process's own."""
         kinds = [(each[2].__qualname__, *each[3:]) for each in self.what[1:]]
         return zlib.crc32(repr(kinds).encode())
 
@@ -103,8 +103,8 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
     kind: Any = type(module)
     children, parameters, settings = held["_modules"], held["_parameters"], getattr(kind, "decides", ())
     return (
-        id(module),
-        tuple(map(id, children.values())) if children else (),
+        (id(module), *(map(id, children.values()) if children else ())),
+        tuple(getattr(kind, name, None) for name in _CALLED),  # as somebody may have put other ones into the class
         kind,
         bool(held["_forward_hooks"] or held["_forward_pre_hooks"])
         or bool(held["_backward_hooks"] or held["_backward_pre_hooks"]),
@@ -112,7 +112,6 @@ def _kind(module: nn.Module) -> tuple[Any, ...]:
         held.get("_compiled_call_impl") is not None,
         tuple(map(_shape, parameters.values())) if parameters else (),
         tuple(_frozen(held.get(name)) for name in settings) if settings else (),
-        tuple(getattr(kind, name, None) for name in _CALLED),  # as somebody may have put other ones into the class
     )
 
 
