@@ -175,7 +175,8 @@ Tensor fingerprint_rows(const Tensor& rows, const std::optional<Tensor>& ids, in
   parallel_for(rows.size(0), kBytesPerThread / std::max<int64_t>(bytes, 1), [&](int64_t begin, int64_t end) {
     Lanes sum{0, 0};
     for (int64_t i = begin; i < end; ++i) {
-      sum.add(Lanes::of(first + names[i]).absorb_bytes(data + i * bytes, bytes));
+      const uint64_t name = static_cast<uint64_t>(first) + static_cast<uint64_t>(names[i]);  // it may wrap around
+      sum.add(Lanes::of(static_cast<int64_t>(name)).absorb_bytes(data + i * bytes, bytes));
     }
     total.add(sum);
   });
