@@ -34,7 +34,7 @@ struct RankedBits {
 
   int64_t rank(int64_t id) const {
     const int64_t word = id / kBitsPerWord;
-    return ranks[word] + __builtin_popcountll(words[word] & (bit_of(id) - 1));
+    return int64_t{ranks[word]} + __builtin_popcountll(words[word] & (bit_of(id) - 1));
   }
 };
 

@@ -151,7 +151,7 @@ std::vector<Hop> hops_of(const std::vector<Tensor>& masks, const std::vector<Ten
     hops.push_back({{const_data<uint64_t>(masks[h]), const_data<int32_t>(ranks[h])}, first});
     if (num_words > 0) {
       const RankedBits& members = hops.back().members;
-      first += members.ranks[num_words - 1] + __builtin_popcountll(members.words[num_words - 1]);
+      first += int64_t{members.ranks[num_words - 1]} + __builtin_popcountll(members.words[num_words - 1]);
     }
   }
   CHECK_ARG(first <= kInt32Max, "a part must have fewer than 2^31 nodes of a type, halo included, got ", first,
