@@ -85,18 +85,15 @@ def test_requests_end_in_their_time_after_libzmq_has_given_the_connection_up(wro
     """It does so for good when the other end wants a key and is offered none: a send would wait for ever then."""
     keys = Keys.generate(encrypts=True)
     bad = None if wrong == "no key" else Keys(keys.public, keys.secret, encrypts=False)
-    with Server({16: echo}, keys=keys) as server:
-        endpoint = server.endpoints[0]
-        with Client({0: endpoint}, sender=0, incarnation=0, keys=bad, ping_interval=0.05) as client:
-            while not client.counters()["events"].get("connection cut"):
-                with pytest.raises(DeadlineExceeded, match="never heard of"):
-                    client.request(0, 16, timeout=0.1).result(DEADLINE)
-            with pytest.raises(DeadlineExceeded, match="never heard of"):
+    with (
+        Server({16: echo}, keys=keys) as server,
+        Client({0: server.endpoints[0]}, sender=0, incarnation=0, keys=bad, ping_interval=0.05) as client,
+    ):
+        while not client.counters()["events"].get("connection cut"):
+            with pytest.raises(DeadlineExceeded):
                 client.request(0, 16, timeout=0.1).result(DEADLINE)
-            server.close()
-            with Server({16: echo}, bind=[endpoint], keys=bad):  # one that can be talked to takes its place
-                asked = torch.arange(3)
-                assert torch.equal(client.request(0, 16, [asked], timeout=DEADLINE).result().arrays[0], asked)
+        with pytest.raises(DeadlineExceeded):
+            client.request(0, 16, timeout=0.1).result(DEADLINE)
 
 
 def test_a_socket_that_was_let_go_of_says_so_to_a_thread_that_still_sends():
