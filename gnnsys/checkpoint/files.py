@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gnnsys.graph import map_npy
+
 
 class _Checked(io.RawIOBase):
     """A file that counts bytes and their CRC-32. It keeps an error, whose text would be lost in native code."""
@@ -67,8 +69,8 @@ def write_array(path: Path, values: Tensor) -> list[int]:
 
 
 def read_array(path: Path) -> Tensor:
-    """What `write_array` wrote, memory-mapped."""
-    return torch.from_numpy(np.asarray(np.load(path, mmap_mode="c", allow_pickle=False)))
+    """What `write_array` wrote, memory-mapped; ValueError where the header says what the file does not have."""
+    return torch.from_numpy(np.asarray(map_npy(path)))
 
 
 def named(error: OSError, path: Path) -> OSError:

@@ -37,7 +37,7 @@ from gnnsys.graph.manifest import (
     write_manifest,
 )
 from gnnsys.graph.names_in_errors import did_you_mean, some
-from gnnsys.graph.npy import load_npy, load_npz_arrays
+from gnnsys.graph.npy import load_npy, load_npz_arrays, map_npy
 from gnnsys.graph.ogb import from_ogb, from_ogb_dict
 from gnnsys.graph.row_checks import check_data, check_weight, is_source
 from gnnsys.graph.saved_graph import save
@@ -96,6 +96,7 @@ __all__ = [
     "load_npy",
     "load_npz_arrays",
     "manifest_checksum",
+    "map_npy",
     "read_manifest",
     "rmat",
     "room_for",
