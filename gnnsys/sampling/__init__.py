@@ -6,7 +6,7 @@ from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.part_view import core_csc
-from gnnsys.sampling.place import PLACES, Placed, check_place
+from gnnsys.sampling.place import PLACES, Placed, check_device, check_place
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
@@ -36,6 +36,7 @@ __all__ = [
     "Placed",
     "Sample",
     "SampleKey",
+    "check_device",
     "check_fanouts",
     "check_place",
     "check_sample",

@@ -138,7 +138,7 @@ class DistGraph:
 
     def original_ids(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
         """The user's ids of global ids, int64."""
-        return self.store.tensor(f"global/{self._node_type(node_type)}")[ids].long()
+        return self.store.tensor(f"global/{self._node_type(node_type)}")[ids.cpu()].long().to(ids.device)
 
     def global_ids(self, original: Tensor, node_type: NodeType | None = None) -> Tensor:
         """Global ids of the user's ids, int64."""
@@ -146,20 +146,20 @@ class DistGraph:
             raise ValueError(
                 f"{self.parts.path} was written without the global ids of original ids: partition the graph again"
             )
-        return self.store.tensor(f"original/{self._node_type(node_type)}")[original].long()
+        return self.store.tensor(f"original/{self._node_type(node_type)}")[original.cpu()].long().to(original.device)
 
     def original_edge_ids(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """The user's ids of global edge ids, int64; ValueError where the parts were written without them."""
-        return self._look_up(self._edge_type(edge_type), edge_ids, EDGE_IDS)[0]
+        return self._look_up(self._edge_type(edge_type), edge_ids.cpu(), EDGE_IDS)[0].to(edge_ids.device)
 
     def edge_ends(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> tuple[Tensor, Tensor]:
         """Source and destination of global edge ids, as global ids, int64."""
-        src, dst = self._look_up(self._edge_type(edge_type), edge_ids, ENDS)
-        return src, dst
+        src, dst = self._look_up(self._edge_type(edge_type), edge_ids.cpu(), ENDS)
+        return src.to(edge_ids.device), dst.to(edge_ids.device)
 
     def in_degrees(self, nodes: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """How many edges of a type lead to each of the nodes, int64."""
-        return self._look_up(self._edge_type(edge_type), nodes, DEGREES)[0]
+        return self._look_up(self._edge_type(edge_type), nodes.cpu(), DEGREES)[0].to(nodes.device)
 
     # -- neighbours --------------------------------------------------------------------------------------------------
 
@@ -272,6 +272,8 @@ class DistGraph:
         nodes = ", ".join(f"{t}: {self.num_nodes(t):,}" for t in self.node_types)
         edges = ", ".join(f"{'|'.join(t)}: {self.num_edges(t):,}" for t in self.edge_types)
         where = f"parts {self.parts_here} of {self.parts.num_parts} here"
+        if self.structure is not None and self.placed is not None:
+            where += f", {self.structure.device} samples them, place={self.placed.place!r}"
         return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
 
 

@@ -49,10 +49,30 @@ class Placed(NamedTuple):
     place: str
     why: str
 
+    def __str__(self) -> str:
+        return f"place={self.place!r}, {self.why}"
+
 
 def check_place(place: str) -> None:
     if place not in PLACES:
         raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
+
+
+def check_device(device: torch.device | str | None) -> torch.device | None:
+    """The device with its number; ValueError that says what is there where it is not."""
+    if device is None:
+        return None
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if wanted.type != "cuda":
+        return wanted
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = (torch.cuda.current_device() if count else 0) if wanted.index is None else wanted.index
+    if index >= count:
+        raise ValueError(f"device={str(wanted)!r} is not available here: torch finds {count} CUDA devices")
+    return torch.device("cuda", index)
 
 
 def choose_place(bytes: PartBytes, left: int) -> Placed:
@@ -100,7 +120,7 @@ def place_parts_on(graph: DistGraph, device: torch.device, place: str = "auto") 
         chosen = Placed(HOST, str(refused))
         structure, tables = None, {}
     graph.use_device(device, structure, tables)
-    _log.info("parts %s for %s: place %s, %s", graph.parts_here, device, *chosen)
+    _log.info("parts %s for %s: %s", graph.parts_here, device, chosen)
     return chosen
 
 
