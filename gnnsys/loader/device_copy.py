@@ -230,7 +230,8 @@ def resolve(device: torch.device | str | None, graph: AnyGraph | None = None) ->
         if wanted.index is None:
             index = here.index if here.type == wanted.type else torch.accelerator.current_device_index()
             wanted = torch.device(wanted.type, index)
-    if here.type != "cpu" and wanted != here:
+    reads_parts = graph is not None and not isinstance(graph, Graph)  # which the host can as well
+    if here.type != "cpu" and wanted != here and not (reads_parts and wanted.type == "cpu"):
         remedy = f"pass graph.to({str(wanted)!r})" if isinstance(graph, Graph) else f"open it for {str(wanted)!r}"
         raise ValueError(f"the graph is on {here}, so are its batches: leave device={str(wanted)!r} away, or {remedy}")
     return None if wanted.type == "cpu" else wanted

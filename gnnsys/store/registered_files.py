@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import warnings
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,9 @@ class RegisteredFiles:
         self._locks: list[PageLock] = []
         self._maps: dict[str, mmap.mmap] = {}  # by path
         self._lock = threading.Lock()
+        # A file that is unmapped while it is locked leaves its address locked: whatever is mapped there next would be
+        # read wrongly. So files that nobody closed are given back with the last that knows them, before they are unmapped.
+        weakref.finalize(self, _give_back, self._locks, self._maps, device).atexit = False
         MemoryBudget.of("cpu").watch(self, "files that a device reads", lambda files: files.nbytes)
 
     @property
@@ -105,12 +109,16 @@ class RegisteredFiles:
     def close(self) -> None:
         """Waits until the device reads none of it any more, and gives it back. Views are of no use to it then."""
         with self._lock:
-            if any(lock.is_held for lock in self._locks):
-                torch.cuda.synchronize(self.device)
-            for lock in self._locks:
-                lock.close()
-            self._locks.clear()
-            self._maps.clear()
+            _give_back(self._locks, self._maps, self.device)
+
+
+def _give_back(locks: list[PageLock], maps: dict[str, mmap.mmap], device: torch.device) -> None:
+    if any(lock.is_held for lock in locks):
+        torch.cuda.synchronize(device)
+    for lock in locks:
+        lock.close()
+    locks.clear()
+    maps.clear()
 
 
 def mapped_range(address: int) -> MappedRange | None:
