@@ -48,7 +48,7 @@ class RegisteredFiles:
         self._maps: dict[str, mmap.mmap] = {}  # by path
         self._lock = threading.Lock()
         # A file that is unmapped while it is locked leaves its address locked: whatever is mapped there next would be
-        # read wrongly. So files that nobody closed are given back with the last that knows them, before they are unmapped.
+        # read wrongly. So files that nobody closed are given back by who knows them last, before they are unmapped.
         weakref.finalize(self, _give_back, self._locks, self._maps, device).atexit = False
         MemoryBudget.of("cpu").watch(self, "files that a device reads", lambda files: files.nbytes)
 
