@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from gnnsys.comm import Group, interface_of, is_loopback
-from gnnsys.session.rank_device import Place, choose_backend, place_of
+from gnnsys.comm import DevicePlace, Group, interface_of, is_loopback, place_of
+from gnnsys.session.rank_device import choose_backend
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def make_process_group(
     if not makes:
         return False
     if backend is None:
-        backend, why = choose_backend([Place(*found) for _, found in told], dist.is_nccl_available())
+        backend, why = choose_backend([DevicePlace(*found) for _, found in told], dist.is_nccl_available())
         if why is not None and group.rank == 0:
             _log.warning("%s", why)
     interface = None if is_loopback(address) else interface_of(address)

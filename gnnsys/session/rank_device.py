@@ -1,5 +1,5 @@
 """Which device a rank computes on, and which backend the ranks' process group needs for that. Pure functions of what
-is there, but for those that look: `agree_on_devices` and `place_of`.
+is there, but for those that look: `agree_on_devices` and `find_device`.
 
 NCCL refuses two ranks on one GPU with a message that names neither; gloo takes CUDA tensors, through the host.
 """
@@ -7,24 +7,15 @@ NCCL refuses two ranks on one GPU with a message that names neither; gloo takes 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from gnnsys.comm import Group
+from gnnsys.comm import DevicePlace, Group
 
 NCCL = "cpu:gloo,cuda:nccl"
 GLOO = "gloo"
-
-
-class Place(NamedTuple):
-    """A device as all ranks of the job can compare it."""
-
-    machine: str
-    device: str  # of a GPU what no other on the machine is called; "cpu"
 
 
 class BackendChoice(NamedTuple):
@@ -81,14 +72,14 @@ def choose_device(wanted: torch.device | str | None, local_rank: int, num_gpus: 
     return by_turn if device.index is None else device
 
 
-def choose_backend(places: Sequence[Place], has_nccl: bool) -> BackendChoice:
+def choose_backend(places: Sequence[DevicePlace], has_nccl: bool) -> BackendChoice:
     """For ranks with these places: NCCL, beside gloo for tensors of the CPU, where each has a GPU of its own."""
     on_cpu = [rank for rank, place in enumerate(places) if place.device == "cpu"]
     if len(on_cpu) == len(places):
         return BackendChoice(GLOO)
     if on_cpu:
         return BackendChoice(GLOO, f"rank {on_cpu[0]} computes on the CPU and others on GPUs: {_THROUGH_HOST}")
-    first: dict[Place, int] = {}
+    first: dict[DevicePlace, int] = {}
     for rank, place in enumerate(places):
         if place in first:
             shared = f"ranks {first[place]} and {rank} share one GPU, which NCCL does not take"
@@ -98,18 +89,3 @@ def choose_backend(places: Sequence[Place], has_nccl: bool) -> BackendChoice:
 
 
 _THROUGH_HOST = "the process group is gloo, and what ranks exchange goes through host memory"
-
-
-def place_of(device: torch.device, is_alone: bool = False) -> Place:
-    """A GPU by its UUID: processes that see different GPUs (CUDA_VISIBLE_DEVICES) give each of them number 0."""
-    name = str(device)
-    if device.type == "cuda" and not is_alone:  # asking for it would start CUDA
-        name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
-    return Place(_machine(), name)
-
-
-def _machine() -> str:
-    """What NCCL takes for one machine, whatever network namespaces it has."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    found = f"{socket.gethostname()}/{boot.read_text().strip() if boot.exists() else ''}"
-    return os.environ.get("NCCL_HOSTID") or found

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.session.rank_device import GLOO, NCCL, Place, choose_backend, choose_device
+from gnnsys.comm import DevicePlace
+from gnnsys.session.rank_device import GLOO, NCCL, choose_backend, choose_device
 from tests.support.processes import run_ranks
 
 
@@ -45,8 +46,8 @@ def test_a_device_that_does_not_exist_is_refused_in_one_line_that_says_what_is_t
     assert str(refusal.value) == told
 
 
-def places(*machines: list[str]) -> list[Place]:
-    return [Place(f"host{number}", device) for number, found in enumerate(machines) for device in found]
+def places(*machines: list[str]) -> list[DevicePlace]:
+    return [DevicePlace(f"host{number}", device) for number, found in enumerate(machines) for device in found]
 
 
 def test_nccl_is_for_jobs_whose_ranks_all_have_a_gpu_of_their_own():
@@ -82,7 +83,7 @@ def test_a_session_alone_has_the_device_that_it_was_given():
 SHARED = """
 import json, logging, torch, torch.distributed as dist, gnnsys
 from gnnsys.session import process_group
-process_group.place_of = lambda device, is_alone: process_group.Place("host", "the only GPU")  # there is none here
+process_group.place_of = lambda device, is_alone: process_group.DevicePlace("host", "its only GPU")
 logging.basicConfig(format="%(message)s")
 with gnnsys.init(timeout=30) as session:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
