@@ -106,7 +106,7 @@ class DeviceRoute:
         self, group: Any, make: Callable[[torch.device, timedelta], DeviceLink] | None = None, device_type: str = "cuda"
     ) -> None:
         self._group, self._device_type = group, device_type
-        self._make = make or (lambda device, limit: _make_link(group, device, limit))
+        self._make = make or (lambda device, limit: make_link(group, device, limit))
         self._can_link = make is not None or _has_nccl(group)
         self._link: DeviceLink | None = None
         self._is_shared: bool | None = None  # a GPU by several ranks, once that is known
@@ -148,10 +148,10 @@ def _are_different(device: torch.device, group: Any, swap: Callable[..., list[Te
     return len({int(each) for each in swap([own] * group.size())}) == group.size()
 
 
-def _make_link(group: Any, device: torch.device, limit: timedelta) -> DeviceLink:
+def make_link(group: Any, device: torch.device, limit: timedelta) -> DeviceLink:
     """Joins every two ranks, one pair after the other: joins that wait for each other around a circle never end."""
     ranks, rank = dist.get_process_group_ranks(group), group.rank()
-    backend = "cpu:gloo,cuda:nccl"
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     up, down = (dist.new_group(ranks, backend=backend, use_local_synchronization=True) for _ in range(2))
     rows = torch.zeros(1, device=device)
     for low, high in itertools.combinations(range(group.size()), 2):
@@ -159,7 +159,8 @@ def _make_link(group: Any, device: torch.device, limit: timedelta) -> DeviceLink
             peer, is_low = low + high - rank, rank == low
             begin_transfer(up.send if is_low else up.recv, rows, peer, _ROWS).wait()
             begin_transfer(down.recv if is_low else down.send, rows, peer, _ROWS).wait()
-            torch.cuda.synchronize(device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
     return DeviceLink(up, down, rank, device, limit)
 
 

@@ -15,6 +15,7 @@ from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Pack
 from gnnsys.graph import sbm
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.ranks import run_ranks
+from tests.support.processes import run_ranks as run_processes
 
 CPU = torch.device("cpu")
 
@@ -148,6 +149,32 @@ def test_where_one_rank_cannot_all_go_through_the_host():
         return torch.equal(first, again)
 
     assert run_ranks(3, work, linked=True) == [True] * 3
+
+
+MADE = """
+import torch, torch.distributed as dist, gnnsys
+from gnnsys.comm.device_link import DeviceRoute, make_link
+from gnnsys.comm.rank_exchange import RankExchange
+cpu = torch.device("cpu")
+with gnnsys.init(timeout=60, device="cpu") as session:
+    world, others = dist.group.WORLD, [rank for rank in range(3) if rank != session.rank]
+    route = DeviceRoute(world, lambda device, limit: make_link(world, device, limit), device_type="cpu")
+    peers = RankExchange(timeout=60, route=route)
+    for _ in range(2):
+        peers.agree_on_route(cpu, suits_all=True)
+        rows = {peer: torch.empty(5) for peer in others}
+        for peer in others:
+            peers.expect(peer, 0, rows[peer], peer)
+            peers.send(peer, 0, torch.full((5,), 10.0 * session.rank + peer))
+        assert sorted(peers.next_arrival() for _ in others) == others
+        peers.flush()
+        assert all(rows[peer].eq(10 * peer + session.rank).all() for peer in others)
+    print(len(dist.distributed_c10d._world.pg_map))
+"""
+
+
+def test_a_link_is_made_of_the_processes_own_group_once():
+    assert [ended.stdout.split() for ended in run_processes(MADE, 3, timeout=90)] == [["3"]] * 3
 
 
 def test_a_process_group_without_nccl_has_no_link():
