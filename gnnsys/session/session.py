@@ -39,6 +39,7 @@ from gnnsys.comm import (
 from gnnsys.sampling import check_device, check_place
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
+from gnnsys.session.rank_device import agree_on_devices
 from gnnsys.session.server_supervisor import ServerSupervisor
 from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_policy
@@ -62,6 +63,7 @@ def init(
     process_group: bool = True,
     backend: str | None = None,
     encrypt: bool = True,
+    device: torch.device | str | None = None,
 ) -> Session:
     """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
 
@@ -70,9 +72,13 @@ def init(
     which is how long a pause, a cut, or the restart of a server is ridden out. Under torchrun this process ends within
     `lost_after`, too, when the agent that launched it was killed.
 
-    A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is, or
-    `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
-    networks that nobody else can read. The session is closed by `close()`, by `with`, or when the process exits.
+    `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
+    around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one.
+
+    A process group is made unless there is one, or `process_group` is False: `backend`, or gloo, and nccl with it where
+    every rank has a GPU of its own. Servers admit only who has the job's key; without `encrypt` what they say travels
+    in the clear, for networks that nobody else can read. The session is closed by `close()`, by `with`, or when the
+    process exits.
 
     >>> with gnnsys.init() as session:
     ...     graph = gnnsys.open("parts/")
@@ -94,9 +100,12 @@ def init(
     session._agent = agent
     try:
         session._begin_server()
+        session.device = agree_on_devices(group, device)
         address = agree_on_address(group)
         session._uses_process_group = process_group
-        session._made_process_group = make_process_group(group, process_group, backend, address, timeout)
+        session._made_process_group = make_process_group(
+            group, process_group, backend, address, timeout, session.device
+        )
         session._order_server(server_threads, address, encrypt)
     except BaseException:
         session.close(wait=False)
@@ -157,13 +166,14 @@ def open(
 class Session:
     """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say which process this is.
 
-    `client` asks the machines' servers; it is None where this process is alone.
+    `device` is where it computes. `client` asks the machines' servers; it is None where this process is alone.
     """
 
     def __init__(self, group: Group, timeout: float, lost_after: float = 30.0) -> None:
         self.group = group
         self.timeout = timeout
         self.lost_after = lost_after
+        self.device = torch.device("cpu")
         self.client: Client | None = None
         self.is_closed = False
         self._agent: TorchrunAgent | None = None  # torchrun's: this process ends with it
@@ -199,13 +209,6 @@ class Session:
     @property
     def num_machines(self) -> int:
         return self.group.num_machines
-
-    @property
-    def device(self) -> torch.device:
-        """Where this rank computes: its own GPU, or the CPU where there is none."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
 
     @property
     def graphs(self) -> list[DistGraph]:
