@@ -19,7 +19,7 @@ from gnnsys.sampling.serialize import (
 )
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.sampling.visits import degree_visits, expected_visits, presampled_visits, sample_batches
+from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
 
 __all__ = [
     "AnyGraph",
@@ -33,6 +33,7 @@ __all__ = [
     "PartMasks",
     "Sample",
     "SampleKey",
+    "batch_visits",
     "check_fanouts",
     "check_sample",
     "core_csc",
