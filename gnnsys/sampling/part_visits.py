@@ -40,9 +40,7 @@ def log_of_rest(probability: Tensor) -> Tensor:
     return torch.log1p(-probability.clamp(max=1.0))
 
 
-def add_hop(
-    total: Tensor, csc: CSC, found: Tensor, fanout: int, replace: bool, *, piece: int = _PIECE
-) -> Iterator[None]:
+def add_hop(total: Tensor, csc: CSC, found: Tensor, fanout: int, replace: bool, *, piece: int) -> Iterator[None]:
     """Adds log(1 - p(v) t(v)) to `total` at u, for every edge u -> v, in the order of the edges. `found` is p.
 
     Yields after every `piece` edges or columns, which changes no bits and bounds the memory at 16 bytes for each.
@@ -120,7 +118,7 @@ class SourceSums:
     def steps(self) -> Iterator[None]:
         """Fills `sums`; yields where others may have their turn."""
         total = torch.zeros(self._csc.num_src, dtype=torch.float64, device="cpu")
-        yield from add_hop(total, self._csc, self._hop.found, self._hop.fanout, self._hop.replace)
+        yield from add_hop(total, self._csc, self._hop.found, self._hop.fanout, self._hop.replace, piece=_PIECE)
         self.sums = total[: self.num_core + self.halo.numel()]  # later hops of the halo have no edge into the core
 
     def replies(self) -> Iterator[Reply]:

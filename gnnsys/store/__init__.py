@@ -1,5 +1,6 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
+from gnnsys.store.cache_plan import ExpectedReads, expected_reads, remote_rows, rows_to_cache
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
@@ -41,6 +42,7 @@ __all__ = [
     "DeviceCache",
     "DistEmbedding",
     "DistTensor",
+    "ExpectedReads",
     "FeatureSource",
     "InFlightWindow",
     "Life",
@@ -69,6 +71,7 @@ __all__ = [
     "as_source",
     "check_policy",
     "edge_table",
+    "expected_reads",
     "free_device_memory",
     "free_memory",
     "load_part",
@@ -78,5 +81,7 @@ __all__ = [
     "pull_chunks",
     "put_rows",
     "read_rows",
+    "remote_rows",
+    "rows_to_cache",
     "sync_folders",
 ]
