@@ -22,10 +22,10 @@ from gnnsys.sampling.dist_graph import DistGraph
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph
-from gnnsys.sampling.part_visits import PartedSums, add_hop, log_of_rest
+from gnnsys.sampling.part_visits import HOST_PIECE, PartedSums, add_hop, log_of_rest
 from gnnsys.sampling.sample import Sample
 
-_EDGES = 1 << 24  # looked at together: bounds the memory at 16 bytes for each
+_EDGES = 1 << 24  # looked at together on a device: bounds the memory at 16 bytes for each
 
 
 def expected_visits(
@@ -196,7 +196,8 @@ def _only_type(graph: AnyGraph) -> NodeType:
 def _sum_over_out_edges(csc: CSC, found: Tensor, fanout: int, replace: bool) -> Tensor:
     """Of every source u, the sum over its edges u -> v of log(1 - p(v) t(v))."""
     total = torch.zeros(csc.num_src, dtype=torch.float64, device=found.device)
-    for _ in add_hop(total, csc, found, fanout, replace, piece=_EDGES):
+    piece = min(_EDGES, HOST_PIECE) if found.is_cpu else _EDGES
+    for _ in add_hop(total, csc, found, fanout, replace, piece=piece):
         pass
     return total
 

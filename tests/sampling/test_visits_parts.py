@@ -87,7 +87,7 @@ def test_neither_pieces_of_work_nor_chunks_of_a_reply_change_a_bit(tmp_path, mon
     with machines(rmat(), tmp_path / "p", 2) as graphs:
         expected = visits(graphs[0], [5, 3])
         whole = graphs[0].client.counters()["kinds"]["VISITS"]["messages_in"]
-        monkeypatch.setattr(part_visits, "_PIECE", 777)  # hubs have more edges
+        monkeypatch.setattr(part_visits, "HOST_PIECE", 777)  # hubs have more edges
         monkeypatch.setattr(part_visits, "_CHUNK", 100)
         assert torch.equal(visits(graphs[0], [5, 3]), expected)
         assert graphs[0].client.counters()["kinds"]["VISITS"]["messages_in"] > whole + 20
@@ -154,7 +154,7 @@ def test_a_server_gives_others_their_turn_between_pieces_and_cuts_its_reply(serv
     head, found = torch.tensor([0, 1, 3, 0, 1]), torch.full((part.num_core(),), 0.5, dtype=torch.float64)
     *working, answer = ask(service, [head, found])
     assert len(working) == 2 and not any(reply.arrays for reply in working)
-    monkeypatch.setattr(part_visits, "_PIECE", 20)
+    monkeypatch.setattr(part_visits, "HOST_PIECE", 20)
     monkeypatch.setattr(part_visits, "_CHUNK", 13)
     replies = ask(service, [head, found])
     working = [reply for reply in replies if not reply.arrays]
