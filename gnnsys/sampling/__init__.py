@@ -5,6 +5,7 @@ from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
+from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
@@ -45,6 +46,7 @@ __all__ = [
     "loader_context",
     "mask_column",
     "neighborhoods",
+    "part_bounds",
     "part_rows",
     "presampled_visits",
     "sample_batches",

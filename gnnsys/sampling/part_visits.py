@@ -185,6 +185,8 @@ class PartedSums:
         for message in sent.chunks():
             if not message.arrays:
                 continue
+            if len(message.arrays) != (2 if part in self._halo else 3) or message.arrays[0].shape != (2,):
+                raise ValueError(f"part {part} answers with {len(message.arrays)} arrays")
             (first, count), values = message.arrays[0].tolist(), message.arrays[1]
             if sums is None and num_core <= count <= num_nodes:
                 sums = torch.empty(count, dtype=torch.float64, device="cpu")

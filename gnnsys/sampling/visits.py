@@ -48,7 +48,8 @@ def expected_visits(
 
     An opened graph may stand in place of the CSC: seeds and result are then by global id, on the host, and each part
     adds up its own edges, where it lies. Per hop 8 bytes go to another machine for every node of its parts, and 8 come
-    back for every node and halo node. Which machine has which part changes no bit of the result.
+    back for every node and halo node; so much is held here, too. Which machine has which part changes no bit of the
+    result.
 
     >>> chain = CSC(torch.tensor([0, 2, 2, 2]), torch.tensor([1, 2]), 3)  # 1 -> 0 and 2 -> 0
     >>> expected_visits(chain, [1], torch.tensor([0]), batch_size=1)
@@ -101,10 +102,14 @@ def batch_visits(
         structure = graph.csc(graph.edge_types[0]) if isinstance(graph, Graph) else graph
         per_hop, replace = drawn["num_neighbors"], sampler.replace
         return {node_type: expected_visits(structure, per_hop, seeds, batch_size=batch_size, replace=replace).cpu()}
+    if num_batches < 1 or not seeds.numel():
+        raise ValueError(
+            f"there must be seeds, and a batch to count, got {seeds.numel()} and num_batches={num_batches}"
+        )
     num_batches = min(num_batches, -(-seeds.numel() // batch_size))
     samples = sample_batches(sampler, seeds, batch_size, node_type=node_type, seed_time=seed_time)
     found = {t: torch.zeros(graph.num_nodes(t), dtype=torch.float64, device="cpu") for t in graph.node_types}
-    for sample in islice(samples, num_batches):  # ValueError where there are no seeds
+    for sample in islice(samples, num_batches):
         for t, ids in sample.node.items():
             found[t][ids.cpu().long().unique()] += 1  # trees of their own may hold a node twice
     return {t: counts / num_batches for t, counts in found.items()}

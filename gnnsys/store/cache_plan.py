@@ -65,7 +65,7 @@ def rows_to_cache(
     _check(visits, is_remote, row_bytes)
     if not (0.0 <= own_cost < float("inf") and 0.0 <= remote_cost < float("inf")):
         raise ValueError(f"costs must be numbers of at least 0, got remote_cost={remote_cost} and own_cost={own_cost}")
-    spared = visits * torch.where(is_remote, remote_cost, own_cost)
+    spared = torch.where(is_remote, visits * remote_cost, visits * own_cost)
     count = max(bytes - _SLOT_BYTES * visits.numel(), 0) // row_bytes
     return highest(spared, min(count, int((spared > 0).sum())))
 

@@ -209,6 +209,8 @@ def test_a_message_is_refused_before_anything_is_allocated_for_it(service, monke
         lambda arrays: [arrays[0] + torch.tensor([1, 0]), *arrays[1:]],
         lambda arrays: [arrays[0], arrays[1], arrays[2][1:]],
         lambda arrays: [arrays[0], arrays[1], arrays[2] + 120],
+        lambda arrays: arrays[:2],
+        lambda arrays: [arrays[0][:1], *arrays[1:]],
         lambda arrays: [],
     ],
 )
@@ -241,6 +243,11 @@ def test_bad_arguments_are_refused_by_name(tmp_path):
             expected_visits(of_types, [2], torch.tensor([0]), batch_size=1)
         with pytest.raises(ValueError, match="node_type must name the type of the seeds"):
             batch_visits(of_types, [2], torch.tensor([0]), batch_size=1)
+        for seeds, options in ((torch.tensor([0]), {"num_batches": 0}), (torch.empty(0).long(), {})):
+            with pytest.raises(ValueError, match="there must be seeds, and a batch to count"):
+                batch_visits(of_types, [2], seeds, batch_size=1, node_type="paper", **options)
+        with pytest.raises(ValueError, match="weight and time cannot be combined"):
+            batch_visits(here, [2], torch.tensor([0]), batch_size=1, weight="w", time="t")
 
 
 # -- whatever the loader -----------------------------------------------------------------------------------------------
@@ -296,3 +303,15 @@ def test_other_loaders_are_counted_alike_in_memory_and_in_parts(
         parted = batch_visits(graphs[0], fanouts, graphs[0].global_ids(seeds, node_type), **given)
         for t in graph.node_types:
             assert torch.equal(by_original_id(graphs[0], parted[t], t), ours[t])
+
+
+def test_visits_on_parts_do_not_depend_on_the_default_device(tmp_path):
+    seeds = torch.arange(40)
+    with machines(homogeneous(), tmp_path / "p", 2) as graphs:
+        expected = [batch_visits(graphs[0], [3, 2], seeds, batch_size=8, weight=w)[NODE] for w in (None, "w")]
+        torch.set_default_device("meta")
+        try:
+            found = [batch_visits(graphs[0], [3, 2], seeds, batch_size=8, weight=w)[NODE] for w in (None, "w")]
+        finally:
+            torch.set_default_device(None)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

@@ -10,7 +10,7 @@ import torch
 from gnnsys.graph import NODE, Graph
 from gnnsys.loader import NeighborLoader, PipelineOptions
 from gnnsys.ops import rmat_edges
-from gnnsys.sampling import batch_visits
+from gnnsys.sampling import batch_visits, part_bounds
 from gnnsys.store import DeviceCache, expected_reads, remote_rows, rows_to_cache
 from tests.sampling.machines import machines
 
@@ -67,8 +67,7 @@ def test_a_loader_on_parts_reads_what_is_predicted_within_five_percent(tmp_path,
         there = graphs[0]
         seeds, batch_size = there.global_ids(torch.arange(0, num_nodes, 5)), 50
         visits = batch_visits(there, [6, 4], seeds, batch_size=batch_size)[NODE]
-        starts = torch.tensor([there.book.part_range(p, NODE).start for p in range(3)] + [num_nodes])
-        is_remote = remote_rows(starts, there.parts_here)
+        is_remote = remote_rows(part_bounds(there.book, NODE), there.parts_here)
         budget = int(share * num_nodes) * row_bytes + 4 * num_nodes
         rows = rows_to_cache(visits, is_remote, row_bytes=row_bytes, bytes=budget, own_cost=own_cost)
         predicted = expected_reads(visits, is_remote, rows, row_bytes=row_bytes)
