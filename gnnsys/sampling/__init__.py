@@ -5,6 +5,7 @@ from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
+from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place
 from gnnsys.sampling.sample import Block, Sample
@@ -20,7 +21,7 @@ from gnnsys.sampling.serialize import (
 )
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.sampling.visits import degree_visits, expected_visits, presampled_visits, sample_batches
+from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
 
 __all__ = [
     "PLACES",
@@ -36,6 +37,7 @@ __all__ = [
     "Placed",
     "Sample",
     "SampleKey",
+    "batch_visits",
     "check_device",
     "check_fanouts",
     "check_place",
@@ -49,6 +51,7 @@ __all__ = [
     "loader_context",
     "mask_column",
     "neighborhoods",
+    "part_bounds",
     "part_rows",
     "presampled_visits",
     "sample_batches",

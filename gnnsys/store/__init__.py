@@ -1,5 +1,6 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
+from gnnsys.store.cache_plan import ExpectedReads, expected_reads, remote_rows, rows_to_cache
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
@@ -44,6 +45,7 @@ __all__ = [
     "DeviceTable",
     "DistEmbedding",
     "DistTensor",
+    "ExpectedReads",
     "FeatureSource",
     "InFlightWindow",
     "Life",
@@ -75,6 +77,7 @@ __all__ = [
     "check_policy",
     "copied_pieces",
     "edge_table",
+    "expected_reads",
     "free_device_memory",
     "free_memory",
     "load_part",
@@ -84,6 +87,8 @@ __all__ = [
     "pull_chunks",
     "put_rows",
     "read_rows",
+    "remote_rows",
+    "rows_to_cache",
     "runs_of",
     "sync_folders",
 ]
