@@ -7,7 +7,7 @@ from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
-from gnnsys.sampling.place import PLACES, Placed, check_device, check_place
+from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
@@ -54,6 +54,7 @@ __all__ = [
     "part_bounds",
     "part_rows",
     "presampled_visits",
+    "ranks_on_device",
     "sample_batches",
     "sample_from_arrays",
     "sample_from_blocks",

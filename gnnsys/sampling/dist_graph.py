@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
 from gnnsys.sampling.place import HOST, Placed, place_parts_on
 from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.store import DeviceTable, DistTensor, RegisteredFiles, Source, edge_table, node_table
+from gnnsys.store import DeviceTable, DistTensor, ExpectedReads, RegisteredFiles, Source, edge_table, node_table
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client
@@ -60,6 +60,8 @@ class DistGraph:
         self.structure: DeviceStructure | None = None  # what `device` samples from by itself
         self.placed: Placed | None = None
         self.registered: RegisteredFiles | None = None
+        self.cache: int | Literal["auto"] | None = None  # bytes of a cache of rows, which the first loader fills
+        self.cache_plan: dict[NodeType, ExpectedReads] | None = None  # what is expected of it, once it is filled
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # of this graph: closed before a device lets go of it
         self._tables: dict[str, DeviceTable] = {}
         self._placing = threading.Lock()

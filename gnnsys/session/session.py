@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -132,6 +132,7 @@ def open(
     path_id: int = 0,
     device: torch.device | str | None = None,
     place: str = "auto",
+    cache: int | Literal["auto"] | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -150,7 +151,8 @@ def open(
     `device`: where batches go unless a loader says otherwise, "cuda" say. A GPU then samples and reads the parts of its
     machine by itself: `place` says from where, "device" (all copied to it), "structure" (rows stay in their files,
     which it reads), "registered" (indices too) or "host" (nothing); "auto" decides by bytes, and one line tells what it
-    chose (`graph.placed`).
+    chose (`graph.placed`). `cache`: bytes of the device's memory for rows that would come from other machines or over
+    the bus, or "auto" for half of what is left when the first loader is made, which says what its batches will ask for.
     """
     session = session or current()
     if session is None:
@@ -159,7 +161,7 @@ def open(
         session = init(process_group=False)
     return session.open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
-        path_id=path_id, device=device, place=place,
+        path_id=path_id, device=device, place=place, cache=cache,
     )  # fmt: skip
 
 
@@ -235,17 +237,22 @@ class Session:
         path_id: int = 0,
         device: torch.device | str | None = None,
         place: str = "auto",
+        cache: int | Literal["auto"] | None = None,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
         check_policy(policy)
         check_place(place)
+        if not (cache is None or cache == "auto" or (isinstance(cache, int) and cache > 0)):
+            raise ValueError(f"cache must be a positive number of bytes, 'auto' or None, got {cache!r}")
         target = check_device(device)
         context = RequestContext(priority=priority, path=path_id)
         graph = self._open(path, verify, timeout, servers, key, policy, place)
         graph.loader_numbers = self._loader_numbers
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
+        if cache is not None:
+            graph.cache = cache
         if target is not None:
             graph.device = target
             if target.type == "cuda":

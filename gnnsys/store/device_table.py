@@ -73,7 +73,7 @@ class DeviceTable:
         self.remote: Source = table if remote is None else remote
         self._pieces = sorted((piece for piece in pieces if piece.rows.shape[0]), key=lambda piece: piece.first)
         self._shape, self._dtype = table.shape, table.dtype
-        self._row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
+        self.row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
         bounds = [bound for piece in self._pieces for bound in (piece.first, piece.end)]
         # Ids between an even and an odd bound are in a piece.
         self._bounds = torch.tensor(bounds, dtype=torch.int64, device=device)
@@ -90,6 +90,11 @@ class DeviceTable:
     @property
     def dtype(self) -> torch.dtype:
         return self._dtype
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the rows that are here are in the device's memory, and not in files that it reads."""
+        return all(piece.rows.device == self.device for piece in self._pieces)
 
     @property
     def placement(self) -> Hashable:
@@ -125,7 +130,7 @@ class DeviceTable:
         slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
         slots[ids] = torch.arange(ids.numel(), dtype=torch.int32, device="cpu")
         rows = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
-        step = max(_FILL_BYTES // max(self._row_bytes, 1), 1)
+        step = max(_FILL_BYTES // max(self.row_bytes, 1), 1)
         for first in range(0, ids.numel(), step):
             rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
         hits = torch.zeros(1, dtype=torch.int64, device=self.device)
@@ -142,7 +147,7 @@ class DeviceTable:
         with self._kept.lock:
             num_rows = self._kept.num_rows
         hits = int(self._cache.hits)
-        return CacheCounters(hits, num_rows - hits, (num_rows - hits) * self._row_bytes)
+        return CacheCounters(hits, num_rows - hits, (num_rows - hits) * self.row_bytes)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -153,7 +158,7 @@ class DeviceTable:
         self._kept.count(ids.numel())
         missing = self._begin_remote(where, context) if self.is_remote else None
         num_local = ids.numel() - (0 if missing is None else missing.at.numel())
-        context.count(bytes_local=num_local * self._row_bytes)
+        context.count(bytes_local=num_local * self.row_bytes)
         return _TableReading(self, where, out, missing)
 
     def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
