@@ -6,7 +6,15 @@ The graph is 1M nodes and 25M edges (both directions of a block model's edges), 
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +33,10 @@ from gnnsys.session import init
 
 ON_DEVICE, PINNED = "graph on the device", "graph pinned"
 _AVERAGE_DEGREE = 25
-_ON_DEVICE_WITHIN, _PINNED_WITHIN = 1.25, 1.15
+_ON_DEVICE_WITHIN, _PINNED_WITHIN, _BOUND_WITHIN = 1.25, 1.15, 1.2
+COMPUTE, LOOPBACK, PREDICTED = "compute of both", "bytes by a socket", "predicted"
+_CACHED, _PREDICTED_WITHIN = 0.2, 0.05
+_JOB_SECONDS = 300.0
 
 
 def one_process(work: Workload) -> Iterator[Case]:
@@ -51,6 +62,107 @@ def _case(work: Workload, num_parts: int, place: str) -> Case:
     versus.append(Versus((ON_DEVICE,), 1 / _ON_DEVICE_WITHIN if place == "auto" else None))
     parts = "one part" if num_parts == 1 else f"{num_parts} parts in one process"
     return Case(f"parts/{parts}, place={place}", value("ms"), sides, tuple(versus), repeats=3)
+
+
+def two_ranks(work: Workload) -> Iterator[Case]:
+    """Two ranks on the one GPU, each with a part of its own, the other's behind its server on the loopback interface.
+
+    What a step must take is the compute of both, one after the other, or its remote bytes at the rate that a plain
+    socket has there, both ways at once. With a cache of a fifth of the rows, remote bytes beside what was predicted.
+    """
+
+    def sides() -> dict[str, Side]:
+        found = run_ranks(parts_of(work, 2), _job(work, cache=None, share=True))
+        slowest = max(found, key=lambda rank: rank["seconds"])
+        seconds = {
+            OURS: slowest["seconds"],
+            COMPUTE: slowest["compute_seconds"],
+            LOOPBACK: slowest["remote_bytes"] / loopback_rate(),
+        }
+        return {name: Side(partial(_same, 1e3 * taken)) for name, taken in seconds.items()}
+
+    bound = Versus((COMPUTE, LOOPBACK), 1 / _BOUND_WITHIN, pick="worst", label="compute or bytes")
+    yield Case("parts/two ranks, one GPU", value("ms"), sides, (bound,), repeats=1)
+
+    def cached() -> dict[str, Side]:
+        rows = medium_graph(work).node_data[NODE]["x"]
+        assert isinstance(rows, torch.Tensor)
+        size = round(_CACHED * rows.nbytes) + 2 * 4 * rows.shape[0]  # and where rows of x and y are looked up
+        found = run_ranks(parts_of(work, 2), _job(work, cache=size, share=False))
+        sums = {name: sum(rank[name] for rank in found) for name in ("remote_bytes", "expected_remote_bytes")}
+        measured, predicted = (sums[name] / 1e6 / len(found) for name in sums)
+        return {OURS: Side(partial(_same, measured)), PREDICTED: Side(partial(_same, predicted))}
+
+    within = Versus((PREDICTED,), 1 - _PREDICTED_WITHIN if is_gpu(work) else None)
+    yield Case("parts/two ranks, remote MB a step, 20% cached", value("MB"), cached, (within,), repeats=1)
+
+
+def run_ranks(parts: Path, options: dict[str, Any], num_ranks: int = 2) -> list[dict[str, Any]]:
+    """Starts the ranks and returns what each of them measured; RuntimeError where one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = []
+    for rank in range(num_ranks):
+        told: dict[str, object] = {
+            "RANK": rank,
+            "WORLD_SIZE": num_ranks,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": 1,
+            "GROUP_RANK": rank,
+        }
+        told |= {"GROUP_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = os.environ | {name: str(number) for name, number in told.items()}
+        command = [sys.executable, "-m", "gnnsys.bench.gpu.rank_job", str(parts), json.dumps(options)]
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        said = [process.communicate(timeout=_JOB_SECONDS)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    if any(process.returncode for process in started):
+        raise RuntimeError(f"a rank failed: {[process.returncode for process in started]}")
+    return [json.loads(text.splitlines()[-1]) for text in said]
+
+
+def _same(figure: float) -> float:
+    return figure
+
+
+def _job(work: Workload, *, cache: int | None, share: bool) -> dict[str, Any]:
+    steps = (4, 24) if work.sizes is FULL else (1, 2)
+    num_seeds = min(200 * work.sizes.num_seeds, medium_graph(work).num_nodes() // 2)
+    return {
+        "device": str(device(work)), "cache": cache, "share": share, "num_seeds": num_seeds, "fanouts": FANOUTS,
+        "batch_size": work.sizes.num_seeds, "hidden": widths_of(work)[1], "first": steps[0], "timed": steps[1],
+    }  # fmt: skip
+
+
+def loopback_rate(num_bytes: int = 1 << 30) -> float:
+    """Bytes per second that a plain socket carries between two threads, each way, both ways at once."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+    piece = bytearray(1 << 22)
+
+    def send(end: socket.socket) -> None:
+        for _ in range(num_bytes // len(piece)):
+            end.sendall(piece)
+
+    def receive(end: socket.socket) -> None:
+        into, left = bytearray(len(piece)), num_bytes
+        while left > 0:
+            left -= end.recv_into(into)
+
+    threads = [threading.Thread(target=work, args=(end,)) for end in ends for work in (send, receive)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - start
+    for end in ends:
+        end.close()
+    return num_bytes / seconds
 
 
 def _milliseconds(loader: NeighborLoader, model: DeviceModel, steps: Steps) -> Callable[[], float]:
@@ -110,4 +222,4 @@ def parts_of(work: Workload, num_parts: int) -> Path:
     return work.once(f"gpu/{num_parts} parts", make)
 
 
-BENCHMARKS = [one_process]
+BENCHMARKS = [one_process, two_ranks]
