@@ -75,13 +75,14 @@ class Loader:
         self._identity = identity
         self._across_epochs = across_epochs
         self._context = loader_context(graph, options.priority, options.path)
-        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy)
+        on_device = sampled_on(graph, target) is not None
+        by_device = target if on_device else None
+        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy, device=by_device)
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
-        on_device = sampled_on(graph, target) is not None
         if num_threads is None:
             num_threads = _REMOTE_THREADS if waits else 1
-            if on_device and getattr(graph, "is_pinned", False):
+            if on_device and _reads_bus(graph):
                 num_threads = _BUS_THREADS
         layout = StageLayout(
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device
@@ -96,6 +97,8 @@ class Loader:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
         self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
+        if isinstance(graph, DistGraph):
+            graph.loaders.add(self)
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
         self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
@@ -317,6 +320,11 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._num_inputs:,} inputs, {len(self)} batches per epoch)"
+
+
+def _reads_bus(graph: Graph | DistGraph) -> bool:
+    """Whether the device that samples a graph reads some of it from host memory."""
+    return graph.is_pinned if isinstance(graph, Graph) else graph.registered is not None
 
 
 def describe(sampled: Sampled, record: BatchTrace) -> None:

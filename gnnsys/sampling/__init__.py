@@ -7,6 +7,7 @@ from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
+from gnnsys.sampling.place import PLACES, Placed, check_device, check_place
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
@@ -23,6 +24,7 @@ from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
 
 __all__ = [
+    "PLACES",
     "AnyGraph",
     "Block",
     "DistGraph",
@@ -32,10 +34,13 @@ __all__ = [
     "Mask",
     "NeighborSampler",
     "PartMasks",
+    "Placed",
     "Sample",
     "SampleKey",
     "batch_visits",
+    "check_device",
     "check_fanouts",
+    "check_place",
     "check_sample",
     "core_csc",
     "count_true",

@@ -36,6 +36,7 @@ from gnnsys.comm import (
     join,
     read_key,
 )
+from gnnsys.sampling import check_device, check_place
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
 from gnnsys.session.server_supervisor import ServerSupervisor
@@ -120,6 +121,8 @@ def open(
     policy: Policy | None = None,
     priority: int = 0,
     path_id: int = 0,
+    device: torch.device | str | None = None,
+    place: str = "auto",
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -134,6 +137,11 @@ def open(
     `policy` chooses which of the candidates for rows serves them (`gnnsys.store.Policy`; the nearest by default).
     `priority` (smaller is served first) and `path_id` (the number of a route) are said in every request about this
     graph, unless a loader says others (`PipelineOptions`) or `gnnsys.comm.use_context` does.
+
+    `device`: where batches go unless a loader says otherwise, "cuda" say. A GPU then samples and reads the parts of its
+    machine by itself: `place` says from where, "device" (all copied to it), "structure" (rows stay in their files,
+    which it reads), "registered" (indices too) or "host" (nothing); "auto" decides by bytes, and one line tells what it
+    chose (`graph.placed`).
     """
     session = session or current()
     if session is None:
@@ -142,7 +150,7 @@ def open(
         session = init(process_group=False)
     return session.open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
-        path_id=path_id,
+        path_id=path_id, device=device, place=place,
     )  # fmt: skip
 
 
@@ -222,20 +230,30 @@ class Session:
         policy: Policy | None = None,
         priority: int = 0,
         path_id: int = 0,
+        device: torch.device | str | None = None,
+        place: str = "auto",
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
         check_policy(policy)
+        check_place(place)
+        target = check_device(device)
         context = RequestContext(priority=priority, path=path_id)
-        graph = self._open(path, verify, timeout, servers, key, policy)
+        graph = self._open(path, verify, timeout, servers, key, policy, place)
         graph.loader_numbers = self._loader_numbers
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
+        if target is not None:
+            graph.device = target
+            if target.type == "cuda":
+                placed = graph.place_on(target, place)
+                if self.group.is_leader:
+                    print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
         return graph
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
-        key: str | os.PathLike[str] | None, policy: Policy | None,
+        key: str | os.PathLike[str] | None, policy: Policy | None, place: str,
     ) -> DistGraph:  # fmt: skip
         name = str(Path(path).resolve())
         if servers is not None:
@@ -254,8 +272,9 @@ class Session:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
             self._graphs[name] = open_in_group(
-                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy
-            )
+                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy,
+                place=place,
+            )  # fmt: skip
         return self._graphs[name]
 
     def status(self) -> list[dict[str, Any]]:
@@ -282,6 +301,8 @@ class Session:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
+        for graph in [*self._graphs.values(), *self._served]:
+            graph.release_device()
         try:
             failed = self._say_goodbye(wait)
         except BaseException:  # Ctrl-C while a checkpoint is waited for, say
