@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gnnsys.comm import Pending
     from gnnsys.sampling.dist_graph import DistGraph
 
-HOST_PIECE = 1 << 18  # edges, or columns, before others may have their turn: 3 ms, and what they need stays in a cache
+HOST_PIECE = 1 << 17  # edges, or columns, before others may have their turn: 1.5 ms, within a cache
 _CHUNK = 1 << 19  # sums in one message of a reply: a frame
 _SECONDS = 600.0  # for a part to answer, behind all that its machine answers before
 

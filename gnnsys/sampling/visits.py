@@ -95,6 +95,8 @@ def batch_visits(
     """
     _check_batch_size(batch_size)
     node_type = _only_type(graph) if node_type is None else node_type
+    if isinstance(graph, DistGraph):
+        options = {"device": "cpu", **options}  # nothing of a device is used before its cache is there
     sampler = NeighborSampler(graph, fanouts, **options)
     drawn = sampler.options()
     is_plain = not sampler.disjoint and sampler.expand == "new" and drawn["weight_attr"] is None
