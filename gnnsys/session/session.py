@@ -33,9 +33,12 @@ from gnnsys.comm import (
     RendezvousError,
     RequestContext,
     agree_on_address,
+    default_lanes,
+    default_server_threads,
     join,
     read_key,
 )
+from gnnsys.observe import num_usable_cores
 from gnnsys.sampling import check_device, check_place
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
@@ -59,7 +62,7 @@ def init(
     timeout: float = 60.0,
     join_timeout: float = 300.0,
     lost_after: float = 30.0,
-    server_threads: int = 2,
+    server_threads: int | None = None,
     process_group: bool = True,
     backend: str | None = None,
     encrypt: bool = True,
@@ -70,7 +73,8 @@ def init(
     `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
     start apart; `lost_after`: that a server or a rank may be silent before it counts as dead (ShardLost, TrainerLost),
     which is how long a pause, a cut, or the restart of a server is ridden out. Under torchrun this process ends within
-    `lost_after`, too, when the agent that launched it was killed.
+    `lost_after`, too, when the agent that launched it was killed. `server_threads`: of this machine's server, for
+    requests; by default a quarter of the cores, at least two and at most eight.
 
     `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
     around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one.
@@ -86,6 +90,8 @@ def init(
     for name, seconds in (("timeout", timeout), ("join_timeout", join_timeout), ("lost_after", lost_after)):
         if not seconds > 0:
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
+    if server_threads is None:
+        server_threads = default_server_threads(num_usable_cores())
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
     agent = TorchrunAgent.watch(lost_after)
@@ -374,6 +380,7 @@ class Session:
             timeout=self.timeout,
             name=f"rank-{group.rank}",
             lost_after=self.lost_after,
+            lanes=default_lanes(num_usable_cores(), group.local_world_size),
         )
         self._clients.append(self.client)
         group.watch(self._silences, self.lost_after)
