@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Packing
-from gnnsys.fullgraph.offload.copy_streams import CopyStreams, HostStreams, streams_between
+from gnnsys.fullgraph.offload.copy_streams import CopyStreams, HostStreams, copy_into, streams_between
 from gnnsys.fullgraph.offload.mover import Mover, Pick, StagingBuffers
 from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.fullgraph.plan.pass_planner import PassPlan
@@ -28,13 +28,18 @@ POISON = 0xFF  # NaN, in every floating-point type
 class LateMark:
     """Work that is done when somebody waits for it, and not before."""
 
-    def __init__(self, queue: deque[LateMark], work: Callable[[], object], source: Tensor | None = None) -> None:
-        self.queue, self.work, self.source = queue, work, source
+    def __init__(self, queue: deque[LateMark], work: Callable[[], object], sources: Sequence[Tensor] = ()) -> None:
+        self.queue, self.work, self.sources = queue, work, sources
         queue.append(self)
 
     def synchronize(self) -> None:
         while self in self.queue:
             self.queue.popleft().work()
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Also where both are poisoned."""
+    return not a.numel() or torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 class LateStreams:
@@ -53,9 +58,12 @@ class LateStreams:
         self.num_buffers += 1
         return torch.full((num_bytes,), POISON, dtype=torch.uint8)
 
-    def bring(self, source: Tensor) -> tuple[Tensor, LateMark]:
-        block = torch.full_like(source, POISON)
-        return block, LateMark(self.queues[0], lambda: block.copy_(source), source)
+    def is_direct(self, tensor: Tensor) -> bool:
+        return tensor.is_contiguous()
+
+    def bring(self, sources: Sequence[Tensor], starts: Sequence[int], num_bytes: int) -> tuple[Tensor, LateMark]:
+        block = torch.full((num_bytes,), POISON, dtype=torch.uint8)
+        return block, LateMark(self.queues[0], lambda: copy_into(block, sources, starts), sources)
 
     def follow(self, mark: LateMark) -> None:
         self._read += [(source, source.clone()) for source in self._sources_until(mark)]
@@ -63,7 +71,8 @@ class LateStreams:
 
     def _sources_until(self, mark: LateMark) -> list[Tensor]:
         queued = list(self.queues[0])
-        return [each.source for each in queued[: queued.index(mark) + 1]] if mark in queued else []
+        before = queued[: queued.index(mark) + 1] if mark in queued else []
+        return [source for each in before for source in each.sources]
 
     def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> LateMark:
         for place in into:
@@ -72,7 +81,7 @@ class LateStreams:
         read, self._read = self._read, []
 
         def work() -> None:
-            assert all(torch.equal(source, then) for source, then in read), "a buffer was written to while it was read"
+            assert all(same_bytes(source, then) for source, then in read), "a buffer was written to while it was read"
             for tensor, place in zip(tensors, into, strict=True):
                 place.copy_(tensor)
 

@@ -205,7 +205,9 @@ class Pass:
         with self.mover:
             yield
         self.times.compute += self.mover.seconds
-        self.mover.seconds = 0.0
+        self.times.bytes_up += self.mover.bytes_up
+        self.times.bytes_down += self.mover.bytes_down
+        self.mover.seconds, self.mover.bytes_up, self.mover.bytes_down = 0.0, 0, 0
 
     def forget(self, s: int) -> None:
         """Rows of a layer that nothing will read again."""
