@@ -42,6 +42,10 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
     return not a.numel() or torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
+def overlap(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
+
+
 class LateStreams:
     """A device whose copies happen as late as its marks allow: what is read before, or written before, is seen.
 
@@ -53,10 +57,14 @@ class LateStreams:
         self.queues: tuple[deque[LateMark], deque[LateMark]] = (deque(), deque())
         self.num_buffers = 0
         self._read: list[tuple[Tensor, Tensor]] = []  # buffers that may still be read, and what is in them
+        self._reads: list[list[tuple[Tensor, Tensor]]] = []  # the same, by copy out that is not over
 
     def buffer(self, num_bytes: int) -> Tensor:
         self.num_buffers += 1
         return torch.full((num_bytes,), POISON, dtype=torch.uint8)
+
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype).fill_(torch.nan)
 
     def is_direct(self, tensor: Tensor) -> bool:
         return tensor.is_contiguous()
@@ -79,9 +87,13 @@ class LateStreams:
             place.view(torch.uint8).fill_(POISON)
 
         read, self._read = self._read, []
+        self._reads.append(read)
+        for each in self._reads:  # what goes back to its place with more added was read before it is written
+            each[:] = [(source, then) for source, then in each if not any(overlap(source, place) for place in into)]
 
         def work() -> None:
             assert all(same_bytes(source, then) for source, then in read), "a buffer was written to while it was read"
+            self._reads = [each for each in self._reads if each is not read]
             for tensor, place in zip(tensors, into, strict=True):
                 place.copy_(tensor)
 

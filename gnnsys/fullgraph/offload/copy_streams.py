@@ -23,6 +23,10 @@ class CopyStreams(Protocol):
         """Host memory that copies can go to and from, uint8."""
         ...
 
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory for rows of a layer, which copies can go to and from too. It holds anything yet."""
+        ...
+
     def is_direct(self, tensor: Tensor) -> bool:
         """Whether copies can go to and from this host memory, as they can to and from a buffer."""
         ...
@@ -54,6 +58,9 @@ class CudaStreams:
 
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def is_direct(self, tensor: Tensor) -> bool:
         return tensor.is_contiguous() and tensor.is_pinned()
@@ -90,6 +97,9 @@ class HostStreams:
 
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def is_direct(self, tensor: Tensor) -> bool:
         return tensor.is_contiguous()

@@ -5,7 +5,7 @@ What a bin lent (page-locked memory, a block on the device) it keeps until the h
 and its kernels are over then, so all of it can be used again at once, and no stream has to be told. There are never
 more than two bins on the device, one that computes and one that comes or goes.
 
-Rows of layers live in page-locked memory (`StagingBuffers.rows`), so a range of them is copied from and to where it
+Rows of layers live in page-locked memory (`CopyStreams.rows`), so a range of them is copied from and to where it
 lies. What has to be picked, or lies elsewhere, goes through a buffer.
 """
 
@@ -49,11 +49,6 @@ class StagingBuffers:
 
     def give_back(self, buffer: Tensor) -> None:
         self._free.append(buffer)
-
-    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Host memory for rows of a layer, which copies go to and from without a buffer. It holds anything yet."""
-        num_bytes = torch.Size(shape).numel() * dtype.itemsize
-        return self.streams.buffer(num_bytes).view(dtype).view(shape)
 
 
 @dataclass(frozen=True, eq=False)

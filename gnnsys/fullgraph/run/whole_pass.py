@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gnnsys.fullgraph.plan.halo import HaloPlan
-from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.backward import Backward
 from gnnsys.fullgraph.run.forward import Forward
 from gnnsys.fullgraph.run.halo_exchange import Exchange
@@ -69,13 +68,14 @@ class PassRunner:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def input(self, x: Tensor, steps: list[Step], is_known: bool, layers_version: int) -> tuple[Tensor, bool]:
+    def input(self, x: Tensor, state: Pass, layers_version: int) -> tuple[Tensor, bool]:
         """The first step's input by place, with room for the halo, and whether the halo is there already."""
-        if is_known:
+        steps = state.plan.steps
+        if state.is_known:
             assert self.known is not None
             return self.known.rows, True
         num_rows = self.halo.num_local if steps[0].has_halo else self.halo.num_core
-        rows = x.new_empty((num_rows, x.shape[1]))
+        rows = state.host_rows((num_rows, x.shape[1]), x.dtype, x.device)
         rows[: self.halo.num_core] = x.detach()[self.halo.order_on(x.device)]
         version = _version(x)
         self.known = None if version is None else KnownFeatures(weakref.ref(x), version, layers_version, rows, {})
@@ -95,7 +95,7 @@ class _WholePass(torch.autograd.Function):
     def forward(
         ctx: Any, runner: PassRunner, state: Pass, trains: bool, layers_version: int, x: Tensor, *parameters: Tensor
     ) -> Tensor:
-        rows, is_here = runner.input(x, state.plan.steps, state.is_known, layers_version)
+        rows, is_here = runner.input(x, state, layers_version)
         state.constant = None if runner.known is None else runner.known.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
         ctx.runner, ctx.state, ctx.parameters, ctx.is_done = runner, state, parameters, False
