@@ -56,6 +56,7 @@ class LateStreams:
     def __init__(self) -> None:
         self.queues: tuple[deque[LateMark], deque[LateMark]] = (deque(), deque())
         self.num_buffers = 0
+        self._rows: set[int] = set()  # memory that copies go to and from directly
         self._read: list[tuple[Tensor, Tensor]] = []  # buffers that may still be read, and what is in them
         self._reads: list[list[tuple[Tensor, Tensor]]] = []  # the same, by copy out that is not over
 
@@ -64,10 +65,12 @@ class LateStreams:
         return torch.full((num_bytes,), POISON, dtype=torch.uint8)
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype).fill_(torch.nan)
+        rows = torch.empty(shape, dtype=dtype).fill_(torch.nan)
+        self._rows.add(rows.untyped_storage().data_ptr())
+        return rows
 
     def is_direct(self, tensor: Tensor) -> bool:
-        return tensor.is_contiguous()
+        return tensor.is_contiguous() and tensor.untyped_storage().data_ptr() in self._rows
 
     def bring(self, sources: Sequence[Tensor], starts: Sequence[int], num_bytes: int) -> tuple[Tensor, LateMark]:
         block = torch.full((num_bytes,), POISON, dtype=torch.uint8)

@@ -10,9 +10,10 @@ host. Here the sums of all nodes lie on the device while rows go by:
 - Back: the same sweep makes the sums again, unless bins were kept. A bin writes the gradient of its sums over them.
   When a group is done, the gradient of any range of rows is one product with the transposed structure. Where it is
   computed from on the device, the step before asks for that bin by bin (`stays`); else a piece goes down when it is
-  made, and the host adds nothing: what earlier groups and the nodes themselves said comes up with the piece.
+  made, and what earlier groups and the nodes themselves said comes up with it: the host adds nothing but, of several
+  groups, the nodes' own parts.
 - Order of addition, the same on every run: a node's edges by piece, inside a piece as they are stored; a row's gradient
-  is its own part, then its edges as the transposed structure has them, group by group.
+  is its own part, then its edges as the transposed structure has them, the last group's first.
 
 A step in sweeps is a barrier: it begins when all rows of its input are there, of other ranks too.
 """
@@ -226,13 +227,13 @@ class SourceSweeps:
     def settle(self, mover: Mover, sums: DeviceSums, grads: Tensor, first: int, has_part: bool) -> None:
         """Brings the gradients of rows from `first` on down to `grads`, piece by piece, from those of a group's sums.
 
-        `has_part` says of rows of the core that `grads` has something of them already, which is added to. Of the halo
-        it has that of earlier groups.
+        `has_part` says that `grads` has something of the core's rows already, which is added to; of several groups,
+        that it has of all.
         """
         group, rows = sums.group, sums.rows
         ranges = [(piece.first, piece.end) for piece in group.pieces if piece.first >= first]
         for low, high in ranges:
-            is_added = group.number > 0 or (has_part and high <= self.view.csc.num_dst)
+            is_added = len(self.groups) > 1 or (has_part and high <= self.view.csc.num_dst)
             if is_added:
                 mover.load((group, "part", low), [Pick(grads, slice(low, high))])
                 load = mover.take((group, "part", low))

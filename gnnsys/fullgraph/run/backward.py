@@ -215,7 +215,7 @@ class Backward:
         )
         if state.needs[s] and self._grads[s] is None and is_asked:
             self._grads[s] = state.host_rows(tuple(rows.shape), rows.dtype, rows.device)
-            if sweeps is None and step.stage.conv is not None:
+            if step.stage.conv is not None and (sweeps is None or len(sweeps.groups) > 1):
                 self._grads[s].zero_()  # type: ignore[union-attr]
         for name in step.stage.joins:
             mark = state.marks[name]
@@ -342,10 +342,10 @@ class Backward:
         s, step, grads = here.step, self._steps[here.step], self._grads[here.step]
         own = None if grads is None else grads[here.nodes]
         marked = [self._marked.get((self._state.marks[name], s)) for name in step.stage.joins]
-        is_alone = step.stage.conv is None
+        is_alone, sweeps = step.stage.conv is None, step.source_sweeps
         return [
             own if is_alone else None,
-            own if step.source_sweeps is not None and self._takes_own(s) else None,
+            own if self._takes_own(s) and sweeps is not None and len(sweeps.groups) == 1 else None,
             *(None if each is None else each[here.nodes] for each in marked),
         ]
 
