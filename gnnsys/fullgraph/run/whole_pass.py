@@ -17,6 +17,7 @@ from gnnsys.fullgraph.run.forward import Forward
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.fullgraph.run.pass_times import Times
+from gnnsys.ops import gather_rows
 
 
 class KnownFeatures(NamedTuple):
@@ -90,6 +91,14 @@ def _version(x: Tensor) -> tuple[int, int, torch.dtype] | None:
     return None if x.requires_grad or x.is_inference() else (x._version, x.data_ptr(), x.dtype)
 
 
+def _ordered(state: Pass, rows: Tensor, index: Tensor) -> Tensor:
+    """Rows at the index, where bins move in memory that copies go from directly."""
+    if state.plan.buffers is None or rows.device.type != "cpu":
+        return rows[index]
+    out = state.host_rows((index.numel(), rows.shape[1]), rows.dtype, rows.device)
+    return gather_rows(rows.contiguous(), index, out=out)
+
+
 class _WholePass(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -103,7 +112,7 @@ class _WholePass(torch.autograd.Function):
         with torch.set_grad_enabled(state.wants_grad), runner.failing():
             out = Forward(state, ctx.exchange).run(rows, is_here)
         runner.times = state.times
-        return out.detach()[runner.halo.places_on(out.device)]
+        return _ordered(state, out.detach(), runner.halo.places_on(out.device))
 
     @staticmethod
     @once_differentiable
@@ -114,7 +123,8 @@ class _WholePass(torch.autograd.Function):
         state, exchange, halo = ctx.state, ctx.exchange, ctx.runner.halo
         ctx.state = ctx.exchange = None
         with ctx.runner.failing():
-            x_grad, found = Backward(state, exchange).run(grads[0][halo.order_on(grads[0].device)])
+            grad = _ordered(state, grads[0], halo.order_on(grads[0].device))
+            x_grad, found = Backward(state, exchange).run(grad)
         if x_grad is not None:
             x_grad = x_grad[halo.places_on(x_grad.device)]
         return None, None, None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)
