@@ -100,7 +100,7 @@ class NeighborLoader(Loader):
                 time=time_attr,
                 temporal_strategy=temporal_strategy,
                 expand=expand,
-                device=sampled_on(graph, target),
+                device=sampled_on(graph, target) or torch.device("cpu"),
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             if isinstance(graph, DistGraph) and target is not None and len(nodes):
