@@ -53,6 +53,15 @@ def default_num_threads(work: LoadingWork, device: torch.device | None = None) -
     )
 
 
+def default_fetch_threads(num_threads: int) -> int:
+    """Of `num_threads` by default, so many wait for rows and put them in place: one for every two of them.
+
+    >>> [default_fetch_threads(n) for n in (0, 1, 3, 4, 6)]
+    [1, 1, 1, 2, 3]
+    """
+    return max(1, num_threads // 2)
+
+
 def num_local_ranks(environment: Mapping[str, str]) -> int:
     """Ranks that share this machine, as torchrun says; 1 where nothing is said."""
     said = environment.get("LOCAL_WORLD_SIZE", "")

@@ -70,8 +70,9 @@ def _fill(
     costs = {"own_cost": 0.0} if all(table.is_on_device for table in tables) else {}
     ids = rows_to_cache(visits, is_remote, row_bytes=row_bytes, bytes=max(allowed - others, 0), **costs)
     if ids.numel():
+        name = object()
         for table in tables:
-            table.fill_cache(ids)
+            table.fill_cache(ids, name)
     return expected_reads(visits, is_remote, ids, row_bytes=row_bytes)
 
 

@@ -43,6 +43,7 @@ class RowCache(NamedTuple):
     rows: Tensor
     slots: Tensor  # int32 [num_rows]
     hits: Tensor  # int64 [1], counted by whoever reads
+    name: Hashable = None  # equal for caches of the same rows of several tables
 
 
 class _Kept:
@@ -124,8 +125,11 @@ class DeviceTable:
         """Whether the device reads each row by itself, without a cache; on the device of `ids`."""
         return torch.bucketize(ids, self._bounds.to(ids.device), right=True) % 2 == 1
 
-    def fill_cache(self, ids: Tensor) -> None:
-        """Keeps copies of these rows (distinct ids) on the device from here on. Not while others read."""
+    def fill_cache(self, ids: Tensor, name: Hashable = None) -> None:
+        """Keeps copies of these rows (distinct ids) on the device from here on. Not while others read.
+
+        `name` is equal for tables that keep the rows of the same ids, and unlike any other.
+        """
         ids = ids.cpu().long()
         slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
         slots[ids] = torch.arange(ids.numel(), dtype=torch.int32, device="cpu")
@@ -134,7 +138,7 @@ class DeviceTable:
         for first in range(0, ids.numel(), step):
             rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
         hits = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._kept.cache, self._kept.num_rows = RowCache(rows, slots.to(self.device), hits), 0
+        self._kept.cache, self._kept.num_rows = RowCache(rows, slots.to(self.device), hits, name or object()), 0
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # reads may come from any stream
 
@@ -196,18 +200,27 @@ class DeviceTable:
         return f"DeviceTable({self.name!r}, {list(self._shape)}, {self._dtype} on {self.device}{cached})"
 
     def _begin_remote(self, ids: Tensor, context: ReadContext) -> _Missing | None:
-        """Asks for the rows that are not here. The host waits for their ids."""
-        is_missing = ~self.is_own(ids)
-        if self._cache is not None:
-            is_missing &= gather_rows(self._cache.slots, ids) < 0
-        at = is_missing.nonzero().view(-1)
+        """Asks for the rows that are not here. The host waits for their ids, once for all tables cut alike."""
+        cache = self._cache
+        alike = (id(ids), tuple((piece.first, piece.end) for piece in self._pieces))
+        # The ids and the cached rows are kept with what was found, so that none of these numbers is another's.
+        _, _, at, wanted = context.once(
+            (*alike, None if cache is None else cache.name), lambda: (ids, cache, *self._missing(ids, cache))
+        )
         if at.numel() == 0:
             return None
-        wanted = ids[at].to("cpu")
         rows = torch.empty(
             (at.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
         )
         return _Missing(self.remote.begin(wanted, rows, context), rows, at)
+
+    def _missing(self, ids: Tensor, cache: RowCache | None) -> tuple[Tensor, Tensor]:
+        """Where among the ids those stand that are not here, on the device, and what they are, on the host."""
+        is_missing = ~self.is_own(ids)
+        if cache is not None:
+            is_missing &= gather_rows(cache.slots, ids) < 0
+        at = is_missing.nonzero().view(-1)
+        return at, ids[at].to("cpu")
 
     def fill(self, ids: Tensor, out: Tensor) -> Tensor:
         """`out` with the rows that are here, those of others left as they are."""
