@@ -42,9 +42,9 @@ def default_num_threads(work: LoadingWork, device: torch.device | None = None) -
     """For a loader that is made now, whose batches go to `device`, or stay on the host.
 
     Training on a GPU takes one core; on the CPU it takes as many as torch has threads. Batches that stay on the host
-    are taken to be trained on there unless this process uses CUDA already.
+    are taken to be trained on there.
     """
-    on_gpu = (device is not None and device.type != "cpu") or torch.cuda.is_initialized()
+    on_gpu = device is not None and device.type != "cpu"
     return choose_num_threads(
         work,
         num_cores=num_usable_cores(),

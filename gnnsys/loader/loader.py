@@ -83,7 +83,7 @@ class Loader:
         fetch_threads = 1
         if num_threads is None:
             work = LoadingWork.MACHINES if waits else LoadingWork.DEVICE if on_device else LoadingWork.HOST
-            if on_device and _reads_bus(graph):
+            if on_device and not waits and _reads_bus(graph):
                 work = LoadingWork.BUS
             if work is LoadingWork.HOST and (transform is not None or any(stage.is_inline for stage in stages)):
                 work = LoadingWork.IN_ORDER
