@@ -46,8 +46,8 @@ class PadSizes:
     """Sizes that batches are padded to.
 
     `nodes` (seeds first) and `edges` are the largest numbers per hop that fit level 0, by type where there are several;
-    padding comes on top. By default they are found from `num_samples` batches of the first epoch. Other levels are
-    `growth` times as large as the one before.
+    padding comes on top, and no batch has less. By default they are found from `num_samples` batches of the first
+    epoch, and small batches have less. Further levels are `growth` times as large as the one before.
 
     >>> PadSizes(nodes=[1024, 14_000, 120_000], edges=[15_000, 140_000]).growth
     1.125
@@ -104,7 +104,9 @@ class Padding:
         most = max((each.numel() for each in inputs.values()), default=0)  # an epoch's last batch may have fewer
         found = [sample(ticket, each).sample for ticket, each in inputs.items() if each.numel() >= most - 1]
         self._nodes, self._edges = _largest(found)
+        self._lowest = -_LEVELS
         if options.nodes is not None and options.edges is not None:
+            self._lowest = 0
             self._nodes = _given("nodes", options.nodes, self._nodes, NODE)
             self._edges = _given("edges", options.edges, self._edges, EDGE)
         self._templates = threading.local()  # by thread: each may have a stream of its own
@@ -141,12 +143,10 @@ class Padding:
 
     def _shape(self, sample: Sample, seed_type: NodeType) -> PaddedShape:
         nodes, edges = sample.num_sampled_nodes, sample.num_sampled_edges
-        pairs = [
-            (count, base)
-            for counts, bases in ((nodes, self._nodes), (edges, self._edges))
-            for t, per_hop in counts.items()
-            for count, base in zip(per_hop, bases.get(t, [0] * len(per_hop)), strict=True)
+        by_type = [(c, self._nodes.get(t)) for t, c in nodes.items()] + [
+            (c, self._edges.get(t)) for t, c in edges.items()
         ]
+        pairs = [pair for counts, base in by_type for pair in zip(counts, base or [0] * len(counts), strict=True)]
         level = self._level([(count, base) for count, base in pairs if base])
         room = iter(self._room(count, base, level) for count, base in pairs)
         node_room = {t: [next(room) for _ in per_hop] for t, per_hop in nodes.items()}
@@ -164,7 +164,7 @@ class Padding:
     def _level(self, pairs: Sequence[tuple[int, int]]) -> int:
         """The lowest at which every count fits."""
         ratio = max((count / base for count, base in pairs), default=0.0)
-        level = max(-_LEVELS, math.floor(math.log(ratio, self._growth)) - 1) if ratio else -_LEVELS
+        level = max(self._lowest, math.floor(math.log(ratio, self._growth)) - 1) if ratio else self._lowest
         while any(count > self._room(count, base, level) for count, base in pairs):
             level += 1
         return level

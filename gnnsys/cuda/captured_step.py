@@ -68,7 +68,7 @@ class CapturedStep:
 
     def __call__(self, batch: Batch) -> Any:
         """Trains on a batch; a copy of what the step returned."""
-        if batch.device.type != "cuda":
+        if not _is_capturable(batch):
             self._num_eager += 1
             return detached(self._step(batch))
         size = size_of(batch)
@@ -196,6 +196,10 @@ def size_of(batch: Batch) -> Hashable:
     blocks = [(b.num_src, b.num_dst, [(t, c.num_src) for t, c in b.csc.items()]) for b in batch.blocks]
     shapes = [(t.shape, t.dtype, t.device) for block in batch.blocks for t in _block_tensors(block)]
     return (*((key, _frozen(store)) for key, store in stores), tuple(known), _frozen(blocks), _frozen(shapes))
+
+
+def _is_capturable(batch: Batch) -> bool:
+    return batch.device.type == "cuda"
 
 
 def _known_of(store: Mapping[str, Any]) -> tuple[int, int, Mapping[int, int]] | None:
