@@ -42,15 +42,24 @@ def default_num_threads(work: LoadingWork, device: torch.device | None = None) -
     """For a loader that is made now, whose batches go to `device`, or stay on the host.
 
     Training on a GPU takes one core; on the CPU it takes as many as torch has threads. Batches that stay on the host
-    are taken to be trained on there unless this process uses CUDA already.
+    are taken to be trained on there.
     """
-    on_gpu = (device is not None and device.type != "cpu") or torch.cuda.is_initialized()
+    on_gpu = device is not None and device.type != "cpu"
     return choose_num_threads(
         work,
         num_cores=num_usable_cores(),
         num_local_ranks=num_local_ranks(os.environ),
         num_training_threads=1 if on_gpu else torch.get_num_threads(),
     )
+
+
+def default_fetch_threads(num_threads: int) -> int:
+    """Of `num_threads` by default, so many wait for rows and put them in place: one for every two of them.
+
+    >>> [default_fetch_threads(n) for n in (0, 1, 3, 4, 6)]
+    [1, 1, 1, 2, 3]
+    """
+    return max(1, num_threads // 2)
 
 
 def num_local_ranks(environment: Mapping[str, str]) -> int:

@@ -111,7 +111,7 @@ class LinkNeighborLoader(Loader):
             time=time_attr,
             temporal_strategy=temporal_strategy,
             expand=expand,
-            device=sampled_on(graph, target),
+            device=sampled_on(graph, target) or torch.device("cpu"),
         )
         seeder = make_seeder(graph, edge_type, negatives, disjoint, time_attr)
         if graph.is_homogeneous:
@@ -144,7 +144,7 @@ class LinkNeighborLoader(Loader):
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
-            device=target,
+            device=target or "cpu",
             across_epochs=across_epochs,
             fetch=fetch,
             wire_dtype=wire_dtype,

@@ -24,7 +24,8 @@ from gnnsys.ops import (
     gather_rows,
     sample_neighbors,
 )
-from gnnsys.sampling.edge_sources import edge_sources, pinned
+from gnnsys.sampling.edge_sources import edge_sources
+from gnnsys.sampling.pinned_structure import read_by_device
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph
@@ -130,7 +131,7 @@ class GraphNeighborhoods:
         self._device = sampling_device(graph, device)
         self._sources = edge_sources(graph, weight, time)
         if self._device != graph.device:
-            self._sources = {t: pinned(source) for t, source in self._sources.items()}
+            self._sources = read_by_device(graph, self._sources, self._device)
         self._reads = DeviceReads()
         self._largest: dict[EdgeType, int] = {}  # in-degrees, where they were asked for
         self.id_dtypes = dict.fromkeys(graph.node_types, torch.int32)

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -45,8 +46,9 @@ from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_policy
 
 if TYPE_CHECKING:
-    from gnnsys.sampling import DistGraph
+    from gnnsys.sampling import DistGraph, Placed
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 150.0  # for all graph servers to listen
@@ -165,6 +167,10 @@ def open(
     )  # fmt: skip
 
 
+def _nothing() -> None:
+    return None
+
+
 class Session:
     """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say which process this is.
 
@@ -245,7 +251,8 @@ class Session:
         check_place(place)
         if not (cache is None or cache == "auto" or (isinstance(cache, int) and cache > 0)):
             raise ValueError(f"cache must be a positive number of bytes, 'auto' or None, got {cache!r}")
-        target = check_device(device)
+        is_first = servers is None and self.client is not None and str(Path(path).resolve()) not in self._graphs
+        target = self._together("device", is_first, lambda: check_device(device))
         context = RequestContext(priority=priority, path=path_id)
         graph = self._open(path, verify, timeout, servers, key, policy, place)
         graph.loader_numbers = self._loader_numbers
@@ -253,13 +260,33 @@ class Session:
             graph.client.context = context
         if cache is not None:
             graph.cache = cache
+        if graph.placed is None:
+            graph.place = place
+        elif place not in ("auto", graph.place):
+            raise ValueError(f"{path} was placed before, {graph.placed}: it cannot be had at place={place!r} as well")
         if target is not None:
             graph.device = target
-            if target.type == "cuda":
-                placed = graph.place_on(target, place)
-                if self.group.is_leader:
-                    print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
+        place_it: Callable[[], Placed | None] = _nothing
+        if target is not None and target.type == "cuda":
+            place_it = partial(graph.place_on, target)
+        placed = self._together("placed", is_first, place_it)
+        if placed is not None and self.group.is_leader:
+            print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
         return graph
+
+    def _together(self, name: str, is_collective: bool, call: Callable[[], _T]) -> _T:
+        """What `call` returns. Where all ranks call it, a ValueError on one of them is one on all."""
+        result: _T | None = None
+        problem: ValueError | None = None
+        try:
+            result = call()
+        except ValueError as error:
+            if not is_collective:
+                raise
+            problem = error
+        if is_collective:
+            self.group.agree(name, problem)
+        return cast("_T", result)
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
@@ -312,7 +339,10 @@ class Session:
                 return
             self.is_closed = True
         for graph in [*self._graphs.values(), *self._served]:
-            graph.release_device()
+            try:
+                graph.release_device()
+            except Exception as error:  # of a device that is broken, say: the rest must end all the same
+                _log.warning("what a device had of %s could not be given back: %s", graph.parts.path, error)
         try:
             failed = self._say_goodbye(wait)
         except BaseException:  # Ctrl-C while a checkpoint is waited for, say

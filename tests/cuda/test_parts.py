@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -200,6 +201,7 @@ def test_files_are_given_back_at_close_and_ten_opens_leave_no_growth(large_parts
             next(iter(loader))
         assert not view.is_pinned() and files.nbytes == 0
         del graph, loader, session, files, view
+        gc.collect()
         torch.cuda.synchronize()
         if number:
             allocated.add(torch.cuda.memory_allocated())

@@ -71,8 +71,8 @@ def two_ranks(work: Workload) -> Iterator[Case]:
     socket has there, both ways at once. With a cache of a fifth of the rows, remote bytes beside what was predicted.
     """
 
-    def sides() -> dict[str, Side]:
-        found = run_ranks(parts_of(work, 2), _job(work, cache=None, share=True))
+    def sides(encrypt: bool) -> dict[str, Side]:
+        found = run_ranks(parts_of(work, 2), _job(work, cache=None, share=True, encrypt=encrypt))
         slowest = max(found, key=lambda rank: rank["seconds"])
         seconds = {
             OURS: slowest["seconds"],
@@ -82,13 +82,14 @@ def two_ranks(work: Workload) -> Iterator[Case]:
         return {name: Side(partial(_same, 1e3 * taken)) for name, taken in seconds.items()}
 
     bound = Versus((COMPUTE, LOOPBACK), 1 / _BOUND_WITHIN, pick="worst", label="compute or bytes")
-    yield Case("parts/two ranks, one GPU", value("ms"), sides, (bound,), repeats=1)
+    yield Case("parts/two ranks, one GPU", value("ms"), partial(sides, True), (bound,), repeats=1)
+    yield Case("parts/two ranks, one GPU, in the clear", value("ms"), partial(sides, False), (bound,), repeats=1)
 
     def cached() -> dict[str, Side]:
         rows = medium_graph(work).node_data[NODE]["x"]
         assert isinstance(rows, torch.Tensor)
         size = round(_CACHED * rows.nbytes) + 2 * 4 * rows.shape[0]  # and where rows of x and y are looked up
-        found = run_ranks(parts_of(work, 2), _job(work, cache=size, share=False))
+        found = run_ranks(parts_of(work, 2), _job(work, cache=size, share=False, encrypt=False))
         sums = {name: sum(rank[name] for rank in found) for name in ("remote_bytes", "expected_remote_bytes")}
         measured, predicted = (sums[name] / 1e6 / len(found) for name in sums)
         return {OURS: Side(partial(_same, measured)), PREDICTED: Side(partial(_same, predicted))}
@@ -129,12 +130,13 @@ def _same(figure: float) -> float:
     return figure
 
 
-def _job(work: Workload, *, cache: int | None, share: bool) -> dict[str, Any]:
+def _job(work: Workload, *, cache: int | None, share: bool, encrypt: bool) -> dict[str, Any]:
     steps = (4, 24) if work.sizes is FULL else (1, 2)
     num_seeds = min(200 * work.sizes.num_seeds, medium_graph(work).num_nodes() // 2)
     return {
         "device": str(device(work)), "cache": cache, "share": share, "num_seeds": num_seeds, "fanouts": FANOUTS,
         "batch_size": work.sizes.num_seeds, "hidden": widths_of(work)[1], "first": steps[0], "timed": steps[1],
+        "encrypt": encrypt,
     }  # fmt: skip
 
 

@@ -29,7 +29,8 @@ from gnnsys.session import init
 def main() -> None:
     parts, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     where = torch.device(options["device"])
-    with init(backend="gloo") as session:  # two ranks of one GPU
+    served = {} if "server_threads" not in options else {"server_threads": options["server_threads"]}
+    with init(encrypt=options["encrypt"], **served) as session:
         graph = session.open(parts, verify=False, device=where, place="auto", cache=options["cache"])
         shuffled = torch.randperm(graph.num_nodes(), generator=torch.Generator().manual_seed(0))
         seeds = split(graph, shuffled[: options["num_seeds"]].sort().values)
@@ -39,6 +40,7 @@ def main() -> None:
             input_nodes=seeds,
             batch_size=options["batch_size"],
             shuffle=True,
+            num_threads=options.get("num_threads"),
             pipeline=PipelineOptions(share=options["share"]),
         )
         found = measure(graph, loader, where, options)
@@ -81,6 +83,11 @@ def measure(graph: DistGraph, loader: NeighborLoader, where: torch.device, optio
         counts = loader.counters()["fetch"].counts
         fetched = loader.counters()["fetch"].batches
         held = list(islice(batches, options["first"] + options["timed"]))
+    where_time_went = {
+        name: [round(figure / max(of.batches, 1) * 1e3, 2) for figure in (of.begun, of.busy, of.starved, of.blocked)]
+        for name, of in loader.counters().items()
+    }
+    print(f"{loader}: ms per batch begun, busy, starved, blocked: {where_time_went}", file=sys.stderr)
     alone = seconds(iter(held))  # both ranks at once, on the one GPU
     plan = {} if graph.cache_plan is None else {t: reads._asdict() for t, reads in graph.cache_plan.items()}
     return {
