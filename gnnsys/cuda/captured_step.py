@@ -134,7 +134,8 @@ class SideStream:
         """The step as written."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*capturable=True")  # of torch, about steps that are no replays
             out = detached(step(batch))
         current.wait_stream(self._stream)
         return out
@@ -142,7 +143,7 @@ class SideStream:
     def record(self, step: Step, batch: Batch) -> StepGraph:
         """The step as a graph; nothing of it is run."""
         buffers = batch.apply(Tensor.clone)
-        promises = promise_for_replays(batch, buffers)
+        tensors, promises = list(buffers.tensors()), promise_for_replays(batch, buffers)
         recorded: Any = torch.cuda.CUDAGraph()
         here = torch.cuda.current_stream(self._stream.device)
         options = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
@@ -159,15 +160,14 @@ class SideStream:
         finally:
             for promise in promises:
                 promise.forget()
-        return StepGraph(buffers, out, recorded.replay)
+        return StepGraph(tensors, out, recorded.replay)
 
 
 class StepGraph:
-    """A recorded step: buffers that batches are copied into, what it returns, and what does it again."""
+    """A recorded step: buffers that a batch's tensors are copied into, what it returns, and what does it again."""
 
-    def __init__(self, buffers: Batch, out: Any, replay: Callable[[], None]) -> None:
-        self._buffers = list(buffers.tensors())
-        self._batch = buffers  # keeps them
+    def __init__(self, buffers: list[Tensor], out: Any, replay: Callable[[], None]) -> None:
+        self._buffers = buffers
         self._out = out
         self._replay = replay
 

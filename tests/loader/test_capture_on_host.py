@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gnnsys.cuda import CaptureCounts, CapturedStep, capture
 from gnnsys.cuda.captured_step import StepGraph, detached, promise_for_replays, size_of
-from gnnsys.loader import Batch, PadSizes
+from gnnsys.loader import Batch
 from gnnsys.nn import GAT, GCN, GIN, GraphSAGE
 from gnnsys.ops import BY_DESTINATION, STRUCTURES, ReplayedEdges
-from tests.support.capture import SIZES, graph, loader_of, seeded, step_of
+from tests.support.capture import ONE_SIZE, SIZES, graph, loader_of, seeded, step_of
 
 
 class FakeStream:
@@ -35,7 +35,7 @@ class FakeStream:
         def replay() -> None:
             kept.copy_(step(buffers))
 
-        return StepGraph(buffers, kept, replay)
+        return StepGraph(list(buffers.tensors()), kept, replay)
 
 
 @pytest.fixture
@@ -68,9 +68,7 @@ def test_every_batch_gives_what_the_step_gives(fake: FakeStream) -> None:
 
 
 def test_the_first_batch_of_a_size_runs_as_written_and_no_batch_runs_twice(fake: FakeStream) -> None:
-    batches = list(
-        loader_of(graph(), num_threads=0, drop_last=True, pad=PadSizes(nodes=[256, 1536, 3072], edges=[1536, 6144]))
-    )
+    batches = list(loader_of(graph(), num_threads=0, drop_last=True, pad=ONE_SIZE))
     assert len({size_of(batch) for batch in batches}) == 1
     train = capture(checksum)
     assert [train(batch) is not None and train.counts for batch in batches[:3]] == [

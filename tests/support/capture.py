@@ -14,6 +14,7 @@ from gnnsys.loader import Batch, NeighborLoader, PadSizes
 from gnnsys.nn import GraphSAGE
 
 SIZES = PadSizes(growth=1.03)  # so that there are several
+ONE_SIZE = PadSizes(nodes=[256, 1536, 3072], edges=[1536, 6144])  # that every batch of `loader_of` fits
 
 
 def graph() -> Graph:

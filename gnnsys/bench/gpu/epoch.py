@@ -53,6 +53,7 @@ BUS = "its rows copied"  # to the device, in one piece per batch
 KERNELS = "its kernels"  # the sum of what they take, those of loading too
 STEP_KERNELS = "kernels of its steps"  # without those of loading
 EAGER = "steps as written"
+GATHERING = "captured steps that gather rows"  # themselves, instead of a copy of rows that were gathered
 BEYOND_KERNELS, CAPTURED_BEYOND_KERNELS = 1.10, 1.05  # an epoch may take this much longer than its kernels
 PYG, PYG_TRIMMED = "PyG, CPU batches", "PyG trimmed, CPU batches"
 Step = Callable[[Batch], None]
@@ -142,6 +143,9 @@ def epoch_beside_kernels(work: Workload) -> Iterator[Case]:
             padded = _loader(work, graph, steps, pad=True, **_on_device(work))
             train = capture(DeviceModel(work, GraphSAGE(*widths), capturable=is_gpu(work)).step)
             calls |= {OURS: partial(_one_epoch, padded, train, steps), EAGER: run}
+            without_rows = _loader(work, graph, steps, pad=True, fetch=["y"], **_on_device(work))
+            model = DeviceModel(work, GraphSAGE(*widths), is_gpu(work), rows=graph.node_data[NODE]["x"])
+            calls[GATHERING] = partial(_one_epoch, without_rows, capture(model.step), steps)
         else:
             calls[OURS] = run
         return {name: Side(call) for name, call in calls.items()}
@@ -158,7 +162,7 @@ def epoch_beside_kernels(work: Workload) -> Iterator[Case]:
         "epoch/device memory, captured",
         value("s"),
         partial(sides, captured=True),
-        (Versus((KERNELS,), 1 / CAPTURED_BEYOND_KERNELS), *told, Versus((EAGER,))),
+        (Versus((KERNELS,), 1 / CAPTURED_BEYOND_KERNELS), *told, Versus((EAGER,)), Versus((GATHERING,))),
         repeats=3,
     )
 
@@ -203,13 +207,15 @@ def _on_device(work: Workload) -> dict[str, Any]:
 class DeviceModel:
     """A model with its optimizer on the device; a step per batch, on our layers or PyG's."""
 
-    def __init__(self, work: Workload, model: nn.Module, capturable: bool = False) -> None:
+    def __init__(self, work: Workload, model: nn.Module, capturable: bool = False, rows: Tensor | None = None) -> None:
         self._device = device(work)
+        self._rows = rows  # of all nodes, where batches have none
         self._model = model.to(self._device)
         self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=capturable)
 
     def step(self, batch: Batch) -> None:
-        self._finish(self._model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes), batch)
+        x = batch.x if self._rows is None else self._rows.index_select(0, batch.n_id)
+        self._finish(self._model(x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes), batch)
 
     def pyg_step(self, batch: Batch) -> None:
         batch = batch.to(self._device)
