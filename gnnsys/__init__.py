@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gnnsys import bench as bench
     from gnnsys import checkpoint as checkpoint
     from gnnsys import comm as comm
+    from gnnsys import cuda as cuda
     from gnnsys import dgl as dgl
     from gnnsys import fullgraph as fullgraph
     from gnnsys import graph as graph
@@ -104,6 +105,7 @@ _ROOMS = (
     "bench",
     "checkpoint",
     "comm",
+    "cuda",
     "fullgraph",
     "graph",
     "lab",

@@ -18,6 +18,7 @@ from gnnsys.loader.link_seeds import (
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
 from gnnsys.loader.neighbor_loader import NeighborLoader, check_times
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import induced, reverse_of
@@ -40,6 +41,7 @@ __all__ = [
     "Names",
     "NegativeSampling",
     "NeighborLoader",
+    "PadSizes",
     "PipelineOptions",
     "Sampled",
     "Schedule",

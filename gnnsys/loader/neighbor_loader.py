@@ -15,6 +15,7 @@ from gnnsys.loader.fetch import Names
 from gnnsys.loader.identity import Identity
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
+from gnnsys.loader.padding import Padding, PadSizes, as_pad_sizes
 from gnnsys.loader.reserved import node_names
 from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sampled import Sampled
@@ -44,6 +45,9 @@ class NeighborLoader(Loader):
     `device`: where batches arrive. A graph on a GPU (`graph.to("cuda")`) is sampled and gathered from there, by default
     for batches there; so is one in pinned memory (`graph.pin_memory()`) for `device="cuda"`. Of any other graph batches
     are made on the host and copied ahead. The batches are the same.
+
+    `pad`: batches are padded to a few sizes, so that a step can be captured once per size (`gnnsys.cuda.capture`).
+    Results for the seeds stay the same. `batch.seed_mask` tells seeds from padding; see `PadSizes` and docs/gpu.md.
 
     >>> loader = NeighborLoader(graph, [15, 10], input_nodes=train_ids, batch_size=1024, shuffle=True)
     >>> for batch in loader:
@@ -78,7 +82,11 @@ class NeighborLoader(Loader):
         pipeline: PipelineOptions | None = None,
         device: torch.device | str | None = None,
         across_epochs: bool = True,
+        pad: bool | PadSizes = False,
     ) -> None:
+        sizes = as_pad_sizes(pad)
+        if sizes is not None:
+            check_can_pad(sampler, subgraph_type, expand)
         node_type, ids = resolve_nodes(graph, input_nodes)
         nodes = InputIds(ids)
         largest = input_nodes.largest if isinstance(input_nodes, Share) else None
@@ -116,13 +124,16 @@ class NeighborLoader(Loader):
                 raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
             sample = _SampleWith(graph, sampler, node_type, nodes, seed, sampled_on(graph, target))
         ranks = Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"])
+        own_names = node_names(disjoint or time_attr is not None, input_time is not None)
+        if sizes is not None:
+            sample, own_names = Padding(sample, schedule, sizes), (*own_names, "seed_mask")
         super().__init__(
             graph,
             schedule,
             sample,
             ranks=ranks,
             identity=Identity(graph, [*ranks.told_inputs, input_time], options),
-            own_names=node_names(disjoint or time_attr is not None, input_time is not None),
+            own_names=own_names,
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
@@ -258,6 +269,18 @@ def make_sampler(
     if subgraph_type == "induced" and disjoint:
         raise ValueError("subgraph_type='induced' does not go with disjoint or temporal sampling: trees have no cycles")
     return NeighborSampler(graph, num_neighbors, disjoint=disjoint, **options)
+
+
+def check_can_pad(sampler: Sampler | None, subgraph_type: str, expand: str) -> None:
+    """ValueError for batches that do not come hop by hop: padding goes between hops."""
+    if sampler is not None:
+        raise ValueError("pad=True needs to know a batch's hops: it goes with our samplers, not with one of your own")
+    if subgraph_type != "directional":
+        raise ValueError(
+            f"pad=True pads hop by hop, and subgraph_type={subgraph_type!r} has no hops: leave one of them away"
+        )
+    if expand != "new":
+        raise ValueError(f"pad=True pads one edge_index, and expand={expand!r} makes blocks: leave one of them away")
 
 
 def check_input_time(

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.ops import BY_DESTINATION, CSC, NOT_KNOWN, STRUCTURES, degrees
+from gnnsys.ops import BY_DESTINATION, CSC, IN_REPLAYS, NOT_KNOWN, STRUCTURES, degrees, is_captured
 from gnnsys.sampling import Block
 
 Edges: TypeAlias = Block | CSC | Tensor
@@ -88,6 +88,10 @@ def from_edge_index(edge_index: Tensor, num_src: int, num_dst: int) -> tuple[CSC
             return CSC.from_edge_index(edge_index, num_src, num_dst, narrow=True)
         return CSC.from_sorted(edge_index, num_src, num_dst, ends)
 
+    if is_captured(edge_index):
+        replayed = STRUCTURES.find(edge_index, key=IN_REPLAYS, in_replays=True)
+        if replayed is not None:
+            return replayed.csc(edge_index, num_src, num_dst), None
     csc = STRUCTURES.get(make, edge_index, key=(num_src, num_dst))
     return csc, csc.edge_ids
 

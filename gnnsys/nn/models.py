@@ -115,7 +115,10 @@ def hop_prefixes(csc: CSC, num_sampled_nodes: Sequence[int], num_layers: int) ->
     prefixes = list(zip(sizes, sizes[1:], ends, strict=False))
     if not all(csc.comes_by_hops(num_src, num_dst) for num_src, num_dst, _ in prefixes):
         _check_sources(csc, prefixes, num_sampled_nodes)
-    return [CSC(csc.indptr[: num_dst + 1], csc.indices[:end], num_src) for num_src, num_dst, end in prefixes]
+    return [
+        CSC(csc.indptr[: num_dst + 1], csc.indices[:end], num_src, is_replayed=csc.is_replayed)
+        for num_src, num_dst, end in prefixes
+    ]
 
 
 def _check_sources(csc: CSC, prefixes: Sequence[tuple[int, int, int]], num_sampled_nodes: Sequence[int]) -> None:

@@ -18,11 +18,11 @@ from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached_rows import gather_cached
-from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights
+from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
-from gnnsys.ops.memo import BY_DESTINATION, NOT_KNOWN, STRUCTURES
+from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
     Neighbors32,
@@ -70,6 +70,7 @@ __all__ = [
     "BY_DESTINATION",
     "CSC",
     "HAS_CUDA_KERNELS",
+    "IN_REPLAYS",
     "NOT_KNOWN",
     "STRUCTURES",
     "WEIGHT",
@@ -90,6 +91,7 @@ __all__ = [
     "PartNeighbors",
     "PartedCSC",
     "RefinedCut",
+    "ReplayedEdges",
     "VolumeSearch",
     "WholeDegrees",
     "WholeWeights",
@@ -122,6 +124,7 @@ __all__ = [
     "gather_rows",
     "in_subgraph",
     "induced_subgraph",
+    "is_captured",
     "local_columns",
     "mark_halo",
     "mark_ids",

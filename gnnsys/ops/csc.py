@@ -81,6 +81,7 @@ class CSC:
     _ends: Mapping[int, int] | None = field(default=None, repr=False)  # entries of indptr that the host knows
     whole: WholeDegrees | None = field(default=None, repr=False)  # of a piece whose layers must know the whole
     edge_data: EdgeData | None = field(default=None, repr=False)  # where layers are told of edges through it
+    is_replayed: bool = field(default=False, repr=False)  # made by the CUDA graph that uses it, anew in every replay
 
     @property
     def edge_ids(self) -> Tensor | None:
@@ -197,7 +198,8 @@ class CSC:
         In pinned memory where this is: a kernel that reads the one there needs the other for the gradient.
         """
         if self._transposed is None:
-            refuse_to_capture("the transpose of a CSC", self.indices)
+            if not self.is_replayed:
+                refuse_to_capture("the transpose of a CSC", self.indices)
             indptr, indices, positions = native.transpose(self.indptr, self.indices, self.num_src)
             turned = CSC(indptr, indices, self.num_dst, positions)
             self._transposed = turned.pin_memory() if _is_pinned(self.indices) else turned

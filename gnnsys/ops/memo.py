@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -43,9 +43,10 @@ class Memo:
             self.put(found, *sources, key=key)
         return found
 
-    def find(self, *sources: Source, key: Hashable, default: Any = None) -> Any:
-        """What is remembered, or `default`."""
-        if not _leave_traces(sources) or _may_differ_in_replays(sources):
+    def find(self, *sources: Source, key: Hashable, default: Any = None, in_replays: bool = False) -> Any:
+        """What is remembered, or `default`. With `in_replays` it is true whatever is written into tensors between
+        replays of a CUDA graph, and so found while one is captured."""
+        if not _leave_traces(sources) or (not in_replays and _may_differ_in_replays(sources)):
             return default
         name = _name(key, sources)
         versions = [_version(source) for source in sources]
@@ -113,6 +114,37 @@ def _version(source: Source) -> Hashable:
 
 STRUCTURES = Memo(capacity=512)
 
+
+class ReplayedEdges:
+    """What is true of every batch that is written into an edge_index between replays of a CUDA graph.
+
+    Edges come by destination, `num_src` x `num_dst`, and `ends` are where hops end. So the structure can be made by the
+    graph itself, anew in every replay and without a wait; what was made in a capture is kept until that ends.
+    """
+
+    def __init__(self, num_src: int, num_dst: int, ends: Mapping[int, int]) -> None:
+        self._num_src, self._num_dst, self._ends = num_src, num_dst, ends
+        self._made: dict[tuple[int, int], CSC] = {}
+
+    def csc(self, edge_index: Tensor, num_src: int, num_dst: int) -> CSC:
+        """Of the edge_index that is captured."""
+        if num_src < self._num_src or num_dst < self._num_dst:
+            raise ValueError(
+                f"edge_index leads from {self._num_src} nodes to {self._num_dst}, a layer has {num_src} and {num_dst}"
+            )
+        made = self._made.get((num_src, num_dst))
+        if made is None:
+            made = self._made[num_src, num_dst] = CSC.from_sorted(edge_index, num_src, num_dst, self._ends)
+            made.is_replayed = True
+        return made
+
+    def forget(self) -> None:
+        """The capture has ended: what was made has its values in replays alone."""
+        self._made.clear()
+
+
 # Of an edge_index: (sources, destinations, {number of destinations: their edges}), known to whoever made it.
 BY_DESTINATION = "edges come by destination"
+# Of an edge_index that batches are copied into: `ReplayedEdges`.
+IN_REPLAYS = "edges of every replay"
 NOT_KNOWN = (0, 0, None)

@@ -57,6 +57,19 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 OPTIONS = {"batch_size": 8, "shuffle": True, "seed": 5}
 
 
+def test_padded_batches_equal_those_of_one_process(case: Any) -> None:
+    graph, graphs = case
+    node_type = graph.node_types[0]
+    original = torch.randperm(graph.num_nodes(node_type), generator=torch.Generator().manual_seed(2))[:60]
+    options: dict[str, Any] = {**OPTIONS, "batch_size": 16, "pad": True}
+    expected = list(NeighborLoader(graph, [4, 3], input_nodes=(node_type, original), num_threads=0, **options))
+    for there in graphs:
+        loader = NeighborLoader(there, [4, 3], input_nodes=seeds_of(there, node_type, original), **options)
+        for ours, theirs in zip(loader, expected, strict=True):
+            assert_same_batch(ours, theirs, there)
+        loader.close()
+
+
 @pytest.mark.parametrize("num_threads", [0, 1, None])
 @pytest.mark.parametrize("share", [False, True])
 def test_batches_equal_those_of_one_process(case: Any, num_threads: int | None, share: bool) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from gnnsys.bench import peers
 from gnnsys.bench.case import OURS, Case, Side, Versus, of_peer, value
@@ -34,6 +36,7 @@ from gnnsys.bench.gpu.inputs import (
     synchronize,
 )
 from gnnsys.bench.workload import FULL, Workload
+from gnnsys.cuda import capture
 from gnnsys.graph import EDGE, NODE, Graph
 from gnnsys.loader import Batch, NeighborLoader
 from gnnsys.nn import GraphSAGE
@@ -47,6 +50,11 @@ PRE_MADE = "batches pre-made"
 CACHED = 0.2  # of the rows, on the device
 UNCACHED = "no rows cached"
 BUS = "its rows copied"  # to the device, in one piece per batch
+KERNELS = "its kernels"  # the sum of what they take, those of loading too
+STEP_KERNELS = "kernels of its steps"  # without those of loading
+EAGER = "steps as written"
+GATHERING = "captured steps that gather rows"  # themselves, instead of a copy of rows that were gathered
+BEYOND_KERNELS, CAPTURED_BEYOND_KERNELS = 1.10, 1.05  # an epoch may take this much longer than its kernels
 PYG, PYG_TRIMMED = "PyG, CPU batches", "PyG trimmed, CPU batches"
 Step = Callable[[Batch], None]
 
@@ -114,6 +122,67 @@ def epoch_with_cache(work: Workload) -> Iterator[Case]:
     yield Case("epoch/pinned host memory, 20% cached", value("s"), sides, versus, limit=BUS, repeats=3)
 
 
+def epoch_beside_kernels(work: Workload) -> Iterator[Case]:
+    """How late the host is: epochs beside what their kernels take, steps as written and captured in CUDA graphs.
+
+    Kernels are those of steps as written on batches without padding, in both cases.
+    """
+    steps, widths = steps_of(work), widths_of(work)
+
+    def sides(captured: bool) -> dict[str, Side]:
+        graph = device_graph(work)
+        written = DeviceModel(work, GraphSAGE(*widths))
+        loader = _loader(work, graph, steps, **_on_device(work))
+        run = partial(_one_epoch, loader, written.step, steps)
+        pre_made = _pre_made(loader, written.step, steps)
+        calls: dict[str, Callable[[], float]] = {
+            KERNELS: cache(partial(_kernel_seconds, run, steps)),
+            STEP_KERNELS: cache(partial(_kernel_seconds, pre_made, steps)),
+        }
+        if captured:
+            padded = _loader(work, graph, steps, pad=True, **_on_device(work))
+            train = capture(DeviceModel(work, GraphSAGE(*widths), capturable=is_gpu(work)).step)
+            calls |= {OURS: partial(_one_epoch, padded, train, steps), EAGER: run}
+            without_rows = _loader(work, graph, steps, pad=True, fetch=["y"], **_on_device(work))
+            model = DeviceModel(work, GraphSAGE(*widths), is_gpu(work), rows=graph.node_data[NODE]["x"])
+            calls[GATHERING] = partial(_one_epoch, without_rows, capture(model.step), steps)
+        else:
+            calls[OURS] = run
+        return {name: Side(call) for name, call in calls.items()}
+
+    told = (Versus((STEP_KERNELS,)),)
+    yield Case(
+        "epoch/device memory, kernels",
+        value("s"),
+        partial(sides, captured=False),
+        (Versus((KERNELS,), 1 / BEYOND_KERNELS), *told),
+        repeats=3,
+    )
+    yield Case(
+        "epoch/device memory, captured",
+        value("s"),
+        partial(sides, captured=True),
+        (Versus((KERNELS,), 1 / CAPTURED_BEYOND_KERNELS), *told, Versus((EAGER,)), Versus((GATHERING,))),
+        repeats=3,
+    )
+
+
+def _one_epoch(loader: NeighborLoader, step: Step, steps: Steps) -> float:
+    return epoch_seconds(first_epoch(loader), step, steps, steps.timed)
+
+
+def _kernel_seconds(run: Callable[[], float], steps: Steps) -> float:
+    """Of an epoch, what its kernels and copies take on the device one after the other; without a GPU, its time."""
+    run()  # warm
+    if not torch.cuda.is_available():
+        return run()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+    on_device = [e for e in profiled.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    microseconds = sum(event.time_range.elapsed_us() for event in on_device)
+    return microseconds / 1e6 / (steps.first + steps.timed) * steps.all
+
+
 def _cached(work: Workload, steps: Steps) -> Graph:
     graph, seeds = pinned_graph(work), torch.cat(batches_of_seeds(work, steps.all))
     rows, csc = graph.node_data[NODE], structure_on(work, graph_sizes(work)[1])
@@ -138,13 +207,15 @@ def _on_device(work: Workload) -> dict[str, Any]:
 class DeviceModel:
     """A model with its optimizer on the device; a step per batch, on our layers or PyG's."""
 
-    def __init__(self, work: Workload, model: nn.Module) -> None:
+    def __init__(self, work: Workload, model: nn.Module, capturable: bool = False, rows: Tensor | None = None) -> None:
         self._device = device(work)
+        self._rows = rows  # of all nodes, where batches have none
         self._model = model.to(self._device)
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=capturable)
 
     def step(self, batch: Batch) -> None:
-        self._finish(self._model(batch.x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes), batch)
+        x = batch.x if self._rows is None else self._rows.index_select(0, batch.n_id)
+        self._finish(self._model(x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes), batch)
 
     def pyg_step(self, batch: Batch) -> None:
         batch = batch.to(self._device)
@@ -249,4 +320,4 @@ def epoch_seconds(batches: Generator[Batch, None, None], step: Step, steps: Step
     return elapsed / num_timed * steps.all
 
 
-BENCHMARKS = [epoch, epoch_with_cache]
+BENCHMARKS = [epoch, epoch_beside_kernels, epoch_with_cache]
