@@ -167,7 +167,7 @@ class _Visits:
         return batch_visits(
             self._sampler.graph,
             self._num_neighbors,
-            self._nodes[torch.arange(len(self._nodes))],
+            self._nodes[torch.arange(len(self._nodes), device="cpu")],
             batch_size=self._batch_size,
             node_type=self._node_type,
             seed_time=self._input_time,

@@ -87,7 +87,7 @@ def _fill(
     graph: DistGraph, node_type: NodeType, tables: list[DeviceTable], visits: Tensor, allowed: int
 ) -> ExpectedReads:
     """All tables of a type keep the rows of the same nodes."""
-    bounds = torch.tensor([*graph.book.ranges(node_type)[:, 0].tolist(), graph.num_nodes(node_type)])
+    bounds = torch.tensor([*graph.book.ranges(node_type)[:, 0].tolist(), graph.num_nodes(node_type)], device="cpu")
     is_remote, row_bytes = remote_rows(bounds, graph.parts_here), _row_bytes(tables)
     others = (len(tables) - 1) * _SLOT_BYTES * graph.num_nodes(node_type)  # `rows_to_cache` counts one table's
     costs = {"own_cost": 0.0} if all(table.is_on_device for table in tables) else {}
