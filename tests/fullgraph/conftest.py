@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def small_bins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner._BIN_NODES", 3)
+    monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner._BIN_NODES", 6)
