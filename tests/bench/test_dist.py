@@ -10,7 +10,7 @@ from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, NON_STOP, READY, SYNCHR
 from gnnsys.bench.dist.run_job import PhaseFigures, run_job
 from gnnsys.bench.dist.settings import QUICK, DistSettings
 from gnnsys.lab import HostTraffic, available
-from tests.support.processes import run_ranks
+from tests.support.processes import module_code, run_ranks
 
 TINY = DistSettings(
     num_nodes=3000,
@@ -29,7 +29,7 @@ PHASES = [
     Phase(name="slow", mode=SYNCHRONOUS, rate="2mbit", warm=1),
     Phase(name="fast", mode=NON_STOP, warm=1, epochs=2),
 ]
-TRAIN = "import runpy; runpy.run_module('gnnsys.bench.dist.train', run_name='__main__', alter_sys=True)"
+TRAIN = module_code("gnnsys.bench.dist.train")
 
 
 def check_ranks(ranks: list[dict], epochs: int) -> None:
