@@ -19,8 +19,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
   // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
   m.def(
-      "sample_hops(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor seeds, int[] fanouts, int[] keys, "
-      "bool replace, Tensor on) -> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts)");
+      "sample_hops(Tensor indptr, Tensor[] indices, Tensor[] halo, Tensor? bounds, Tensor? edge_ids, Tensor? original, "
+      "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool wide, Tensor on) "
+      "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts)");
 
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(
@@ -48,6 +49,15 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def("gather_rows(Tensor src, Tensor index, ScalarType? dtype) -> Tensor");
   m.def("gather_rows_out(Tensor src, Tensor index, Tensor(a!) out) -> ()");
   m.def("scatter_rows(Tensor(a!) dst, Tensor index, Tensor src) -> ()");
+
+  // A table as a device reads it, some rows cached there, others in pieces: cuda/table_rows.cu alone.
+  m.def(
+      "read_table(Tensor[] srcs, int[] firsts, Tensor? cache, Tensor? slots, int num_rows, Tensor index, "
+      "Tensor(a!) out, Tensor(b!)? hits) -> ()");
+
+  // Host memory that a device may read where it is: cuda/page_lock.cu alone. Errors of CUDA's are returned, 0 is none.
+  m.def("lock_pages(Tensor on, int address, int bytes, bool read_only) -> int");
+  m.def("unlock_pages(Tensor on, int address) -> int");
 
   // Rows of which some have a copy in a faster place: cpu/cached_rows.cpp
   m.def(

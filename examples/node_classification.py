@@ -3,6 +3,7 @@
 python examples/node_classification.py                          # a built-in graph in memory, or a dataset by name
 gnnsys partition sbm-20k --parts 2 --out parts/
 torchrun --nproc-per-node 2 examples/node_classification.py parts/
+torchrun --nproc-per-node 2 examples/node_classification.py parts/ --device cuda  # a GPU each, or one for both
 """
 
 import argparse
@@ -31,16 +32,18 @@ def main(argv: Sequence[str] | None = None) -> float:
     parser.add_argument("--dropout", type=float, default=0.3)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="cpu, cuda or cuda:N; by default this rank's GPU, the CPU where there is none")
+    parser.add_argument("--place", default="auto", help="where the GPU finds parts: see gnnsys.open")
     parser.add_argument("--checkpoints", help="a directory to save to, and to go on from where it has a checkpoint")
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     args = parser.parse_args(argv)
-    with gnnsys.init() as session:
+    with gnnsys.init(device=args.device) as session:
         return train(session, args)
 
 
 def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     torch.manual_seed(args.seed)
-    graph = graph_of(args.graph)
+    graph = graph_of(args.graph, session.device, args.place)
     seeds = gnnsys.split(graph, "train")
     loader = gnnsys.NeighborLoader(
         graph,
@@ -49,13 +52,14 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
         batch_size=max(1, args.batch_size // session.world_size),
         shuffle=True,
         seed=args.seed,
+        device=session.device,
     )
     rows = graph.node_data["node"]
-    labels = rows["y"][seeds.ids]  # a share may be empty
+    labels = rows["y"][seeds.ids].cpu()  # a share may be empty
     num_classes = 1 + int(total(torch.cat([labels, labels.new_zeros(1)]).max(), "max"))
     model: torch.nn.Module = MODELS[args.model](
         rows["x"].shape[1], args.hidden, len(args.fanout), num_classes, dropout=args.dropout
-    )
+    ).to(session.device)
     if session.world_size > 1:
         # With checkpoints DDP must keep its first buckets: a resumed run then sums gradients in the same order.
         model = DistributedDataParallel(model, find_unused_parameters=bool(args.checkpoints))
@@ -86,12 +90,13 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     return test
 
 
-def graph_of(name: str) -> gnnsys.Graph | gnnsys.DistGraph:
-    """A directory of parts, a saved graph or a file by its path, or a dataset by its name."""
+def graph_of(name: str, device: torch.device | None = None, place: str = "auto") -> gnnsys.Graph | gnnsys.DistGraph:
+    """A directory of parts, a saved graph or a file by its path, or a dataset by its name; for `device`."""
     path = Path(name)
     if (path / "part-0000").is_dir():
-        return gnnsys.open(path)
-    return gnnsys.graph.load(path) if path.exists() else gnnsys.graph.dataset(name)
+        return gnnsys.open(path, device=device, place=place)
+    graph = gnnsys.graph.load(path) if path.exists() else gnnsys.graph.dataset(name)
+    return graph if device is None else graph.to(device)
 
 
 @torch.no_grad()

@@ -103,7 +103,7 @@ void gather_cached(const Tensor& cache, const Tensor& slots, const Tensor& src, 
   const bool from_host = !src.is_cuda();
   // A table that has no rows has no address to speak of.
   const uintptr_t from_bits = address(src) | (cache.numel() > 0 ? address(cache) : 0);
-  const RowOrder misses(device, index, src, &slots);
+  const RowOrder misses(device, index, src, src.size(0), &slots);
   dispatch_units(out, "out", src, "src", from_bits, [&](auto unit, int64_t row_values) {
     using Unit = decltype(unit);
     using From = typename Unit::From;

@@ -210,10 +210,10 @@ __device__ inline int64_t row_of(const int64_t* offsets, int64_t num_rows, int64
   return lo;
 }
 
-template <typename id_t, typename pos_t, typename Source>
+template <typename id_t, typename pos_t, typename Indices, typename Source>
 __global__ void __launch_bounds__(kChooseThreads)
-    take_all(int64_t num_rows, int64_t total, const id_t* indices, Source source, const int64_t* offsets,
-             id_t* neighbors, pos_t* positions) {
+    take_all(int64_t num_rows, int64_t total, Indices indices, Source source, const int64_t* offsets, id_t* neighbors,
+             pos_t* positions) {
   const int64_t e = static_cast<int64_t>(blockIdx.x) * kChooseThreads + threadIdx.x;
   if (e < total) {
     const int64_t i = row_of(offsets, num_rows, e);

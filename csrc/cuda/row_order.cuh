@@ -41,11 +41,12 @@ static __global__ void __launch_bounds__(kRowThreads)
 // that have one come last, and num_left() says on the device how many have none.
 class RowOrder {
  public:
-  RowOrder(const Device& device, const Tensor& index, const Tensor& src, const Tensor* slots = nullptr) : ids_(index) {
+  // `like` is a piece of the table, which has `num_src` rows.
+  RowOrder(const Device& device, const Tensor& index, const Tensor& like, int64_t num_src, const Tensor* slots = nullptr)
+      : ids_(index) {
     const int64_t size = index.numel();
-    const int64_t num_src = src.size(0);
-    const int64_t bytes = size * std::max(row_size(src) * static_cast<int64_t>(src.element_size()), kSector);
-    if (src.is_cuda() || bytes < kOrderBytes || num_src >= int64_t{1} << 31 || size > int64_t{1} << 30) {
+    const int64_t bytes = size * std::max(row_size(like) * static_cast<int64_t>(like.element_size()), kSector);
+    if (like.is_cuda() || bytes < kOrderBytes || num_src >= int64_t{1} << 31 || size > int64_t{1} << 30) {
       return;
     }
     const Tensor unsorted = device.workspace<uint32_t>(2 * size);

@@ -21,7 +21,7 @@ void gather_rows_out(const Tensor& src, const Tensor& index, Tensor out) {
     return;
   }
   const bool from_host = !src.is_cuda();
-  const RowOrder order(device, index, src);
+  const RowOrder order(device, index, src, src.size(0));
   dispatch_units(out, "out", src, "src", address(src), [&](auto unit, int64_t row_values) {
     using Unit = decltype(unit);
     const Gather<Unit> route{mutable_data<typename Unit::To>(out), const_data<typename Unit::From>(src), order.ids(),

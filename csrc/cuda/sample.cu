@@ -89,7 +89,7 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     using id_t = decltype(id);
     Request<id_t> q{};
     q.indptr = const_data<int64_t>(indptr);
-    q.indices = const_data<id_t>(indices);
+    q.indices.ids = const_data<id_t>(indices);
     q.num_rows = indptr.numel() - 1;
     q.num_edges = indices.numel();
     q.seeds = const_data<id_t>(seeds);

@@ -35,10 +35,52 @@ inline bool has_fault(const Report& r) {
   return (r.bad_seed & r.bad_tree & r.bad_exclude & r.bad_row & r.bad_weight & r.no_time & r.huge_degree) != kNoFault;
 }
 
+// The edges of one part of a graph, whose sources are named by local ids: core nodes first, then what the halo lists.
+struct PartEdges {
+  const int32_t* indices;
+  const void* halo;
+  int64_t first_edge;  // of the part, counted over all parts
+  int64_t first;       // global id of its first core node
+  int64_t num_core;
+  int64_t num_local;
+  bool wide_halo;
+
+  __device__ int64_t source(int64_t position) const {
+    const int64_t local = indices[position - first_edge];
+    if (local < 0 || local >= num_local) {
+      fault("local ids of a part", local, num_local);
+    }
+    if (local < num_core) {
+      return first + local;
+    }
+    return wide_halo ? static_cast<const int64_t*>(halo)[local - num_core]
+                     : static_cast<const int32_t*>(halo)[local - num_core];
+  }
+};
+
+// The sources of edges, by position: an array of ids, or the parts of a graph one after the other.
+template <typename id_t>
+struct EdgeSources {
+  const id_t* ids;
+  const PartEdges* parts;  // null: ids
+  int num_parts;
+
+  __device__ id_t operator[](int64_t position) const {
+    if (parts == nullptr) {  // every thread of the grid agrees
+      return ids[position];
+    }
+    int p = 0;
+    while (p + 1 < num_parts && position >= parts[p + 1].first_edge) {
+      ++p;
+    }
+    return static_cast<id_t>(parts[p].source(position));
+  }
+};
+
 template <typename id_t>
 struct Request {
   const int64_t* indptr;
-  const id_t* indices;
+  EdgeSources<id_t> indices;
   int64_t num_rows;
   int64_t num_edges;
   const id_t* seeds;
@@ -48,6 +90,8 @@ struct Request {
   uint64_t key;
   const id_t* rng_ids;          // original ids of the seeds; the seeds themselves when null
   const int64_t* wide_rng_ids;  // the same where they need 64 bits and local ids do not
+  const void* original;         // original ids of all rows, where they are not given seed by seed
+  bool wide_original;
   const int64_t* tree;          // null: tree 0
   bool timed;
   const int64_t* time;  // per position, or per node id when node_time
@@ -60,8 +104,16 @@ struct Request {
   int64_t num_exclude;
 
   __device__ Stream stream(int64_t i) const {
-    const uint64_t node = static_cast<uint64_t>(wide_rng_ids ? wide_rng_ids[i] : rng_ids ? rng_ids[i] : seeds[i]);
-    return {key, node, tree ? static_cast<uint32_t>(tree[i]) : 0u};
+    return {key, static_cast<uint64_t>(rng_id(i)), tree ? static_cast<uint32_t>(tree[i]) : 0u};
+  }
+
+  // A seed is a row here: `row` has looked at it before anything is drawn.
+  __device__ int64_t rng_id(int64_t i) const {
+    if (original != nullptr) {
+      const auto seed = static_cast<int64_t>(seeds[i]);
+      return wide_original ? static_cast<const int64_t*>(original)[seed] : static_cast<const int32_t*>(original)[seed];
+    }
+    return wide_rng_ids ? wide_rng_ids[i] : static_cast<int64_t>(rng_ids ? rng_ids[i] : seeds[i]);
   }
 
   // How many of n candidates are taken.

@@ -1,5 +1,8 @@
 // sample_hops: all hops around a batch's seeds in one call, for plain sampling of one edge type.
 //
+// The graph is one CSC, or lies in parts as they are stored: the sources of edges are then read part by part, in local
+// ids, and get their global ids as they are read (one read of a halo for those that are not core nodes).
+//
 // A hop is a count (sample_contiguous.cuh), a choice (choose.cuh), and three steps that number what was found
 // (id_table.cuh); the new ids are the next hop's seeds. The host has to know how many edges a hop takes and how many
 // ids were new. The next hop's count is queued before the second is known and takes it from the device, so that both
@@ -22,15 +25,17 @@
 namespace gnnsys::cuda {
 namespace {
 
+constexpr int64_t kMaxParts = 64;  // looked through one after the other for every edge
 constexpr int64_t kExpectedRoom = int64_t{1} << 22;  // ids that a table is made for ahead of need: 64 MiB
 
 template <typename id_t>
 class Walk {
  public:
-  Walk(const Device& device, const Request<id_t>& request, const std::vector<int64_t>& fanouts,
-       const std::vector<int64_t>& keys)
+  Walk(const Device& device, const Request<id_t>& request, const std::vector<PartEdges>& parts,
+       const std::vector<int64_t>& fanouts, const std::vector<int64_t>& keys)
       : device_(device),
         request_(request),
+        parts_(parts),
         fanouts_(fanouts),
         keys_(keys),
         hops_(fanouts.size() + 1),  // the last one has seeds alone: the nodes that the last hop found
@@ -133,6 +138,7 @@ class Walk {
     }
     Hop<id_t>& hop = hops_[0];
     id_t* ids = nullptr;
+    PartEdges* parts = nullptr;
     allocate([&](Places& places) {
       told_ = places.take<Told>(static_cast<int64_t>(hops_.size()));
       hop.count_words = places.take<word_t>(num_count_words(count));
@@ -140,16 +146,28 @@ class Walk {
       hop.rows = places.take<Row>(count);
       hop.offsets = places.take<int64_t>(count + 1);
       ids = places.take<id_t>(count);
+      parts = places.take<PartEdges>(static_cast<int64_t>(parts_.size()));
       return cleared;
     });
     const std::vector<id_t> narrowed(given, given + count);
-    if (count > 0) {  // from pageable memory: it is taken before the call returns
-      CUDA_CHECK(cudaMemcpyAsync(ids, narrowed.data(), narrowed.size() * sizeof(id_t), cudaMemcpyHostToDevice,
-                                 device_.stream()));
+    upload(narrowed, ids);
+    upload(parts_, parts);
+    if (!parts_.empty()) {
+      request_.indices.parts = parts;
+      request_.indices.num_parts = static_cast<int>(parts_.size());
     }
     hop.seeds = ids;
     hop.num_seeds = count;
     queue_count(0, nullptr);
+  }
+
+  // From pageable memory: it is taken before the call returns.
+  template <typename T>
+  void upload(const std::vector<T>& values, T* to) const {
+    if (!values.empty()) {
+      CUDA_CHECK(
+          cudaMemcpyAsync(to, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice, device_.stream()));
+    }
   }
 
   // `hop`'s edges per seed; its num_seeds is a bound where the number is still only on the device.
@@ -304,6 +322,7 @@ class Walk {
 
   const Device& device_;
   Request<id_t> request_;
+  const std::vector<PartEdges>& parts_;
   const std::vector<int64_t>& fanouts_;
   const std::vector<int64_t>& keys_;
   std::vector<Hop<id_t>> hops_;
@@ -315,13 +334,55 @@ class Walk {
   bool ended_early_ = false;
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, const Tensor& indices,
-                                                       std::optional<Tensor> edge_ids, const Tensor& seeds,
-                                                       std::vector<int64_t> fanouts, std::vector<int64_t> keys,
-                                                       bool replace, const Tensor& on) {
+// Parts as they are stored. `bounds` is on the host: of sources, then of edges, one entry more than there are parts each.
+std::vector<PartEdges> check_parts(const Device& device, const std::vector<Tensor>& indices,
+                                   const std::vector<Tensor>& halo, const std::optional<Tensor>& bounds) {
+  const auto num_parts = static_cast<int64_t>(indices.size());
+  CHECK_ARG(num_parts <= kMaxParts, "there may be up to ", kMaxParts, " parts, got ", num_parts);
+  CHECK_ARG(halo.size() == indices.size(), "halo must have one entry for each of ", num_parts, " parts, got ",
+            halo.size());
+  CHECK_ARG(bounds.has_value() && bounds->is_cpu() && bounds->is_contiguous() && bounds->dim() == 2 &&
+                bounds->size(0) == 2 && bounds->size(1) == num_parts + 1,
+            "bounds must be [2, num_parts + 1] on the host: of sources and of edges");
+  check_dtype(*bounds, ScalarType::Long, "bounds");
+  const auto* const first = const_data<int64_t>(*bounds);
+  const auto* const first_edge = first + num_parts + 1;
+  std::vector<PartEdges> parts;
+  for (int64_t p = 0; p < num_parts; ++p) {
+    const Tensor& of_edges = indices[static_cast<size_t>(p)];
+    const Tensor& listed = halo[static_cast<size_t>(p)];
+    check_readable(of_edges, device, "indices");
+    check_readable(listed, device, "halo");
+    check_dtype(of_edges, ScalarType::Int, "indices");
+    check_index_dtype(listed, "halo");
+    const int64_t num_core = first[p + 1] - first[p];
+    CHECK_ARG(num_core >= 0 && first[p] >= 0, "bounds of sources must ascend from 0");
+    CHECK_ARG(of_edges.dim() == 1 && first_edge[0] == 0 && first_edge[p + 1] - first_edge[p] == of_edges.numel(), "part ",
+              p, " must have ", first_edge[p + 1] - first_edge[p], " edges, got ", of_edges.numel());
+    parts.push_back({const_data<int32_t>(of_edges), listed.const_data_ptr(), first_edge[p], first[p], num_core,
+                     num_core + listed.numel(), listed.scalar_type() == ScalarType::Long});
+  }
+  return parts;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, std::vector<Tensor> indices,
+                                                       std::vector<Tensor> halo, std::optional<Tensor> bounds,
+                                                       std::optional<Tensor> edge_ids, std::optional<Tensor> original,
+                                                       const Tensor& seeds, std::vector<int64_t> fanouts,
+                                                       std::vector<int64_t> keys, bool replace, bool wide,
+                                                       const Tensor& on) {
   CHECK_ARG(on.is_cuda(), "on must be a tensor on the device that samples");
   const Device device(on);
-  check_csc(indptr, indices, device);
+  CHECK_ARG(!indices.empty(), "indices must be one array, or one for each part");
+  const bool in_parts = !halo.empty();
+  CHECK_ARG(in_parts || indices.size() == 1, "several parts must each have a halo");
+  int64_t num_edges = 0;
+  for (const Tensor& of_edges : indices) {
+    check_csc(indptr, of_edges, device);
+    num_edges += of_edges.numel();
+  }
+  const std::vector<PartEdges> parts =
+      in_parts ? check_parts(device, indices, halo, bounds) : std::vector<PartEdges>{};
   ::gnnsys::check_vector(seeds, "seeds");  // on the host
   check_dtype(seeds, ScalarType::Long, "seeds");
   CHECK_ARG(!fanouts.empty() && fanouts.size() == keys.size(), "there must be one key per hop, and a hop, got ",
@@ -332,23 +393,37 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, con
   if (edge_ids.has_value()) {
     check_readable(*edge_ids, device, "edge_ids");
     check_index_dtype(*edge_ids, "edge_ids");
-    CHECK_ARG(edge_ids->dim() == 1 && edge_ids->numel() == indices.numel(), "edge_ids must have one entry per edge, ",
-              indices.numel(), ", got ", edge_ids->numel());
+    CHECK_ARG(edge_ids->dim() == 1 && edge_ids->numel() == num_edges, "edge_ids must have one entry per edge, ",
+              num_edges, ", got ", edge_ids->numel());
   }
-  return dispatch_ids(indices, [&](auto id) -> std::tuple<Tensor, Tensor, Tensor, Tensor> {
+  if (original.has_value()) {
+    check_readable(*original, device, "original");
+    check_index_dtype(*original, "original");
+    CHECK_ARG(original->dim() == 1 && original->numel() == indptr.numel() - 1,
+              "original must have one id per row, ", indptr.numel() - 1, ", got ", original->numel());
+  }
+  const auto run = [&](auto id) -> std::tuple<Tensor, Tensor, Tensor, Tensor> {
     using id_t = decltype(id);
     Request<id_t> q{};
     q.indptr = const_data<int64_t>(indptr);
-    q.indices = const_data<id_t>(indices);
+    q.indices.ids = in_parts ? nullptr : const_data<id_t>(indices[0]);
     q.num_rows = indptr.numel() - 1;
-    q.num_edges = indices.numel();
+    q.num_edges = num_edges;
     q.replace = replace;
-    Walk<id_t> walk(device, q, fanouts, keys);
+    if (original.has_value()) {
+      q.original = original->const_data_ptr();
+      q.wide_original = original->scalar_type() == ScalarType::Long;
+    }
+    Walk<id_t> walk(device, q, parts, fanouts, keys);
     walk.run(seeds);
     const auto [edge_index, edge] = walk.edges(edge_ids);
     const Tensor nodes = walk.nodes();
     return {nodes, edge_index, edge, walk.counts()};
-  });
+  };
+  if (in_parts) {
+    return wide ? run(int64_t{}) : run(int32_t{});
+  }
+  return dispatch_ids(indices[0], run);
 }
 
 }  // namespace

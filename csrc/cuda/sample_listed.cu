@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kThreads)
 // In the list's order, which is the input's: what is taken before an edge is where it goes.
 template <typename id_t>
 __global__ void __launch_bounds__(kThreads)
-    write_taken(const id_t* indices, int64_t size, const int64_t* list, const uint8_t* taken, const int64_t* places,
+    write_taken(EdgeSources<id_t> indices, int64_t size, const int64_t* list, const uint8_t* taken, const int64_t* places,
                 id_t* neighbors, int64_t* positions) {
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (c < size && taken[c]) {

@@ -5,6 +5,7 @@ from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
 from gnnsys.comm.context import RequestContext, current_context, set_context, use_context
+from gnnsys.comm.device_place import DevicePlace, place_of
 from gnnsys.comm.errors import (
     Closed,
     CommError,
@@ -44,6 +45,7 @@ __all__ = [
     "Closed",
     "CommError",
     "DeadlineExceeded",
+    "DevicePlace",
     "FairQueue",
     "Group",
     "Handler",
@@ -76,6 +78,7 @@ __all__ = [
     "is_loopback",
     "join",
     "make_key",
+    "place_of",
     "read_key",
     "resolve",
     "set_context",

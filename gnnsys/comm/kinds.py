@@ -30,6 +30,7 @@ class Kind(IntEnum):
     FIND_EDGES = 34
     EDGE_ENDS = 35
     SELECT = 36
+    VISITS = 37
 
 
 CONTROL = "control"

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -22,7 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gnnsys.comm.device_link import DeviceRoute, SentRows, record_ready
 from gnnsys.comm.errors import DeadlineExceeded, TrainerLost
+from gnnsys.comm.transfers import Waiter, begin_transfer, finish_transfer, start_waiter, trainer_lost
 
 _TAG_IDS = 1 << 30  # tags of `swap`, above those of the owner's messages
 _PROBE_SECONDS = 1.0
@@ -34,28 +37,37 @@ class Arrival(NamedTuple):
 
     token: Any
     error: Exception | None
+    work: Any = None  # of a transfer that the current stream waits for, between GPUs
 
 
 class RankExchange:
     """Sends tensors to other ranks and receives theirs. `group` is a process group with a backend for the CPU (gloo).
 
     All methods are for one thread. `timeout` is how long one message may take to come after it was asked for; that is
-    as long as a peer may be behind.
+    as long as a peer may be behind. Rows on the host go through gloo; those on a GPU where `route` says so.
     """
 
-    def __init__(self, group: Any = None, *, timeout: float = 1800.0, max_outstanding: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        timeout: float = 1800.0,
+        max_outstanding: int = 1 << 30,
+        route: DeviceRoute | None = None,
+    ) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self._group: Any = dist.group.WORLD if group is None and dist.is_initialized() else group
         self.rank = 0 if self._group is None else self._group.rank()
         self.world_size = 1 if self._group is None else self._group.size()
         _check_host(self._group, self.world_size)
+        self.route = DeviceRoute(self._group) if route is None else route
         self.timeout = timeout
         self.bytes_sent = [0] * self.world_size  # payload, since the beginning
         self.messages_sent = [0] * self.world_size
         self._limit = timedelta(seconds=timeout)
         self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
-        self._expected: dict[int, SimpleQueue[tuple[Any, Any] | None]] = {}  # per peer: what its thread waits for
+        self._expected: dict[int, SimpleQueue[tuple[Any, Any, Any] | None]] = {}  # per peer: what its thread waits for
         weakref.finalize(self, _end, self._expected)  # threads of one that nobody closed
         self._threads: list[threading.Thread] = []
         self._sends: deque[tuple[int, Any, Tensor, int]] = deque()
@@ -66,8 +78,14 @@ class RankExchange:
 
         Waits while more than `max_outstanding` bytes are on their way.
         """
-        self._sends.append((peer, _begin(self._group.send, rows, peer, tag), rows, rows.nbytes))
-        self._outstanding += rows.nbytes
+        link = self.route.link_of(rows.device)
+        if link is None:
+            self._sends.append((peer, begin_transfer(self._group.send, rows, peer, tag), rows, rows.nbytes))
+            self._outstanding += rows.nbytes
+        else:
+            sent, notice = link.send(peer, tag, rows), torch.zeros(1, dtype=torch.uint8, device="cpu")
+            told = begin_transfer(self._group.send, notice, peer, tag)
+            self._sends.append((peer, _Announced(told, sent), notice, 0))
         self.bytes_sent[peer] += rows.nbytes
         self.messages_sent[peer] += 1
         while self._outstanding > self._max_outstanding and len(self._sends) > 1:
@@ -78,8 +96,12 @@ class RankExchange:
         if peer not in self._expected:
             waiting = self._expected[peer] = SimpleQueue()
             args = (peer, waiting, self._arrivals, self._limit)
-            self._threads.append(_thread(f"gnnsys-peer-{peer}", _wait_all, *args, idle=waiting))
-        self._expected[peer].put((_begin(self._group.recv, rows, peer, tag), token))
+            self._threads.append(start_waiter(f"gnnsys-peer-{peer}", _wait_all, *args, idle=waiting))
+        link, then = self.route.link_of(rows.device), None
+        if link is not None:
+            then = partial(link.receive, peer, tag, rows, record_ready(rows.device))
+            rows = torch.zeros(1, dtype=torch.uint8, device="cpu")  # the notice that it has been announced
+        self._expected[peer].put((begin_transfer(self._group.recv, rows, peer, tag), then, token))
 
     def next_arrival(self, wait: bool = True) -> Any:
         """The token of a transfer that has arrived; None where none has and `wait` is False."""
@@ -91,6 +113,8 @@ class RankExchange:
             raise DeadlineExceeded(f"rank {self.rank} waited {self.timeout:.0f} s for what other ranks send") from None
         if arrival.error is not None:
             raise arrival.error
+        if arrival.work is not None:
+            arrival.work.wait()
         return arrival.token
 
     def flush(self, keep: int = 0) -> None:
@@ -100,7 +124,14 @@ class RankExchange:
 
     def another(self) -> RankExchange:
         """Another exchange over the same process group, with arrivals of its own. It must use other tags."""
-        return RankExchange(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding)
+        return RankExchange(self._group, timeout=self.timeout, max_outstanding=self._max_outstanding, route=self.route)
+
+    def agree_on_route(self, device: torch.device, suits_all: bool) -> None:
+        """From here on rows go from GPU to GPU if they are on one that `route.suits` on all ranks, which all call this.
+
+        What is under way arrives as it was sent.
+        """
+        self.route.agree(device, suits_all, self.swap, self._limit)
 
     def swap(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Sends `rows[r]` to rank r and returns what each sent here. All ranks call it. 1-d, one dtype, any length."""
@@ -114,10 +145,10 @@ class RankExchange:
 
     def _swap(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int) -> None:
         others = [peer for peer in range(self.world_size) if peer != self.rank]
-        works = [(p, _begin(self._group.recv, into[p], p, tag)) for p in others if into[p].numel()]
-        works += [(p, _begin(self._group.send, out[p], p, tag)) for p in others if out[p].numel()]
+        works = [(p, begin_transfer(self._group.recv, into[p], p, tag)) for p in others if into[p].numel()]
+        works += [(p, begin_transfer(self._group.send, out[p], p, tag)) for p in others if out[p].numel()]
         for peer, work in works:
-            _finish(work, peer, self._limit)
+            finish_transfer(work, peer, self._limit)
 
     def all_reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begins to make `values` the sum over all ranks; call `wait()` on the result before using it."""
@@ -133,7 +164,7 @@ class RankExchange:
         told: SimpleQueue[int] = SimpleQueue()
         for peer in range(self.world_size):
             if peer != self.rank:
-                _thread(f"gnnsys-probe-{peer}", _probe, self._group, peer, told)
+                start_waiter(f"gnnsys-probe-{peer}", _probe, self._group, peer, told)
         with contextlib.suppress(Empty):
             return told.get(timeout=_PROBE_SECONDS)
         return None
@@ -148,7 +179,7 @@ class RankExchange:
         if self._sends:
             sends = [(peer, work, rows) for peer, work, rows, _ in self._sends]
             try:
-                threads.append(_thread("gnnsys-sends", _wait_sent, sends, self._limit))
+                threads.append(start_waiter("gnnsys-sends", _wait_sent, sends, self._limit))
             except RuntimeError:  # the process ends, and nobody needs the connections any more
                 _wait_sent(sends, timedelta(seconds=grace))
         for thread in threads:
@@ -160,7 +191,18 @@ class RankExchange:
     def _wait_send(self) -> None:
         peer, work, _, num_bytes = self._sends.popleft()
         self._outstanding -= num_bytes
-        _finish(work, peer, self._limit)
+        finish_transfer(work, peer, self._limit)
+
+
+class _Announced(NamedTuple):
+    """A message between GPUs: over gloo the notice of it, then its rows."""
+
+    notice: Any
+    rows: SentRows
+
+    def wait(self, limit: timedelta) -> None:
+        self.notice.wait(limit)
+        self.rows.wait(limit)
 
 
 class _Sum:
@@ -181,7 +223,7 @@ class _Sum:
 
     def _lost(self, error: Exception) -> TrainerLost:
         peer = self._peers.lost()
-        return _lost(-1 if peer is None else peer, time.monotonic() - self._began, "a sum over all ranks", error)
+        return trainer_lost(-1 if peer is None else peer, time.monotonic() - self._began, "a sum over all ranks", error)
 
 
 def _check_host(group: Any, world_size: int) -> None:
@@ -207,45 +249,6 @@ class _FinishedSum:
         return True
 
 
-def _begin(transfer: Callable[..., Any], rows: Tensor, peer: int, tag: int) -> Any:
-    """Begins one transfer; where the connection is gone already, gloo says so here."""
-    try:
-        return transfer([rows], peer, tag)
-    except RuntimeError as error:
-        raise _lost(peer, 0.0, "an exchange of rows", error) from error
-
-
-def _finish(work: Any, peer: int, limit: timedelta) -> None:
-    """Waits for one transfer; what gloo says of a failed one in our words."""
-    began = time.monotonic()
-    try:
-        work.wait(limit)
-    except Exception as error:
-        raise _lost(peer, time.monotonic() - began, "an exchange of rows", error) from error
-
-
-def _lost(peer: int, silent_for: float, what: str, error: Exception) -> TrainerLost:
-    name = "a rank" if peer < 0 else f"rank {peer}"
-    message = (
-        f"{name} was lost, or was not heard of for {silent_for:.1f} s, in {what}: look at its output, raise timeout if "
-        f"it may be that late, or start again from the last checkpoint ({error})"
-    )
-    return TrainerLost(message, rank=peer, silent_for=silent_for)
-
-
-class _Waiter(threading.Thread):
-    """A thread that waits for a peer inside gloo, or for work at the queue `idle`. None in the queue ends it."""
-
-    idle: SimpleQueue[Any] | None = None
-
-
-def _thread(name: str, target: Callable[..., None], *args: Any, idle: SimpleQueue[Any] | None = None) -> _Waiter:
-    thread = _Waiter(target=target, args=args, name=name, daemon=True)
-    thread.idle = idle
-    thread.start()
-    return thread
-
-
 @atexit.register
 def _leave_in_peace() -> None:
     """Waits at exit, for a while, for the threads that wait inside gloo.
@@ -254,7 +257,7 @@ def _leave_in_peace() -> None:
     connections end at about that time. A connection that lasts longer than this lasts until the process is gone.
     """
     until = time.monotonic() + _LEAVE_SECONDS
-    waiters = [thread for thread in threading.enumerate() if isinstance(thread, _Waiter)]
+    waiters = [thread for thread in threading.enumerate() if isinstance(thread, Waiter)]
     for waiter in waiters:
         if waiter.idle is not None:
             waiter.idle.put(None)
@@ -267,20 +270,20 @@ def _wait_sent(sends: list[tuple[int, Any, Tensor]], limit: timedelta) -> None:
     while sends:
         peer, work, _ = sends[0]
         with contextlib.suppress(Exception):  # who has gone needs nothing any more
-            _finish(work, peer, limit)
+            finish_transfer(work, peer, limit)
         del sends[0], work
 
 
 def _wait_all(peer: int, waiting: SimpleQueue[Any], arrivals: SimpleQueue[Arrival], limit: timedelta) -> None:
     """One thread per peer. Holds nothing of its owner, which may be forgotten without being closed."""
     while (expected := waiting.get()) is not None:
-        work, token = expected
+        work, then, token = expected
         try:
-            _finish(work, peer, limit)
-            arrivals.put(Arrival(token, None))
+            finish_transfer(work, peer, limit)
+            arrivals.put(Arrival(token, None, None if then is None else then()))
         except Exception as error:  # raised where the owner waits, whatever it is
             arrivals.put(Arrival(token, error))
-        del work, token, expected
+        del work, then, token, expected
 
 
 def _probe(group: Any, peer: int, told: SimpleQueue[int]) -> None:

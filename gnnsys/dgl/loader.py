@@ -12,7 +12,7 @@ from torch import Tensor
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import DglStructure
-from gnnsys.loader import Batch, NeighborLoader, resolve
+from gnnsys.loader import Batch, LoadingWork, NeighborLoader, default_num_threads, resolve
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.seeds import Share
 
@@ -65,6 +65,7 @@ class DataLoader:
         self.graph_sampler = graph_sampler
         self.device = torch.device(device) if device is not None else None
         resolve(device)  # ValueError if there is no such device
+        work = LoadingWork.MACHINES if getattr(to_load, "is_remote", False) else LoadingWork.HOST
         self._loader = NeighborLoader(
             to_load,
             structure.num_neighbors,
@@ -78,7 +79,7 @@ class DataLoader:
             expand="frontier",
             transform=_Blocks(structure, graph_sampler),  # type: ignore[arg-type]  # the last stage changes the type
             fetch=fetch,
-            num_threads=num_workers or (None if isinstance(structure, PartsStructure) else 1),
+            num_threads=num_workers or default_num_threads(work, self.device),
             prefetch=prefetch,
         )
 

@@ -179,6 +179,8 @@ class HybridParallel(nn.Module):
                 line += f", sends {num_sent:,} rows and receives {halo.num_halo:,} in {len(step.chunks)} messages"
             if step.piecewise_sums is not None:
                 line += f", inputs of a bin in {max(map(len, step.piecewise_sums.pieces), default=0)} pieces at most"
+            if step.source_sweeps is not None:
+                line += f", {step.source_sweeps.describe()}"
             lines.append(line + (", gathers nothing" if step.neighbor_sums is not None else ""))
             width = step.width
         once, each = self.least_bytes(x)

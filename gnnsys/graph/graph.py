@@ -44,6 +44,7 @@ class Graph:
         info: Mapping[str, Any] | None = None,
     ) -> None:
         self.info: dict[str, Any] = dict(info or {})
+        self.structure_copies: dict[torch.device, dict[EdgeType, CSC]] = {}  # of a pinned graph, by who samples it
         self._num_nodes = {node_type: int(count) for node_type, count in num_nodes.items()}
         self._csc = dict(csc)
         for node_type, count in self._num_nodes.items():
@@ -205,7 +206,7 @@ class Graph:
             return {name: rows(values) if isinstance(values, Tensor) else values for name, values in arrays.items()}
 
         out = copy.copy(self)
-        out.info = dict(self.info)
+        out.info, out.structure_copies = dict(self.info), {}
         out._csc = {t: structure(csc) for t, csc in self._csc.items()}
         out.node_data = {t: through(arrays) for t, arrays in self.node_data.items()}
         out.edge_data = {t: through(arrays) for t, arrays in self.edge_data.items()}

@@ -1,6 +1,7 @@
 """Loaders, on a graph in memory or spread over machines, and the batches they yield."""
 
 from gnnsys.loader.batch import Batch, TypeValues
+from gnnsys.loader.default_threads import LoadingWork, default_num_threads
 from gnnsys.loader.device_copy import resolve
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
@@ -35,6 +36,7 @@ __all__ = [
     "LinkSeeder",
     "LinkSeeds",
     "Links",
+    "LoadingWork",
     "Names",
     "NegativeSampling",
     "NeighborLoader",
@@ -48,6 +50,7 @@ __all__ = [
     "check_sampling",
     "check_times",
     "checksum",
+    "default_num_threads",
     "edge_index_of",
     "graph_identity",
     "induced",

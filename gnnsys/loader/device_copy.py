@@ -215,7 +215,7 @@ def resolve(device: torch.device | str | None, graph: AnyGraph | None = None) ->
 
     By default batches are where the graph is; of a graph on a device they can be nowhere else.
     """
-    here = graph.device if isinstance(graph, Graph) else torch.device("cpu")
+    here = torch.device("cpu") if graph is None else graph.device
     if device is None:
         return None if here.type == "cpu" else here
     try:
@@ -230,18 +230,23 @@ def resolve(device: torch.device | str | None, graph: AnyGraph | None = None) ->
         if wanted.index is None:
             index = here.index if here.type == wanted.type else torch.accelerator.current_device_index()
             wanted = torch.device(wanted.type, index)
-    if here.type != "cpu" and wanted != here:
-        raise ValueError(
-            f"the graph is on {here}, so are its batches: leave device={str(wanted)!r} away, or pass "
-            f"graph.to({str(wanted)!r})"
-        )
+    reads_parts = graph is not None and not isinstance(graph, Graph)  # which the host can as well
+    if here.type != "cpu" and wanted != here and not (reads_parts and wanted.type == "cpu"):
+        remedy = f"pass graph.to({str(wanted)!r})" if isinstance(graph, Graph) else f"open it for {str(wanted)!r}"
+        raise ValueError(f"the graph is on {here}, so are its batches: leave device={str(wanted)!r} away, or {remedy}")
     return None if wanted.type == "cpu" else wanted
 
 
 def sampled_on(graph: AnyGraph, target: torch.device | None) -> torch.device | None:
-    """The device that samples batches for `target`: where it can read the structure, itself; None is the host."""
-    if target is None or target.type != "cuda" or not isinstance(graph, Graph):
+    """The device that samples batches for `target`: where it can read the structure, itself; None is the host.
+
+    A graph in parts is placed for the device by whoever asks first.
+    """
+    if target is None or target.type != "cuda":
         return None
+    if not isinstance(graph, Graph):
+        graph.place_on(target)
+        return target if graph.sampled_on == target else None
     if graph.device == target:
         return target
     return target if HAS_CUDA_KERNELS and graph.is_pinned else None

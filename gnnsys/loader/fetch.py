@@ -19,6 +19,7 @@ from gnnsys.loader.sampled import Sampled
 from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import (
+    DeviceTable,
     DistTensor,
     InFlightWindow,
     PendingRead,
@@ -48,7 +49,8 @@ class Fetch:
 
     `names` chooses arrays, for all types or by type; None means all but those that train (`mutable` is True): these
     are read in the forward pass, because a row that is fetched ahead may be an old one when it is used. `wire_dtype`
-    is how floats travel between machines; `policy` is that of every read (`ReadContext`).
+    is how floats travel between machines; `policy` is that of every read (`ReadContext`). Tables that `device` reads by
+    itself are read there.
     What there is to fetch is decided once: arrays that the graph is given later, or instead of others, are not seen.
     """
 
@@ -59,13 +61,20 @@ class Fetch:
         names: Names | None,
         wire_dtype: torch.dtype | None,
         policy: Policy | None = None,
+        device: torch.device | None = None,
     ) -> None:
         check_names(graph, names)
-        self._own = {key: list(_chosen(names, key, arrays, policy)) for key, arrays in _data_of(graph).items()}
+        self._own = {
+            key: [_read_by(device, graph, array, policy) for array in _chosen(names, key, arrays, policy)]
+            for key, arrays in _data_of(graph).items()
+        }
         self._arrays = self._own  # the same, with rows shared in flight where they are
         sources = [array.source for arrays in self._arrays.values() for array in arrays]
         self.num_arrays = len(sources)  # of a batch, over all types
-        self.is_in_memory = all(isinstance(source, TensorSource) for source in sources)  # nothing to begin
+        self.is_in_memory = all(
+            isinstance(source, TensorSource) or (isinstance(source, DeviceTable) and not source.is_remote)
+            for source in sources
+        )  # nothing to begin
         self.waits = any(array.waits for arrays in self._arrays.values() for array in arrays)
         self._of_reads: dict[str, Any] = {
             "wire_dtype": check_wire_dtype(wire_dtype, sources), "policy": policy,
@@ -175,10 +184,22 @@ def _chosen(names: Names | None, key: AnyType, arrays: Mapping[str, Any], policy
             yield Array(name, source, source.is_remote)
 
 
+def _read_by(device: torch.device | None, graph: Graph | DistGraph, array: Array, policy: Policy | None) -> Array:
+    """An array as the device reads it by itself, where it does: rows that nobody's policy chooses."""
+    if isinstance(graph, Graph) or policy is not None:
+        return array
+    source = graph.read_by(device, array.source)
+    return array._replace(source=source, waits=source.is_remote)
+
+
 def _shared(array: Array, window: InFlightWindow, key: AnyType) -> Array:
     """Rows from other processes that never change are shared between the batches of a window."""
     source = array.source
-    if not source.is_remote or source.mutable is not False or source.device.type != "cpu":
+    if not source.is_remote or source.mutable is not False:
+        return array
+    if isinstance(source, DeviceTable):
+        return array._replace(source=source.with_remote(SharedInFlight(source.remote, window, kind=key)))
+    if source.device.type != "cpu":
         return array
     return array._replace(source=SharedInFlight(source, window, kind=key))
 

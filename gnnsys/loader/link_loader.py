@@ -144,7 +144,7 @@ class LinkNeighborLoader(Loader):
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
-            device=target,
+            device=target or "cpu",
             across_epochs=across_epochs,
             fetch=fetch,
             wire_dtype=wire_dtype,

@@ -10,11 +10,12 @@ import torch
 from gnnsys.comm import current_context, set_context, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
+from gnnsys.loader.default_threads import LoadingWork, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
 from gnnsys.loader.identity import Identity
-from gnnsys.loader.layout import StageLayout
+from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
@@ -27,22 +28,20 @@ from gnnsys.seeds import Leftover, Ranks
 from gnnsys.store import MemoryBudget, RowBuffers
 
 _CALL = Ticket(epoch=-1, batch=0)  # the random stream of loader(ids), apart from every epoch's
-_REMOTE_THREADS = 3  # of sampling, where its hops wait for other machines
-_BUS_THREADS = 2  # where a device reads the graph from host memory: one samples while the other's rows are on their way
 
 
 class Loader:
     """Iterates over an epoch's batches, loaded ahead by `num_threads` threads, `prefetch` of them waiting.
 
-    With `num_threads=0` everything happens in `next`; None is one thread, two where a GPU reads the graph from
-    pinned memory, or three where sampling waits for other machines. With `across_epochs` the pipeline runs on into
-    the next epoch while this one ends; without it nothing is loaded between epochs, and an epoch ends only when a
-    device has read all of it too (choose that if rows of the graph change then). `fetch` names the arrays that
-    batches have, for all types or by type: all by default, but for tables that train, which are read in the forward
-    pass. Rows travel as `wire_dtype` if one is given. What the graph is given after the loader was made, the loader
-    does not see. `stages` are the user's own, each with the stage it comes `after`: "schedule" (gets `Inputs`),
-    "sample" or "fetch" (`Sampled`), "compact" (`Batch`). `pipeline` is how threads are laid out. Subclasses give the
-    sample stage: a callable that turns a `Ticket` and the chosen inputs into a `Sampled`.
+    With `num_threads=0` everything happens in `next`; None is what the machine has and what pays (`default_threads`),
+    which `repr(loader)` tells. With `across_epochs` the pipeline runs on into the next epoch while this one ends;
+    without it nothing is loaded between epochs, and an epoch ends only when a device has read all of it too (choose
+    that if rows of the graph change then). `fetch` names the arrays that batches have, for all types or by type: all by
+    default, but for tables that train, which are read in the forward pass. Rows travel as `wire_dtype` if one is given.
+    What the graph is given after the loader was made, the loader does not see. `stages` are the user's own, each with
+    the stage it comes `after`: "schedule" (gets `Inputs`), "sample" or "fetch" (`Sampled`), "compact" (`Batch`).
+    `pipeline` is how threads are laid out. Subclasses give the sample stage: a callable that turns a `Ticket` and the
+    chosen inputs into a `Sampled`.
     """
 
     def __init__(
@@ -75,14 +74,20 @@ class Loader:
         self._identity = identity
         self._across_epochs = across_epochs
         self._context = loader_context(graph, options.priority, options.path)
-        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy)
+        on_device = sampled_on(graph, target) is not None
+        by_device = target if on_device else None
+        self._fetch = Fetch(graph, names=fetch, wire_dtype=wire_dtype, policy=options.policy, device=by_device)
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
-        on_device = sampled_on(graph, target) is not None
+        check_user_stages(stages)
         if num_threads is None:
-            num_threads = _REMOTE_THREADS if waits else 1
-            if on_device and getattr(graph, "is_pinned", False):
-                num_threads = _BUS_THREADS
+            work = LoadingWork.MACHINES if waits else LoadingWork.DEVICE if on_device else LoadingWork.HOST
+            if on_device and _reads_bus(graph):
+                work = LoadingWork.BUS
+            if work is LoadingWork.HOST and (transform is not None or any(stage.is_inline for stage in stages)):
+                work = LoadingWork.IN_ORDER
+            num_threads = default_num_threads(work, target)
+        self.num_threads, self._device = num_threads, target or torch.device("cpu")
         layout = StageLayout(
             num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device
         )
@@ -96,6 +101,8 @@ class Loader:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
         self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
+        if isinstance(graph, DistGraph):
+            graph.loaders.add(self)
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
         self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
@@ -316,7 +323,14 @@ class Loader:
         self._fetch.forget()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._num_inputs:,} inputs, {len(self)} batches per epoch)"
+        threads = f"{self.num_threads or 'no'} loading thread{'' if self.num_threads == 1 else 's'}"
+        batches = f"{len(self)} batches per epoch, {threads}, batches on {self._device}"
+        return f"{type(self).__name__}({self._num_inputs:,} inputs, {batches})"
+
+
+def _reads_bus(graph: Graph | DistGraph) -> bool:
+    """Whether the device that samples a graph reads some of it from host memory."""
+    return graph.is_pinned if isinstance(graph, Graph) else graph.registered is not None
 
 
 def describe(sampled: Sampled, record: BatchTrace) -> None:

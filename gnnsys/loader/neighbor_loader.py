@@ -16,11 +16,12 @@ from gnnsys.loader.identity import Identity
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import node_names
+from gnnsys.loader.row_cache import fill_caches
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
-from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey, to_device
+from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey, batch_visits, to_device
 from gnnsys.seeds import InputIds, InputNodes, Ranks, Share, resolve_nodes
 from gnnsys.store import read_rows
 
@@ -102,6 +103,8 @@ class NeighborLoader(Loader):
                 device=sampled_on(graph, target),
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
+            if isinstance(graph, DistGraph) and target is not None and len(nodes):
+                fill_caches(graph, target, _Visits(ours, num_neighbors, node_type, nodes, batch_size, input_time))
             sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
             options |= {"sampler": None, **ours.options(), "subgraph_type": subgraph_type}
         else:
@@ -122,12 +125,43 @@ class NeighborLoader(Loader):
             transform=transform,
             num_threads=num_threads,
             prefetch=prefetch,
-            device=target,
+            device=target or "cpu",
             across_epochs=across_epochs,
             fetch=fetch,
             wire_dtype=wire_dtype,
             stages=stages,
             pipeline=pipeline,
+        )
+
+
+class _Visits:
+    """How likely a batch is to hold each node, by what a loader was given; computed when it is asked for."""
+
+    def __init__(
+        self,
+        sampler: NeighborSampler,
+        num_neighbors: NumNeighbors,
+        node_type: NodeType,
+        nodes: InputIds,
+        batch_size: int,
+        input_time: Tensor | None,
+    ) -> None:
+        self._sampler, self._num_neighbors = sampler, num_neighbors
+        self._node_type, self._nodes, self._batch_size, self._input_time = node_type, nodes, batch_size, input_time
+
+    def __call__(self) -> dict[NodeType, Tensor]:
+        drawn = self._sampler.options()
+        options = {name: drawn[name] for name in ("replace", "disjoint", "expand", "temporal_strategy")}
+        return batch_visits(
+            self._sampler.graph,
+            self._num_neighbors,
+            self._nodes[torch.arange(len(self._nodes))],
+            batch_size=self._batch_size,
+            node_type=self._node_type,
+            seed_time=self._input_time,
+            weight=drawn["weight_attr"],
+            time=drawn["time_attr"],
+            **options,
         )
 
 

@@ -5,8 +5,9 @@ For users: `CSC` and what computes on one (`spmm`, `sddmm`, `edge_softmax`, `gat
 
 For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine_cut`, `stream_*`, `*_volume`,
 `fingerprint_*` and `mark_*` (partition); `*_edges`, `planted_labels`, `parse_table` (graph); `PartedCSC`,
-`PartNeighbors`, `stitch_neighbors`, `bucket_ids` (sampling); `move_rows`, `update_rows`, `sparse_*_step`,
-`gather_cached` (store); `BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure).
+`PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids` (sampling); `move_rows`, `update_rows`,
+`sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store); `BufferPool`, `DeviceReads` (loader);
+`STRUCTURES` (what layers derive from a structure).
 `native` is the library itself, for ops that have no typed face.
 """
 
@@ -31,6 +32,7 @@ from gnnsys.ops.multilevel import (
     contract_clusters,
     refine_cut,
 )
+from gnnsys.ops.page_lock import PageLock
 from gnnsys.ops.parse import parse_table
 from gnnsys.ops.part_structure import (
     Halo,
@@ -49,7 +51,7 @@ from gnnsys.ops.partition_volume import VolumeSearch, even_out_volume, refine_vo
 from gnnsys.ops.raw import as_bytes
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
 from gnnsys.ops.rows import gather_rows, scatter_rows
-from gnnsys.ops.sampling import Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
+from gnnsys.ops.sampling import JoinedParts, Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
 from gnnsys.ops.store import (
     fill_uniform,
@@ -62,6 +64,7 @@ from gnnsys.ops.store import (
 )
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
+from gnnsys.ops.table_rows import read_table
 
 __all__ = [
     "BY_DESTINATION",
@@ -77,10 +80,12 @@ __all__ = [
     "EdgeData",
     "Halo",
     "IdTable",
+    "JoinedParts",
     "Level",
     "Neighbors",
     "Neighbors32",
     "NodeRun",
+    "PageLock",
     "PairTable",
     "PartNeighbors",
     "PartedCSC",
@@ -129,6 +134,7 @@ __all__ = [
     "planted_edges",
     "planted_labels",
     "random_permutation",
+    "read_table",
     "refine_cut",
     "refine_volume",
     "rmat_edges",

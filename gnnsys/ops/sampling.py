@@ -80,16 +80,41 @@ class SampledHops(NamedTuple):
     counts: list[int]  # nodes per hop, the seeds first, then edges per hop
 
 
+class JoinedParts(NamedTuple):
+    """A graph in parts as one structure: columns and edges are numbered over all parts, sources stay in local ids.
+
+    Local id i of part p is node `bounds[0][p] + i` as far as the part's core goes, the others are listed in its halo.
+    """
+
+    indptr: Tensor  # int64 [num_columns + 1], over all parts
+    indices: list[Tensor]  # int32 local ids, for each part
+    halo: list[Tensor]  # global ids, for each part
+    bounds: Tensor  # int64 [2, num_parts + 1] on the host: the first core node and the first edge of each, and the ends
+    wide: bool  # whether global ids need 64 bits
+
+
 def sample_hops(
-    csc: CSC, seeds: Tensor, fanouts: Sequence[int], *, keys: Sequence[int], replace: bool = False, on: Tensor
+    csc: CSC | JoinedParts,
+    seeds: Tensor,
+    fanouts: Sequence[int],
+    *,
+    keys: Sequence[int],
+    replace: bool = False,
+    on: Tensor,
+    original: Tensor | None = None,
 ) -> SampledHops:
     """Hop after hop, up to `fanouts[hop]` in-edges (-1: all) of each node that the hop before it was the first to see.
 
-    Each hop is a `sample_neighbors` by `keys[hop]`. On CUDA devices only: on the one that has the tensor `on`, which
-    reads the CSC in its own or in pinned memory. Seeds are on the host, int64. Waits once per hop, and once more.
+    Each hop is a `sample_neighbors` by `keys[hop]`; `original` are the original ids of all nodes, where they were
+    relabelled. On CUDA devices only: on the one that has the tensor `on`, which reads the structure in its own or in
+    pinned memory. Seeds are on the host, int64. Waits once per hop, and once more.
     """
+    if isinstance(csc, JoinedParts):
+        indices, halo, bounds, edge_ids, wide = csc.indices, csc.halo, csc.bounds, None, csc.wide
+    else:
+        indices, halo, bounds, edge_ids, wide = [csc.indices], [], None, csc.edge_ids, False
     nodes, edge_index, edge_ids, counts = native.sample_hops(
-        csc.indptr, csc.indices, csc.edge_ids, seeds, fanouts, keys, replace, on
+        csc.indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, wide, on
     )
     return SampledHops(nodes, edge_index, edge_ids, counts.tolist())
 
@@ -114,7 +139,7 @@ def _(
 
 
 @torch.library.register_fake("gnnsys::sample_hops")
-def _(indptr, indices, edge_ids, seeds, fanouts, keys, replace, on):
+def _(indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, wide, on):
     num_nodes, num_edges = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
     nodes, edge_index = (on.new_empty(shape, dtype=torch.int64) for shape in ((num_nodes,), (2, num_edges)))
     return nodes, edge_index, edge_index.new_empty(num_edges), seeds.new_empty(2 * len(fanouts) + 1)

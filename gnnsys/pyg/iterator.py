@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from gnnsys.pyg.threaded_loader import ThreadedLoader
 
 
-REMOTE_THREADS = 3  # sampling threads if hops wait for other machines and num_workers is 0
-
-
 class BatchRequest(NamedTuple):
     """A batch to be made: the inputs that torch's sampler chose, and the key of everything random in it."""
 
@@ -182,7 +179,7 @@ def _on_host(batches: Iterable[Any]) -> Iterator[Any]:
 def make_stages(loader: ThreadedLoader) -> list[Stage]:
     """The stages of a loader, with their threads. Threads refer to the loader weakly, or they would keep it alive."""
     workers = loader.num_workers
-    threads = workers or ((REMOTE_THREADS if loader.waits else 1) if loader.samples_ahead else 0)
+    threads = workers or (loader.own_threads if loader.samples_ahead else 0)
     depth = max(1, (loader.prefetch_factor or 1) * workers if workers else 2)
     steps: list[tuple[str, Callable[[Any], Any], bool]] = [("sample", loader.sample_step, threads > 0)]
     begin = None

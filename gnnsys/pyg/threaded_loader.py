@@ -18,13 +18,21 @@ from torch_geometric.sampler import BaseSampler, HeteroSamplerOutput, SamplerOut
 from gnnsys.comm import RequestContext
 from gnnsys.graph import ids_of
 from gnnsys.loader import NAME as MADE_OF
-from gnnsys.loader import Names, check_made_of, check_sampling, graph_identity, plain
+from gnnsys.loader import (
+    LoadingWork,
+    Names,
+    check_made_of,
+    check_sampling,
+    default_num_threads,
+    graph_identity,
+    plain,
+)
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.pyg.arguments import check_index, check_share
 from gnnsys.pyg.elastic import deal_states, take_over
 from gnnsys.pyg.identity import check_options, fingerprint
-from gnnsys.pyg.iterator import REMOTE_THREADS, BatchRequest, Epoch, EpochIterator, Running
+from gnnsys.pyg.iterator import BatchRequest, Epoch, EpochIterator, Running
 from gnnsys.pyg.join import DataJoin, describe, in_edge_order
 from gnnsys.pyg.parts import EvenBatches, Joining, PartsJoin
 from gnnsys.pyg.sampler import NeighborSampler, draw_key
@@ -46,6 +54,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     custom_cls: Any
     data: Any
     input_data: Any
+    own_threads: int  # of our own sampling and gathering, with num_workers=0
 
     def _prepare(
         self,
@@ -77,7 +86,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self.leftover: Leftover | None = None  # of the current epoch, or before it begins
         if self._largest is not None:
             check_share(inputs, kwargs)
-        workers, ahead = max(1, kwargs.get("num_workers", 0)), kwargs.get("prefetch_factor") or 2
+        ahead = kwargs.get("prefetch_factor") or 2
         graph = graph_of(data)
         self.context = RequestContext() if graph is None else loader_context(graph)
         ids = InputIds(inputs.ids) if isinstance(inputs, Share) else None
@@ -85,13 +94,16 @@ class ThreadedLoader(torch.utils.data.DataLoader):
         self.ranks = Ranks(graph, inputs, ids, given)
         if graph is not None:
             join = PartsJoin(graph, kwargs.get("custom_cls"), fetch, wire_dtype)
-            workers = workers if kwargs.get("num_workers", 0) or not join.waits else REMOTE_THREADS
+            self.own_threads = default_num_threads(LoadingWork.MACHINES if join.waits else LoadingWork.HOST)
+            workers = max(1, kwargs.get("num_workers") or self.own_threads)
             join.prepare(workers * (1 + ahead) + 2)
             self._join: DataJoin | PartsJoin = join
             return
         if fetch is not None or wire_dtype is not None:
             raise ValueError("fetch and wire_dtype are for what gnnsys.open returns: data in memory is joined as it is")
         num_arrays = sum(len(store) for store in data.stores) if isinstance(data, (Data, HeteroData)) else 0
+        self.own_threads = default_num_threads(LoadingWork.HOST)
+        workers = max(1, kwargs.get("num_workers") or self.own_threads)
         pool = BufferPool(max_free=(workers * (1 + ahead) + 1) * num_arrays)  # waiting, being made, in use
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
         self._join = DataJoin(data, partial(_graph_of, sampler), RowBuffers(pool), kwargs.get("custom_cls"))

@@ -5,7 +5,9 @@ from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
+from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
+from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
@@ -19,9 +21,10 @@ from gnnsys.sampling.serialize import (
 )
 from gnnsys.sampling.service import GraphService
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.sampling.visits import degree_visits, expected_visits, presampled_visits, sample_batches
+from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
 
 __all__ = [
+    "PLACES",
     "AnyGraph",
     "Block",
     "DistGraph",
@@ -31,9 +34,13 @@ __all__ = [
     "Mask",
     "NeighborSampler",
     "PartMasks",
+    "Placed",
     "Sample",
     "SampleKey",
+    "batch_visits",
+    "check_device",
     "check_fanouts",
+    "check_place",
     "check_sample",
     "core_csc",
     "count_true",
@@ -44,8 +51,10 @@ __all__ = [
     "loader_context",
     "mask_column",
     "neighborhoods",
+    "part_bounds",
     "part_rows",
     "presampled_visits",
+    "ranks_on_device",
     "sample_batches",
     "sample_from_arrays",
     "sample_from_blocks",

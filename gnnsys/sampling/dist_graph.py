@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,13 +20,16 @@ from gnnsys.comm import Kind, RequestContext
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, check_data, some
 from gnnsys.ops import CSC
 from gnnsys.partition import PartitionBook, Parts
+from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
+from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
+from gnnsys.sampling.place import HOST, Placed, place_parts_on
 from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.store import edge_table, node_table
+from gnnsys.store import DeviceTable, DistTensor, ExpectedReads, RegisteredFiles, Source, edge_table, node_table
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client
@@ -52,10 +56,20 @@ class DistGraph:
         self.loader_numbers = itertools.count(1)  # the session's, where one has opened the graph
         self.placement: Any = None  # where ranks and parts are, set by the session that opened the graph
         self.info: dict[str, Any] = dict(parts.graph_info)
+        self.device = torch.device("cpu")  # where batches go unless a loader says otherwise
+        self.structure: DeviceStructure | None = None  # what `device` samples from by itself
+        self.placed: Placed | None = None
+        self.registered: RegisteredFiles | None = None
+        self.cache: int | Literal["auto"] | None = None  # bytes of a cache of rows, which the first loader fills
+        self.cache_plan: dict[NodeType, ExpectedReads] | None = None  # what is expected of it, once it is filled
+        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # of this graph: closed before a device lets go of it
+        self._tables: dict[str, DeviceTable] = {}
+        self._placing = threading.Lock()
         self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
         self._views = PreparedViews(parts, self.parts_here)
         self._look_up = Lookups(parts, self._owners, client)
         self._prepared: dict[ViewSpec, DistNeighborhoods] = {}
+        self._on_device: dict[ViewSpec, DeviceNeighborhoods] = {}
         self._lock = threading.Lock()
         specs = graph_tables(parts)
         for spec in specs.values():
@@ -126,7 +140,7 @@ class DistGraph:
 
     def original_ids(self, ids: Tensor, node_type: NodeType | None = None) -> Tensor:
         """The user's ids of global ids, int64."""
-        return self.store.tensor(f"global/{self._node_type(node_type)}")[ids].long()
+        return self.store.tensor(f"global/{self._node_type(node_type)}")[ids.cpu()].long().to(ids.device)
 
     def global_ids(self, original: Tensor, node_type: NodeType | None = None) -> Tensor:
         """Global ids of the user's ids, int64."""
@@ -134,20 +148,20 @@ class DistGraph:
             raise ValueError(
                 f"{self.parts.path} was written without the global ids of original ids: partition the graph again"
             )
-        return self.store.tensor(f"original/{self._node_type(node_type)}")[original].long()
+        return self.store.tensor(f"original/{self._node_type(node_type)}")[original.cpu()].long().to(original.device)
 
     def original_edge_ids(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """The user's ids of global edge ids, int64; ValueError where the parts were written without them."""
-        return self._look_up(self._edge_type(edge_type), edge_ids, EDGE_IDS)[0]
+        return self._look_up(self._edge_type(edge_type), edge_ids.cpu(), EDGE_IDS)[0].to(edge_ids.device)
 
     def edge_ends(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> tuple[Tensor, Tensor]:
         """Source and destination of global edge ids, as global ids, int64."""
-        src, dst = self._look_up(self._edge_type(edge_type), edge_ids, ENDS)
-        return src, dst
+        src, dst = self._look_up(self._edge_type(edge_type), edge_ids.cpu(), ENDS)
+        return src.to(edge_ids.device), dst.to(edge_ids.device)
 
     def in_degrees(self, nodes: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """How many edges of a type lead to each of the nodes, int64."""
-        return self._look_up(self._edge_type(edge_type), nodes, DEGREES)[0]
+        return self._look_up(self._edge_type(edge_type), nodes.cpu(), DEGREES)[0].to(nodes.device)
 
     # -- neighbours --------------------------------------------------------------------------------------------------
 
@@ -157,8 +171,18 @@ class DistGraph:
 
         return sample_neighbors(self, nodes, fanout, **options)
 
-    def neighborhoods(self, *, weight: str | None = None, time: str | None = None) -> DistNeighborhoods:
-        """In-edges to be drawn uniformly, by weight, or up to a time, prepared on every machine the first time."""
+    @property
+    def sampled_on(self) -> torch.device:
+        """Where in-edges are drawn unless somebody says otherwise."""
+        return torch.device("cpu") if self.structure is None else self.structure.device
+
+    def neighborhoods(
+        self, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
+    ) -> DistNeighborhoods | DeviceNeighborhoods:
+        """In-edges to be drawn uniformly, by weight, or up to a time, prepared on every machine the first time.
+
+        On `device`, by default where the structure is.
+        """
         spec = ViewSpec(weight, time)
         with self._lock:
             if spec not in self._prepared:
@@ -166,7 +190,12 @@ class DistGraph:
                     self._prepare(spec)
                 prepare = partial(self._prepare, spec)
                 self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
-            return self._prepared[spec]
+            host, structure = self._prepared[spec], self.structure
+            if structure is None or (device is not None and device != structure.device):
+                return host
+            if spec not in self._on_device:
+                self._on_device[spec] = DeviceNeighborhoods(structure, host)
+            return self._on_device[spec]
 
     def _prepare(self, spec: ViewSpec) -> None:
         draws_by(self.parts, spec)  # ValueError where no type has such rows, before anybody is asked
@@ -194,6 +223,45 @@ class DistGraph:
         rows = self.store.tensor(node_table(node_type, str(spec.time)))[ids]
         return rows.reshape(-1).to(torch.int64)
 
+    # -- on a device -------------------------------------------------------------------------------------------------
+
+    def place_on(self, device: torch.device, place: str = "auto") -> Placed:
+        """Has `device` sample and read the parts of this machine by itself, as far as it can (`PLACES`).
+
+        Done once for a graph: asked again it tells what was chosen, and a device that is another one reads nothing by
+        itself. Loaders ask for it when their batches are to go to a GPU.
+        """
+        with self._placing:
+            if self.placed is None:
+                self.placed = place_parts_on(self, device, place)
+            return self.placed
+
+    def use_device(
+        self, device: torch.device, structure: DeviceStructure | None, tables: Mapping[str, DeviceTable]
+    ) -> None:
+        """From here on `device` samples from `structure`, and reads `tables`, given by their names in the store."""
+        assert structure is None or structure.device == device
+        with self._lock:
+            self.structure, self._tables = structure, dict(tables)
+            self._on_device.clear()
+
+    def read_by(self, device: torch.device | None, source: Source) -> Source:
+        """A source of this graph's rows as a device reads it; the same source where it does not."""
+        if not isinstance(source, DistTensor) or source.store is not self.store:
+            return source
+        table = self._tables.get(source.name)
+        return source if table is None or table.device != device else table
+
+    def release_device(self) -> None:
+        """Gives back what the device had of the graph: copies, caches, and files that were locked for it."""
+        for loader in list(self.loaders):
+            loader.close()
+        files, self.registered = self.registered, None
+        self.placed = Placed(HOST, "the device was let go of")
+        self.use_device(torch.device("cpu"), None, {})
+        if files is not None:
+            files.close()
+
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def _node_type(self, node_type: NodeType | None) -> NodeType:
@@ -206,6 +274,8 @@ class DistGraph:
         nodes = ", ".join(f"{t}: {self.num_nodes(t):,}" for t in self.node_types)
         edges = ", ".join(f"{'|'.join(t)}: {self.num_edges(t):,}" for t in self.edge_types)
         where = f"parts {self.parts_here} of {self.parts.num_parts} here"
+        if self.structure is not None and self.placed is not None:
+            where += f", {self.structure.device} samples them, place={self.placed.place!r}"
         return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
 
 

@@ -22,7 +22,7 @@ from gnnsys.partition import id_dtype
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
 from gnnsys.sampling.owners import Grouped, Owners
-from gnnsys.sampling.part_view import UNIFORM, ViewSpec
+from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec
 from gnnsys.sampling.prepared_views import NotPrepared, PreparedViews
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class DistNeighborhoods:
         self, views: PreparedViews, owners: Owners, client: Client | None, spec: ViewSpec, prepare: Callable[[], None]
     ) -> None:
         self._views, self._owners, self._client, self._spec = views, owners, client, spec
+        self.owners, self.spec = owners, spec
         self._prepare = prepare
         schema, book = views.parts.schema, views.parts.book
         self._edge_types = {t: i for i, t in enumerate(schema.edge_types)}
@@ -74,17 +75,40 @@ class DistNeighborhoods:
         for machine, parts in self._owners.away.items():
             asked = plan.request(parts, *options)
             if asked is not None:
-                assert self._client is not None
-                arrays = asked.to_arrays()
-                ask = partial(self._client.request, machine, Kind.SAMPLE, arrays, layer=hop)
-                pending.append((asked.parts, ask, ask()))
+                pending.append((asked.parts, self.ask(machine, asked, hop)))
         own = plan.request(self._owners.here, *options)
         if own is not None:
             plan.take(own.parts, self._views.sample(own))
-        for parts, ask, sent in pending:
-            for message in self._messages(ask, sent):
-                plan.take(parts, answers_from_arrays(message.arrays))
+        for parts, answers in pending:
+            plan.take(parts, answers)
         return [plan.finish(number, self.id_dtypes[r.edge_type[0]]) for number, r in enumerate(requests)]
+
+    def ask(self, machine: int, request: PartsRequest, hop: int) -> Iterator[HopAnswer]:
+        """Sends a hop's request to a machine, now; what it answers, piece by piece, when it is iterated."""
+        assert self._client is not None
+        ask = partial(self._client.request, machine, Kind.SAMPLE, request.to_arrays(), layer=hop)
+        sent = ask()
+        return (answer for message in self._messages(ask, sent) for answer in answers_from_arrays(message.arrays))
+
+    def own_view(self, part: int) -> PartView:
+        """The view of a part that is here."""
+        return self._views.view(self._spec.key, part)
+
+    def number_of(self, edge_type: EdgeType) -> int:
+        """What messages call an edge type."""
+        return self._edge_types[edge_type]
+
+    def excluded(self, request: HopRequest, parts: Sequence[int]) -> list[Tensor | None]:
+        """Of each part the positions that a request excludes there."""
+        return [self.excluded_in(request, part, part + 1) for part in parts]
+
+    def excluded_in(self, request: HopRequest, first_part: int, end_part: int) -> Tensor | None:
+        """The positions that a request excludes in some parts, counted from the first of them on."""
+        if request.exclude is None:
+            return None
+        first, end = self._owners.bounds(request.edge_type)[[first_part, end_part]].tolist()
+        begin, stop = torch.searchsorted(request.exclude, torch.tensor([first, end], device="cpu")).tolist()
+        return request.exclude[begin:stop] - first
 
     def _messages(self, ask: Callable[[], Pending], sent: Pending) -> Iterator[Message]:
         """What is answered; asked for again where the machine's server was started again and has lost the view."""

@@ -94,7 +94,8 @@ def pinned(source: EdgeSource) -> EdgeSource:
     def pin(rows: Tensor | None) -> Tensor | None:
         return rows if rows is None or rows.is_pinned() else rows.pin_memory()
 
-    return replace(source, csc=source.csc.pin_memory(), weight=pin(source.weight), time=pin(source.time))
+    csc = source.csc if source.csc.indptr.is_cuda else source.csc.pin_memory()
+    return replace(source, csc=csc, weight=pin(source.weight), time=pin(source.time))
 
 
 def _by_position(csc: CSC, rows: Tensor) -> Tensor:

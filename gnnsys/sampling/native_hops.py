@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, edge_type_key
-from gnnsys.ops import CSC, DeviceReads, sample_hops, stream_key
+from gnnsys.ops import CSC, DeviceReads, JoinedParts, sample_hops, stream_key
 from gnnsys.sampling.sample import Sample
 
 if TYPE_CHECKING:
@@ -22,12 +22,25 @@ if TYPE_CHECKING:
 
 
 class PlainHops:
-    """Samples of one edge type on `device`, from structure that is there or in pinned memory."""
+    """Samples of one edge type on `device`, from structure that is there or in host memory that it reads.
+
+    `original` are the original ids of all nodes, where they were relabelled.
+    """
 
     def __init__(
-        self, csc: CSC, edge_type: EdgeType, fanouts: Sequence[int], *, replace: bool, device: torch.device
+        self,
+        csc: CSC | JoinedParts,
+        edge_type: EdgeType,
+        fanouts: Sequence[int],
+        *,
+        replace: bool,
+        device: torch.device,
+        original: Tensor | None = None,
     ) -> None:
-        self._csc = csc
+        self._csc, self._original = csc, original
+        self._read = [csc.indptr, original]
+        if isinstance(csc, CSC):
+            self._read += [csc.indices, csc.edge_ids]
         self._node_type, self._edge_type = edge_type[0], edge_type
         self._type_key = edge_type_key(edge_type)
         self._fanouts = list(fanouts)
@@ -38,11 +51,12 @@ class PlainHops:
     def sample(self, seeds: Mapping[NodeType, Tensor], key: SampleKey) -> Sample:
         """As `NeighborSampler.sample`. Seeds that are on the device are read back first."""
         num_hops = len(self._fanouts)
-        self._reads(self._on.device, self._csc.indptr, self._csc.indices, self._csc.edge_ids)
+        self._reads(self._on.device, *self._read)
         keys = [stream_key(key.seed, key.epoch, key.batch, hop, self._type_key) for hop in range(num_hops)]
         nodes, edge_index, edge_ids, counts = sample_hops(
-            self._csc, self._seeds(seeds), self._fanouts, keys=keys, replace=self._replace, on=self._on
-        )
+            self._csc, self._seeds(seeds), self._fanouts, keys=keys, replace=self._replace, on=self._on,
+            original=self._original,
+        )  # fmt: skip
         row, col = edge_index.unbind()
         node_type, edge_type = self._node_type, self._edge_type
         return Sample(

@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
-from gnnsys.ops import CSC, IdTable, Neighbors, expand_indptr, stream_key
+from gnnsys.graph import EdgeType, NodeType, edge_type_key, ids_of
+from gnnsys.ops import CSC, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
+from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
@@ -92,14 +93,21 @@ class NeighborSampler:
         graph = self.graph
         if self.device.type != "cuda" or self.disjoint or self.expand != "new" or self.num_hops == 0:
             return None
-        if not isinstance(graph, Graph) or len(graph.node_types) != 1 or len(graph.edge_types) != 1:
+        if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
             return None
         ((edge_type, fanouts),) = self._fanouts.items()
         hoods = self._neighborhoods
-        assert isinstance(hoods, GraphNeighborhoods)
+        assert isinstance(hoods, (GraphNeighborhoods, DeviceNeighborhoods))
+        if isinstance(hoods, GraphNeighborhoods):
+            csc: CSC | JoinedParts | None = self.csc(edge_type)
+        else:
+            csc = hoods.joined(edge_type)
+        if csc is None:
+            return None
+        original = None if isinstance(hoods, GraphNeighborhoods) else hoods.original(edge_type[0])
         if not self.replace:
             fanouts = tuple(hoods.bounded(edge_type, fanout) for fanout in fanouts)
-        return PlainHops(self.csc(edge_type), edge_type, fanouts, replace=self.replace, device=self.device)
+        return PlainHops(csc, edge_type, fanouts, replace=self.replace, device=self.device, original=original)
 
     def options(self) -> dict[str, Any]:
         """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""

@@ -24,7 +24,8 @@ from gnnsys.ops import (
     gather_rows,
     sample_neighbors,
 )
-from gnnsys.sampling.edge_sources import edge_sources, pinned
+from gnnsys.sampling.edge_sources import edge_sources
+from gnnsys.sampling.pinned_structure import read_by_device
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph
@@ -82,30 +83,34 @@ def neighborhoods(
     """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; seeds will be on `device`."""
     if isinstance(graph, Graph):
         return GraphNeighborhoods(graph, weight=weight, time=time, device=device)
-    sampling_device(graph, device)
-    return graph.neighborhoods(weight=weight, time=time)
+    return graph.neighborhoods(weight=weight, time=time, device=sampling_device(graph, device))
 
 
 def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -> torch.device:
     """Where in-edges of `graph` are drawn: on `device`, by default where the structure is.
 
-    ValueError where the structure cannot be read from there: a GPU reads its own memory and pinned host memory.
+    ValueError where the structure cannot be read from there: a GPU reads its own memory and pinned host memory, and
+    parts that were opened for it; the host reads all parts.
     """
-    here = graph.device if isinstance(graph, Graph) else torch.device("cpu")
+    if isinstance(graph, Graph):
+        here, is_readable = graph.device, graph.is_pinned
+    else:
+        here, is_readable = graph.sampled_on, False
     wanted = here if device is None else torch.device(device)
-    if wanted.type == here.type == "cpu":
-        return here
+    if wanted == here or (wanted.type == "cpu" and not isinstance(graph, Graph)):
+        return wanted
     if not HAS_CUDA_KERNELS:
         raise ValueError(f"sampling on {wanted} needs CUDA kernels; {WHY_NO_KERNELS}. Or sample on the CPU")
     if wanted.type == "cuda" and wanted.index is None:
         wanted = here if here.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
     if here.type == "cuda" and wanted != here:
-        raise ValueError(f"the graph is on {here} and cannot be sampled on {wanted}: pass graph.to({str(wanted)!r})")
-    if here.type == "cpu" and not (isinstance(graph, Graph) and graph.is_pinned):
-        raise ValueError(
-            f"a graph in host memory can be sampled on {wanted} only if it is pinned: pass graph.pin_memory(), or "
-            f"where it fits graph.to({str(wanted)!r})"
-        )
+        remedy = f"pass graph.to({str(wanted)!r})" if isinstance(graph, Graph) else f"open it for {wanted}"
+        raise ValueError(f"the graph is on {here} and cannot be sampled on {wanted}: {remedy}")
+    if here.type == "cpu" and not is_readable:
+        remedy = f"pass graph.pin_memory(), or where it fits graph.to({str(wanted)!r})"
+        if not isinstance(graph, Graph):
+            raise ValueError(f"these parts were not opened for {wanted}: gnnsys.open(parts, device={str(wanted)!r})")
+        raise ValueError(f"a graph in host memory can be sampled on {wanted} only if it is pinned: {remedy}")
     return wanted
 
 
@@ -126,7 +131,7 @@ class GraphNeighborhoods:
         self._device = sampling_device(graph, device)
         self._sources = edge_sources(graph, weight, time)
         if self._device != graph.device:
-            self._sources = {t: pinned(source) for t, source in self._sources.items()}
+            self._sources = read_by_device(graph, self._sources, self._device)
         self._reads = DeviceReads()
         self._largest: dict[EdgeType, int] = {}  # in-degrees, where they were asked for
         self.id_dtypes = dict.fromkeys(graph.node_types, torch.int32)

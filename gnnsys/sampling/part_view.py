@@ -96,6 +96,14 @@ class PartView:
             self._order[edge_type] = None if order is None else order.to(id_dtype(order.numel()))
             self._sources[edge_type] = replace(source, csc=CSC(csc.indptr, csc.indices, csc.num_src))  # not both orders
 
+    def source(self, edge_type: EdgeType) -> EdgeSource:
+        """What is sampled from: local ids, with weights or times by position, or times by local id."""
+        return self._sources[edge_type]
+
+    def order(self, edge_type: EdgeType) -> Tensor | None:
+        """Where in the part's own order each edge of the view stands; None where it is the same."""
+        return self._order[edge_type]
+
     def sample(
         self,
         edge_type: EdgeType,

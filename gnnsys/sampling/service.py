@@ -15,6 +15,7 @@ from gnnsys.partition import Parts
 from gnnsys.sampling.hop_message import HopAnswer, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.part_view import ViewSpec
+from gnnsys.sampling.part_visits import PartHop, SourceSums
 from gnnsys.sampling.prepared_views import PreparedViews
 
 _CHUNK_BYTES = 1 << 20  # a reply is sent as soon as it has so much
@@ -23,7 +24,7 @@ _MAX_NUMBERS = 1 << 18
 
 
 class GraphService:
-    """Answers PREPARE, SAMPLE, FIND_EDGES and EDGE_ENDS for `own_parts`."""
+    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS and VISITS for `own_parts`."""
 
     def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
         self.views = PreparedViews(parts, own_parts)
@@ -35,6 +36,7 @@ class GraphService:
             Kind.SAMPLE: self.sample,
             Kind.FIND_EDGES: self.find_edges,
             Kind.EDGE_ENDS: self.edge_ends,
+            Kind.VISITS: self.visits,
         }
 
     def prepare(self, request: Request) -> Reply:
@@ -107,6 +109,13 @@ class GraphService:
         if begin != numbers.numel():
             raise ValueError(f"{begin} numbers are announced, {numbers.numel()} came")
         return Reply([torch.cat(rows) for rows in zip(*found, strict=True)])
+
+    def visits(self, request: Request) -> Iterator[Reply]:
+        """What one hop of `expected_visits` adds up on one part: see `part_visits`."""
+        hop = PartHop.from_arrays(request.arrays)
+        edge_type = self.views.edge_type(hop.edge_type)
+        self.views.view(0, hop.part)  # ValueError where it is not here
+        return SourceSums(self._parts.part(hop.part), edge_type, hop).replies()
 
 
 def _arrays(request: Request, count: int) -> list[Tensor]:

@@ -47,14 +47,17 @@ def open_in_group(
     timeout: float,
     remember: Remember,
     policy: Policy | None = None,
+    place: str = "auto",
 ) -> DistGraph:
     """The parts of all machines: those of this one mapped here, the others through their servers.
 
-    `remember` is told the directory and the parts that this machine's server is to have open.
+    `remember` is told the directory and the parts that this machine's server is to have open. `place` is where a device
+    is to find them, which all ranks say alike: else all would wait for the slowest.
     """
     report = survey(path) if group.is_leader else None
-    reports = group.gather("open", [group.machine, report, str(path)])
-    by_machine = {machine: values for machine, values, _ in reports if values is not None}
+    reports = group.gather("open", [group.machine, report, str(path), place])
+    check_alike("place", [row[3] for row in reports])
+    by_machine = {machine: values for machine, values, *_ in reports if values is not None}
     machine_of_part = plan([by_machine[machine] for machine in range(group.num_machines)], [row[2] for row in reports])
     here = [part for part, machine in enumerate(machine_of_part) if machine == group.machine]
     remember(str(Path(path).resolve()), here)
@@ -114,6 +117,13 @@ def _map(
     group.agree("mapped", problem, timeout)
     assert graph is not None
     return graph
+
+
+def check_alike(name: str, given: Sequence[str]) -> None:
+    """ValueError where ranks say different things."""
+    if len(set(given)) > 1:
+        rank = next(rank for rank, value in enumerate(given) if value != given[0])
+        raise ValueError(f"{name} must be the same on all ranks: rank 0 has {given[0]!r}, rank {rank} {given[rank]!r}")
 
 
 def survey(path: str | os.PathLike[str]) -> dict[str, Any]:

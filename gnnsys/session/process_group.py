@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from datetime import timedelta
 
@@ -9,13 +10,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from gnnsys.comm import Group, interface_of, is_loopback
+from gnnsys.comm import DevicePlace, Group, interface_of, is_loopback, place_of
+from gnnsys.session.rank_device import choose_backend
+
+_log = logging.getLogger(__name__)
 
 
-def make_process_group(group: Group, wanted: bool, backend: str | None, address: str, timeout: float) -> bool:
+def make_process_group(
+    group: Group, wanted: bool, backend: str | None, address: str, timeout: float, device: torch.device
+) -> bool:
     """Whether one was made. Ranks that differ would wait for each other: they are told."""
     makes = wanted and dist.is_available() and not dist.is_initialized()
-    choices = group.gather("process group", [makes, backend if makes else None])
+    place = place_of(device, is_alone=group.world_size == 1)
+    told = group.gather("process group", [[makes, backend if makes else None], place])
+    choices = [choice for choice, _ in told]
     others = [rank for rank, choice in enumerate(choices) if choice != choices[0]]
     if others:
         raise ValueError(
@@ -26,7 +34,9 @@ def make_process_group(group: Group, wanted: bool, backend: str | None, address:
     if not makes:
         return False
     if backend is None:
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        backend, why = choose_backend([DevicePlace(*found) for _, found in told], dist.is_nccl_available())
+        if why is not None and group.rank == 0:
+            _log.warning("%s", why)
     interface = None if is_loopback(address) else interface_of(address)
     if interface is not None:  # gloo asks what the host's own name means, which may be loopback
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,8 +36,10 @@ from gnnsys.comm import (
     join,
     read_key,
 )
+from gnnsys.sampling import check_device, check_place
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
+from gnnsys.session.rank_device import agree_on_devices
 from gnnsys.session.server_supervisor import ServerSupervisor
 from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_policy
@@ -61,6 +63,7 @@ def init(
     process_group: bool = True,
     backend: str | None = None,
     encrypt: bool = True,
+    device: torch.device | str | None = None,
 ) -> Session:
     """Joins the job this process was launched into, or begins one of its own. Every rank calls it.
 
@@ -69,9 +72,13 @@ def init(
     which is how long a pause, a cut, or the restart of a server is ridden out. Under torchrun this process ends within
     `lost_after`, too, when the agent that launched it was killed.
 
-    A process group is made unless there is one, or `process_group` is False: gloo, and nccl where CUDA is, or
-    `backend`. Servers admit only who has the job's key; without `encrypt` what they say travels in the clear, for
-    networks that nobody else can read. The session is closed by `close()`, by `with`, or when the process exits.
+    `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
+    around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one.
+
+    A process group is made unless there is one, or `process_group` is False: `backend`, or gloo, and nccl with it where
+    every rank has a GPU of its own. Servers admit only who has the job's key; without `encrypt` what they say travels
+    in the clear, for networks that nobody else can read. The session is closed by `close()`, by `with`, or when the
+    process exits.
 
     >>> with gnnsys.init() as session:
     ...     graph = gnnsys.open("parts/")
@@ -93,9 +100,12 @@ def init(
     session._agent = agent
     try:
         session._begin_server()
+        session.device = agree_on_devices(group, device)
         address = agree_on_address(group)
         session._uses_process_group = process_group
-        session._made_process_group = make_process_group(group, process_group, backend, address, timeout)
+        session._made_process_group = make_process_group(
+            group, process_group, backend, address, timeout, session.device
+        )
         session._order_server(server_threads, address, encrypt)
     except BaseException:
         session.close(wait=False)
@@ -120,6 +130,9 @@ def open(
     policy: Policy | None = None,
     priority: int = 0,
     path_id: int = 0,
+    device: torch.device | str | None = None,
+    place: str = "auto",
+    cache: int | Literal["auto"] | None = None,
 ) -> DistGraph:
     """The graph in a directory of parts, over all machines of the session. Every rank calls it with the same arguments.
 
@@ -134,6 +147,12 @@ def open(
     `policy` chooses which of the candidates for rows serves them (`gnnsys.store.Policy`; the nearest by default).
     `priority` (smaller is served first) and `path_id` (the number of a route) are said in every request about this
     graph, unless a loader says others (`PipelineOptions`) or `gnnsys.comm.use_context` does.
+
+    `device`: where batches go unless a loader says otherwise, "cuda" say. A GPU then samples and reads the parts of its
+    machine by itself: `place` says from where, "device" (all copied to it), "structure" (rows stay in their files,
+    which it reads), "registered" (indices too) or "host" (nothing); "auto" decides by bytes, and one line tells what it
+    chose (`graph.placed`). `cache`: bytes of the device's memory for rows that would come from other machines or over
+    the bus, or "auto" for half of what is left when the first loader is made, which says what its batches will ask for.
     """
     session = session or current()
     if session is None:
@@ -142,20 +161,21 @@ def open(
         session = init(process_group=False)
     return session.open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
-        path_id=path_id,
+        path_id=path_id, device=device, place=place, cache=cache,
     )  # fmt: skip
 
 
 class Session:
     """What `init` returns. `rank`, `world_size`, `local_rank`, `machine` and `num_machines` say which process this is.
 
-    `client` asks the machines' servers; it is None where this process is alone.
+    `device` is where it computes. `client` asks the machines' servers; it is None where this process is alone.
     """
 
     def __init__(self, group: Group, timeout: float, lost_after: float = 30.0) -> None:
         self.group = group
         self.timeout = timeout
         self.lost_after = lost_after
+        self.device = torch.device("cpu")
         self.client: Client | None = None
         self.is_closed = False
         self._agent: TorchrunAgent | None = None  # torchrun's: this process ends with it
@@ -193,13 +213,6 @@ class Session:
         return self.group.num_machines
 
     @property
-    def device(self) -> torch.device:
-        """Where this rank computes: its own GPU, or the CPU where there is none."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
-        return torch.device("cpu")
-
-    @property
     def graphs(self) -> list[DistGraph]:
         """The graphs that were opened in this session."""
         return [*self._graphs.values(), *self._served]
@@ -222,20 +235,35 @@ class Session:
         policy: Policy | None = None,
         priority: int = 0,
         path_id: int = 0,
+        device: torch.device | str | None = None,
+        place: str = "auto",
+        cache: int | Literal["auto"] | None = None,
     ) -> DistGraph:
         """See `gnnsys.open`. The same directory again is the same graph; several ranks serve one directory."""
         self._check_open()
         check_policy(policy)
+        check_place(place)
+        if not (cache is None or cache == "auto" or (isinstance(cache, int) and cache > 0)):
+            raise ValueError(f"cache must be a positive number of bytes, 'auto' or None, got {cache!r}")
+        target = check_device(device)
         context = RequestContext(priority=priority, path=path_id)
-        graph = self._open(path, verify, timeout, servers, key, policy)
+        graph = self._open(path, verify, timeout, servers, key, policy, place)
         graph.loader_numbers = self._loader_numbers
         if graph.client is not None and context != RequestContext():  # opened again, it keeps what it was given
             graph.client.context = context
+        if cache is not None:
+            graph.cache = cache
+        if target is not None:
+            graph.device = target
+            if target.type == "cuda":
+                placed = graph.place_on(target, place)
+                if self.group.is_leader:
+                    print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
         return graph
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
-        key: str | os.PathLike[str] | None, policy: Policy | None,
+        key: str | os.PathLike[str] | None, policy: Policy | None, place: str,
     ) -> DistGraph:  # fmt: skip
         name = str(Path(path).resolve())
         if servers is not None:
@@ -254,8 +282,9 @@ class Session:
             raise ValueError(f"this session serves {next(iter(self._graphs))!r}: begin another with gnnsys.init()")
         else:
             self._graphs[name] = open_in_group(
-                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy
-            )
+                self.group, self.client, path, verify=verify, timeout=timeout, remember=self._remember, policy=policy,
+                place=place,
+            )  # fmt: skip
         return self._graphs[name]
 
     def status(self) -> list[dict[str, Any]]:
@@ -282,6 +311,8 @@ class Session:
             if self.is_closed or os.getpid() != self._process:  # a forked child owns none of it
                 return
             self.is_closed = True
+        for graph in [*self._graphs.values(), *self._served]:
+            graph.release_device()
         try:
             failed = self._say_goodbye(wait)
         except BaseException:  # Ctrl-C while a checkpoint is waited for, say

@@ -1,8 +1,10 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
+from gnnsys.store.cache_plan import ExpectedReads, expected_reads, remote_rows, rows_to_cache
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
+from gnnsys.store.device_table import DeviceTable, TablePiece, copied_pieces, runs_of
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
@@ -13,6 +15,7 @@ from gnnsys.store.optim import SparseAdagrad, SparseAdam, SparseOptimizer
 from gnnsys.store.pull import PendingPull, Pull
 from gnnsys.store.pull_serving import pull_chunks
 from gnnsys.store.push import PendingPush
+from gnnsys.store.registered_files import RegisteredFiles
 from gnnsys.store.saved import load_part, part_folder
 from gnnsys.store.shard import Shard
 from gnnsys.store.snapshots import sync_folders
@@ -39,8 +42,10 @@ __all__ = [
     "CacheCounters",
     "Candidate",
     "DeviceCache",
+    "DeviceTable",
     "DistEmbedding",
     "DistTensor",
+    "ExpectedReads",
     "FeatureSource",
     "InFlightWindow",
     "Life",
@@ -55,6 +60,7 @@ __all__ = [
     "Policy",
     "Pull",
     "ReadContext",
+    "RegisteredFiles",
     "RowBuffers",
     "Run",
     "Shard",
@@ -64,11 +70,14 @@ __all__ = [
     "SparseAdam",
     "SparseOptimizer",
     "Store",
+    "TablePiece",
     "TableSpec",
     "TensorSource",
     "as_source",
     "check_policy",
+    "copied_pieces",
     "edge_table",
+    "expected_reads",
     "free_device_memory",
     "free_memory",
     "load_part",
@@ -78,5 +87,8 @@ __all__ = [
     "pull_chunks",
     "put_rows",
     "read_rows",
+    "remote_rows",
+    "rows_to_cache",
+    "runs_of",
     "sync_folders",
 ]

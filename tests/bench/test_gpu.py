@@ -36,8 +36,9 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "fullgraph/epoch",
     "fullgraph/beside messages",
     "fullgraph/making",
-    "fullgraph/rows on the host/epoch",
-    "fullgraph/rows on the host/peak",
+    "fullgraph/rows on the host/0.0005M/epoch",
+    "fullgraph/rows on the host/0.0005M/bytes",
+    "fullgraph/rows on the host/0.001225M/peak",
 )
 CASES = {case.name: case for benchmark in load_suite("gpu") for case in benchmark(WORKLOAD)}
 
@@ -72,6 +73,7 @@ def test_every_promise_about_the_gpu_is_a_target_that_check_judges():
     promised |= {f"compact/{n} {dtype} ids": 2 for n in sizes for dtype in ("int32", "int64")}
     promised |= {"sampling/device memory": 1, "sampling/pinned host memory": 8}
     promised |= {"gather/512B/pinned host memory": 0.85, "gather/512B/90% cached": 5}
+    promised |= {f"fullgraph/rows on the host/{n}/epoch": 0.5 for n in ("1M", "2.45M")}
     promised |= {f"epoch/{where}": 1 / 1.15 for where in ("device memory", "pinned host memory")}
     cases = [case for benchmark in load_suite("gpu") for case in benchmark(Workload(FULL))]
     written = {case.name: case.versus[0].target for case in cases}

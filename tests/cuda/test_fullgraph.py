@@ -211,8 +211,8 @@ def test_a_bin_is_brought_while_another_computes(monkeypatch):
     marks, overlaps = [], []
     bring, follow, fetch = CudaStreams.bring, CudaStreams.follow, CudaStreams.fetch
 
-    def bring_and_look(streams, source):
-        block, mark = bring(streams, source)
+    def bring_and_look(streams, *sources):
+        block, mark = bring(streams, *sources)
         if marks:
             mark.synchronize()
             overlaps.append(not marks[-1].query())  # kernels of the bin before are still at work

@@ -5,18 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+
+from gnnsys.comm import rank_exchange
+from gnnsys.comm.device_link import DeviceLink, DeviceRoute
 
 T = TypeVar("T")
 DEADLINE = 60.0  # seconds; what every wait of these tests ends after
 
 
-def run_ranks(world_size: int, work: Callable[[int, Any], T], timeout: float = DEADLINE) -> list[T]:
-    """What `work(rank, group)` returns on each rank; the first error of any, with its traceback."""
+def run_ranks(
+    world_size: int, work: Callable[[int, Any], T], timeout: float = DEADLINE, *, linked: bool = False
+) -> list[T]:
+    """What `work(rank, group)` returns on each rank; the first error of any, with its traceback.
+
+    `linked`: rows go as between GPUs, with announcements and go-aheads, though they are on the host and go over gloo.
+    """
     store = dist.HashStore()
+    if linked:
+        with patch.object(rank_exchange, "DeviceRoute", partial(_host_route, store)):
+            return run_ranks(world_size, work, timeout)
     results: list[Any] = [None] * world_size
     errors: list[tuple[int, BaseException]] = []
 
@@ -39,3 +52,18 @@ def run_ranks(world_size: int, work: Callable[[int, Any], T], timeout: float = D
     for rank, error in errors:
         raise AssertionError(f"rank {rank} failed") from error
     return results
+
+
+def _host_route(store: dist.Store, group: Any) -> DeviceRoute:
+    """A route whose link is made of gloo's groups, which are each link's own: ranks make links in the same order."""
+
+    def make(device: torch.device, limit: timedelta) -> DeviceLink:
+        rank, size = group.rank(), group.size()
+        number = store.add(f"links of {rank}", 1)
+        up, down = (
+            dist.ProcessGroupGloo(dist.PrefixStore(f"link {number} {way}", store), rank, size, limit)
+            for way in ("up", "down")
+        )
+        return DeviceLink(up, down, rank, device, limit)
+
+    return DeviceRoute(group, make, device_type="cpu")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Packing
-from gnnsys.fullgraph.offload.copy_streams import CopyStreams, HostStreams, streams_between
+from gnnsys.fullgraph.offload.copy_streams import CopyStreams, HostStreams, copy_into, streams_between
 from gnnsys.fullgraph.offload.mover import Mover, Pick, StagingBuffers
 from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.fullgraph.plan.pass_planner import PassPlan
@@ -29,13 +29,22 @@ POISON = 0xFF  # NaN, in every floating-point type
 class LateMark:
     """Work that is done when somebody waits for it, and not before."""
 
-    def __init__(self, queue: deque[LateMark], work: Callable[[], object], source: Tensor | None = None) -> None:
-        self.queue, self.work, self.source = queue, work, source
+    def __init__(self, queue: deque[LateMark], work: Callable[[], object], sources: Sequence[Tensor] = ()) -> None:
+        self.queue, self.work, self.sources = queue, work, sources
         queue.append(self)
 
     def synchronize(self) -> None:
         while self in self.queue:
             self.queue.popleft().work()
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Also where both are poisoned."""
+    return not a.numel() or torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes
 
 
 class LateStreams:
@@ -48,15 +57,25 @@ class LateStreams:
     def __init__(self) -> None:
         self.queues: tuple[deque[LateMark], deque[LateMark]] = (deque(), deque())
         self.num_buffers = 0
+        self._rows: set[int] = set()  # memory that copies go to and from directly
         self._read: list[tuple[Tensor, Tensor]] = []  # buffers that may still be read, and what is in them
+        self._reads: list[list[tuple[Tensor, Tensor]]] = []  # the same, by copy out that is not over
 
     def buffer(self, num_bytes: int) -> Tensor:
         self.num_buffers += 1
         return torch.full((num_bytes,), POISON, dtype=torch.uint8)
 
-    def bring(self, source: Tensor) -> tuple[Tensor, LateMark]:
-        block = torch.full_like(source, POISON)
-        return block, LateMark(self.queues[0], lambda: block.copy_(source), source)
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        rows = torch.empty(shape, dtype=dtype).fill_(torch.nan)
+        self._rows.add(rows.untyped_storage().data_ptr())
+        return rows
+
+    def is_direct(self, tensor: Tensor) -> bool:
+        return tensor.is_contiguous() and tensor.untyped_storage().data_ptr() in self._rows
+
+    def bring(self, sources: Sequence[Tensor], starts: Sequence[int], num_bytes: int) -> tuple[Tensor, LateMark]:
+        block = torch.full((num_bytes,), POISON, dtype=torch.uint8)
+        return block, LateMark(self.queues[0], lambda: copy_into(block, sources, starts), sources)
 
     def follow(self, mark: LateMark) -> None:
         self._read += [(source, source.clone()) for source in self._sources_until(mark)]
@@ -64,16 +83,21 @@ class LateStreams:
 
     def _sources_until(self, mark: LateMark) -> list[Tensor]:
         queued = list(self.queues[0])
-        return [each.source for each in queued[: queued.index(mark) + 1]] if mark in queued else []
+        before = queued[: queued.index(mark) + 1] if mark in queued else []
+        return [source for each in before for source in each.sources]
 
     def fetch(self, tensors: Sequence[Tensor], into: Sequence[Tensor]) -> LateMark:
         for place in into:
             place.view(torch.uint8).fill_(POISON)
 
         read, self._read = self._read, []
+        self._reads.append(read)
+        for each in self._reads:  # what goes back to its place with more added was read before it is written
+            each[:] = [(source, then) for source, then in each if not any(overlap(source, place) for place in into)]
 
         def work() -> None:
-            assert all(torch.equal(source, then) for source, then in read), "a buffer was written to while it was read"
+            assert all(same_bytes(source, then) for source, then in read), "a buffer was written to while it was read"
+            self._reads = [each for each in self._reads if each is not read]
             for tensor, place in zip(tensors, into, strict=True):
                 place.copy_(tensor)
 

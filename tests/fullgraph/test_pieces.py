@@ -12,7 +12,7 @@ from gnnsys.fullgraph import BinSchedule, BoundarySampling, HybridParallel, Pack
 from gnnsys.fullgraph.offload.copy_streams import HostStreams
 from gnnsys.fullgraph.offload.mover import Mover
 from gnnsys.fullgraph.offload.piecewise_sums import PieceCosts, make_pieces
-from gnnsys.fullgraph.plan import pass_planner
+from gnnsys.fullgraph.plan import pass_planner, step_plan, sweep_choice
 from gnnsys.fullgraph.plan.bin_memory import Peak
 from gnnsys.fullgraph.plan.step_plan import bytes_at_once
 from gnnsys.fullgraph.run.backward import Backward
@@ -49,6 +49,15 @@ def models() -> dict[str, list[nn.Module]]:
     }
 
 
+def bring(way: str, monkeypatch: pytest.MonkeyPatch, streams: type[HostStreams | LateStreams] = HostStreams) -> None:
+    """Rows move as `way` says, whichever brings fewer bytes: by "bins" or in "sweeps" over sources."""
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: streams())
+    if way == "bins":
+        monkeypatch.setattr(step_plan, "choose_sweeps", lambda stages, *_: [None] * len(stages))
+    else:
+        monkeypatch.setattr(sweep_choice, "bytes_of_bins", lambda *_: 1 << 60)
+
+
 class OnDevice:
     """The most bytes that bins have on the device at once: what is made as they load and compute.
 
@@ -58,7 +67,7 @@ class OnDevice:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, moves: bool) -> None:
         self.num_bytes, self.is_on, self._is_inside, self._moves = 0, False, False, moves
         self._peak = Peak(CPU)
-        for owner, name in ((Pass, "compute"), (Backward, "_compute"), (Mover, "load")):
+        for owner, name in ((Pass, "compute"), (Pass, "load"), (Backward, "_compute"), (Mover, "load")):
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
 
     def _counted(self, method):
@@ -95,15 +104,15 @@ def train(model: HybridParallel, x: Tensor, measured: OnDevice) -> tuple[list[fl
     return losses, measured.num_bytes
 
 
-@pytest.mark.parametrize("moves", [True, False], ids=["rows move", "rows lie"])
+@pytest.mark.parametrize("way", ["bins", "sweeps", None], ids=["rows move", "in sweeps", "rows lie"])
 @pytest.mark.parametrize("name", ["sage", "gcn", "weighted", "gin", "normed"])
-def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everything(name, moves, monkeypatch):
-    if moves:
-        monkeypatch.setattr(pass_planner, "streams_between", lambda *_: HostStreams())
+def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everything(name, way, monkeypatch):
+    if way is not None:
+        bring(way, monkeypatch)
     graph, layers = hub_graph(NODES, 5000), models()[name]
     told = {"edge_data": {"edge_weight": "w"} if name == "weighted" else None}
     x = torch.randn(NODES, ROWS, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    measured = OnDevice(monkeypatch, moves)
+    measured = OnDevice(monkeypatch, way is not None)
     one_bin = BinSchedule(packing=Packing(num_bins=1))
     model = HybridParallel(copy.deepcopy(layers), graph, **told, recompute=True, schedule=one_bin)
     losses, largest = train(model, x, measured)
@@ -112,11 +121,13 @@ def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everyth
         found, peak = train(model, x, measured)
         assert found == pytest.approx(losses, rel=1e-4)
         assert 0 < peak <= 1.05 * (largest // share)
-        passes = [
-            step.piecewise_sums for plan in model._planner.plans.values() for step in plan.steps if step.piecewise_sums
-        ]
-        assert bool(passes) == moves
-        assert share < 8 or not moves or max(len(pieces) for each in passes for pieces in each.pieces) > 4
+        steps = [step for plan in model._planner.plans.values() for step in plan.steps]
+        passes = [step.piecewise_sums for step in steps if step.piecewise_sums is not None]
+        assert bool(passes) == (way == "bins")
+        assert share < 8 or not passes or max(len(pieces) for each in passes for pieces in each.pieces) > 4
+        sweeps = [step.source_sweeps for step in steps if step.source_sweeps is not None]
+        assert bool(sweeps) == (way == "sweeps")
+        assert share < 8 or not sweeps or max(len(each.groups) for each in sweeps) > 1
 
 
 @pytest.mark.parametrize("moves", [True, False], ids=["rows move", "rows lie"])
@@ -151,7 +162,7 @@ MAKES = [unequal_sage, gcn, gin]
 @pytest.mark.parametrize("make", MAKES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_sums_in_passes_give_the_dense_answer(make, world_size, monkeypatch):
-    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
+    bring("bins", monkeypatch, LateStreams)
     load, numbers = Mover.load, set()
 
     def noted(mover, key, picks):
@@ -164,7 +175,8 @@ def test_sums_in_passes_give_the_dense_answer(make, world_size, monkeypatch):
     assert max(numbers) > 1  # more than two pieces of some bin
 
 
-def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
+@pytest.mark.parametrize("way", ["bins", "sweeps"])
+def test_sums_in_passes_see_the_halo_that_was_drawn(way, monkeypatch):
     """Features count as boundary sampling says: as where rows lie."""
     graph, x = hub_graph(N, 200), torch.randn(N, WIDTH, dtype=torch.float64)
     torch.manual_seed(0)
@@ -179,7 +191,7 @@ def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
         return [p.grad for p in model.parameters()]
 
     want = run_ranks(2, run)
-    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
+    bring(way, monkeypatch, LateStreams)
     for found, expected in zip(
         run_ranks(2, lambda rank, group: run(rank, group, memory_budget=12_000)), want, strict=True
     ):
@@ -187,7 +199,8 @@ def test_sums_in_passes_see_the_halo_that_was_drawn(monkeypatch):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
 
 
-def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypatch):
+@pytest.mark.parametrize("way", ["bins", "sweeps"])
+def test_sums_of_features_that_stay_are_brought_instead_of_the_features(way, monkeypatch):
     """From the second pass on the first layer asks for no pieces; a new tensor has sums of its own."""
     graph, asked = hub_graph(N, 200), []
     layers = [layer.double() for layer in (SAGEConv(WIDTH, 6), nn.ReLU(), SAGEConv(6, 6))]
@@ -195,11 +208,12 @@ def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypa
     a, load = adjacency(graph), Mover.load
 
     def noted(mover, key, picks):
-        asked.append(key)
+        is_piece = isinstance(key, tuple) and not isinstance(key[0], tuple)  # not of a structure that is pulled through
+        asked.append(is_piece and picks[0].rows.shape == (N, WIDTH))
         load(mover, key, picks)
 
     monkeypatch.setattr(Mover, "load", noted)
-    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())
+    bring(way, monkeypatch, LateStreams)
     model = HybridParallel(layers, graph, memory_budget=9_000)
     num_pieces = []
     for x in (first, first, second, second):
@@ -207,7 +221,7 @@ def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypa
         model.zero_grad()
         out = model(x)
         out.square().sum().backward()
-        num_pieces.append(sum(isinstance(key, tuple) and key[0].step == 0 for key in asked))
+        num_pieces.append(sum(asked))
         found = [p.grad.clone() for p in model.parameters()]
         model.zero_grad()
         want = dense_forward(layers, x, a)
@@ -215,7 +229,7 @@ def test_sums_of_features_that_stay_are_brought_instead_of_the_features(monkeypa
         close(out.detach(), want.detach())
         for got, p in zip(found, model.parameters(), strict=True):
             close(got, p.grad)
-    assert num_pieces[1] == num_pieces[3] == 0 and num_pieces[0] == num_pieces[2] > 4
+    assert num_pieces[1] == num_pieces[3] == 0 and num_pieces[0] == num_pieces[2] > 1
 
 
 @pytest.mark.parametrize("limit", [None, 1000, 120, 60])

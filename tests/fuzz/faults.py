@@ -82,6 +82,8 @@ def use(parts: Parts) -> None:
             for what, ids in ((ENDS, edges), (EDGE_IDS, edges), (DEGREES, nodes)):
                 head = torch.tensor([what, number, part, ids.numel()])
                 service.edge_ends(Request.local(Kind.EDGE_ENDS, [head, ids]))
+            head = torch.tensor([number, part, 3, 0, 1])
+            list(service.visits(Request.local(Kind.VISITS, [head, torch.ones(nodes.numel(), dtype=torch.float64)])))
 
 
 def check(number: int, seed: int, folder: Path) -> str | None:

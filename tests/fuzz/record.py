@@ -90,6 +90,7 @@ def _train(graph: gnnsys.sampling.DistGraph, folder: Path) -> None:
     head = torch.tensor([view, 0, 0, 10, 1, 10])
     pending = graph.client.request(0, Kind.FIND_EDGES, [head, links[0][:20], torch.arange(20)])
     pending.result()
+    gnnsys.sampling.expected_visits(graph, [5, 3], ids[:200], batch_size=10)
     table = store.create("fuzzed", NUM_NODES, (8,))
     store.pull([Pull("fuzzed", ids[:100]), Pull(f"node/{node_type}/x", ids), Pull("fuzzed", ids)]).result()
     table.pull(ids[:10], columns=torch.tensor([0, 3]))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gnnsys.comm import Client, Handler, Request, Server
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.loader.batch import apply_to_block
 from gnnsys.partition import Assignment, open_parts, write_parts
 from gnnsys.sampling import DistGraph, GraphService, Sample, graph_tables, part_rows
 from gnnsys.store import Shard, Store
@@ -118,8 +120,18 @@ def to_global(graph: DistGraph, seeds: dict[NodeType, Tensor]) -> dict[NodeType,
     return {t: graph.global_ids(ids, t) for t, ids in seeds.items()}
 
 
+def on_host(sample: Sample) -> Sample:
+    def moved(tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
+        return {key: tensor.cpu() for key, tensor in tensors.items()}
+
+    structure = {name: moved(getattr(sample, name)) for name in ("node", "row", "col", "edge")}
+    tree = None if sample.tree is None else moved(sample.tree)
+    return replace(sample, **structure, tree=tree, blocks=[apply_to_block(b, Tensor.cpu) for b in sample.blocks])
+
+
 def assert_same_sample(ours: Sample, theirs: Sample, graph: DistGraph) -> None:
-    """`ours` was taken on parts; in original ids it is `theirs`, entry for entry."""
+    """`ours` was taken on parts, by the host or by a device; in original ids it is `theirs`, entry for entry."""
+    ours = on_host(ours)
     assert list(ours.node) == list(theirs.node)
     for t in ours.node:
         assert torch.equal(graph.original_ids(ours.node[t], t), theirs.node[t]), t

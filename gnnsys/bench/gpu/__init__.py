@@ -7,7 +7,7 @@ by the clock, everything with cold caches. The graphs are made on the host in se
 import torch
 
 from gnnsys.bench.case import Benchmark
-from gnnsys.bench.gpu import epoch, fullgraph, rows, spmm, structure
+from gnnsys.bench.gpu import epoch, fullgraph, parts, rows, spmm, structure
 from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 
 BENCHMARKS: list[Benchmark] = [
@@ -15,6 +15,7 @@ BENCHMARKS: list[Benchmark] = [
     *structure.BENCHMARKS,
     *rows.BENCHMARKS,
     *epoch.BENCHMARKS,
+    *parts.BENCHMARKS,
     *fullgraph.BENCHMARKS,
 ]
 

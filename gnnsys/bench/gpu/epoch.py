@@ -61,19 +61,19 @@ class Steps(NamedTuple):
 
 
 def epoch(work: Workload) -> Iterator[Case]:
-    steps, widths = _steps(work), _widths(work)
+    steps, widths = steps_of(work), widths_of(work)
     for where in ("device memory", "pinned host memory"):
 
         def sides(where: str = where) -> dict[str, Side]:
             graph = pinned_graph(work) if where.startswith("pinned") else device_graph(work)
-            ours = _DeviceModel(work, GraphSAGE(*widths))
+            ours = DeviceModel(work, GraphSAGE(*widths))
             loader = _loader(work, graph, steps, **_on_device(work))
             found: dict[str, Callable[[], float]] = {
-                OURS: lambda: _seconds(_first_epoch(loader), ours.step, steps, steps.timed),
+                OURS: lambda: epoch_seconds(first_epoch(loader), ours.step, steps, steps.timed),
                 PRE_MADE: _pre_made(loader, ours.step, steps),
             }
             if where.startswith("pinned"):
-                found[BUS] = _copied(work, _row_bytes(loader), steps)
+                found[BUS] = copied_bytes(work, row_bytes_of(loader), steps)
             sides = {name: Side(call) for name, call in found.items()}
             if "pyg" not in peers.missing("pyg"):
                 on_host = _loader(work, large_graph(work), steps, num_threads=num_cores())
@@ -95,19 +95,19 @@ def epoch(work: Workload) -> Iterator[Case]:
 
 def epoch_with_cache(work: Workload) -> Iterator[Case]:
     """A fifth of the rows on the device, those that batches are expected to visit most. It informs."""
-    steps, widths = _steps(work), _widths(work)
+    steps, widths = steps_of(work), widths_of(work)
 
     def sides() -> dict[str, Side]:
-        ours = _DeviceModel(work, GraphSAGE(*widths))
+        ours = DeviceModel(work, GraphSAGE(*widths))
         graph = _cached(work, steps)
         plain, cached = (_loader(work, g, steps, **_on_device(work)) for g in (pinned_graph(work), graph))
         calls: dict[str, Callable[[], float]] = {
-            OURS: lambda: _seconds(_first_epoch(cached), ours.step, steps, steps.timed),
-            UNCACHED: lambda: _seconds(_first_epoch(plain), ours.step, steps, steps.timed),
+            OURS: lambda: epoch_seconds(first_epoch(cached), ours.step, steps, steps.timed),
+            UNCACHED: lambda: epoch_seconds(first_epoch(plain), ours.step, steps, steps.timed),
             PRE_MADE: _pre_made(cached, ours.step, steps),
         }
         missed = 1 - graph.node_data[NODE]["x"].counters().hit_rate  # type: ignore[attr-defined]
-        calls[BUS] = _copied(work, missed * _row_bytes(cached), steps)
+        calls[BUS] = copied_bytes(work, missed * row_bytes_of(cached), steps)
         return {name: Side(call) for name, call in calls.items()}
 
     versus = (Versus((PRE_MADE,)), Versus((UNCACHED,)))
@@ -123,11 +123,11 @@ def _cached(work: Workload, steps: Steps) -> Graph:
     return Graph({NODE: graph.num_nodes()}, {EDGE: graph.csc()}, {NODE: {"x": cache, "y": rows["y"]}})  # type: ignore[dict-item]
 
 
-def _steps(work: Workload) -> Steps:
+def steps_of(work: Workload) -> Steps:
     return Steps() if work.sizes is FULL else Steps(all=8, first=1, timed=3, peer=2)
 
 
-def _widths(work: Workload) -> tuple[int, int, int, int]:
+def widths_of(work: Workload) -> tuple[int, int, int, int]:
     return NUM_FEATURES, 256 if work.sizes is FULL else 32, NUM_LAYERS, NUM_CLASSES
 
 
@@ -135,7 +135,7 @@ def _on_device(work: Workload) -> dict[str, Any]:
     return {"device": device(work)} if is_gpu(work) else {}
 
 
-class _DeviceModel:
+class DeviceModel:
     """A model with its optimizer on the device; a step per batch, on our layers or PyG's."""
 
     def __init__(self, work: Workload, model: nn.Module) -> None:
@@ -182,7 +182,7 @@ def _loader(work: Workload, graph: Graph, steps: Steps, **options: Any) -> Neigh
 def _pre_made(loader: NeighborLoader, step: Step, steps: Steps) -> Callable[[], float]:
     """Compute alone. Batches are seen as if for the first time: what layers remember of a tensor is not there, and what
     the loader knows about it is."""
-    with closing(_first_epoch(loader)) as batches:
+    with closing(first_epoch(loader)) as batches:
         wanted = islice(batches, steps.first + steps.timed)
         held = [(batch, STRUCTURES.find(batch.edge_index, key=BY_DESTINATION)) for batch in wanted]
 
@@ -193,17 +193,17 @@ def _pre_made(loader: NeighborLoader, step: Step, steps: Steps) -> Callable[[], 
                 STRUCTURES.put(known, fresh.edge_index, key=BY_DESTINATION)
             yield fresh
 
-    return lambda: _seconds(again(), step, steps, steps.timed)
+    return lambda: epoch_seconds(again(), step, steps, steps.timed)
 
 
-def _row_bytes(loader: NeighborLoader) -> float:
+def row_bytes_of(loader: NeighborLoader) -> float:
     """Of the features of a batch, on average over a few."""
-    with closing(_first_epoch(loader)) as batches:
+    with closing(first_epoch(loader)) as batches:
         sizes = [batch.x.nbytes for batch in islice(batches, 8)]
     return sum(sizes) / len(sizes)
 
 
-def _copied(work: Workload, num_bytes: float, steps: Steps) -> Callable[[], float]:
+def copied_bytes(work: Workload, num_bytes: float, steps: Steps) -> Callable[[], float]:
     """So many bytes of host memory for each batch of an epoch, at the speed of a copy."""
     on_host = torch.empty(max(round(num_bytes), 1), dtype=torch.uint8, pin_memory=is_gpu(work))
     there = torch.empty_like(on_host, device=device(work))
@@ -215,10 +215,10 @@ def _copied(work: Workload, num_bytes: float, steps: Steps) -> Callable[[], floa
     def copy(rows: Any) -> None:
         there.copy_(rows, non_blocking=True)
 
-    return lambda: _seconds(batches(), copy, steps, steps.timed)  # type: ignore[arg-type]
+    return lambda: epoch_seconds(batches(), copy, steps, steps.timed)  # type: ignore[arg-type]
 
 
-def _first_epoch(loader: NeighborLoader) -> Generator[Batch, None, None]:
+def first_epoch(loader: NeighborLoader) -> Generator[Batch, None, None]:
     """Its first epoch again: the same batches every time."""
     loader.load_state_dict({**loader.state_dict(), "epoch": 0, "batch": 0})
     yield from loader
@@ -230,12 +230,12 @@ def _pyg(
     """PyG's own model, its batches sampled and gathered by all cores of the host and copied when they are needed."""
     from torch_geometric.nn import GraphSAGE as PygSAGE
 
-    model = _DeviceModel(work, PygSAGE(*widths))
+    model = DeviceModel(work, PygSAGE(*widths))
     step = model.pyg_trimmed_step if trimmed else model.pyg_step
-    return lambda: _seconds(_first_epoch(loader), step, steps, steps.peer)
+    return lambda: epoch_seconds(first_epoch(loader), step, steps, steps.peer)
 
 
-def _seconds(batches: Generator[Batch, None, None], step: Step, steps: Steps, num_timed: int) -> float:
+def epoch_seconds(batches: Generator[Batch, None, None], step: Step, steps: Steps, num_timed: int) -> float:
     """Of an epoch, from `num_timed` of its steps."""
     with closing(batches):
         for batch in islice(batches, steps.first):

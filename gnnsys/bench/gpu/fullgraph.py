@@ -23,6 +23,7 @@ from gnnsys.bench.gpu.fullgraph_sides import (
     Makers,
     Widths,
     agreeing,
+    bus_seconds,
     by_hand,
     layers_alone,
     made,
@@ -42,6 +43,7 @@ SPARSE, SPARSE_ORDERED = "torch.sparse", "torch.sparse, our order"
 PYG_MATRIX, PYG_MESSAGES = "PyG, CSR matrix", "PyG, edge_index"
 GATHERED, LEAST, PRODUCTS = "bytes gathered", "least bytes", "matrix products"
 BUDGET, EPOCH = "budget", "an epoch"
+BUS, UP, DOWN = "its bytes copied", "to the device", "back"
 NUM_AGGREGATIONS = 4  # in an epoch whose sums of features are there: layers 2 and 3, and back
 
 
@@ -91,25 +93,39 @@ def making(work: Workload) -> Iterator[Case]:
 
 
 def host_rows(work: Workload) -> Iterator[Case]:
-    """Rows of all layers in host memory, and a budget of a quarter of what an epoch takes on the device. It informs."""
+    """Rows of all layers in host memory, and a budget of a quarter of what an epoch takes with them on the device.
 
+    Seconds beside copies of the bytes that an epoch was counted to move, both ways at once; those bytes; the peak.
+    """
+    for size in graph_sizes(work):
+        yield from _host_rows(work, size)
+
+
+def _host_rows(work: Workload, size: GraphSize) -> Iterator[Case]:
     def seconds() -> dict[str, Side]:
-        with_rows = with_host_rows(work)
-        epochs = {OURS: with_rows.budgeted, NO_BUDGET: with_rows.whole, ON_DEVICE: with_rows.on_device}
-        return _timed(epochs, num_cores())
+        found = with_host_rows(work, size)
+        epochs = {OURS: found.budgeted, NO_BUDGET: found.whole, ON_DEVICE: found.on_device}
+        return {**_timed(epochs, num_cores()), BUS: Side(lambda: bus_seconds(work, *found.moved()))}
+
+    def moved() -> dict[str, Side]:
+        found = with_host_rows(work, size)
+        up, down = (max(1, each) / 1e9 for each in found.moved())  # where the device is the host nothing moves
+        return {OURS: Side(lambda: up + down), UP: Side(lambda: up), DOWN: Side(lambda: down)}
 
     def peak() -> dict[str, Side]:
-        with_rows = with_host_rows(work)
+        found = with_host_rows(work, size)
         return {
-            OURS: Side(lambda: peak_of(work, with_rows.budgeted) / 1e9, num_cores()),
-            BUDGET: Side(lambda: with_rows.budget / 1e9),
-            NO_BUDGET: Side(lambda: with_rows.peak / 1e9),
+            OURS: Side(lambda: peak_of(work, found.budgeted) / 1e9, num_cores()),
+            BUDGET: Side(lambda: found.budget / 1e9),
+            ON_DEVICE: Side(lambda: found.peak / 1e9),
         }
 
-    versus = (Versus((NO_BUDGET,)), Versus((ON_DEVICE,)))
-    yield Case("fullgraph/rows on the host/epoch", value("s"), seconds, versus, repeats=1)
-    versus = (Versus((BUDGET,)), Versus((NO_BUDGET,)))
-    yield Case("fullgraph/rows on the host/peak", value("GB"), peak, versus, limit=BUDGET, repeats=1)
+    name = f"fullgraph/rows on the host/{size.name}"
+    versus = (Versus((BUS,), target=0.5), Versus((NO_BUDGET,)), Versus((ON_DEVICE,)))
+    yield Case(f"{name}/epoch", value("s"), seconds, versus, limit=BUS, repeats=3)
+    yield Case(f"{name}/bytes", value("GB"), moved, (Versus((UP,)), Versus((DOWN,))), repeats=1)
+    beside = (Versus((BUDGET,)), Versus((ON_DEVICE,)))
+    yield Case(f"{name}/peak", value("GB"), peak, beside, limit=BUDGET, repeats=1)
 
 
 def bytes_moved(size: GraphSize, widths: Widths) -> tuple[int, int]:

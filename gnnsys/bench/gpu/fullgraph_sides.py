@@ -10,6 +10,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,8 +21,10 @@ from gnnsys.bench.case import OURS
 from gnnsys.bench.gpu.inputs import (
     NUM_CLASSES,
     NUM_FEATURES,
+    GraphSize,
     device,
     graph_sizes,
+    is_gpu,
     large_graph,
     structure_of,
     structure_on,
@@ -36,7 +39,8 @@ from gnnsys.ops import CSC
 NUM_LAYERS = 3
 LEARNING_RATE = 1e-2  # large enough for the first losses to differ by ten times what they may be apart
 NUM_CHECKED, AGREE = 3, 1e-3  # so many losses of every side, so far from ours at most
-BUDGET_SHARE = 4  # a budget is one over this of what an epoch without one takes
+BUDGET_SHARE = 4  # a budget is one over this of what an epoch takes with all rows on the device
+_COPIED_BYTES = 1 << 28  # at a time, to measure the bus
 NO_BUDGET, ON_DEVICE = "no budget", "rows on the device"
 Epoch = Callable[[], Tensor]  # trains one, and gives its loss
 Makers = Mapping[str, Callable[[], Epoch]]
@@ -55,7 +59,8 @@ class HostRows(NamedTuple):
     whole: Epoch  # without a budget
     on_device: Epoch  # with all rows there
     budget: int
-    peak: int  # of an epoch without a budget
+    peak: int  # of an epoch with all rows there
+    moved: Callable[[], tuple[int, int]]  # bytes to the device and back in the last epoch with the budget
 
 
 def widths_of(work: Workload) -> Widths:
@@ -132,34 +137,63 @@ def made(work: Workload) -> tuple[HybridParallel, float]:
     return work.once("gpu/full graph, ours", make)
 
 
-def with_host_rows(work: Workload) -> HostRows:
-    """On the smaller graph: bins are gathered by the host, which takes long."""
+def with_host_rows(work: Workload, size: GraphSize) -> HostRows:
+    """Features and rows of all layers on the host; the loss is computed on the device, as labels are there."""
 
     def make() -> HostRows:
-        size, _ = graph_sizes(work)
+        target = device(work)
         graph = Graph({NODE: size.num_nodes}, {EDGE: structure_of(work, size)})
         x = work.rows(size.num_nodes, NUM_FEATURES)
-        y = work.ids(size.num_nodes, size.num_nodes) % NUM_CLASSES
-        there = x.to(device(work)), y.to(device(work))
+        y = (work.ids(size.num_nodes, size.num_nodes) % NUM_CLASSES).to(target)
+        there = x.to(target)
 
         def hybrid(**options: Any) -> HybridParallel:
             return HybridParallel(_layers(work), graph, **options)
 
-        whole = hybrid(recompute=True)
-        train = _from_the_start(work, whole, x, y)
+        on_device = hybrid()
+        train = _from_the_start(work, on_device, there, y)
         train()  # what is made once is no epoch's
         peak = peak_of(work, train)
         # Of the small graph a quarter is less than the gradients of the parameters alone.
         budget = peak // BUDGET_SHARE if work.sizes is FULL else peak
+        budgeted = hybrid(memory_budget=budget)
         makers: Makers = {
-            NO_BUDGET: lambda: _from_the_start(work, whole, x, y),
-            OURS: lambda: _from_the_start(work, hybrid(memory_budget=budget), x, y),
-            ON_DEVICE: lambda: _from_the_start(work, hybrid(), *there),
+            ON_DEVICE: lambda: _from_the_start(work, on_device, there, y),
+            OURS: lambda: _from_the_start(work, budgeted, x, y),
+            NO_BUDGET: lambda: _from_the_start(work, hybrid(), x, y),
         }
         found = _all_of(makers)
-        return HostRows(found[OURS], found[NO_BUDGET], found[ON_DEVICE], budget, peak)
 
-    return work.once("gpu/full graph, rows on the host", make)
+        def moved() -> tuple[int, int]:
+            return budgeted.times.bytes_up, budgeted.times.bytes_down
+
+        return HostRows(found[OURS], found[NO_BUDGET], found[ON_DEVICE], budget, peak, moved)
+
+    return work.once(f"gpu/full graph, rows on the host, {size.name}", make)
+
+
+def bus_seconds(work: Workload, num_up: int, num_down: int) -> float:
+    """How long copies of so many bytes take, to the device and back at the same time, from and to pinned memory."""
+    target, on_gpu = device(work), is_gpu(work)
+    host = [torch.ones(_COPIED_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+    there = [torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=target) for _ in range(2)]
+    streams = [torch.cuda.Stream(target) for _ in range(2)] if on_gpu else [None, None]
+
+    def copied(number: int, into: Tensor, source: Tensor, num_bytes: int) -> None:
+        with torch.cuda.stream(streams[number]) if on_gpu else nullcontext():
+            for first in range(0, num_bytes, _COPIED_BYTES):
+                size = min(_COPIED_BYTES, num_bytes - first)
+                into[:size].copy_(source[:size], non_blocking=True)
+
+    seconds = []
+    for _ in range(2):  # the second counts
+        synchronize()
+        start = time.perf_counter()
+        copied(0, there[0], host[0], num_up)
+        copied(1, host[1], there[1], num_down)
+        synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds[-1]
 
 
 def _all_of(makers: Makers) -> dict[str, Epoch]:
@@ -187,7 +221,7 @@ def peak_of(work: Workload, train: Epoch) -> int:
 def _from_the_start(work: Workload, model: HybridParallel, x: Tensor, y: Tensor) -> Epoch:
     """With the weights that all sides begin with, whatever another case trained it to."""
     model.layers.load_state_dict(nn.ModuleList(_layers(work)).state_dict())
-    return _training(model, lambda: model(x), y)
+    return _training(model, lambda: model(x).to(y.device), y)
 
 
 # -- peers -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +36,41 @@ def facts() -> dict[str, str]:
         "python": machine["versions"]["python"],
         "processor": f"{machine['processor']} ({machine['machine']}), {machine['cores']} cores",
         "threads": str(torch.get_num_threads()),
-        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "accelerator": accelerator(),
         **found,
     }
+
+
+def accelerator() -> str:
+    """The GPU, and how it can read parts: in files that are locked for it, or only in its own memory."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
+
+    name = torch.cuda.get_device_name()
+    if not HAS_CUDA_KERNELS:
+        return f"{name}; parts are sampled by the host: {WHY_NO_KERNELS}"
+    why_not = why_files_cannot_be_read(torch.device("cuda", torch.cuda.current_device()))
+    return f"{name}; reads mapped files" + (f": no, {why_not}" if why_not else "")
+
+
+def why_files_cannot_be_read(device: torch.device) -> str:
+    """Empty where a mapped file can be locked for the device; tried with one in the temporary folder."""
+    import tempfile
+
+    import numpy as np
+    import torch
+
+    from gnnsys.store import RegisteredFiles
+
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/rows.npy", np.zeros(1 << 16, np.float32))
+        files = RegisteredFiles(device)
+        found = files.view(torch.from_numpy(np.load(f"{folder}/rows.npy", mmap_mode="c")))
+        files.close()
+        return "" if found is not None else files.why_not
 
 
 def native_core() -> str:

@@ -23,8 +23,16 @@ class CopyStreams(Protocol):
         """Host memory that copies can go to and from, uint8."""
         ...
 
-    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
-        """A copy on the device of what lies in a buffer, which is there from the mark on."""
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Host memory for rows of a layer, which copies can go to and from too. It holds anything yet."""
+        ...
+
+    def is_direct(self, tensor: Tensor) -> bool:
+        """Whether copies can go to and from this host memory, as they can to and from a buffer."""
+        ...
+
+    def bring(self, sources: Sequence[Tensor], starts: Sequence[int], num_bytes: int) -> tuple[Tensor, Mark]:
+        """A block on the device, uint8, with a copy of each source from its first byte on, there from the mark on."""
         ...
 
     def follow(self, mark: Mark) -> None:
@@ -51,9 +59,17 @@ class CudaStreams:
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
-    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+    def is_direct(self, tensor: Tensor) -> bool:
+        return tensor.is_contiguous() and tensor.is_pinned()
+
+    def bring(self, sources: Sequence[Tensor], starts: Sequence[int], num_bytes: int) -> tuple[Tensor, Mark]:
         with torch.cuda.stream(self._in):
-            return source.to(self._device, non_blocking=True), self._in.record_event()
+            block = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            copy_into(block, sources, starts)
+            return block, self._in.record_event()
 
     def follow(self, mark: Any) -> None:
         torch.cuda.current_stream(self._device).wait_event(mark)
@@ -82,8 +98,16 @@ class HostStreams:
     def buffer(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
 
-    def bring(self, source: Tensor) -> tuple[Tensor, Mark]:
-        return source.clone(), _Past()
+    def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+
+    def is_direct(self, tensor: Tensor) -> bool:
+        return tensor.is_contiguous()
+
+    def bring(self, sources: Sequence[Tensor], starts: Sequence[int], num_bytes: int) -> tuple[Tensor, Mark]:
+        block = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+        copy_into(block, sources, starts)
+        return block, _Past()
 
     def follow(self, mark: Mark) -> None:
         pass
@@ -95,6 +119,13 @@ class HostStreams:
 
     def drain(self) -> None:
         pass
+
+
+def copy_into(block: Tensor, sources: Sequence[Tensor], starts: Sequence[int]) -> None:
+    """Copies each source to where it begins in a block of bytes."""
+    for source, first in zip(sources, starts, strict=True):
+        if source.numel():
+            block[first : first + source.nbytes].copy_(source.view(-1).view(torch.uint8), non_blocking=True)
 
 
 def streams_between(rows_device: torch.device, device: torch.device) -> CopyStreams | None:

@@ -4,6 +4,9 @@ While a bin computes, the next one's inputs are copied in on one side stream and
 What a bin lent (page-locked memory, a block on the device) it keeps until the host has seen its results: its copies in
 and its kernels are over then, so all of it can be used again at once, and no stream has to be told. There are never
 more than two bins on the device, one that computes and one that comes or goes.
+
+Rows of layers live in page-locked memory (`CopyStreams.rows`), so a range of them is copied from and to where it
+lies. What has to be picked, or lies elsewhere, goes through a buffer.
 """
 
 from __future__ import annotations
@@ -59,15 +62,15 @@ class Pick:
     def shape(self) -> tuple[int, ...]:
         if isinstance(self.index, Tensor):
             return (self.index.numel(), *self.rows.shape[1:])
-        return tuple(self._ranged().shape)
+        return tuple(self.ranged().shape)
 
     def write(self, into: Tensor) -> None:
         if isinstance(self.index, Tensor):
             gather_rows(self.rows, self.index, out=into)
         else:
-            into.copy_(self._ranged())
+            into.copy_(self.ranged())
 
-    def _ranged(self) -> Tensor:
+    def ranged(self) -> Tensor:
         return self.rows[self.index] if isinstance(self.index, slice) else self.rows
 
 
@@ -98,7 +101,7 @@ class BroughtInputs:
 
     tensors: list[Tensor]
     mark: Mark
-    buffer: Tensor
+    buffer: Tensor | None  # None where nothing went through one
 
 
 @dataclass(eq=False)
@@ -106,8 +109,9 @@ class _Flight:
     """Results that are on their way back, and what must stay until they are here."""
 
     mark: Mark
-    buffer: Tensor
-    results: list[Tensor]  # in the buffer
+    buffer: Tensor | None
+    results: list[Tensor]  # in the buffer, or where they belong
+    into: list[Tensor | None]  # where results in the buffer belong
     then: Callable[[list[Tensor]], None]
     loads: list[BroughtInputs]
     held: list[Any]
@@ -119,6 +123,8 @@ class Mover:
 
     buffers: StagingBuffers
     seconds: float = 0.0  # waited for results
+    bytes_up: int = 0
+    bytes_down: int = 0
     _loads: dict[Hashable, BroughtInputs] = field(default_factory=dict)
     _flights: deque[_Flight] = field(default_factory=deque)
 
@@ -137,13 +143,27 @@ class Mover:
         return len(self._flights)
 
     def load(self, key: Hashable, picks: Sequence[Pick]) -> None:
-        """Begins to bring a bin's inputs: they are picked into one buffer, which is copied as one block."""
-        places, num_bytes = _layout([(pick.shape, pick.rows.dtype) for pick in picks])
-        buffer = self.buffers.borrow(num_bytes)
-        for pick, place in zip(picks, places, strict=True):
-            pick.write(_piece(buffer, place))
-        block, mark = self.buffers.streams.bring(buffer[:num_bytes])
-        self._loads[key] = BroughtInputs([_piece(block, place) for place in places], mark, buffer)
+        """Begins to bring a bin's inputs, in one block: ranges from where they lie, the rest through a buffer."""
+        streams = self.buffers.streams
+        is_direct = [not isinstance(pick.index, Tensor) and streams.is_direct(pick.ranged()) for pick in picks]
+        # What is picked comes first, and is copied as one
+        order = sorted(range(len(picks)), key=lambda number: is_direct[number])
+        found, num_bytes = _layout([(picks[number].shape, picks[number].rows.dtype) for number in order])
+        places = dict(zip(order, found, strict=True))
+        num_direct = sum(is_direct)
+        num_staged = num_bytes if num_direct == 0 else places[order[-num_direct]][0]
+        buffer = self.buffers.borrow(num_staged) if num_staged else None
+        sources, starts = ([], []) if buffer is None else ([buffer[:num_staged]], [0])
+        for number in order:
+            pick, place = picks[number], places[number]
+            if is_direct[number]:
+                sources.append(pick.ranged().detach())
+                starts.append(place[0])
+            elif buffer is not None:
+                pick.write(_piece(buffer, place))
+        block, mark = streams.bring(sources, starts, num_bytes)
+        self.bytes_up += num_bytes
+        self._loads[key] = BroughtInputs([_piece(block, places[n]) for n in range(len(picks))], mark, buffer)
 
     def take(self, key: Hashable) -> BroughtInputs:
         """A bin's inputs, on the device for what is computed from now on; `send_back` is to be given it."""
@@ -157,17 +177,36 @@ class Mover:
         then: Callable[[list[Tensor]], None],
         loads: Sequence[BroughtInputs],
         *held: Any,
+        into: Sequence[Tensor | None] = (),
     ) -> None:
         """Begins to copy what a bin made; `then` gets it in host memory, to read from while it runs.
 
-        `loads` brought what its kernels read, and stay until then, with what else is to be `held`.
+        `loads` brought what its kernels read, and stay until then, with what else is to be `held`. `into` says of each
+        result where it belongs, if that is known: it is there before `then` is called.
         """
+        streams = self.buffers.streams
         results = [result.detach().contiguous() for result in results]
-        places, num_bytes = _layout([(tuple(result.shape), result.dtype) for result in results])
-        buffer = self.buffers.borrow(num_bytes)
-        into = [_piece(buffer, place) for place in places]
-        mark = self.buffers.streams.fetch(results, into)
-        self._flights.append(_Flight(mark, buffer, into, then, list(loads), [results, *held]))
+        wanted = list(into) or [None] * len(results)
+        is_direct = [
+            place is not None and place.dtype == result.dtype and streams.is_direct(place)
+            for result, place in zip(results, wanted, strict=True)
+        ]
+        staged = [result for result, direct in zip(results, is_direct, strict=True) if not direct]
+        places, num_bytes = _layout([(tuple(result.shape), result.dtype) for result in staged])
+        buffer = self.buffers.borrow(num_bytes) if num_bytes else None
+        left = iter(places)
+        targets: list[Tensor] = []
+        for result, place, direct in zip(results, wanted, is_direct, strict=True):
+            at = None if direct else next(left)
+            if direct and place is not None:
+                targets.append(place.detach())
+            else:
+                assert at is not None
+                targets.append(result.new_empty(result.shape, device="cpu") if buffer is None else _piece(buffer, at))
+        mark = streams.fetch(results, targets)
+        self.bytes_down += sum(result.nbytes for result in results)
+        copied = [None if direct else place for place, direct in zip(wanted, is_direct, strict=True)]
+        self._flights.append(_Flight(mark, buffer, targets, copied, then, list(loads), [results, *held]))
 
     def finish(self, keep: int = 0) -> None:
         """Waits for results, the earliest first, until those of `keep` bins are under way."""
@@ -177,10 +216,15 @@ class Mover:
             flight.mark.synchronize()
             self.seconds += time.perf_counter() - began
             for load in flight.loads:
-                self.buffers.give_back(load.buffer)
+                if load.buffer is not None:
+                    self.buffers.give_back(load.buffer)
             flight.loads, flight.held = [], []
+            for result, place in zip(flight.results, flight.into, strict=True):
+                if place is not None:
+                    place.copy_(result)
             flight.then(flight.results)
-            self.buffers.give_back(flight.buffer)
+            if flight.buffer is not None:
+                self.buffers.give_back(flight.buffer)
 
 
 Place = tuple[int, int, tuple[int, ...], torch.dtype]  # first byte, end, shape, dtype

@@ -117,7 +117,9 @@ class PassPlanner:
                 digest = self._digest_of(key, modes, is_training)
         except Exception as error:  # whatever it is, the others wait to hear of it
             refusal = error
-        told = torch.tensor([known, digest, -digest, is_planned, self._is_checked], dtype=torch.int64, device="cpu")
+        suits = refusal is None and self._peers.route.suits(x.device)
+        flags = [known, digest, -digest, is_planned, self._is_checked, suits]
+        told = torch.tensor(flags, dtype=torch.int64, device="cpu")
         self._peers.all_reduce(told, dist.ReduceOp.MIN).wait()
         if refusal is not None:
             raise refusal
@@ -130,6 +132,7 @@ class PassPlanner:
         if not told[3]:  # plans are made by all ranks, or by none
             self.plans.pop(key, None)
         self._is_checked = bool(told[4])
+        self._peers.agree_on_route(x.device, bool(told[5]))
         return bool(told[0])
 
     @torch.inference_mode(False)
@@ -164,7 +167,7 @@ class PassPlanner:
         with self._explained(budget), torch.device("cpu"):
             steps = make_steps(
                 stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
-                moves,
+                moves, features_stay=not x.requires_grad,
             )  # fmt: skip
         buffers = None if streams is None else StagingBuffers(streams)
         recompute = options.recompute or budget is not None

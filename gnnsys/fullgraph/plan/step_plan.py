@@ -17,9 +17,11 @@ from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.offload.mover import BINS_ON_DEVICE
 from gnnsys.fullgraph.offload.piecewise_sums import PieceCosts, PiecewiseSums, SourcePiece, make_pieces
+from gnnsys.fullgraph.offload.source_sweeps import NodeGroup, SourceSweeps, make_groups
 from gnnsys.fullgraph.plan.bin_memory import measure_stage
 from gnnsys.fullgraph.plan.bins import (
     Bin,
+    BudgetError,
     Chunk,
     Costs,
     Packing,
@@ -35,6 +37,14 @@ from gnnsys.fullgraph.plan.model_stages import ModelStage, taken
 from gnnsys.fullgraph.plan.module_layout import is_lazy
 from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums
 from gnnsys.fullgraph.plan.stage_halves import SumStage
+from gnnsys.fullgraph.plan.sweep_choice import (
+    SweepChoice,
+    SweepLimits,
+    choose_sweeps,
+    groups_of,
+    left_for_bins,
+    sweep_bounds,
+)
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
 _EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
@@ -75,7 +85,8 @@ class Step:
     sends: Sends  # per bin of the step before: which of its rows go where
     needs: list[tuple[list[Bin], list[Chunk]]]  # per bin: those of the bins before, and of the chunks, that it reads
     neighbor_sums: NeighborSums | None  # of a stage in its halves whose rows lie where they are summed
-    piecewise_sums: PiecewiseSums | None  # of one whose rows move
+    piecewise_sums: PiecewiseSums | None  # of one whose rows move, bin by bin
+    source_sweeps: SourceSweeps | None  # of one whose rows move, in sweeps over all of them
 
     @property
     def has_halo(self) -> bool:
@@ -85,63 +96,139 @@ class Step:
 def make_steps(
     stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, peers: Peers, packing: Packing,
     budget: int | None, shapes: Shapes, measured: Sequence[Costs], rows_device: torch.device, device: torch.device,
-    moves: bool,
+    moves: bool, features_stay: bool = False,
 ) -> list[Step]:  # fmt: skip
     """Every rank calls it with the same stages.
 
     With a `budget` bins take no more bytes on the device, by what was `measured`; with `moves` there are two of them at
     a time. Structures are put where bins are computed (`device`), unless there is a budget, and what picks rows where
-    those are (`rows_device`).
+    those are (`rows_device`). With `features_stay` the first input needs no gradient.
     """
-    bounds, limits = [], None if budget is None else BinLimits.of(budget, moves)
-    for index, stage in enumerate(stages):
-        if plan.num_core == 0:
-            bounds.append([0, 0] if stage.norm is not None else [0])  # its sums are the other ranks' too
-            continue
-        (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
-        costs, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
-        if limits is not None:
-            costs, is_linear = measured[index], isinstance(stage, SumStage)
-            packing = Packing(bin_bytes=limits.nodes if is_linear else limits.bin)
-            gathers = gathers and not is_linear
-        bounds.append(bin_bounds(plan, packing, costs, gathers))
+    views = _views(stages, plan, whole, rows_device if moves else device)
+    bounds, choices = _bounds(stages, plan, packing, budget, shapes, measured, moves, views, features_stay)
     if max(map(len, bounds)) > MAX_BINS:
         raise ValueError(
             f"a layer of {max(map(len, bounds)):,} bins has too many to number their messages: use larger ones"
         )
     told = _tell(bounds, peers)
-    resides = device if budget is None else rows_device
+    limits, resides = None if budget is None else BinLimits.of(budget, moves), device if budget is None else rows_device
     steps: list[Step] = []
     made: dict[Any, list[Bin]] = {}
     made_pieces: dict[Any, list[list[SourcePiece]]] = {}
-    views: dict[tuple[str, bool], NeighborSums] = {}
+    made_groups: dict[Any, list[NodeGroup]] = {}
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
-        view, passes = None, None
-        if isinstance(stage, SumStage):
-            kind = (stage.kind, stage.weighted)
-            if kind not in views:
-                at = rows_device if moves else device
-                data = plan.csc.edge_data.only([WEIGHT]) if stage.weighted and plan.csc.edge_data is not None else None
-                csc = replace(plan.csc, edge_data=data).to(at)
-                views[kind] = NeighborSums(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
-            view, bins = views[kind], make_bins(None, bounds[index], None, index)
-            if moves:
+        view, choice = views[index], choices[index]
+        passes, sweeps = None, None
+        if view is not None:
+            bins = make_bins(None, bounds[index], None, index)
+            if choice is not None:
+                sweeps = _sweeps(view, choice, bounds[index], made_groups, resides, device)
+            elif moves:
                 passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
-                view = None
+            view = None if moves else view
         else:
             bins = _bins_of(stage, index, plan.csc, bounds[index], whole, made, rows_device, resides)
         chunks = halo_chunks(plan, before, index) if stage.conv is not None else []
         sends = sent_rows(plan, before[plan.rank]) if stage.conv is not None else [[] for _ in before[plan.rank][1:]]
         sends = [[(peer, rows.to(rows_device)) for peer, rows in each] for each in sends]
-        sources = [_sources(each, plan.csc if isinstance(stage, SumStage) else None) for each in bins]
         bins_before = steps[-1].bins if steps else [Bin(0, plan.num_core, step=-1)]
-        needs = waits_for(sources, plan.num_core, bins_before, chunks)
+        if sweeps is not None:  # reads all rows before its first bin
+            needs = [(bins_before, chunks) for _ in bins]
+        else:
+            sources = [_sources(each, plan.csc if isinstance(stage, SumStage) else None) for each in bins]
+            needs = waits_for(sources, plan.num_core, bins_before, chunks)
         steps.append(
-            Step(stage, *shapes[index + 1], bounds[index], bins, bins_before, chunks, sends, needs, view, passes)
-        )
+            Step(
+                stage, *shapes[index + 1], bounds[index], bins, bins_before, chunks, sends, needs, view, passes, sweeps
+            )
+        )  # fmt: skip
     return steps
+
+
+def _views(
+    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, at: torch.device
+) -> list[NeighborSums | None]:
+    """How stages in halves sum up, each kind once, where rows lie."""
+    made: dict[tuple[str, bool], NeighborSums] = {}
+    found: list[NeighborSums | None] = []
+    for stage in stages:
+        if not isinstance(stage, SumStage):
+            found.append(None)
+            continue
+        kind = (stage.kind, stage.weighted)
+        if kind not in made:
+            data = plan.csc.edge_data.only([WEIGHT]) if stage.weighted and plan.csc.edge_data is not None else None
+            csc = replace(plan.csc, edge_data=data).to(at)
+            made[kind] = NeighborSums(stage.kind, csc, WholeDegrees(*(each.to(at) for each in whole)))
+        found.append(made[kind])
+    return found
+
+
+def _bounds(
+    stages: Sequence[ModelStage], plan: HaloPlan, packing: Packing, budget: int | None, shapes: Shapes,
+    measured: Sequence[Costs], moves: bool, views: Sequence[NeighborSums | None], features_stay: bool,
+) -> tuple[list[list[int]], list[SweepChoice | None]]:  # fmt: skip
+    """Where the bins of every stage begin, and which stages are in sweeps."""
+    none: list[SweepChoice | None] = [None] * len(stages)
+    if plan.num_core == 0:  # of a normalisation the sums are the other ranks' too
+        return [[0, 0] if stage.norm is not None else [0] for stage in stages], none
+    limits = None if budget is None else BinLimits.of(budget, moves)
+    costs: list[Costs] = []
+    bounds: list[list[int]] = []
+    for index, stage in enumerate(stages):
+        (w_in, t_in), (w_out, t_out) = shapes[index], shapes[index + 1]
+        here, gathers = Costs(w_in * t_in.itemsize, w_out * t_out.itemsize), stage.conv is not None
+        if limits is not None:
+            here, is_linear = measured[index], isinstance(stage, SumStage)
+            if moves:  # gradients of rows that others look back to come beside those of the next stage
+                num_joins = _num_joins(stages, index + 1)
+                here = replace(here, node=here.node + num_joins * w_out * t_out.itemsize)
+            packing = Packing(bin_bytes=limits.nodes if is_linear else limits.bin)
+            gathers = gathers and not is_linear
+        costs.append(here)
+        bounds.append(bin_bounds(plan, packing, here, gathers))
+    if not moves:
+        return bounds, none
+    choices = choose_sweeps(stages, views, plan, shapes, bounds, budget, features_stay)
+    found = list(bounds)
+    try:
+        for index in range(len(stages)):
+            choice, after = choices[index], choices[index + 1] if index + 1 < len(stages) else None
+            if choice is None and (after is None or not after.stays):
+                continue
+            if budget is not None:
+                packing = Packing(bin_bytes=SweepLimits.of(left_for_bins(choices, index, budget, features_stay)).bin)
+            if choice is not None:
+                found[index] = sweep_bounds(plan, choice, packing, costs[index])
+            elif budget is not None:
+                found[index] = bin_bounds(plan, packing, costs[index], False)
+    except BudgetError:  # so small that sums of nodes leave no room for bins
+        return bounds, none
+    return found, choices
+
+
+def _num_joins(stages: Sequence[ModelStage], index: int) -> int:
+    """How many stages look back to what a stage reads."""
+    names = set(stages[index].keep_as) if index < len(stages) else set()
+    return sum(name in names for stage in stages for name in stage.joins)
+
+
+def _sweeps(
+    view: NeighborSums, choice: SweepChoice, bounds: list[int], made: dict[Any, list[NodeGroup]],
+    resides: torch.device, device: torch.device,
+) -> SourceSweeps:  # fmt: skip
+    """Groups are made once for layers that share them; on the host they are page-locked."""
+    brings = choice.costs.limit is not None
+    key = (view.kind == "gcn", view.weight is not None, tuple(choice.groups), tuple(choice.cuts))
+    if key not in made:
+        groups = make_groups(view, choice.groups, choice.cuts)
+        made[key] = [group.to(resides, pinned=brings and device.type == "cuda") for group in groups]
+    return SourceSweeps(
+        view, made[key], groups_of(bounds, choice.groups), choice.costs, brings, choice.stays, choice.swept_bytes,
+        choice.binned_bytes,
+    )  # fmt: skip
 
 
 def shapes_of(stages: Sequence[ModelStage], plan: HaloPlan, x: Tensor, device: torch.device) -> Shapes:

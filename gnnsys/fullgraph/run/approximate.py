@@ -112,7 +112,7 @@ class _SampledExchange(Exchange):
             places = self._drawn(chunk)
             if places.numel():
                 shape = (places.numel(), rows.shape[1])
-                buffer = torch.empty(shape, dtype=self._travels_as(rows), device="cpu")
+                buffer = torch.empty(shape, dtype=self._travels_as(rows), device=self._travels_from(rows))
                 self.peers.expect(chunk.peer, self._tag(s, chunk.peer_bin), buffer, (chunk, places, buffer))
                 coming.append(chunk)
         return coming
@@ -330,7 +330,8 @@ class _StaleExchange(Exchange):
         return grad.clone() if grad._is_view() else grad  # so that a message under way keeps no more than itself
 
     def _ask(self, key: _MessageKey, turn: int, tag: int, shape: tuple[int, int]) -> None:
-        buffer = torch.empty(shape, dtype=self._travels_as(self.state.rows[key.step]), device="cpu")
+        rows = self.state.rows[key.step]
+        buffer = torch.empty(shape, dtype=self._travels_as(rows), device=self._travels_from(rows))
         self._late.ask(tag, _Note(key, turn, buffer))
 
     def _is_here(self, key: _MessageKey, turn: int) -> bool:

@@ -43,6 +43,7 @@ class Backward:
         self._of_parameters = ParameterGrads(state.parameters, exchange.peers)
         self._unreduced = len(self._steps) - 1
         self._bins_left: dict[Chunk, int] = {}  # how many bins will add to a chunk's gradient
+        self._num_parts: dict[Bin, int] = {}  # in which the gradient of a bin's rows was brought
         self._of_norms: dict[int, Tensor] = {}  # by step: the whole gradient of a normalisation's rows
 
     def run(self, grad: Tensor) -> tuple[Tensor | None, dict[int, Tensor]]:
@@ -115,8 +116,22 @@ class Backward:
         return [before] if self._passes_on(before.step + 1) else self._steps[before.step].bins
 
     def _passes_on(self, s: int) -> bool:
-        """Whether bins of the step before wait for their own rows' gradients alone; those of a normalisation do not."""
-        return self._schedule.inter_layer and self._steps[s - 1].stage.norm is None
+        """Whether bins of the step before wait for their own rows' gradients alone; those of a normalisation do not.
+
+        Nor do those of a step in sweeps, whose sums take what bins of others would, or those behind whose bins
+        gradients of sums stay until all have pulled from them.
+        """
+        before = self._steps[s - 1]
+        is_beside_sums = before.source_sweeps is not None or self._stays(s + 1)
+        return self._schedule.inter_layer and before.stage.norm is None and not is_beside_sums
+
+    def _stays(self, s: int) -> bool:
+        """Whether gradients of a step's sums stay on the device, for bins of the step before to pull from.
+
+        Not where the first step will need room for sums of features, which count differently in every pass.
+        """
+        sweeps = self._steps[s].source_sweeps if s < len(self._steps) else None
+        return sweeps is not None and sweeps.stays and self._state.needs[s] and not (s == 1 and 0 in self._state.scales)
 
     def _returns_grads(self, s: int) -> bool:
         """Whether gradients of a step's halo go back to their owners."""
@@ -126,7 +141,10 @@ class Backward:
 
     def bring(self, here: Bin) -> None:
         if self._state.mover is not None:
-            self._state.load(here, self._grad_of(here))
+            is_norm = self._steps[here.step].stage.norm is not None
+            parts = [self._grad_of(here)] if is_norm else self._grad_parts(here)
+            self._num_parts[here] = len(parts)
+            self._state.load(here, parts)
 
     def compute(self, here: Bin, done: Callable[[], None]) -> None:
         self._make_room(here.step)
@@ -137,6 +155,7 @@ class Backward:
         s = here.step
         if self._bins.num_left[s] == 0:
             self._of_norms.pop(s, None)
+            self._state.device_sums.pop(s + 1, None)
         if self._returns_grads(s):
             self._send(here)
         self._reduce_done()
@@ -172,7 +191,10 @@ class Backward:
         state, step = self._state, self._steps[s]
         if step.stage.norm is not None and s not in self._of_norms:
             self._begin_norm(s)
-        is_one = len(step.bins) == 1 and state.mover is None
+        if state.mover is not None:
+            self._make_host_room(s)
+            return
+        is_one = len(step.bins) == 1
         if state.needs[s] and step.neighbor_sums is None and self._grads[s] is None and not is_one:
             self._grads[s] = torch.zeros_like(state.rows[s])
         if step.neighbor_sums is not None and state.needs[s] and self._sums[s] is None and not is_one:
@@ -184,27 +206,100 @@ class Backward:
             if state.needs[mark] and (mark, s) not in self._marked:
                 self._marked[mark, s] = torch.zeros_like(state.core(mark))
 
+    def _make_host_room(self, s: int) -> None:
+        """The same where bins move. What is written once, and not added to, holds anything before."""
+        state, step = self._state, self._steps[s]
+        rows, sweeps = state.rows[s], step.source_sweeps
+        is_asked = (
+            sweeps is None or self._takes_own(s) or not self._stays(s) or len(rows) > self._exchange.plan.num_core
+        )
+        if state.needs[s] and self._grads[s] is None and is_asked:
+            self._grads[s] = state.host_rows(tuple(rows.shape), rows.dtype, rows.device)
+            if step.stage.conv is not None and (sweeps is None or len(sweeps.groups) > 1):
+                self._grads[s].zero_()  # type: ignore[union-attr]
+        for name in step.stage.joins:
+            mark = state.marks[name]
+            if state.needs[mark] and (mark, s) not in self._marked:
+                core = state.core(mark)
+                self._marked[mark, s] = state.host_rows(tuple(core.shape), core.dtype, core.device)
+
+    def _takes_own(self, s: int) -> bool:
+        """Whether bins of a step in halves say something of their nodes' own rows."""
+        stage = self._steps[s].stage
+        return isinstance(stage, SumStage) and stage.takes_own
+
     def _compute(self, here: Bin, done: Callable[[], None]) -> None:
         state, step = self._state, self._steps[here.step]
         if step.stage.norm is not None:
             self._compute_norm(here, done)
             return
-        grad = None if state.mover is not None else self._grad_of(here)
-        kept, brought = state.take_kept(here)
-        grad = brought if grad is None else grad
-        assert grad is not None
-        found = self._grads_of(here, kept, grad)
         if state.mover is None:
-            self._add(here, found)
+            grad = self._grad_of(here)
+            kept, _ = state.take_kept(here)
+            self._add(here, self._grads_of(here, kept, grad))
             return
+        kept, parts = state.take_kept(here, self._num_parts.pop(here))
+        found = self._grads_of(here, kept, self._whole_grad(here, parts))
         loads, held, scale = kept.loads, (kept.inputs, kept.own, kept.joined), kept.dst_scale
-        del kept, grad, brought
+        del kept, parts
+        if step.source_sweeps is not None:
+            self._return_swept(here, found, done, loads, held)
+            return
         if step.piecewise_sums is not None and found[0] is not None:
             step.piecewise_sums.push(
                 state.mover, here, found[0], scale, lambda src, grad: self._add_grad(here.step, src, grad)
             )
             found[0] = None
         self._return(here, found, done, loads, held)
+
+    def _whole_grad(self, here: Bin, parts: Sequence[Tensor]) -> Tensor:
+        """The gradient of a bin's rows on the device, of parts that were brought and of sums that stayed there."""
+        s, state = here.step + 1, self._state
+        assert state.mover is not None
+        if parts:
+            grad = parts[0]
+        else:
+            shape = (len(here), state.rows[s].shape[1])
+            grad = torch.zeros(shape, dtype=state.rows[s].dtype, device=state.plan.device)
+        for part in parts[1:]:
+            grad.add_(part)
+        if self._stays(s):
+            sweeps = self._steps[s].source_sweeps
+            assert sweeps is not None
+            sweeps.pull(state.mover, state.device_sums[s], here.first, here.end, grad)
+        return grad
+
+    def _return_swept(
+        self, here: Bin, found: list[Tensor | None], done: Callable[[], None], loads: Sequence[BroughtInputs], held: Any
+    ) -> None:
+        """The gradient of a bin's sums takes their place; that of rows follows when the group's are all there."""
+        state, s = self._state, here.step
+        assert state.mover is not None
+        if state.needs[s]:
+            sums = state.sums_of(here).of(here.first, here.end)
+            if found[0] is None:
+                sums.zero_()
+            else:
+                sums.copy_(found[0])
+        found[0] = None
+        if not state.leave_sums(here):
+            self._return(here, found, done, loads, held)
+            return
+        self._return(here, found, lambda: None, loads, held)
+        if state.needs[s]:
+            self._settle(s)
+        if not self._stays(s):
+            state.device_sums.pop(s)
+        state.mover.send_back([], lambda _: done(), [])
+
+    def _settle(self, s: int) -> None:
+        """Brings gradients of a step's input down, from those of a group's sums; where they stay, of the halo alone."""
+        state, sweeps, num_core = self._state, self._steps[s].source_sweeps, self._exchange.plan.num_core
+        assert sweeps is not None and state.mover is not None
+        grads, first = self._grads[s], num_core if self._stays(s) else 0
+        if grads is not None and len(grads) > first:
+            state.mover.finish()  # what bins said of their own rows is there
+            sweeps.settle(state.mover, state.device_sums[s], grads, first, self._takes_own(s))
 
     def _compute_norm(self, here: Bin, done: Callable[[], None]) -> None:
         """A bin of a normalisation."""
@@ -225,16 +320,34 @@ class Backward:
         loads: Sequence[BroughtInputs],
         *held: Any,
     ) -> None:
-        """What a bin says of its inputs, to where rows live."""
+        """What a bin says of its inputs, to where rows live: what it alone says is written, the rest is added."""
         assert self._state.mover is not None
+        places = self._places(here)
+        for each, place in zip(found, places, strict=True):
+            if each is None and place is not None:
+                place.zero_()
         is_there = [each is not None for each in found]
 
         def arrived(came: Sequence[Tensor]) -> None:
             left = iter(came)
-            self._add(here, [next(left) if there else None for there in is_there])
+            got = [next(left) if there else None for there in is_there]
+            self._add(here, [each if place is None else None for each, place in zip(got, places, strict=True)])
             done()
 
-        self._state.mover.send_back([each for each in found if each is not None], arrived, loads, *held)
+        into = [place for place, there in zip(places, is_there, strict=True) if there]
+        self._state.mover.send_back([each for each in found if each is not None], arrived, loads, *held, into=into)
+
+    def _places(self, here: Bin) -> list[Tensor | None]:
+        """Where what a bin says of its inputs, own rows and marks belongs, None where it is added to others'."""
+        s, step, grads = here.step, self._steps[here.step], self._grads[here.step]
+        own = None if grads is None else grads[here.nodes]
+        marked = [self._marked.get((self._state.marks[name], s)) for name in step.stage.joins]
+        is_alone, sweeps = step.stage.conv is None, step.source_sweeps
+        return [
+            own if is_alone else None,
+            own if self._takes_own(s) and sweeps is not None and len(sweeps.groups) == 1 else None,
+            *(None if each is None else each[here.nodes] for each in marked),
+        ]
 
     def _grads_of(self, here: Bin, kept: KeptBin, grad: Tensor) -> list[Tensor | None]:
         """Of a bin's inputs (or sums), its nodes' own rows and marks; those of parameters are noted."""
@@ -258,7 +371,7 @@ class Backward:
         s, step, (of_inputs, of_own, *of_joined) = here.step, self._steps[here.step], found
         if step.neighbor_sums is not None:
             self._put_sums(here, of_inputs, of_own)
-        elif step.piecewise_sums is not None:
+        elif step.piecewise_sums is not None or step.source_sweeps is not None:
             self._add_grad(s, here.nodes, of_own)
         elif here.csc is not None:
             self._add_grad(s, slice(None) if here.src is None else here.src, of_inputs)
@@ -322,6 +435,20 @@ class Backward:
             grad = grad if is_own else grad.clone()
             self._exchange.add_grads(here, grad)
         return grad
+
+    def _grad_parts(self, here: Bin) -> list[Tensor]:
+        """The same where bins move, in parts that are added on the device in this order; where gradients of the next
+        step's sums stay there, what those say comes last, and there may be no part."""
+        s, nodes, found = here.step + 1, here.nodes, self._grads[here.step + 1]
+        parts = [] if found is None or (self._stays(s) and not self._takes_own(s)) else [found[nodes]]
+        parts += [self._marked[key][nodes] for key in sorted(self._marked) if key[0] == s]
+        if self._exchange.has_grads(here):
+            grad = parts[0].clone() if parts else torch.zeros_like(self._state.rows[s][nodes])
+            for part in parts[1:]:
+                grad += part
+            self._exchange.add_grads(here, grad)
+            return [grad]
+        return parts if parts or self._stays(s) else [torch.zeros_like(self._state.rows[s][nodes])]
 
     # -- what travels --------------------------------------------------------------------------------------------------
 

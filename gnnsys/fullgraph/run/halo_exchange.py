@@ -19,6 +19,7 @@ from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.ops import gather_rows
 
 _BACK = 1 << 8  # tags: layers of the way back follow those of the way there
+_HOST = torch.device("cpu")
 NUM_TAGS = 2 * _BACK * MAX_BINS
 
 
@@ -40,11 +41,11 @@ class Exchange:
     def expect_rows(self, s: int) -> list[Chunk]:
         """Asks for the halo of step s's input: the chunks that will come."""
         rows, num_core = self.state.rows[s], self.plan.num_core
-        dtype = self._travels_as(rows)
+        dtype, device = self._travels_as(rows), self._travels_from(rows)
         for chunk in self._steps[s].chunks:
             place = rows[num_core + chunk.first : num_core + chunk.end]
-            is_direct = rows.device.type == "cpu" and dtype == rows.dtype
-            buffer = place if is_direct else torch.empty(place.shape, dtype=dtype, device="cpu")
+            is_direct = rows.device == device and dtype == rows.dtype
+            buffer = place if is_direct else torch.empty(place.shape, dtype=dtype, device=device)
             self.peers.expect(chunk.peer, self._tag(s, chunk.peer_bin), buffer, (chunk, None if is_direct else buffer))
         return self._steps[s].chunks
 
@@ -62,7 +63,7 @@ class Exchange:
         s, num_bytes = here.step + 1, 0
         source = self.state.rows[s]
         for peer, rows in self._sent(here):
-            out = gather_rows(source[here.first :], rows).to("cpu", self._travels_as(source))
+            out = gather_rows(source[here.first :], rows).to(self._travels_from(source), self._travels_as(source))
             self.peers.send(peer, self._tag(s, here.number), out)
             num_bytes += out.nbytes
         if num_bytes:
@@ -75,7 +76,7 @@ class Exchange:
             self._grads[here] = {}
             for peer, rows in self._sent(here):
                 shape = (rows.numel(), source.shape[1])
-                buffer = torch.empty(shape, dtype=self._travels_as(source), device="cpu")
+                buffer = torch.empty(shape, dtype=self._travels_as(source), device=self._travels_from(source))
                 self.peers.expect(peer, self._tag(s, here.number, back=True), buffer, (here, peer, rows, buffer))
                 asked.append(here)
         return asked
@@ -99,7 +100,7 @@ class Exchange:
         began = time.perf_counter()
         rows = self._returned(chunk, grad)
         if len(rows):
-            rows = rows.to("cpu", self._travels_as(grad)).contiguous()
+            rows = rows.to(self._travels_from(grad), self._travels_as(grad)).contiguous()
             self.peers.send(chunk.peer, self._tag(chunk.step, chunk.peer_bin, back=True), rows)
             self.state.times.sent(began, chunk.step, chunk.number, rows.nbytes)
 
@@ -119,6 +120,10 @@ class Exchange:
 
     def _travels_as(self, rows: Tensor) -> torch.dtype:
         return rows.dtype if self.state.plan.wire_dtype is None else self.state.plan.wire_dtype
+
+    def _travels_from(self, rows: Tensor) -> torch.device:
+        """Where rows are sent from and received: from GPU to GPU where all ranks can, else through the host."""
+        return _HOST if self.peers.route.link_of(rows.device) is None else rows.device
 
     def _sent(self, here: Bin) -> list[tuple[int, Tensor]]:
         """What goes to whom of a bin's rows, counted from its first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.offload.mover import BroughtInputs, Mover, Pick, csc_of, csc_picks, picked
+from gnnsys.fullgraph.offload.source_sweeps import DeviceSums
 from gnnsys.fullgraph.plan.bins import Bin
 from gnnsys.fullgraph.plan.pass_planner import PassPlan
 from gnnsys.fullgraph.plan.stage_halves import SumStage
@@ -71,7 +73,9 @@ class Pass:
     is_known: bool = False  # whether the input, with its halo, is that of an earlier pass
     constant: dict[tuple[int, int], Tensor] | None = None  # sums of the first step's bins, where x stays the same
     mover: Mover | None = None
+    device_sums: dict[int, DeviceSums] = field(default_factory=dict)  # by step in sweeps: of the group at work
     _kept: dict[Bin, KeptBin] = field(default_factory=dict)
+    _kept_sums: dict[tuple[int, int], DeviceSums] = field(default_factory=dict)  # of bins that are kept, by group
     _random: dict[Bin, Any] = field(default_factory=dict)
     _autocast: Callable[[], Any] = contextlib.nullcontext
     _snapshot: ModuleSnapshot | None = None  # modules on the way there, where bins are computed again
@@ -97,7 +101,12 @@ class Pass:
             num_rows = plan.halo.num_local if is_read else plan.halo.num_core
             # In place the result of a step's one bin will be all of it
             whole = len(step.bins) == 1 and len(step.bins[0]) == num_rows and self.mover is None
-            self.rows.append(x.new_empty((0 if whole else num_rows, step.width), dtype=step.dtype))
+            self.rows.append(self.host_rows((0 if whole else num_rows, step.width), step.dtype, x.device))
+
+    def host_rows(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Room for rows where they live, which holds anything yet; where bins move copies go there directly."""
+        buffers = self.plan.buffers
+        return torch.empty(shape, dtype=dtype, device=device) if buffers is None else buffers.streams.rows(shape, dtype)
 
     def begin_back(self) -> None:
         """Raises RuntimeError where something that the way back reads is not what it was on the way there."""
@@ -109,16 +118,41 @@ class Pass:
     def step_of(self, here: Bin) -> Step:
         return self.plan.steps[here.step]
 
-    def load(self, here: Bin, grad: Tensor | None = None) -> None:
-        """Begins to bring what a bin is computed from, where bins move; on the way back `grad` is its gradient."""
+    def load(self, here: Bin, grads: Sequence[Tensor] | None = None) -> None:
+        """Begins to bring what a bin is computed from, where bins move; on the way back `grads` are parts of its
+        gradient. The first bin of a group has the sums of all of them made before."""
         if self.mover is None:
             return
         s, step = here.step, self.step_of(here)
-        is_read = grad is None or self.plan.recompute or step.stage.norm is not None
+        is_read = grads is None or self.plan.recompute or step.stage.norm is not None
+        if is_read and step.source_sweeps is not None and self._known_sums(here) is None:
+            self._sweep(here)
         picks = self._picks(here) if is_read else []
-        self.mover.load(here, picks if grad is None else [Pick(grad), *picks])
-        if picks and step.piecewise_sums is not None and self._known_sums(here) is None:
+        self.mover.load(here, picks if grads is None else [*map(Pick, grads), *picks])
+        if is_read and step.piecewise_sums is not None and self._known_sums(here) is None:
             step.piecewise_sums.load(self.mover, here, 0, self.rows[s], self.scales.get(s))
+
+    def _sweep(self, here: Bin) -> None:
+        """Makes the sums of a bin's group, unless they are there."""
+        s, sweeps = here.step, self.step_of(here).source_sweeps
+        assert sweeps is not None and self.mover is not None
+        group = sweeps.groups[sweeps.group_of[here.number]]
+        if s in self.device_sums and self.device_sums[s].group is group:
+            return
+        self.mover.finish()
+        self.device_sums.pop(s, None)
+        began = time.perf_counter()
+        self.device_sums[s] = sweeps.sums(self.mover, group, self.rows[s], self.scales.get(s), self.plan.device)
+        self.mover.finish()
+        self.times.compute += time.perf_counter() - began
+
+    def leave_sums(self, here: Bin) -> bool:
+        """A bin has read its sums; whether it was the last of its group."""
+        sums = self.device_sums.get(here.step)
+        if sums is None:
+            return False
+        sums.bins_left -= 1
+        return sums.bins_left == 0
 
     def compute(self, here: Bin, done: Callable[[], None]) -> None:
         """A bin on the way there. Its rows are there when this returns or, where bins move, when it calls `done`."""
@@ -138,6 +172,10 @@ class Pass:
             kept = self._evaluate(here, self._given(here) if load is None else self._brought(here, load, load.tensors))
         if keeps:
             self._kept[here] = kept
+        if step.source_sweeps is not None and self.leave_sums(here):
+            last = self.device_sums.pop(s)
+            if keeps and self.needs[s]:
+                self._kept_sums[s, last.group.number] = last
         is_new = self.mover is not None and self._stays(here) and self._known_sums(here) is None
         self._return(here, kept.out.detach(), done, kept.loads, kept.inputs if is_new else None)
 
@@ -154,14 +192,20 @@ class Pass:
             self._put(here, out)
             return
 
+        into: list[Tensor | None] = [self.rows[here.step + 1][here.nodes]]
+        known: Tensor | None = None
+        if sums is not None:
+            with torch.inference_mode(False):
+                known = self.host_rows(tuple(sums.shape), sums.dtype, self.rows[0].device)
+            into.append(known)
+
         def arrived(came: Sequence[Tensor]) -> None:
-            self._put(here, came[0])
-            if len(came) > 1 and self.constant is not None:
-                with torch.inference_mode(False):
-                    self.constant[here.first, here.end] = came[1].clone()
+            if known is not None and self.constant is not None:
+                self.constant[here.first, here.end] = known
             done()
 
-        self.mover.send_back([out] if sums is None else [out, sums], arrived, loads)
+        results = [out] if sums is None else [out, sums]
+        self.mover.send_back(results, arrived, loads, into=into)
 
     def _stays(self, here: Bin) -> bool:
         """Whether a bin sums up features that never change."""
@@ -182,19 +226,30 @@ class Pass:
         load = self.mover.take(here)
         return load.tensors, [load]
 
-    def take_kept(self, here: Bin) -> tuple[KeptBin, Tensor | None]:
-        """A bin for the way back, as it was kept or computed once more with the same random numbers; and its gradient,
-        where that was loaded."""
+    def take_kept(self, here: Bin, num_grads: int = 1) -> tuple[KeptBin, list[Tensor]]:
+        """A bin for the way back, as it was kept or computed once more with the same random numbers; and the parts of
+        its gradient, where those were loaded."""
         load = None if self.mover is None else self.mover.take(here)
-        grad = None if load is None else load.tensors[0]
+        grads = [] if load is None else load.tensors[:num_grads]
         if not self.plan.recompute:
             kept = self._kept.pop(here)
             kept.loads = [] if load is None else [load]
-            return kept, grad
+            return kept, grads
         assert self._snapshot is not None
         with torch.enable_grad(), _replayed(self._random.pop(here)), self._snapshot.again():
-            given = self._given(here) if load is None else self._brought(here, load, load.tensors[1:])
-            return self._evaluate(here, given), grad
+            given = self._given(here) if load is None else self._brought(here, load, load.tensors[num_grads:])
+            return self._evaluate(here, given), grads
+
+    def sums_of(self, here: Bin) -> DeviceSums:
+        """The sums of a bin's group, which its gradient takes the place of; those of bins that were kept are again at
+        work."""
+        s, sweeps = here.step, self.step_of(here).source_sweeps
+        assert sweeps is not None
+        if s not in self.device_sums:
+            number = sweeps.group_of[here.number]
+            self.device_sums[s] = self._kept_sums.pop((s, number))
+            self.device_sums[s].bins_left = sweeps.group_of.count(number)
+        return self.device_sums[s]
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
@@ -205,7 +260,9 @@ class Pass:
         with self.mover:
             yield
         self.times.compute += self.mover.seconds
-        self.mover.seconds = 0.0
+        self.times.bytes_up += self.mover.bytes_up
+        self.times.bytes_down += self.mover.bytes_down
+        self.mover.seconds, self.mover.bytes_up, self.mover.bytes_down = 0.0, 0, 0
 
     def forget(self, s: int) -> None:
         """Rows of a layer that nothing will read again."""
@@ -215,12 +272,15 @@ class Pass:
     def _picks(self, here: Bin) -> list[Pick]:
         """What has to be brought for a bin, as `_brought` takes it."""
         s, step = here.step, self.step_of(here)
-        picks = [picked(here, self.rows[s])]
+        picks = [picked(here, self.rows[s])] if self._takes_own(step) else []
         picks += [Pick(self.rows[self.marks[name]], here.nodes) for name in step.stage.joins]
-        if step.piecewise_sums is not None:
+        if isinstance(step.stage, SumStage):
             sums = self._known_sums(here)
             if sums is not None:
                 return [*picks, Pick(sums)]
+        if step.source_sweeps is not None:
+            return picks
+        if step.piecewise_sums is not None:
             scale = step.piecewise_sums.dst_scale(self.rows[s].dtype)
             return picks if scale is None else [*picks, Pick(scale, here.nodes)]
         if s in self.scales:
@@ -233,6 +293,13 @@ class Pass:
         """What a bin is computed from, where it was brought."""
         s, step = here.step, self.step_of(here)
         left = iter(tensors)
+        if step.source_sweeps is not None:
+            own = next(left) if self._takes_own(step) else None
+            joined = [next(left) for _ in step.stage.joins]
+            sums = next(left, None)
+            if sums is None:
+                sums = self.device_sums[s].of(here.first, here.end)
+            return BinInputs(sums, joined, sums.data if own is None else own, loads=[load])
         given = BinInputs(next(left), [next(left) for _ in step.stage.joins], csc=here.csc, loads=[load])
         if step.piecewise_sums is not None:
             assert self.mover is not None
@@ -251,6 +318,11 @@ class Pass:
         if here.csc is not None and self.plan.brings_structure:
             given.csc = csc_of(here.csc, list(left))
         return given
+
+    @staticmethod
+    def _takes_own(step: Step) -> bool:
+        """Whether a bin's own rows are read; in sweeps they are not brought for nothing."""
+        return step.source_sweeps is None or (isinstance(step.stage, SumStage) and step.stage.takes_own)
 
     def _given(self, here: Bin) -> BinInputs:
         """What a bin is computed from, where rows lie on the device."""

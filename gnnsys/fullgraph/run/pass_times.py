@@ -10,12 +10,15 @@ from gnnsys.observe import Span
 
 @dataclass
 class Times:
-    """Seconds of one pass, there and back, by what they were spent on, and payload bytes sent."""
+    """Seconds of one pass, there and back, by what they were spent on, payload bytes sent, and bytes that were copied
+    to the device and back where rows live on the host."""
 
     compute: float = 0.0
     wait: float = 0.0
     send: float = 0.0
     num_bytes: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
     spans: list[Span] | None = field(default=None, repr=False)  # None where no records are kept
 
     def computed(self, began: float, is_back: bool, step: int, number: int) -> None:

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gnnsys.fullgraph.plan.halo import HaloPlan
-from gnnsys.fullgraph.plan.step_plan import Step
 from gnnsys.fullgraph.run.backward import Backward
 from gnnsys.fullgraph.run.forward import Forward
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.fullgraph.run.pass_times import Times
+from gnnsys.ops import gather_rows
 
 
 class KnownFeatures(NamedTuple):
@@ -69,13 +69,14 @@ class PassRunner:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def input(self, x: Tensor, steps: list[Step], is_known: bool, layers_version: int) -> tuple[Tensor, bool]:
+    def input(self, x: Tensor, state: Pass, layers_version: int) -> tuple[Tensor, bool]:
         """The first step's input by place, with room for the halo, and whether the halo is there already."""
-        if is_known:
+        steps = state.plan.steps
+        if state.is_known:
             assert self.known is not None
             return self.known.rows, True
         num_rows = self.halo.num_local if steps[0].has_halo else self.halo.num_core
-        rows = x.new_empty((num_rows, x.shape[1]))
+        rows = state.host_rows((num_rows, x.shape[1]), x.dtype, x.device)
         rows[: self.halo.num_core] = x.detach()[self.halo.order_on(x.device)]
         version = _version(x)
         self.known = None if version is None else KnownFeatures(weakref.ref(x), version, layers_version, rows, {})
@@ -90,12 +91,20 @@ def _version(x: Tensor) -> tuple[int, int, torch.dtype] | None:
     return None if x.requires_grad or x.is_inference() else (x._version, x.data_ptr(), x.dtype)
 
 
+def _ordered(state: Pass, rows: Tensor, index: Tensor) -> Tensor:
+    """Rows at the index, where bins move in memory that copies go from directly."""
+    if state.plan.buffers is None or rows.device.type != "cpu":
+        return rows[index]
+    out = state.host_rows((index.numel(), rows.shape[1]), rows.dtype, rows.device)
+    return gather_rows(rows.contiguous(), index, out=out)
+
+
 class _WholePass(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, runner: PassRunner, state: Pass, trains: bool, layers_version: int, x: Tensor, *parameters: Tensor
     ) -> Tensor:
-        rows, is_here = runner.input(x, state.plan.steps, state.is_known, layers_version)
+        rows, is_here = runner.input(x, state, layers_version)
         state.constant = None if runner.known is None else runner.known.sums
         state.wants_grad = state.wants_grad and any(t.requires_grad for t in (x, *parameters))
         ctx.runner, ctx.state, ctx.parameters, ctx.is_done = runner, state, parameters, False
@@ -103,7 +112,7 @@ class _WholePass(torch.autograd.Function):
         with torch.set_grad_enabled(state.wants_grad), runner.failing():
             out = Forward(state, ctx.exchange).run(rows, is_here)
         runner.times = state.times
-        return out.detach()[runner.halo.places_on(out.device)]
+        return _ordered(state, out.detach(), runner.halo.places_on(out.device))
 
     @staticmethod
     @once_differentiable
@@ -114,7 +123,8 @@ class _WholePass(torch.autograd.Function):
         state, exchange, halo = ctx.state, ctx.exchange, ctx.runner.halo
         ctx.state = ctx.exchange = None
         with ctx.runner.failing():
-            x_grad, found = Backward(state, exchange).run(grads[0][halo.order_on(grads[0].device)])
+            grad = _ordered(state, grads[0], halo.order_on(grads[0].device))
+            x_grad, found = Backward(state, exchange).run(grad)
         if x_grad is not None:
             x_grad = x_grad[halo.places_on(x_grad.device)]
         return None, None, None, None, x_grad, *(found.get(id(p)) for p in ctx.parameters)

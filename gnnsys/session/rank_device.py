@@ -1,0 +1,91 @@
+"""Which device a rank computes on, and which backend the ranks' process group needs for that. Pure functions of what
+is there, but for those that look: `agree_on_devices` and `find_device`.
+
+NCCL refuses two ranks on one GPU with a message that names neither; gloo takes CUDA tensors, through the host.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from gnnsys.comm import DevicePlace, Group
+
+NCCL = "cpu:gloo,cuda:nccl"
+GLOO = "gloo"
+
+
+class BackendChoice(NamedTuple):
+    """`why` is one line where ranks with GPUs do without NCCL."""
+
+    backend: str
+    why: str | None = None
+
+
+def agree_on_devices(group: Group, wanted: torch.device | str | None) -> torch.device:
+    """The device of this rank; where one rank's does not exist, the same ValueError on all of them."""
+    is_launched = group.world_size > 1 or "LOCAL_RANK" in os.environ
+    device, problem = torch.device("cpu"), None
+    try:
+        device = find_device(wanted, group.local_rank if is_launched else None)
+    except (ValueError, RuntimeError) as error:  # torch's own where a GPU is there and cannot be used
+        line = str(error).splitlines()[0]
+        problem = line if group.world_size == 1 else f"rank {group.rank}: {line}"
+    group.agree("device", problem)
+    return device
+
+
+def find_device(wanted: torch.device | str | None, local_rank: int | None) -> torch.device:
+    """The device of this process, which is torch's current one from here on if it is a GPU.
+
+    `local_rank` is None where nothing launched this process: then the GPU that torch uses stays that.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    current = torch.cuda.current_device() if num_gpus and torch.cuda.is_initialized() else 0
+    device = choose_device(wanted, current if local_rank is None else local_rank, num_gpus)
+    if device.type == "cuda" and (wanted is not None or local_rank is not None):
+        torch.cuda.set_device(device)
+    return device
+
+
+def choose_device(wanted: torch.device | str | None, local_rank: int, num_gpus: int) -> torch.device:
+    """`wanted`, or the GPU that a local rank's turn comes to; the CPU where there is none. ValueError where `wanted`
+    does not exist."""
+    there = "torch finds no GPU, only 'cpu'" if num_gpus == 0 else f"torch finds cuda:0 to cuda:{num_gpus - 1}"
+    there = "torch finds cuda:0" if num_gpus == 1 else there
+    by_turn = torch.device("cuda", local_rank % num_gpus) if num_gpus else None
+    if wanted is None:
+        return by_turn or torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu', 'cuda' or one such as 'cuda:1', got {str(wanted)!r}: {there}")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if by_turn is None or (device.index is not None and device.index >= num_gpus):
+        raise ValueError(f"device={str(wanted)!r} does not exist here: {there}")
+    return by_turn if device.index is None else device
+
+
+def choose_backend(places: Sequence[DevicePlace], has_nccl: bool) -> BackendChoice:
+    """For ranks with these places: NCCL, beside gloo for tensors of the CPU, where each has a GPU of its own."""
+    on_cpu = [rank for rank, place in enumerate(places) if place.device == "cpu"]
+    if len(on_cpu) == len(places):
+        return BackendChoice(GLOO)
+    if on_cpu:
+        return BackendChoice(GLOO, f"rank {on_cpu[0]} computes on the CPU and others on GPUs: {_THROUGH_HOST}")
+    first: dict[DevicePlace, int] = {}
+    for rank, place in enumerate(places):
+        if place in first:
+            shared = f"ranks {first[place]} and {rank} share one GPU, which NCCL does not take"
+            return BackendChoice(GLOO, f"{shared}: {_THROUGH_HOST}")
+        first[place] = rank
+    return BackendChoice(NCCL) if has_nccl else BackendChoice(GLOO, f"this torch has no NCCL: {_THROUGH_HOST}")
+
+
+_THROUGH_HOST = "the process group is gloo, and what ranks exchange goes through host memory"

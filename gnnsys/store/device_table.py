@@ -1,0 +1,290 @@
+"""DeviceTable: a table as a device reads it. Rows of own parts come from its memory, or over the bus from mapped files.
+
+Ids stay on the device. Only where a row is on another machine do ids go to the host: those rows are pulled as any
+others, into page-locked memory, and put between the rest when they have come. A cache on the device may stand in front
+of both, and is filled with the rows that would cost most: remote ones first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops import DeviceReads, gather_rows, read_table
+from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
+from gnnsys.store.device_cache import CacheCounters
+from gnnsys.store.dist_tensor import DistTensor
+from gnnsys.store.memory_budget import MemoryBudget
+from gnnsys.store.source import PendingRead, ReadContext, Source, begin_scattered, read_rows, send
+
+_FILL_BYTES = 1 << 26  # rows that are read together while a cache is filled
+
+
+class TablePiece(NamedTuple):
+    """Rows `first` and on of a table, where the device reads them."""
+
+    first: int
+    rows: Tensor
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows.shape[0]
+
+
+class RowCache(NamedTuple):
+    """Rows with a copy on the device: row i is `rows[slots[i]]` where `slots[i]` is not negative."""
+
+    rows: Tensor
+    slots: Tensor  # int32 [num_rows]
+    hits: Tensor  # int64 [1], counted by whoever reads
+
+
+class _Kept:
+    """What the faces of one table share: the cache, and how many rows were asked for since it was filled."""
+
+    def __init__(self) -> None:
+        self.cache: RowCache | None = None
+        self.num_rows = 0
+        self.lock = threading.Lock()
+
+    def count(self, num_rows: int) -> None:
+        if self.cache is not None:
+            with self.lock:
+                self.num_rows += num_rows
+
+
+class DeviceTable:
+    """Reads `table` on `device`, the rows of `pieces` by itself; a source. Rows must not change."""
+
+    mutable = False
+
+    def __init__(
+        self, table: DistTensor, pieces: Sequence[TablePiece], device: torch.device, remote: Source | None = None
+    ) -> None:
+        if table.mutable:
+            raise ValueError(f"table {table.name!r} changes while it is read: a device cannot keep its rows")
+        self.table, self.device = table, device
+        self.remote: Source = table if remote is None else remote
+        self._pieces = sorted((piece for piece in pieces if piece.rows.shape[0]), key=lambda piece: piece.first)
+        self._shape, self._dtype = table.shape, table.dtype
+        self.row_bytes = prod(self._shape[1:]) * self._dtype.itemsize
+        bounds = [bound for piece in self._pieces for bound in (piece.first, piece.end)]
+        # Ids between an even and an odd bound are in a piece.
+        self._bounds = torch.tensor(bounds, dtype=torch.int64, device=device)
+        self.is_remote = sum(piece.rows.shape[0] for piece in self._pieces) < self._shape[0]
+        self._kept = _Kept()
+        self._reads = DeviceReads()
+        if remote is None:  # the others share its rows
+            MemoryBudget.of(device).watch(self, f"rows of {table.name}", DeviceTable._device_bytes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def is_on_device(self) -> bool:
+        """Whether the rows that are here are in the device's memory, and not in files that it reads."""
+        return all(piece.rows.device == self.device for piece in self._pieces)
+
+    @property
+    def placement(self) -> Hashable:
+        return id(self)
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def _cache(self) -> RowCache | None:
+        return self._kept.cache
+
+    @property
+    def num_cached(self) -> int:
+        """Rows of the cache."""
+        return 0 if self._cache is None else self._cache.rows.shape[0]
+
+    def with_remote(self, remote: Source) -> DeviceTable:
+        """The same rows, those that are not here read from `remote`: the table with another policy, or shared between
+        batches."""
+        other = DeviceTable(self.table, self._pieces, self.device, remote)
+        other._kept = self._kept
+        return other
+
+    def is_own(self, ids: Tensor) -> Tensor:
+        """Whether the device reads each row by itself, without a cache; on the device of `ids`."""
+        return torch.bucketize(ids, self._bounds.to(ids.device), right=True) % 2 == 1
+
+    def fill_cache(self, ids: Tensor) -> None:
+        """Keeps copies of these rows (distinct ids) on the device from here on. Not while others read."""
+        ids = ids.cpu().long()
+        slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
+        slots[ids] = torch.arange(ids.numel(), dtype=torch.int32, device="cpu")
+        rows = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
+        step = max(_FILL_BYTES // max(self.row_bytes, 1), 1)
+        for first in range(0, ids.numel(), step):
+            rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
+        hits = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._kept.cache, self._kept.num_rows = RowCache(rows, slots.to(self.device), hits), 0
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)  # reads may come from any stream
+
+    def counters(self) -> CacheCounters:
+        """What was read through the cache so far. Waits for the reads under way."""
+        if self._cache is None:
+            return CacheCounters(0, 0, 0)
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        with self._kept.lock:
+            num_rows = self._kept.num_rows
+        hits = int(self._cache.hits)
+        return CacheCounters(hits, num_rows - hits, (num_rows - hits) * self.row_bytes)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def begin(self, ids: Tensor, out: Tensor | None, context: ReadContext, at: Tensor | None = None) -> PendingRead:
+        if at is not None:
+            return begin_scattered(self, ids, out, context, at)
+        where = context.on(ids, self.device)
+        self._kept.count(ids.numel())
+        missing = self._begin_remote(where, context) if self.is_remote else None
+        num_local = ids.numel() - (0 if missing is None else missing.at.numel())
+        context.count(bytes_local=num_local * self.row_bytes)
+        return _TableReading(self, where, out, missing)
+
+    def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """The rows of `ids`, on the device."""
+        return self.begin_read(ids, out).result()
+
+    def begin_read(self, ids: Tensor, out: Tensor | None = None) -> PendingRead:
+        """Starts a read; `result` brings the rows in the order of the stream that is current where it is called."""
+        context = ReadContext()
+        read = self.begin(ids, out, context)
+        context.send()
+        return read
+
+    def locate(self, ids: Tensor, policy: Policy | None = None) -> list[Located]:
+        """The device for rows that it reads by itself or has cached, the table's candidates for the others."""
+        ids, device = ids.cpu(), Candidate(DEVICE)
+        is_here = self.is_own(ids)
+        if self._cache is not None:
+            is_here |= gather_rows(self._cache.slots.cpu(), ids) >= 0
+        here, away = is_here.nonzero().view(-1), (~is_here).nonzero().view(-1)
+        found = [Located(0, here, ids[here], (device,), device)] if here.numel() else []
+        for each in self.remote.locate(ids[away], policy) if away.numel() else []:
+            found.append(replace(each, order=away if each.order is None else away[each.order]))
+        return found
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __getitem__(self, ids: Tensor | slice) -> Tensor:
+        """Rows of ids on the device are there; of others, and of a slice, on the host."""
+        return self.read(ids) if isinstance(ids, Tensor) and ids.is_cuda else self.table[ids]
+
+    def __repr__(self) -> str:
+        cached = f", {self.num_cached} rows cached" if self._cache is not None else ""
+        return f"DeviceTable({self.name!r}, {list(self._shape)}, {self._dtype} on {self.device}{cached})"
+
+    def _begin_remote(self, ids: Tensor, context: ReadContext) -> _Missing | None:
+        """Asks for the rows that are not here. The host waits for their ids."""
+        is_missing = ~self.is_own(ids)
+        if self._cache is not None:
+            is_missing &= gather_rows(self._cache.slots, ids) < 0
+        at = is_missing.nonzero().view(-1)
+        if at.numel() == 0:
+            return None
+        wanted = ids[at].to("cpu")
+        rows = torch.empty(
+            (at.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
+        )
+        return _Missing(self.remote.begin(wanted, rows, context), rows, at)
+
+    def fill(self, ids: Tensor, out: Tensor) -> Tensor:
+        """`out` with the rows that are here, those of others left as they are."""
+        cache = self._cache
+        if self.device.type == "cuda":
+            cached = () if cache is None else (cache.rows, cache.slots, cache.hits)
+            self._reads(self.device, *(piece.rows for piece in self._pieces if piece.rows.is_cuda), *cached)
+        kept: dict[str, Any] = {} if cache is None else cache._asdict()
+        if cache is None and not self.is_remote and len(self._pieces) == 1:
+            return gather_rows(self._pieces[0].rows, ids, out)
+        return read_table(
+            [piece.rows for piece in self._pieces], [piece.first for piece in self._pieces], ids, out,
+            num_rows=self._shape[0], cache=kept.get("rows"), slots=kept.get("slots"), hits=kept.get("hits"),
+        )  # fmt: skip
+
+    def _device_bytes(self) -> int:
+        rows = sum(piece.rows.nbytes for piece in self._pieces if piece.rows.device.type != "cpu")
+        return rows + (0 if self._cache is None else self._cache.rows.nbytes + self._cache.slots.nbytes)
+
+
+class _Missing(NamedTuple):
+    """Rows that are on their way to the host, and where among all they go."""
+
+    reading: PendingRead
+    rows: Tensor
+    at: Tensor
+
+
+class _TableReading(NamedTuple):
+    """A read of a table on a device."""
+
+    table: DeviceTable
+    ids: Tensor
+    out: Tensor | None
+    missing: _Missing | None
+
+    def result(self) -> Tensor:
+        table, out = self.table, self.out
+        if out is None or out.device != table.device:
+            out = torch.empty((self.ids.numel(), *table.shape[1:]), dtype=table.dtype, device=table.device)
+        table.fill(self.ids, out)
+        if self.missing is not None:
+            arrived = self.missing.reading.result()
+            if arrived is not self.missing.rows:
+                self.missing.rows.copy_(arrived)
+            out.index_copy_(0, self.missing.at, send(self.missing.rows, table.device))  # each place once
+        return out
+
+
+def copied_pieces(rows: Sequence[tuple[int, Tensor]], device: torch.device) -> list[TablePiece]:
+    """Copies of these rows, (first, rows) of each part, in the device's memory; neighbours become one piece."""
+    pieces: list[TablePiece] = []
+    for run in runs_of([(first, first + of_part.shape[0]) for first, of_part in rows]):
+        parts = [rows[k][1] for k in run]
+        size = sum(of_part.shape[0] for of_part in parts)
+        joined = torch.empty((size, *parts[0].shape[1:]), dtype=parts[0].dtype, device=device)
+        end = 0
+        for of_part in parts:
+            begin, end = end, end + of_part.shape[0]
+            joined[begin:end] = of_part
+        pieces.append(TablePiece(rows[run[0]][0], joined))
+    return pieces
+
+
+def runs_of(ranges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Ranges (first, end) that follow each other without a gap, as lists of their numbers; empty ones are left out.
+
+    >>> runs_of([(0, 3), (5, 9), (3, 4)])
+    [[0, 2], [1]]
+    """
+    runs: list[list[int]] = []
+    for number in sorted(range(len(ranges)), key=lambda k: ranges[k]):
+        first, end = ranges[number]
+        if first == end:
+            continue
+        if runs and ranges[runs[-1][-1]][1] == first:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs

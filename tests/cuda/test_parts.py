@@ -1,0 +1,239 @@
+"""Parts that the GPU samples and reads by itself: the same batches as the host's, and nothing left when it is over."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gnnsys
+from gnnsys.graph import Graph
+from gnnsys.loader import LinkNeighborLoader, NeighborLoader
+from gnnsys.ops import read_table
+from gnnsys.partition import write_parts
+from gnnsys.sampling import DistGraph, NeighborSampler, SampleKey
+from gnnsys.sampling.place import PartBytes, choose_place, own_rows, place_parts_on
+from gnnsys.session import init
+from gnnsys.store import DeviceTable, RegisteredFiles, copied_pieces
+from tests.cuda.places import same_batch
+from tests.cuda.test_loader import OPTIONS
+from tests.sampling.device_parts import LAYOUTS, check_deep_halos, check_every_kind, check_exclusions, check_typed_kinds
+from tests.sampling.machines import assign, homogeneous, machines, typed
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+CUDA = torch.device("cuda", 0)
+PLACES = ("device", "structure", "registered")
+
+
+def placing(place: str) -> Callable[[DistGraph], None]:
+    def put(graph: DistGraph) -> None:
+        placed = place_parts_on(graph, CUDA, place)
+        if graph.parts_here:
+            assert placed.place == place and graph.sampled_on == CUDA
+        else:  # nothing is here: the host asks others
+            from gnnsys.sampling.device_structure import DeviceStructure
+
+            graph.use_device(CUDA, DeviceStructure(graph.parts, [], CUDA), {})
+
+    return put
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gpu_samples_what_one_process_samples_wherever_parts_lie(tmp_path: Path, layout: str, place: str) -> None:
+    check_every_kind(tmp_path / "p", layout, placing(place))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("num_parts", "owner"), [(1, [0]), (3, [0, 0, 0]), (3, [0, 1, 0])])
+def test_the_gpu_samples_typed_parts_as_one_process_does(tmp_path: Path, num_parts: int, owner, place: str) -> None:
+    check_typed_kinds(tmp_path / "p", num_parts, owner, placing(place))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("layout", ["a machine each", "all on one machine", "not neighbours"])
+def test_the_gpu_excludes_the_same_edges(tmp_path: Path, layout: str, place: str) -> None:
+    check_exclusions(tmp_path / "p", layout, placing(place))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_deeper_halo_changes_no_sample_of_the_gpu(tmp_path: Path, place: str) -> None:
+    check_deep_halos(tmp_path, placing(place))
+
+
+def large(seed: int = 3) -> Graph:
+    """More seeds than a block has threads, and hubs with more in-edges than any fanout."""
+    g = torch.Generator().manual_seed(seed)
+    num_nodes, num_edges = 20_000, 300_000
+    edges = torch.randint(0, num_nodes, (2, num_edges), generator=g)
+    edges[1, : num_edges // 10] = torch.randint(0, 5, (num_edges // 10,), generator=g)
+    rows = {"x": torch.randn(num_nodes, 100, generator=g), "y": torch.randint(0, 47, (num_nodes,), generator=g)}
+    return Graph.from_edge_index(edges, num_nodes, rows)
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def large_parts(request, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("large") / "parts"
+    write_parts(large(), assign(large(), request.param), folder)
+    return folder
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("fanouts", [[15, 10, 5], [-1, 3], [40, 2], [3000]])
+def test_all_hops_in_one_call_are_the_hosts(large_parts: Path, place: str, fanouts: list[int]) -> None:
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device=CUDA, place=place)
+        for replace in (False, True):
+            here, there = (NeighborSampler(graph, fanouts, replace=replace, device=where) for where in ("cpu", None))
+            assert there._plain is not None and here._plain is None
+            for batch in range(3):
+                seeds = {"node": torch.randint(0, 20_000, (700,), generator=torch.Generator().manual_seed(batch))}
+                key = SampleKey(5, 1, batch)
+                a, b = here.sample(seeds, key=key), there.sample(seeds, key=key)
+                for name in ("node", "row", "col", "edge"):
+                    for t, rows in getattr(a, name).items():
+                        assert torch.equal(rows, getattr(b, name)[t].cpu()), (name, place, fanouts, replace)
+
+
+@pytest.mark.parametrize("place", [*PLACES, "host", "auto"])
+@pytest.mark.parametrize("num_threads", [None, 0, 2])
+def test_a_loader_of_an_opened_graph_gives_the_hosts_batches(large_parts: Path, place: str, num_threads) -> None:
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device="cuda", place=place)
+        options: dict[str, Any] = {"input_nodes": torch.arange(3000), "batch_size": 256, "shuffle": True, "seed": 4}
+        there = NeighborLoader(graph, [10, 5], num_threads=num_threads, **options)
+        here = NeighborLoader(graph, [10, 5], device="cpu", num_threads=0, **options)
+        for _ in range(2):
+            for a, b in zip(there, here, strict=True):
+                assert a.x.device == CUDA
+                same_batch(a, b)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_of_a_loader_agrees_on_parts(tmp_path: Path, place: str, option: str) -> None:
+    from tests.cuda.places import homogeneous as with_kinds
+
+    graph, options = with_kinds(), dict(OPTIONS[option])
+    if isinstance(options.get("input_nodes"), str):
+        options["input_nodes"] = graph.node_data["node"][options["input_nodes"]].nonzero().view(-1)
+    write_parts(graph, assign(graph, 3), tmp_path / "p")
+    with init(process_group=False) as session:
+        parts = session.open(tmp_path / "p", device="cuda", place=place)
+        if "input_nodes" in options:
+            options["input_nodes"] = parts.global_ids(options["input_nodes"].long())
+        make = partial(NeighborLoader, parts, [5, 3], batch_size=32, shuffle=True, **options)
+        for a, b in zip(make(), make(device="cpu", num_threads=0), strict=True):
+            same_batch(a, b)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_links_of_parts_agree(tmp_path: Path, place: str) -> None:
+    graph = homogeneous()
+    write_parts(graph, assign(graph, 2), tmp_path / "p")
+    with init(process_group=False) as session:
+        parts = session.open(tmp_path / "p", device="cuda", place=place)
+        make = partial(LinkNeighborLoader, parts, [5, 3], batch_size=64, neg_sampling="binary", shuffle=True)
+        for a, b in zip(make(), make(device="cpu", num_threads=0), strict=True):
+            same_batch(a, b)
+
+
+@pytest.mark.parametrize("owner", [[0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 1], [0, 1, 2, 3]])
+@pytest.mark.parametrize("place", ["device", "structure"])
+def test_rows_are_those_of_the_table_cached_or_not(tmp_path: Path, owner: list[int], place: str) -> None:
+    ids = torch.randint(0, 120, (5000,), generator=torch.Generator().manual_seed(1))
+    with machines(homogeneous(), tmp_path / "p", 4, machine_of_part=owner) as graphs:
+        for mine in graphs:
+            place_parts_on(mine, CUDA, place)
+            for name in ("node/node/x", "node/node/t", "edge/node|to|node/number"):
+                if name not in own_rows(mine):
+                    continue
+                table = mine.store.tensor(name)
+                rows = mine.read_by(CUDA, table)
+                assert isinstance(rows, DeviceTable)
+                for some in (ids, ids[:1], ids[:0]):
+                    assert torch.equal(rows.read(some.cuda()).cpu(), table[some])
+                rows.fill_cache(torch.arange(0, 120, 3))
+                assert torch.equal(rows.read(ids.cuda()).cpu(), table[ids])
+                assert rows.counters().hits == int((ids % 3 == 0).sum())
+            mine.release_device()
+
+
+def test_many_rows_of_files_are_read_in_the_order_of_their_ids(large_parts: Path) -> None:
+    """Above 8 MB rows are sorted and read by a few blocks: with and without a cache, in one part and in several."""
+    ids = torch.randint(0, 20_000, (60_000,), generator=torch.Generator().manual_seed(2))
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device=CUDA, place="structure")
+        table = graph.store.tensor("node/node/x")
+        rows = graph.read_by(CUDA, table)
+        assert torch.equal(rows.read(ids.cuda()).cpu(), table[ids])
+        rows.fill_cache(torch.arange(0, 20_000, 7))
+        assert torch.equal(rows.read(ids.cuda()).cpu(), table[ids])
+        assert rows.counters().hits == int((ids % 7 == 0).sum())
+
+
+def test_rows_in_no_piece_are_left_alone() -> None:
+    pieces = copied_pieces([(2, torch.ones(3, 100)), (8, torch.full((4, 100), 2.0))], CUDA)
+    out = torch.full((14, 100), -1.0, device=CUDA)
+    read_table([p.rows for p in pieces], [p.first for p in pieces], torch.arange(14, device=CUDA), out, num_rows=14)
+    assert out[:, 0].tolist() == [-1, -1, 1, 1, 1, -1, -1, -1, 2, 2, 2, 2, -1, -1]
+
+
+# -- placing and giving back -------------------------------------------------------------------------------------------
+
+
+def test_files_are_given_back_at_close_and_ten_opens_leave_no_growth(large_parts: Path) -> None:
+    allocated = set()
+    for number in range(10):
+        with init(process_group=False) as session:
+            graph = session.open(large_parts, device=CUDA, place="registered")
+            files = graph.registered
+            assert files is not None and files.nbytes > 0
+            view = files.view(graph.parts.part(0).node_data["node"]["x"])
+            assert view is not None and view.is_pinned()
+            loader = NeighborLoader(graph, [5, 5], input_nodes=torch.arange(500), batch_size=100)
+            next(iter(loader))
+        assert not view.is_pinned() and files.nbytes == 0
+        del graph, loader, session, files, view
+        gc.collect()
+        torch.cuda.synchronize()
+        if number:
+            allocated.add(torch.cuda.memory_allocated())
+    assert len(allocated) == 1
+
+
+def test_more_than_may_be_locked_is_refused_and_auto_then_takes_the_host(large_parts: Path, monkeypatch) -> None:
+    few = partial(RegisteredFiles, limit=1 << 16)
+    monkeypatch.setattr("gnnsys.sampling.place.RegisteredFiles", few)
+    with init(process_group=False) as session, pytest.raises(ValueError, match="place='structure' cannot be had"):
+        session.open(large_parts, device=CUDA, place="structure")
+    monkeypatch.setattr("gnnsys.sampling.place.choose_place", lambda *_: choose_place(PartBytes(1, 9), 4))
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device=CUDA)
+        assert graph.placed is not None and graph.placed.place == "host" and "are allowed" in graph.placed.why
+        batch = next(iter(NeighborLoader(graph, [5], input_nodes=torch.arange(50), batch_size=50)))
+        assert batch.x.device == CUDA
+
+
+def test_a_device_that_does_not_exist_is_named(large_parts: Path) -> None:
+    with init(process_group=False) as session, pytest.raises(ValueError, match="cuda:99"):
+        session.open(large_parts, device="cuda:99")
+
+
+def test_typed_parts_are_one_import_away(tmp_path: Path) -> None:
+    graph = typed()
+    write_parts(graph, assign(graph, 2), tmp_path / "p")
+    parts = gnnsys.open(tmp_path / "p", device="cuda")
+    try:
+        batch = next(iter(NeighborLoader(parts, [3, 2], input_nodes="paper", batch_size=8)))
+        assert batch["paper"].x.device == CUDA
+    finally:
+        session = gnnsys.session.current()
+        assert session is not None
+        session.close()

@@ -1,0 +1,101 @@
+"""Parts that a device samples, against the sampler on the whole graph: for every kind, wherever parts lie.
+
+The same checks run with the host as the device (tests/sampling) and with a GPU (tests/cuda).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from gnnsys.graph import EDGE
+from gnnsys.sampling import DistGraph, NeighborSampler
+from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
+from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
+from tests.sampling.test_dist import KEY, KINDS, SEEDS, seed_time
+
+Place = Callable[[DistGraph], None]  # has a device sample a graph's own parts
+
+LAYOUTS = {
+    "one part": (1, [0], None),
+    "a machine each": (3, [0, 1, 2], None),
+    "all on one machine": (4, [0, 0, 0, 0], None),
+    "not neighbours": (4, [0, 1, 0, 1], None),
+    "neighbours": (4, [0, 0, 1, 1], None),
+    "a machine without parts": (3, [1, 1, 1], None),
+    "empty parts": (4, [0, 1, 2, 3], [0, 2]),
+    "empty parts on one machine": (4, [0, 0, 0, 0], [1, 2]),
+}
+
+
+def check_every_kind(folder: Path, layout: str, place: Place) -> None:
+    num_parts, owner, used = LAYOUTS[layout]
+    graph = homogeneous()
+    with machines(graph, folder, num_parts, machine_of_part=owner, used=used) as graphs:
+        for mine in graphs:
+            place(mine)
+        for fanouts, options in KINDS.values():
+            time = seed_time(SEEDS, options)
+            expected = NeighborSampler(graph, fanouts, **options).sample(SEEDS, key=KEY, seed_time=time)
+            for mine in graphs:
+                sampler = NeighborSampler(mine, fanouts, **options)
+                assert isinstance(sampler._neighborhoods, DeviceNeighborhoods)
+                sample = sampler.sample(to_global(mine, SEEDS), key=KEY, seed_time=time)
+                assert sample.device == mine.sampled_on
+                assert_same_sample(sample, expected, mine)
+
+
+def check_typed_kinds(folder: Path, num_parts: int, owner: list[int], place: Place) -> None:
+    graph = typed()
+    seeds = {"paper": torch.tensor([5, 60, 2, 5]), "author": torch.tensor([39, 0])}
+    trees = {"paper": torch.tensor([0, 1, 2, 3]), "author": torch.tensor([4, 5])}
+    with machines(graph, folder, num_parts, machine_of_part=owner) as graphs:
+        for mine in graphs:
+            place(mine)
+        for fanouts, options in KINDS.values():
+            tree = trees if options.get("disjoint") or options.get("time") else None
+            time = seed_time(seeds, options)
+            expected = NeighborSampler(graph, fanouts, **options).sample(seeds, key=KEY, seed_time=time, tree=tree)
+            for mine in graphs:
+                ours = NeighborSampler(mine, fanouts, **options)
+                sample = ours.sample(to_global(mine, seeds), key=KEY, seed_time=time, tree=tree)
+                assert_same_sample(sample, expected, mine)
+
+
+def check_exclusions(folder: Path, layout: str, place: Place) -> None:
+    num_parts, owner, used = LAYOUTS[layout]
+    graph = homogeneous()
+    edges = graph.edge_index()
+    src, dst = edges[:, torch.isin(edges[1], SEEDS["node"])][:, ::2]
+    with machines(graph, folder, num_parts, machine_of_part=owner, used=used) as graphs:
+        for mine in graphs:
+            place(mine)
+        for kind in ("uniform", "weighted", "edge times", "node times", "blocks"):
+            fanouts, options = KINDS[kind]
+            time = seed_time(SEEDS, options)
+            whole = NeighborSampler(graph, fanouts, **options)
+            exclude = {EDGE: whole.find_edges(EDGE, src, dst)}
+            assert exclude[EDGE].numel() > 10
+            expected = whole.sample(SEEDS, key=KEY, seed_time=time, exclude=exclude)
+            for mine in graphs:
+                ours = NeighborSampler(mine, fanouts, **options)
+                found = {EDGE: ours.find_edges(EDGE, mine.global_ids(src), mine.global_ids(dst))}
+                sample = ours.sample(to_global(mine, SEEDS), key=KEY, seed_time=time, exclude=found)
+                assert_same_sample(sample, expected, mine)
+
+
+def check_deep_halos(folder: Path, place: Place) -> None:
+    graph = homogeneous(60, 200)
+    seeds = {"node": torch.tensor([3, 50, 14])}
+    for halo_hops in (1, 2, 3):
+        with machines(graph, folder / str(halo_hops), 3, machine_of_part=[0, 0, 1], halo_hops=halo_hops) as graphs:
+            for mine in graphs:
+                place(mine)
+            for options in ({}, {"weight": "w"}, {"time": "t"}, {"time": "et"}):
+                time = seed_time(seeds, options)
+                expected = NeighborSampler(graph, [3, -1], **options).sample(seeds, key=KEY, seed_time=time)
+                for mine in graphs:
+                    ours = NeighborSampler(mine, [3, -1], **options)
+                    assert_same_sample(ours.sample(to_global(mine, seeds), key=KEY, seed_time=time), expected, mine)

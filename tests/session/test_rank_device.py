@@ -1,0 +1,114 @@
+"""Where a rank computes, and what its process group is made of: decided without a GPU, and tried in real processes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import gnnsys
+from gnnsys.comm import DevicePlace
+from gnnsys.session.rank_device import GLOO, NCCL, choose_backend, choose_device
+from tests.support.processes import run_ranks
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3, 8])
+def test_local_ranks_take_gpus_by_turns(num_gpus):
+    taken = [choose_device(None, rank, num_gpus) for rank in range(2 * num_gpus)]
+    assert [device.index for device in taken] == [*range(num_gpus), *range(num_gpus)]
+    assert [choose_device("cuda", rank, num_gpus) for rank in range(2 * num_gpus)] == taken
+
+
+def test_without_a_gpu_ranks_compute_on_the_cpu():
+    assert choose_device(None, 5, 0) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("wanted", ["cpu", "cpu:0", torch.device("cpu"), "cuda:1", torch.device("cuda", 1)])
+def test_a_given_device_overrules_the_local_rank(wanted):
+    index = torch.device(wanted).index if torch.device(wanted).type == "cuda" else None
+    assert choose_device(wanted, 0, 2) == torch.device(torch.device(wanted).type, index)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_gpus", "told"),
+    [
+        ("cuda", 0, "device='cuda' does not exist here: torch finds no GPU, only 'cpu'"),
+        ("cuda:1", 1, "device='cuda:1' does not exist here: torch finds cuda:0"),
+        ("cuda:7", 4, "device='cuda:7' does not exist here: torch finds cuda:0 to cuda:3"),
+        ("gpu", 4, "device must be 'cpu', 'cuda' or one such as 'cuda:1', got 'gpu': torch finds cuda:0 to cuda:3"),
+        ("mps", 0, "device must be 'cpu', 'cuda' or one such as 'cuda:1', got 'mps': torch finds no GPU, only 'cpu'"),
+    ],
+)
+def test_a_device_that_does_not_exist_is_refused_in_one_line_that_says_what_is_there(wanted, num_gpus, told):
+    with pytest.raises(ValueError, match="torch finds") as refusal:
+        choose_device(wanted, 0, num_gpus)
+    assert str(refusal.value) == told
+
+
+def places(*machines: list[str]) -> list[DevicePlace]:
+    return [DevicePlace(f"host{number}", device) for number, found in enumerate(machines) for device in found]
+
+
+def test_nccl_is_for_jobs_whose_ranks_all_have_a_gpu_of_their_own():
+    assert choose_backend(places(["a", "b"], ["a", "b"]), has_nccl=True) == (NCCL, None)
+    assert choose_backend(places(["a"]), has_nccl=True) == (NCCL, None)
+    assert choose_backend(places(["cpu", "cpu"], ["cpu"]), has_nccl=True) == (GLOO, None)
+    assert choose_backend(places(["cpu"]), has_nccl=False) == (GLOO, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "has_nccl", "told"),
+    [
+        (places(["a", "b"], ["a", "b", "b"]), True, "ranks 3 and 4 share one GPU"),
+        (places(["a", "a"]), False, "ranks 0 and 1 share one GPU"),
+        (places(["a"], ["cpu"]), True, "rank 1 computes on the CPU and others on GPUs"),
+        (places(["a"], ["a"]), False, "this torch has no NCCL"),
+    ],
+)
+def test_where_nccl_cannot_serve_gpus_one_line_says_why(found, has_nccl, told):
+    backend, why = choose_backend(found, has_nccl)
+    assert backend == GLOO and why is not None
+    assert why.startswith(told) and "the process group is gloo" in why and "\n" not in why
+
+
+def test_a_session_alone_has_the_device_that_it_was_given():
+    with gnnsys.init(process_group=False, device="cpu") as session:
+        assert session.device == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"^device='cuda:99' does not exist here: torch finds [^\n]*$"):
+        gnnsys.init(process_group=False, device="cuda:99")
+    assert gnnsys.session.current() is None
+
+
+SHARED = """
+import json, logging, torch, torch.distributed as dist, gnnsys
+from gnnsys.session import process_group
+process_group.place_of = lambda device, is_alone: process_group.DevicePlace("host", "its only GPU")
+logging.basicConfig(format="%(message)s")
+with gnnsys.init(timeout=30) as session:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    model(torch.full((1, 3), 1.0 + session.rank)).sum().backward()
+    print(json.dumps([str(session.device), dist.get_backend(), model.module.weight.grad.tolist()]))
+"""
+
+
+def test_ranks_that_share_a_gpu_train_together_over_gloo_and_rank_0_says_so():
+    first, second = run_ranks(SHARED, [2], timeout=90)
+    assert json.loads(first.stdout) == json.loads(second.stdout)
+    assert json.loads(first.stdout)[1:] == ["gloo", [[1.5] * 3] * 2]
+    assert first.stderr.count("ranks 0 and 1 share one GPU") == 1 and "share one GPU" not in second.stderr
+
+
+REFUSED = """
+import os, gnnsys
+try:
+    gnnsys.init(timeout=30, device="cuda:99" if os.environ["RANK"] == "1" else "cpu")
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_device_that_one_rank_lacks_is_the_same_error_on_every_rank():
+    first, second = run_ranks(REFUSED, [2], timeout=90)
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("rank 1: device='cuda:99' does not exist here: torch finds ")
