@@ -68,9 +68,9 @@ def judged(label: str, case: Case) -> str:
 
 
 def test_our_layers_are_what_they_are_on_the_whole_graph_whatever_was_changed_before_or_after_a_pass():
-    """Every other pair of a layer and a change; `tests.fuzz.fullgraph` draws from the rest."""
+    """A quarter of all pairs, every layer and every change among them; `tests.fuzz.fullgraph` draws from the rest."""
     refused = set()
-    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::2]):
+    for number, (label, make, edges, change) in enumerate(list(cases(OURS))[::4]):
         if reason := judged(label, in_turn(number, made(make, nn.ELU), edges, change)):
             refused |= set() if reason.startswith(VOID) else {label.partition(": ")[2]}
     assert refused == {"spectral_norm", "spectral_norm, old"}  # in training they change with every call
@@ -81,9 +81,9 @@ def test_pygs_layers_are_what_they_are_on_the_whole_graph_or_refused():
     pytest.importorskip("torch_geometric")
     refused, count = [], 0
     for number, (label, make, edges, change) in enumerate(cases(pyg_layers())):
-        if number % 14 == 0:
+        if number % 23 == 0:
             count += 1
-            refused += [label] if judged(label, in_turn(number // 14, made(make), edges, change)) else []
+            refused += [label] if judged(label, in_turn(number // 23, made(make), edges, change)) else []
     assert len(refused) < 0.25 * count
 
 
