@@ -1,4 +1,4 @@
-"""Graphs of tests are small; between ranks they are cut into as many bins as large ones are, or as a test says."""
+"""Graphs of tests are small; between ranks they are cut into a few bins, as large ones are, or as a test says."""
 
 from __future__ import annotations
 
