@@ -20,15 +20,17 @@ NUM_CLASSES = 47
 
 class TwoMachines:
     """Machine 0 is this process with part 0, machine 1 the server with part 1. `tables` is a store whose parts are all
-    at the server, for tables made at run time."""
+    at the server, for tables made at run time. There are `lanes` connections, each with a thread of its own at both
+    ends."""
 
-    def __init__(self, path: Path, *, keys: Keys | None = None) -> None:
+    def __init__(self, path: Path, *, keys: Keys | None = None, lanes: int = 1) -> None:
         self._server = ServerProcess()
         self._client: Client | None = None
         try:
-            self._server.order(THERE, bind=["tcp://127.0.0.1:*"], keys=keys, threads=2)
+            threads = max(2, lanes)
+            self._server.order(THERE, bind=["tcp://127.0.0.1:*"], keys=keys, threads=threads, io_threads=lanes)
             endpoint = self._server.endpoints(_OPEN_SECONDS)[0]
-            client = self._client = Client({THERE: endpoint}, sender=0, incarnation=1, keys=keys)
+            client = self._client = Client({THERE: endpoint}, sender=0, incarnation=1, keys=keys, lanes=lanes)
             options = {"path": str(path), "parts": [THERE], "verify": False}
             client.request(THERE, Kind.OPEN, options=options, timeout=_OPEN_SECONDS).result()
             parts, machine_of_part = open_parts(path, verify=False), [HERE, THERE]
@@ -55,11 +57,11 @@ class TwoMachines:
         self.close()
 
 
-def two_machines(work: Workload, *, with_key: bool = False) -> TwoMachines:
+def two_machines(work: Workload, *, with_key: bool = False, lanes: int = 1) -> TwoMachines:
     """The run's own, started when first asked for; `with_key` for one that is spoken to in CURVE."""
     keys = Keys.generate() if with_key else None
-    name = "two machines with a key" if with_key else "two machines"
-    return work.once(name, lambda: work.enter(TwoMachines(parts_folder(work), keys=keys)))
+    name = f"two machines {with_key=} {lanes=}"
+    return work.once(name, lambda: work.enter(TwoMachines(parts_folder(work), keys=keys, lanes=lanes)))
 
 
 def parts_folder(work: Workload) -> Path:

@@ -22,6 +22,7 @@ from gnnsys.comm.joining import LaunchInfo, join
 from gnnsys.comm.key_file import make_key, read_key
 from gnnsys.comm.keys import Keys
 from gnnsys.comm.kinds import Kind
+from gnnsys.comm.lanes import default_lanes, default_server_io_threads, default_server_threads
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.rank_exchange import RankExchange
 from gnnsys.comm.rendezvous import Group, RendezvousError
@@ -72,6 +73,9 @@ __all__ = [
     "WireError",
     "agree_on_address",
     "current_context",
+    "default_lanes",
+    "default_server_io_threads",
+    "default_server_threads",
     "endpoint",
     "export_array",
     "interface_of",

@@ -24,7 +24,7 @@ from gnnsys.comm.context import RequestContext, current_context
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
-from gnnsys.comm.kinds import CONTROL, Kind, kind_name, traffic_class
+from gnnsys.comm.kinds import CONTROL, Kind, kind_name
 from gnnsys.comm.peer_link import Connection, Link, ids_array, make_name, states_of
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.server import UNKNOWN
@@ -38,6 +38,8 @@ _CLOSE_SECONDS = 5.0
 _LINGER_MS = 500
 _RESEND_SECONDS, _PING_SECONDS = 5.0, 2.0  # at most
 _BUSY_SECONDS = (0.02, 1.0)  # before a request that a peer had no room for is sent again: at first, and at most
+_REQUEST_LOAD = 1 << 16  # bytes that a request counts as where lanes are compared, besides its reply
+MAX_LANES = 16
 _BEATS = 4  # signs of life within the time after which they are missed
 
 
@@ -46,7 +48,8 @@ class Client:
 
     `sender` and `incarnation` say who asks. `lost_after` is how long a peer may be silent before it counts as dead,
     `resend_after` how long a request may be before the peer is asked whether it ever arrived. A peer that is asked
-    nothing is told several times in `lost_after` that this end lives.
+    nothing is told several times in `lost_after` that this end lives. Requests that change nothing share `lanes`
+    connections to each peer, with an I/O thread for each: one connection carries what one core can encrypt.
 
     >>> with Client({0: server.endpoints[0]}, sender=0, incarnation=1) as client:
     ...     client.request(0, Kind.PULL, [ids]).result().arrays
@@ -65,6 +68,7 @@ class Client:
         resend_after: float | None = None,
         ping_interval: float | None = None,
         name: str = "client",
+        lanes: int = 1,
     ) -> None:
         resend_after = min(_RESEND_SECONDS, lost_after / 4) if resend_after is None else resend_after
         ping_interval = min(_PING_SECONDS, lost_after / 8) if ping_interval is None else ping_interval
@@ -73,8 +77,11 @@ class Client:
                 raise ValueError(f"{what} is {value}; it must be a positive number of seconds")
         if lost_after <= ping_interval:
             raise ValueError(f"lost_after ({lost_after}) must be longer than ping_interval ({ping_interval})")
+        if not 1 <= lanes <= MAX_LANES:
+            raise ValueError(f"lanes is {lanes}; it must be a whole number from 1 to {MAX_LANES}")
         uid = make_name()
-        self._links = {peer: Link(peer, endpoint, uid) for peer, endpoint in peers.items()}
+        self.lanes = lanes
+        self._links = {peer: Link(peer, endpoint, uid, lanes) for peer, endpoint in peers.items()}
         self.context = RequestContext()  # priority and path where nobody says another
         self._sender = sender
         self._incarnation = incarnation
@@ -97,7 +104,7 @@ class Client:
         self._stop = False
         self._wakes_at = math.inf  # when the thread looks at deadlines next, whatever arrives
         self._next_deadline = math.inf  # not after the first of them
-        self._context = zmq.Context()
+        self._context = zmq.Context(io_threads=lanes)
         self._thread = threading.Thread(target=self._main, name=f"gnnsys-{name}-io", daemon=True)
         self._thread.start()
 
@@ -119,11 +126,13 @@ class Client:
         layer: int = -1,
         path: int = 0,
         loader: int = 0,
+        reply_bytes: int = 0,
     ) -> Pending:
         """Sends a request and returns at once. Large arrays are not copied: leave them alone until the reply came.
 
         `batch`, `loader`, `priority` and `path` that are left out are as the current `RequestContext` says; priority
-        and path that this leaves out are the client's own, `context`.
+        and path that this leaves out are the client's own, `context`. `reply_bytes` is how long the reply will be,
+        where the caller knows that: lanes are chosen by it.
         """
         if os.getpid() != self._pid:
             raise CommError(f"this client belongs to process {self._pid}: after a fork, make a new one in the child")
@@ -141,15 +150,16 @@ class Client:
             loader=loader or context.loader,
         )  # fmt: skip
         frames = wire.encode(header, arrays, options, self._limits)
-        pending = Pending(
-            peer, kind, request_id, traffic_class(kind), frames, timeout, self._limits, self._describe_timeout
-        )
         link = self._links[peer]
-        connection = link.connections[pending.traffic_class]
+        connection = link.connection_for(kind)
+        pending = Pending(
+            peer, kind, request_id, connection.traffic_class, frames, timeout, self._limits, self._describe_timeout,
+            load=_REQUEST_LOAD + reply_bytes,
+        )  # fmt: skip
         pending.last_sign = time.monotonic()
         if not link.num_outstanding():
             link.waiting_since = pending.last_sign
-        connection.outstanding[request_id] = pending
+        connection.add(pending)
         try:
             self._transmit(link, connection, kind, frames)
         except (zmq.ZMQError, ValueError) as error:
@@ -157,7 +167,7 @@ class Client:
                 self._fail_all(link, lambda pending: Closed("the client is closed"))
             elif isinstance(error, zmq.Again):
                 pass  # the connection was cut: it stays outstanding, until another one is made or its deadline has come
-            elif connection.outstanding.pop(request_id, None) is not None:
+            elif connection.take(request_id) is not None:
                 pending.fail(CommError(f"{kind_name(kind)} was not sent to machine {peer} at {link.endpoint}: {error}"))
         if link.end:
             self.lose(peer, link.end)
@@ -212,7 +222,7 @@ class Client:
             if self._stop:
                 raise zmq.ZMQError(zmq.ENOTSOCK)
             if connection.socket is None:
-                socket = link.open(connection.traffic_class, self._context, self._keys, self._wake_up)
+                socket = link.open(connection, self._context, self._keys, self._wake_up)
                 self._connections.append((link, connection, socket))
                 self._wake_up.wake()  # to poll this one too
             return connection.socket
@@ -264,6 +274,7 @@ class Client:
                 if socket.hot or socket.fd in ready:
                     for frames in socket.receive(_DRAIN, self._limits.max_frames):
                         link.hear(now, self._ping_interval)
+                        connection.is_heard = True
                         self._accept(link, connection, frames, now)
             if self._turned_away and now >= self._turned_away[0][0]:
                 self._try_again(now)
@@ -316,7 +327,7 @@ class Client:
             self._take_busy(link, connection, pending, header, frames, now)
         elif pending is not None:
             if pending.deliver(header, frames, now):
-                connection.outstanding.pop(header.request_id, None)
+                connection.take(header.request_id)
                 self._tally.answered(
                     link.peer, pending.kind, header.queued_us, header.served_us, int((now - pending.sent_at) * 1e6)
                 )
@@ -385,11 +396,11 @@ class Client:
         self._next_deadline = math.inf
         for link in self._links.values():
             deadlines = [math.inf]
-            for connection in link.connections.values():
+            for connection in link.connections:
                 for pending in list(connection.outstanding.values()):
                     if pending.deadline > now:
                         deadlines.append(pending.deadline)
-                    elif connection.outstanding.pop(pending.request_id, None) is not None:
+                    elif connection.take(pending.request_id) is not None:
                         pending.fail(DeadlineExceeded(self._describe_timeout(pending)))
             if len(deadlines) == 1:
                 continue
@@ -402,7 +413,7 @@ class Client:
                 self._ask(link, now)
 
     def _ask(self, link: Link, now: float) -> None:
-        for connection in link.connections.values():
+        for connection in link.connections:
             silent = connection.silent(max(now - self._resend_after, link.returned_at))
             due = silent or (connection.traffic_class == CONTROL and link.silent_for(now) >= self._ping_interval)
             wait = self._resend_after if silent else self._ping_interval
@@ -426,16 +437,16 @@ class Client:
         for link in self._links.values():
             if now - link.last_said >= self._beat and not link.end:
                 with contextlib.suppress(zmq.ZMQError, ValueError):  # closed, or cannot be reached: who asks is told
-                    self._ping(link, link.connections[CONTROL], next(self._ids), [])
+                    self._ping(link, link.control, next(self._ids), [])
         self._next_beat = min((max(link.last_said, now - self._beat / 2) for link in self._links.values()), default=now)
         self._next_beat += self._beat
 
     # Ends of requests
 
     def _fail_all(self, link: Link, error_of: Callable[[Pending], CommError]) -> None:
-        for connection in link.connections.values():
+        for connection in link.connections:
             for request_id in list(connection.outstanding):
-                pending = connection.outstanding.pop(request_id, None)
+                pending = connection.take(request_id)
                 if pending is not None:
                     pending.fail(error_of(pending))
             connection.ping_id = 0

@@ -1,6 +1,7 @@
 """What each client holds at a server: unanswered requests, their bytes, and replies that are not sent yet.
 
-A client here is a connection. One that holds too much is refused (BUSY) or has to wait; the others are not held up.
+A client here is a connection, or several whose names begin alike: its lanes. One that holds too much is refused (BUSY)
+or has to wait; the others are not held up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ import numpy as np
 
 from gnnsys.comm.wire import Limits
 
+CLIENT_NAME_BYTES = 14  # of a connection's name say whose it is; those behind them tell the client's lanes apart
 WINDOW_BYTES = 64 << 20  # of replies to one client, handed to libzmq and not sent yet
+
+
+def client_of(identity: bytes) -> bytes:
+    """The client that a connection belongs to. Names of strangers may be shorter, and are their own clients."""
+    return identity[:CLIENT_NAME_BYTES]
 
 
 class _Sent(weakref.ref):  # type: ignore[type-arg]
@@ -84,7 +91,7 @@ class ClientQuota:
 
 
 class ClientQuotas:
-    """What every client holds, by its connection. Not locked: the server holds its lock around every call."""
+    """What every client holds, by its name (`client_of`). Not locked: the server holds its lock around every call."""
 
     def __init__(self, limits: Limits, on_room: Callable[[Any], None]) -> None:
         self.bytes = 0

@@ -16,7 +16,7 @@ import numpy as np
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.client_quotas import SendWindow
+from gnnsys.comm.client_quotas import SendWindow, client_of
 from gnnsys.comm.errors import ShardLost, TrainerLost
 from gnnsys.comm.kinds import kind_name
 from gnnsys.comm.request import Handlers, Reply, Request
@@ -42,8 +42,8 @@ class Job:
     """A request, its frames as received, and what has been answered so far."""
 
     __slots__ = (
-        "_arrived", "_began", "_chunks", "_frames", "_outbound", "_window", "deadline", "header", "identity", "is_kept",
-        "key", "num_bytes", "num_chunks", "queued_us", "served_us",
+        "_arrived", "_began", "_chunks", "_frames", "_outbound", "_window", "client", "deadline", "header",
+        "identity", "is_kept", "key", "num_bytes", "num_chunks", "queued_us", "served_us",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Job:
         self.queued_us = 0  # until a worker took it, or it was refused
         self.served_us = 0  # from then on
         self.identity = identity
+        self.client = client_of(identity)
         self.header = header
         self.key = (identity, header.request_id)
         self.num_bytes = num_bytes  # of the request

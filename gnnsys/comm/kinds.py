@@ -56,6 +56,15 @@ def traffic_class(kind: int) -> str:
     return CONTROL if kind in _CONTROL_KINDS else BULK
 
 
+# What changes nothing at the peer, so that it does not matter which of two comes first.
+_SPREAD_KINDS = frozenset((Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS))
+
+
+def is_spread(kind: int) -> bool:
+    """Whether requests of a kind may travel on several connections to a peer at once, and so overtake each other."""
+    return kind in _SPREAD_KINDS
+
+
 def kind_name(kind: int) -> str:
     """For messages to people and for counters: `PULL`, or the bare number where it is nobody's."""
     try:

@@ -1,6 +1,7 @@
 """A client's connections to one peer, and whether the peer is alive.
 
-One DEALER per traffic class. Anything a peer sends shows that it lives; its silence matters only while something is
+One DEALER for control, and one or more for bulk traffic: its lanes. libzmq encrypts a connection in one thread, so
+several carry more than one does. Anything a peer sends shows that it lives; its silence matters only while something is
 outstanding. Where nothing was heard of a request for long, or since the peer came back, the peer is asked about it on
 the same connection. That question arrives after the request. If the peer does not know the request then, it was lost,
 and only then is it sent again.
@@ -11,16 +12,19 @@ from __future__ import annotations
 import math
 import os
 import struct
+import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
 import zmq
 
 from gnnsys.comm import wire
+from gnnsys.comm.client_quotas import CLIENT_NAME_BYTES
 from gnnsys.comm.errors import ShardLost
 from gnnsys.comm.keys import Keys
-from gnnsys.comm.kinds import BULK, CONTROL, kind_name
+from gnnsys.comm.kinds import BULK, CONTROL, is_spread, kind_name, traffic_class
 from gnnsys.comm.pending import Pending
 from gnnsys.comm.sockets import SharedSocket, WakeUp, connect, make_socket
 
@@ -30,13 +34,30 @@ CLASSES = (CONTROL, BULK)
 class Connection:
     """One connection: its socket, the requests outstanding on it, and the question about them that is under way."""
 
-    def __init__(self, traffic_class: str) -> None:
+    def __init__(self, traffic_class: str, lane: int = 0) -> None:
         self.traffic_class = traffic_class
+        self.lane = lane
+        self.is_heard = False  # something came on it: the peer has taken the connection
+        self.load = 0  # bytes of what is outstanding, requests and replies, as far as they are known
         self.socket: Any = None  # a SharedSocket, made on first use
         self.outstanding: dict[int, Pending] = {}
         self.ping_id = 0  # 0: none is under way
         self.ping_at = 0.0
         self.asked: list[int] = []
+        self._lock = threading.Lock()  # of the load
+
+    def add(self, pending: Pending) -> None:
+        with self._lock:
+            self.load += pending.load
+        self.outstanding[pending.request_id] = pending
+
+    def take(self, request_id: int) -> Pending | None:
+        """Ends what is outstanding under this id; None where another thread has done so."""
+        pending = self.outstanding.pop(request_id, None)
+        if pending is not None:
+            with self._lock:
+                self.load -= pending.load
+        return pending
 
     def silent(self, since: float) -> list[int]:
         """Requests of which nothing was heard since then."""
@@ -46,7 +67,7 @@ class Connection:
 class Link:
     """One peer: its endpoint, the connections to it, and when it was last heard of."""
 
-    def __init__(self, peer: int, endpoint: str, name: bytes) -> None:
+    def __init__(self, peer: int, endpoint: str, name: bytes, num_lanes: int = 1) -> None:
         self.peer = peer
         self.endpoint = endpoint
         self.last_heard = 0.0  # never
@@ -54,19 +75,42 @@ class Link:
         self.last_said = -math.inf  # never: a new one is told at once that this end lives
         self.end = ""  # why nothing will come of it any more
         self.waiting_since = 0.0  # when requests began to be outstanding
-        self.connections = {each: Connection(each) for each in CLASSES}
+        self.control = Connection(CONTROL)
+        self.lanes = [Connection(BULK, lane) for lane in range(num_lanes)]
+        self.connections = [self.control, *self.lanes]
         self._name = name
 
-    def open(self, traffic_class: str, context: zmq.Context, keys: Keys | None, wake_up: WakeUp) -> SharedSocket:
-        """Makes the socket of a connection, on first use."""
+    def connection_for(self, kind: int) -> Connection:
+        """What a request of this kind travels on: where it may take any lane, the one with the smallest load.
+
+        Lanes are opened one after the other: the next one once the peer has answered on the last. A server gives a new
+        connection to that of its threads which has the fewest, and knows by then how many each has.
+        """
+        if traffic_class(kind) == CONTROL:
+            return self.control
+        if len(self.lanes) == 1 or not is_spread(kind):
+            return self.lanes[0]
+        best = self.lanes[0]
+        for before, lane in pairwise(self.lanes):
+            if not before.is_heard:
+                break
+            if lane.load < best.load:
+                best = lane
+        return best
+
+    def open(self, connection: Connection, context: zmq.Context, keys: Keys | None, wake_up: WakeUp) -> SharedSocket:
+        """Makes the socket of a connection, on first use. Each lane has an I/O thread of the context for itself."""
         socket = make_socket(context, zmq.DEALER)
-        socket.routing_id = self._name + struct.pack("<iB", self.peer, CLASSES.index(traffic_class))
+        socket.affinity = 1 << connection.lane
+        name = self._name + struct.pack("<iB", self.peer, CLASSES.index(connection.traffic_class))
+        assert len(name) == CLIENT_NAME_BYTES
+        socket.routing_id = name + bytes([connection.lane] if connection.lane else [])
         try:
             connect(socket, self.endpoint, keys)
         except (zmq.ZMQError, ValueError):
             socket.close()
             raise
-        shared = self.connections[traffic_class].socket = SharedSocket(socket, wake_up)
+        shared = connection.socket = SharedSocket(socket, wake_up)
         return shared
 
     def hear(self, now: float, silence: float) -> None:
@@ -79,7 +123,7 @@ class Link:
         self.last_heard = now
 
     def num_outstanding(self) -> int:
-        return sum(len(connection.outstanding) for connection in self.connections.values())
+        return sum(len(connection.outstanding) for connection in self.connections)
 
     def silent_for(self, now: float) -> float:
         """Seconds without a sign of life while one was due."""
@@ -106,7 +150,7 @@ class Link:
         )
 
     def close(self, linger_ms: int) -> None:
-        for connection in self.connections.values():
+        for connection in self.connections:
             if connection.socket is not None:
                 connection.socket.close(linger_ms)
 

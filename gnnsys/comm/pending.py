@@ -38,19 +38,20 @@ class Pending:
 
     __slots__ = (
         "_arrivals", "_complete", "_describe", "_ended", "_error", "_limits", "_lock", "_messages", "_pid", "_seen",
-        "_total", "deadline", "frames", "kind", "last_sign", "num_refused", "peer", "refusal", "request_id", "resent",
-        "sent_at", "timeout", "traffic_class",
+        "_total", "deadline", "frames", "kind", "last_sign", "load", "num_refused", "peer", "refusal", "request_id",
+        "resent", "sent_at", "timeout", "traffic_class",
     )  # fmt: skip
 
     def __init__(
         self, peer: int, kind: int, request_id: int, traffic_class: str, frames: list[Buffer], timeout: float,
-        limits: Limits, describe: Callable[[Pending], str],
+        limits: Limits, describe: Callable[[Pending], str], load: int = 0,
     ) -> None:  # fmt: skip
         self.peer = peer
         self.kind = kind
         self.request_id = request_id
         self.traffic_class = traffic_class
         self.frames = frames  # kept for sending them again, until the reply is complete
+        self.load = load  # bytes, of the request and of its reply as far as that is known
         self.timeout = timeout
         self.sent_at = time.monotonic()  # for the first time
         self.deadline = self.sent_at + timeout

@@ -19,7 +19,7 @@ import torch
 import zmq
 
 from gnnsys.comm import wire
-from gnnsys.comm.client_quotas import ClientQuotas
+from gnnsys.comm.client_quotas import ClientQuotas, client_of
 from gnnsys.comm.counters import ServiceTimes, Tally
 from gnnsys.comm.errors import WireError
 from gnnsys.comm.job import Job
@@ -52,7 +52,8 @@ class Server:
 
     With `keys` only clients of the job are admitted; without, it binds to the loopback interface only. `is_reserved`:
     another process of this account holds its ports for it, by SO_REUSEPORT. Handlers of the kinds in `at_once` run in
-    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock.
+    the thread that reads, and so are answered when all workers are busy: they must take no time and no lock. libzmq
+    shares connections among `io_threads`, which encrypt and decrypt.
 
     >>> with Server({Kind.PULL: lambda request: Reply(request.arrays)}) as server:
     ...     print(server.endpoints)
@@ -70,14 +71,16 @@ class Server:
         name: str = "server",
         is_reserved: bool = False,
         at_once: Sequence[int] = (),
+        io_threads: int = 1,
     ) -> None:
         if Kind.PING in handlers:
             raise ValueError("PING is answered by the server itself: leave it out of the handlers")
         open_to_all = [endpoint for endpoint in bind if not is_loopback(endpoint)]
         if open_to_all and keys is None:
             raise ValueError(f"{open_to_all[0]!r} is open to other machines: pass keys=Keys.generate()")
-        if threads < 1 or native_threads < 1:
-            raise ValueError(f"threads is {threads} and native_threads {native_threads}; both must be at least 1")
+        for what, count in (("threads", threads), ("native_threads", native_threads), ("io_threads", io_threads)):
+            if count < 1:
+                raise ValueError(f"{what} is {count}; it must be at least 1")
         self.liveness = Liveness()
         self._handlers = dict(handlers)
         self._at_once = frozenset(at_once)
@@ -87,7 +90,7 @@ class Server:
         self._limits = limits or Limits()
         self._name = name
         self._endpoints: list[str] = []
-        self._context = zmq.Context()
+        self._context = zmq.Context(io_threads=io_threads)
         self._gate: Gate | None = None
         self._router: SharedSocket | None = None
         self._wake_up = WakeUp()
@@ -192,7 +195,7 @@ class Server:
 
     def resume(self, job: Job) -> None:
         """Puts a job back in front of its client's other jobs. Called in finalizers, so it must take no lock."""
-        self._workers.put(job.header.priority, job.identity, job, first=True)
+        self._workers.put(job.header.priority, job.client, job, first=True)
 
     def is_awaited(self) -> bool:
         """Whether other jobs wait for a worker."""
@@ -206,7 +209,7 @@ class Server:
 
     def _finish(self, job: Job, frames: list[Buffer]) -> None:
         del self._jobs[job.key]
-        self._quotas.leave(job.identity, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
+        self._quotas.leave(job.client, job.num_bytes, is_joint=job.header.kind == Kind.STEP)
         kind = job.header.kind
         if kind in self._handlers:  # other numbers are made up by senders
             self._times.setdefault(kind, ServiceTimes()).add(job.queued_us, job.served_us)
@@ -294,7 +297,7 @@ class Server:
             key, busy = (identity, header.request_id), None
             is_new = key not in self._jobs and key not in self._kept
             if is_new:
-                quota = self._quotas.of(identity)
+                quota = self._quotas.of(client_of(identity))
                 busy = self._quotas.enter(quota, num_bytes, is_joint=header.kind == Kind.STEP)
                 job = self._jobs[key] = Job(self, identity, header, frames, num_bytes, deadline, quota.window)
             elif key in self._kept:
@@ -305,7 +308,7 @@ class Server:
             if header.kind in self._at_once:
                 self._run(job)
             else:
-                self._workers.put(header.priority, identity, job)
+                self._workers.put(header.priority, job.client, job)
 
     def _may_enter(self, job: Job, busy: str | None) -> bool:
         kind = job.header.kind

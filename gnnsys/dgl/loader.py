@@ -81,6 +81,7 @@ class DataLoader:
             fetch=fetch,
             num_threads=num_workers or default_num_threads(work, self.device),
             prefetch=prefetch,
+            device="cpu",  # blocks are made of it there
         )
 
     def __len__(self) -> int:

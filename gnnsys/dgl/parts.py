@@ -34,7 +34,7 @@ class PartsStructure:
         self.is_plain = graph.is_homogeneous
         self.weight = prob
         self.num_neighbors = self._hops(fanouts)
-        self.sampler = Sampler(graph, self.num_neighbors, replace=replace, weight=prob, expand="frontier")
+        self.sampler = Sampler(graph, self.num_neighbors, replace=replace, weight=prob, expand="frontier", device="cpu")
 
     def is_current(self, g: Any) -> bool:
         """Parts never change."""

@@ -1,16 +1,14 @@
 """How many threads a loader has where nobody says: what this process may use, less what training needs, within what
-pays. `choose_num_threads` is a pure function; the others look at this process."""
+pays. `choose_num_threads` is a pure function; `default_num_threads` looks at this process."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 
 import torch
 
-_CGROUPS = Path("/sys/fs/cgroup")
+from gnnsys.observe import num_local_ranks, num_usable_cores
 
 
 class LoadingWork(Enum):
@@ -42,9 +40,9 @@ def default_num_threads(work: LoadingWork, device: torch.device | None = None) -
     """For a loader that is made now, whose batches go to `device`, or stay on the host.
 
     Training on a GPU takes one core; on the CPU it takes as many as torch has threads. Batches that stay on the host
-    are taken to be trained on there unless this process uses CUDA already.
+    are taken to be trained on there.
     """
-    on_gpu = (device is not None and device.type != "cpu") or torch.cuda.is_initialized()
+    on_gpu = device is not None and device.type != "cpu"
     return choose_num_threads(
         work,
         num_cores=num_usable_cores(),
@@ -53,32 +51,10 @@ def default_num_threads(work: LoadingWork, device: torch.device | None = None) -
     )
 
 
-def num_local_ranks(environment: Mapping[str, str]) -> int:
-    """Ranks that share this machine, as torchrun says; 1 where nothing is said."""
-    said = environment.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(said)) if said.isdecimal() else 1
+def default_fetch_threads(num_threads: int) -> int:
+    """Of `num_threads` by default, so many wait for rows and put them in place: one for every two of them.
 
-
-def num_usable_cores() -> int:
-    """Cores that this process may run on, and no more than its control groups give it the time of."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *_cgroup_quotas(_CGROUPS, Path("/proc/self/cgroup"))]))
-
-
-def _cgroup_quotas(root: Path, own: Path) -> Sequence[int]:
-    """Whole cores that this process's control group (version 2) and those around it may use, where they are limited."""
-    quotas = []
-    try:
-        inside = next(line[4:] for line in own.read_text().splitlines() if line.startswith("0::/"))
-    except (OSError, StopIteration):
-        return []
-    folder = root / inside
-    for each in (folder, *folder.parents):
-        try:
-            quota, period = (each / "cpu.max").read_text().split()
-            quotas.append(max(1, int(quota) // int(period)))
-        except (OSError, ValueError):  # no such file, or "max"
-            pass
-        if each == root:
-            break
-    return quotas
+    >>> [default_fetch_threads(n) for n in (0, 1, 3, 4, 6)]
+    [1, 1, 1, 2, 3]
+    """
+    return max(1, num_threads // 2)

@@ -30,6 +30,7 @@ from gnnsys.store import (
     Source,
     TensorSource,
     as_source,
+    nearest,
 )
 
 AnyType: TypeAlias = NodeType | EdgeType
@@ -186,7 +187,7 @@ def _chosen(names: Names | None, key: AnyType, arrays: Mapping[str, Any], policy
 
 def _read_by(device: torch.device | None, graph: Graph | DistGraph, array: Array, policy: Policy | None) -> Array:
     """An array as the device reads it by itself, where it does: rows that nobody's policy chooses."""
-    if isinstance(graph, Graph) or policy is not None:
+    if isinstance(graph, Graph) or policy is not None or graph.store.policy is not nearest:
         return array
     source = graph.read_by(device, array.source)
     return array._replace(source=source, waits=source.is_remote)

@@ -30,6 +30,7 @@ class StageLayout:
     waits: bool
     options: PipelineOptions
     on_device: bool = False
+    fetch_threads: int = 1  # that wait for rows, where these come over a network
 
     def __post_init__(self) -> None:
         check_count("num_threads", self.num_threads, 0)
@@ -45,7 +46,7 @@ class StageLayout:
         """How many batches there may be between having been sampled and having their rows."""
         threads = self.options.threads
         sampling = threads.get("sample", self.num_threads)
-        return sampling + self.sample_depth + threads.get("fetch", min(1, self.num_threads)) + 1
+        return sampling + self.sample_depth + threads.get("fetch", min(self.fetch_threads, self.num_threads)) + 1
 
     def arrange(
         self,
@@ -98,7 +99,7 @@ class StageLayout:
                 threads, depth = self.num_threads, self.sample_depth
             elif is_last or before_user:
                 is_sampled = any(s.name == "sample" and not s.is_inline for s in out)
-                threads = 1 if self.waits and is_sampled else self.num_threads
+                threads = self.fetch_threads if self.waits and is_sampled else self.num_threads
             threads, depth = self._sizes(stage.name, threads, depth)
             out.append(replace(stage, threads=threads, depth=depth))
         return out

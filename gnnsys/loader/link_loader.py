@@ -111,7 +111,7 @@ class LinkNeighborLoader(Loader):
             time=time_attr,
             temporal_strategy=temporal_strategy,
             expand=expand,
-            device=sampled_on(graph, target),
+            device=sampled_on(graph, target) or torch.device("cpu"),
         )
         seeder = make_seeder(graph, edge_type, negatives, disjoint, time_attr)
         if graph.is_homogeneous:

@@ -10,7 +10,7 @@ import torch
 from gnnsys.comm import current_context, set_context, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
-from gnnsys.loader.default_threads import LoadingWork, default_num_threads
+from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads
 from gnnsys.loader.device_copy import DeviceCopy, resolve, sampled_on
 from gnnsys.loader.fetch import Fetch, Names
 from gnnsys.loader.identity import NAME as MADE_OF
@@ -80,17 +80,21 @@ class Loader:
         check_names_free(self._fetch.all_names(), own_names, graph.is_homogeneous)
         waits = self._fetch.waits or getattr(graph, "is_remote", False)
         check_user_stages(stages)
+        fetch_threads = 1
         if num_threads is None:
             work = LoadingWork.MACHINES if waits else LoadingWork.DEVICE if on_device else LoadingWork.HOST
-            if on_device and _reads_bus(graph):
+            if on_device and not waits and _reads_bus(graph):
                 work = LoadingWork.BUS
             if work is LoadingWork.HOST and (transform is not None or any(stage.is_inline for stage in stages)):
                 work = LoadingWork.IN_ORDER
             num_threads = default_num_threads(work, target)
+            if transform is None and not any(stage.is_inline for stage in stages):  # these see batches in order
+                fetch_threads = default_fetch_threads(num_threads)
         self.num_threads, self._device = num_threads, target or torch.device("cpu")
         layout = StageLayout(
-            num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device
-        )
+            num_threads=num_threads, prefetch=prefetch, waits=waits, options=options, on_device=on_device,
+            fetch_threads=fetch_threads,
+        )  # fmt: skip
         num_batches = prefetch + num_threads + 1 + layout.sample_depth  # that wait, are made, and are used
         pool = BufferPool(max_free=num_batches * self._fetch.num_arrays)
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)

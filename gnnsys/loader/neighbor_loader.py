@@ -100,11 +100,12 @@ class NeighborLoader(Loader):
                 time=time_attr,
                 temporal_strategy=temporal_strategy,
                 expand=expand,
-                device=sampled_on(graph, target),
+                device=sampled_on(graph, target) or torch.device("cpu"),
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             if isinstance(graph, DistGraph) and target is not None and len(nodes):
-                fill_caches(graph, target, _Visits(ours, num_neighbors, node_type, nodes, batch_size, input_time))
+                visits = _Visits(ours, num_neighbors, node_type, nodes, batch_size, input_time)
+                fill_caches(graph, target, visits, fetch)
             sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
             options |= {"sampler": None, **ours.options(), "subgraph_type": subgraph_type}
         else:

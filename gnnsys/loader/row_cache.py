@@ -7,12 +7,14 @@ own rows that are on the device are never cached.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import NodeType
+from gnnsys.loader.fetch import Names
 from gnnsys.sampling import DistGraph, ranks_on_device
 from gnnsys.store import (
     DeviceTable,
@@ -25,34 +27,55 @@ from gnnsys.store import (
     rows_to_cache,
 )
 
+_log = logging.getLogger(__name__)
 _SHARE = 0.5  # of what the device has left, for a cache whose size nobody gave
 _SLOT_BYTES = 4  # where a row is looked up, for every row of a table
 
 
-def fill_caches(graph: DistGraph, device: torch.device, visits: Callable[[], Mapping[NodeType, Tensor]]) -> None:
-    """Fills the caches that `graph` was opened with, once. `visits` tells how likely a batch is to hold each node.
+def fill_caches(
+    graph: DistGraph,
+    device: torch.device,
+    visits: Callable[[], Mapping[NodeType, Tensor]],
+    names: Names | None = None,
+) -> None:
+    """Fills the caches that `graph` was opened with, once. `visits` tells how likely a batch is to hold each node,
+    `names` which arrays batches have (None: all).
 
     What is expected of them is in `graph.cache_plan`, by node type.
     """
-    if graph.cache is None or graph.cache_plan is not None:
+    if graph.cache is None:
         return
-    tables = {t: found for t in graph.node_types if (found := _tables(graph, device, t))}
-    graph.cache_plan = {}
+    with graph.filling:
+        if graph.cache_plan is None:
+            graph.cache_plan = _plan(graph, device, visits, names)
+
+
+def _plan(
+    graph: DistGraph, device: torch.device, visits: Callable[[], Mapping[NodeType, Tensor]], names: Names | None
+) -> dict[NodeType, ExpectedReads]:
+    plan: dict[NodeType, ExpectedReads] = {}
+    tables = {t: found for t in graph.node_types if (found := _tables(graph, device, t, names))}
     if not tables:
-        return
+        _log.warning("cache=%r keeps nothing: %s reads no rows that it could spare", graph.cache, device)
+        return plan
     left = MemoryBudget.of(device).left() // ranks_on_device(device)
+    assert graph.cache is not None
     allowed = int(_SHARE * left) if graph.cache == "auto" else int(graph.cache)
     expected = visits()
     weights = {t: float(expected[t].sum()) * _row_bytes(of) for t, of in tables.items()}
     for node_type, of_type in tables.items():
         share = weights[node_type] / max(sum(weights.values()), 1e-30)
-        graph.cache_plan[node_type] = _fill(graph, node_type, of_type, expected[node_type], int(share * allowed))
+        plan[node_type] = _fill(graph, node_type, of_type, expected[node_type], int(share * allowed))
+    return plan
 
 
-def _tables(graph: DistGraph, device: torch.device, node_type: NodeType) -> list[DeviceTable]:
+def _tables(graph: DistGraph, device: torch.device, node_type: NodeType, names: Names | None) -> list[DeviceTable]:
     """The tables of a node type that a cache would spare something."""
     found = []
+    named = names.get(node_type, ()) if isinstance(names, Mapping) else names
     for name, rows in graph.node_data[node_type].items():
+        if named is not None and name not in named:
+            continue
         if isinstance(rows, DistTensor) and rows.name == node_table(node_type, name):
             table = graph.read_by(device, rows)
             if isinstance(table, DeviceTable) and (table.is_remote or not table.is_on_device):
@@ -70,8 +93,9 @@ def _fill(
     costs = {"own_cost": 0.0} if all(table.is_on_device for table in tables) else {}
     ids = rows_to_cache(visits, is_remote, row_bytes=row_bytes, bytes=max(allowed - others, 0), **costs)
     if ids.numel():
+        name = object()
         for table in tables:
-            table.fill_cache(ids)
+            table.fill_cache(ids, name)
     return expected_reads(visits, is_remote, ids, row_bytes=row_bytes)
 
 

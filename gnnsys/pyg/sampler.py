@@ -20,7 +20,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
-from gnnsys.graph import EDGE, NODE, EdgeType, NodeType
+from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
 from gnnsys.loader import (
     Links,
     LinkSeeder,
@@ -168,6 +168,7 @@ class NeighborSampler(BaseSampler):
         return Sampler(
             self.graph,
             num_neighbors,
+            device=None if isinstance(self.graph, Graph) else "cpu",  # joined with rows on the host
             replace=self.replace,
             disjoint=self.disjoint,
             weight=self.weight_attr,

@@ -14,7 +14,7 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, as_ids, edge_type_key, some
+from gnnsys.graph import EdgeType, Graph, NodeType, as_ids, edge_type_key, some
 from gnnsys.ops import CSC, compact, stream_key
 from gnnsys.sampling.fanouts import MAX_FANOUT
 from gnnsys.sampling.neighbor import SampleKey
@@ -96,7 +96,8 @@ def sample_neighbors(
         graph.num_edges(edge_type)  # ValueError where there is no such type
         wanted = {edge_type: nodes}
     wanted = {t: as_ids(ids, graph.num_nodes(t[2]), f"nodes of type {t[2]!r}") for t, ids in wanted.items()}
-    device = sampling_device(graph, next((ids.device for ids in wanted.values() if ids.is_cuda), None))
+    on_host = None if isinstance(graph, Graph) else torch.device("cpu")  # which reads parts as well as a device does
+    device = sampling_device(graph, next((ids.device for ids in wanted.values() if ids.is_cuda), on_host))
     wanted = {t: to_device(ids, device) for t, ids in wanted.items()}
     hoods = neighborhoods(graph, weight=weight, device=device)
     as_stored = {dst: wanted[t].to(hoods.id_dtypes[dst]) for dst, t in {t[2]: t for t in wanted}.items()}

@@ -86,6 +86,7 @@ class PartsRun:
         if columns.is_cuda:
             csc = source.csc
             self._reads(columns.device, csc.indptr, csc.indices, source.weight, source.time, self.original[dst])
+            self._reads(columns.device, self._order[edge_type], None if self.names is None else self.names[src].halo)
             fanout = fanout if replace else self.bounded(edge_type, fanout)
         timed: dict[str, Any] = {}
         if source.time is not None and seed_time is not None:
@@ -130,19 +131,31 @@ class DeviceStructure:
         self._runs: dict[ViewSpec, list[PartsRun]] = {}
         self._lock = threading.Lock()
         self._original: dict[tuple[int, ...], dict[NodeType, Tensor]] = {}
+        self._joined: dict[EdgeType, CSC | JoinedParts | None] = {}
+        self._all_original: dict[NodeType, Tensor] = {}
         MemoryBudget.of(device).watch(self, "structure of parts", DeviceStructure._device_bytes)
 
     def runs(self, spec: ViewSpec, view: Callable[[int], PartView]) -> list[PartsRun]:
         """The own parts through a view, made the first time. `view` is the host's of a part."""
         with self._lock:
             if spec not in self._runs:
-                self._runs[spec] = [self._make(run, [view(part) for part in run]) for run in self._numbers()]
-                if self.device.type != "cpu":
-                    torch.accelerator.synchronize(self.device)  # samples may be made on any stream
+                numbers = self._numbers()
+                bases: Sequence[PartsRun | None] = self._runs.get(UNIFORM, [None] * len(numbers))
+                self._runs[spec] = [
+                    self._make(run, [view(part) for part in run], base)
+                    for run, base in zip(numbers, bases, strict=True)
+                ]
+                self._wait()
             return self._runs[spec]
 
     def joined(self, edge_type: EdgeType, view: Callable[[int], PartView]) -> CSC | JoinedParts | None:
         """All parts as `sample_hops` takes them, for uniform draws; None where some part is elsewhere."""
+        if edge_type not in self._joined:
+            self._joined[edge_type] = self._join_all(edge_type, view)
+            self._wait()
+        return self._joined[edge_type]
+
+    def _join_all(self, edge_type: EdgeType, view: Callable[[int], PartView]) -> CSC | JoinedParts | None:
         if not self.has_all or (self.files is not None and len(self.own_parts) > _MAX_JOINED):
             return None
         runs = self.runs(UNIFORM, view)
@@ -159,7 +172,15 @@ class DeviceStructure:
 
     def original(self, node_type: NodeType, view: Callable[[int], PartView]) -> Tensor:
         """Original ids of the nodes of all parts, where all are here."""
-        return _joined([run.original[node_type] for run in self.runs(UNIFORM, view)])
+        if node_type not in self._all_original:
+            self._all_original[node_type] = _joined([run.original[node_type] for run in self.runs(UNIFORM, view)])
+            self._wait()
+        return self._all_original[node_type]
+
+    def _wait(self) -> None:
+        """Samples may be made on any stream."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
 
     def _numbers(self) -> list[list[int]]:
         """Which parts make a run."""
@@ -168,7 +189,8 @@ class DeviceStructure:
         # A part without nodes of a type is in a run by its number: ids follow each other all the same.
         return [[self.own_parts[k] for k in run] for run in runs_of([(p, p + 1) for p in self.own_parts])]
 
-    def _make(self, run: list[int], views: Sequence[PartView]) -> PartsRun:
+    def _make(self, run: list[int], views: Sequence[PartView], base: PartsRun | None) -> PartsRun:
+        """`base` is the run as it is drawn from uniformly, if it is there: structure in the same order is its own."""
         parts = [self.parts.part(p) for p in run]
         original = self._original_ids(tuple(run), parts)
         sources: dict[EdgeType, EdgeSource] = {}
@@ -177,8 +199,9 @@ class DeviceStructure:
         for edge_type in self.parts.schema.edge_types:
             of_parts = [view.source(edge_type) for view in views]
             orders = [view.order(edge_type) for view in views]
-            sources[edge_type] = self._join(edge_type, of_parts, [name[edge_type[0]] for name in names])
             order[edge_type] = self._join_orders(orders, [source.csc.num_edges for source in of_parts])
+            known = None if base is None or order[edge_type] is not None else base.sources[edge_type].csc
+            sources[edge_type] = self._join(edge_type, of_parts, [name[edge_type[0]] for name in names], known)
         return PartsRun(self.parts, run, original, sources, order, None if self.files is None else names[0])
 
     def _original_ids(self, run: tuple[int, ...], parts: Sequence[Part]) -> dict[NodeType, Tensor]:
@@ -193,10 +216,20 @@ class DeviceStructure:
         own = self.parts.book.part_range(part.index, node_type)
         return LocalNames(own.start, len(own), self._copy(part.halo(node_type)))
 
-    def _join(self, edge_type: EdgeType, sources: Sequence[EdgeSource], names: Sequence[LocalNames]) -> EdgeSource:
-        indptr = _joined_indptr([self._copy(source.csc.indptr) for source in sources])
+    def _join(
+        self, edge_type: EdgeType, sources: Sequence[EdgeSource], names: Sequence[LocalNames], known: CSC | None
+    ) -> EdgeSource:
         weight = [self._readable(source.weight) for source in sources if source.weight is not None]
         time = [self._readable(_time_by_position(source)) for source in sources if source.time is not None]
+        return EdgeSource(
+            self._join_structure(edge_type, sources, names) if known is None else known,
+            weight=_joined(weight) if weight else None,
+            time=_joined(time) if time else None,
+            time_sorted=sources[0].time_sorted,
+        )
+
+    def _join_structure(self, edge_type: EdgeType, sources: Sequence[EdgeSource], names: Sequence[LocalNames]) -> CSC:
+        indptr = _joined_indptr([self._copy(source.csc.indptr) for source in sources])
         num_src = sources[0].csc.num_src
         if self.files is None:
             src = edge_type[0]
@@ -210,12 +243,7 @@ class DeviceStructure:
                     indices[begin:end] = of_part(local, dtype)
         else:
             indices = self._readable(sources[0].csc.indices)
-        return EdgeSource(
-            CSC(indptr, indices, num_src),
-            weight=_joined(weight) if weight else None,
-            time=_joined(time) if time else None,
-            time_sorted=sources[0].time_sorted,
-        )
+        return CSC(indptr, indices, num_src)
 
     def _join_orders(self, orders: Sequence[Tensor | None], num_edges: Sequence[int]) -> Tensor | None:
         """Where the edges of a view stand in their part, as positions of the run."""
@@ -238,7 +266,11 @@ class DeviceStructure:
 
     def _device_bytes(self) -> int:
         held: dict[int, int] = {}
-        for runs in self._runs.values():
+        for joined in list(self._joined.values()):
+            if joined is not None:
+                held[joined.indptr.data_ptr()] = joined.indptr.nbytes
+        held |= {ids.data_ptr(): ids.nbytes for ids in list(self._all_original.values())}
+        for runs in list(self._runs.values()):
             for run in runs:
                 tensors = [*run.original.values()]
                 for source in run.sources.values():

@@ -25,7 +25,7 @@ from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.owners import Owners
-from gnnsys.sampling.part_view import UNIFORM, ViewSpec, draws_by
+from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by
 from gnnsys.sampling.place import HOST, Placed, place_parts_on
 from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.tables import graph_tables, part_rows
@@ -58,13 +58,14 @@ class DistGraph:
         self.info: dict[str, Any] = dict(parts.graph_info)
         self.device = torch.device("cpu")  # where batches go unless a loader says otherwise
         self.structure: DeviceStructure | None = None  # what `device` samples from by itself
+        self.place = "auto"  # where a device is to find the parts
         self.placed: Placed | None = None
         self.registered: RegisteredFiles | None = None
         self.cache: int | Literal["auto"] | None = None  # bytes of a cache of rows, which the first loader fills
         self.cache_plan: dict[NodeType, ExpectedReads] | None = None  # what is expected of it, once it is filled
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # of this graph: closed before a device lets go of it
         self._tables: dict[str, DeviceTable] = {}
-        self._placing = threading.Lock()
+        self._placing, self.filling = threading.Lock(), threading.Lock()  # held while that is done, once
         self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
         self._views = PreparedViews(parts, self.parts_here)
         self._look_up = Lookups(parts, self._owners, client)
@@ -223,9 +224,13 @@ class DistGraph:
         rows = self.store.tensor(node_table(node_type, str(spec.time)))[ids]
         return rows.reshape(-1).to(torch.int64)
 
+    def own_view(self, part: int) -> PartView:
+        """A part that is here, as it is drawn from uniformly."""
+        return self._views.view(UNIFORM.key, part)
+
     # -- on a device -------------------------------------------------------------------------------------------------
 
-    def place_on(self, device: torch.device, place: str = "auto") -> Placed:
+    def place_on(self, device: torch.device, place: str | None = None) -> Placed:
         """Has `device` sample and read the parts of this machine by itself, as far as it can (`PLACES`).
 
         Done once for a graph: asked again it tells what was chosen, and a device that is another one reads nothing by
@@ -233,7 +238,7 @@ class DistGraph:
         """
         with self._placing:
             if self.placed is None:
-                self.placed = place_parts_on(self, device, place)
+                self.placed = place_parts_on(self, device, self.place if place is None else place)
             return self.placed
 
     def use_device(
@@ -254,9 +259,13 @@ class DistGraph:
 
     def release_device(self) -> None:
         """Gives back what the device had of the graph: copies, caches, and files that were locked for it."""
+        files, structure, self.registered = self.registered, self.structure, None
+        if files is None and structure is None and not self._tables:
+            return
         for loader in list(self.loaders):
             loader.close()
-        files, self.registered = self.registered, None
+        if structure is not None and structure.device.type == "cuda":
+            torch.cuda.synchronize(structure.device)  # samplers may be used without loaders
         self.placed = Placed(HOST, "the device was let go of")
         self.use_device(torch.device("cpu"), None, {})
         if files is not None:

@@ -39,8 +39,7 @@ class PlainHops:
     ) -> None:
         self._csc, self._original = csc, original
         self._read = [csc.indptr, original]
-        if isinstance(csc, CSC):
-            self._read += [csc.indices, csc.edge_ids]
+        self._read += [csc.indices, csc.edge_ids] if isinstance(csc, CSC) else csc.halo
         self._node_type, self._edge_type = edge_type[0], edge_type
         self._type_key = edge_type_key(edge_type)
         self._fanouts = list(fanouts)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 from gnnsys.sampling.device_structure import DeviceStructure, structure_bytes
+from gnnsys.sampling.part_view import UNIFORM
 from gnnsys.sampling.tables import part_rows
 from gnnsys.store import DeviceTable, MemoryBudget, RegisteredFiles, TablePiece, copied_pieces
 
@@ -154,13 +155,16 @@ def _place(
         structure = DeviceStructure(graph.parts, graph.parts_here, device, files if place == REGISTERED else None)
         if files is not None and place == REGISTERED:
             _check_indices(structure, files)
+        structure.runs(UNIFORM, graph.own_view)  # copied now, so that a device that is full is found now
         tables = {}
         for name, of_parts in rows.items():
             pieces = copied_pieces(of_parts, device) if files is None else _registered(files, of_parts, device)
             tables[name] = DeviceTable(graph.store.tensor(name), pieces, device)
-    except BaseException:
+    except BaseException as error:
         if files is not None:
             files.close()
+        if isinstance(error, torch.OutOfMemoryError):
+            raise _Refused(f"{device} is full: {str(error).splitlines()[0]}") from error
         raise
     graph.registered = files
     return structure, tables

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server
+from gnnsys.comm import Handler, Keys, Kind, Reply, Request, Server, default_server_io_threads
 from gnnsys.graph import MANIFEST
+from gnnsys.observe import num_usable_cores
 from gnnsys.partition import open_parts
 from gnnsys.sampling import GraphService, PartMasks, graph_tables, part_rows
 from gnnsys.store import Life, Shard
@@ -28,7 +29,8 @@ class GraphServer:
     """The services of one machine behind one `comm.Server`: tables from the start, the graph once it is opened.
 
     A server that stands on its own (`alone`) takes no OPEN and no STOP from clients, and saves and loads tables below
-    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`.
+    `folder` only, or nowhere. `max_table_bytes`: see `Shard`; `is_reserved`: see `Server`; `io_threads`
+    follow from the cores where they are not said.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class GraphServer:
         bind: Sequence[str] = ("tcp://127.0.0.1:*",),
         keys: Keys | None = None,
         threads: int = 2,
+        io_threads: int | None = None,
         life: int = 0,
         lost_after: float = 30.0,
         alone: bool = False,
@@ -58,10 +61,11 @@ class GraphServer:
         handlers[Kind.STATUS] = self._status
         if not alone:
             handlers |= {Kind.OPEN: self._handle_open, Kind.STOP: self._stop}
+        io_threads = default_server_io_threads(num_usable_cores()) if io_threads is None else io_threads
         native_threads = 2 if (os.cpu_count() or 1) >= 8 else 1  # few cores are left to the trainers
         self.server = Server(
             handlers, bind=bind, keys=keys, threads=threads, native_threads=native_threads, name=f"machine-{machine}",
-            is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP),
+            is_reserved=is_reserved, at_once=(Kind.STATUS, Kind.STOP), io_threads=io_threads,
         )  # fmt: skip
 
     def start(self) -> list[str]:

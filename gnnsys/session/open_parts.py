@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gnnsys.comm import Client, CommError, Group, Keys, Kind
+from gnnsys.comm import Client, CommError, Group, Keys, Kind, default_lanes
 from gnnsys.graph import MANIFEST
+from gnnsys.observe import num_usable_cores
 from gnnsys.partition import Parts, Placement, open_parts, part_folder, place_parts
 from gnnsys.sampling import DistGraph, graph_tables, part_rows
 from gnnsys.store import Policy, Shard, Store
@@ -185,6 +186,7 @@ def open_served(
         timeout=timeout,
         name="served",
         lost_after=lost_after,
+        lanes=default_lanes(num_usable_cores(), group.local_world_size),
     )
     try:
         asked = [client.request(server, Kind.STATUS) for server in peers]

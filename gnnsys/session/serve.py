@@ -54,6 +54,7 @@ def _make(orders: Mapping[str, Any]) -> GraphServer:
         life=int(orders["life"]),
         lost_after=float(orders["lost_after"]),
         is_reserved=orders["is_reserved"],
+        io_threads=orders["io_threads"],
     )
     if orders["open"] is not None:  # before it listens: whoever finds it back finds all of it
         graph_server.open(orders["open"]["path"], orders["open"]["parts"], verify=False)

@@ -46,12 +46,12 @@ class ServerProcess:
     def order(
         self, machine: int, *, bind: Sequence[str], keys: Keys | None, threads: int, lost_after: float = 30.0,
         life: int = 0, parts: tuple[str, Sequence[int]] | None = None, parent_death: bool | None = None,
-        is_reserved: bool = False,
+        is_reserved: bool = False, io_threads: int | None = None,
     ) -> None:  # fmt: skip
         """What to serve and where. Keys go through the pipe, where no other process sees them.
 
         `parts`: a directory and what to open of it; `parent_death`: whether it ends with the thread that started it,
-        which is then one that stays (None: where that is the main one).
+        which is then one that stays (None: where that is the main one); `io_threads`: see `GraphServer`.
         """
         if parent_death is None:
             parent_death = threading.current_thread() is threading.main_thread()
@@ -66,6 +66,7 @@ class ServerProcess:
             "parent": os.getpid(),
             "parent_death": parent_death,
             "is_reserved": is_reserved,
+            "io_threads": io_threads,
         }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended at once; `endpoints` tells

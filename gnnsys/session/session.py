@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,9 +34,12 @@ from gnnsys.comm import (
     RendezvousError,
     RequestContext,
     agree_on_address,
+    default_lanes,
+    default_server_threads,
     join,
     read_key,
 )
+from gnnsys.observe import num_usable_cores
 from gnnsys.sampling import check_device, check_place
 from gnnsys.session.open_parts import open_alone, open_in_group, open_served
 from gnnsys.session.process_group import make_process_group
@@ -45,8 +49,9 @@ from gnnsys.session.torchrun_agent import TorchrunAgent
 from gnnsys.store import Policy, check_policy
 
 if TYPE_CHECKING:
-    from gnnsys.sampling import DistGraph
+    from gnnsys.sampling import DistGraph, Placed
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _START_SECONDS = 150.0  # for all graph servers to listen
@@ -59,7 +64,7 @@ def init(
     timeout: float = 60.0,
     join_timeout: float = 300.0,
     lost_after: float = 30.0,
-    server_threads: int = 2,
+    server_threads: int | None = None,
     process_group: bool = True,
     backend: str | None = None,
     encrypt: bool = True,
@@ -70,7 +75,8 @@ def init(
     `timeout`: seconds that a request to a server, or a meeting of the ranks, may take; `join_timeout`: that ranks may
     start apart; `lost_after`: that a server or a rank may be silent before it counts as dead (ShardLost, TrainerLost),
     which is how long a pause, a cut, or the restart of a server is ridden out. Under torchrun this process ends within
-    `lost_after`, too, when the agent that launched it was killed.
+    `lost_after`, too, when the agent that launched it was killed. `server_threads`: of this machine's server, for
+    requests; by default a quarter of the cores, at least two and at most eight.
 
     `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
     around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one.
@@ -86,6 +92,8 @@ def init(
     for name, seconds in (("timeout", timeout), ("join_timeout", join_timeout), ("lost_after", lost_after)):
         if not seconds > 0:
             raise ValueError(f"{name} must be a positive number of seconds, got {seconds}")
+    if server_threads is None:
+        server_threads = default_server_threads(num_usable_cores())
     if server_threads < 1:
         raise ValueError(f"server_threads must be at least 1, got {server_threads}")
     agent = TorchrunAgent.watch(lost_after)
@@ -163,6 +171,10 @@ def open(
         path, verify=verify, timeout=timeout, servers=servers, key=key, policy=policy, priority=priority,
         path_id=path_id, device=device, place=place, cache=cache,
     )  # fmt: skip
+
+
+def _nothing() -> None:
+    return None
 
 
 class Session:
@@ -245,7 +257,8 @@ class Session:
         check_place(place)
         if not (cache is None or cache == "auto" or (isinstance(cache, int) and cache > 0)):
             raise ValueError(f"cache must be a positive number of bytes, 'auto' or None, got {cache!r}")
-        target = check_device(device)
+        is_first = servers is None and self.client is not None and str(Path(path).resolve()) not in self._graphs
+        target = self._together("device", is_first, lambda: check_device(device))
         context = RequestContext(priority=priority, path=path_id)
         graph = self._open(path, verify, timeout, servers, key, policy, place)
         graph.loader_numbers = self._loader_numbers
@@ -253,13 +266,33 @@ class Session:
             graph.client.context = context
         if cache is not None:
             graph.cache = cache
+        if graph.placed is None:
+            graph.place = place
+        elif place not in ("auto", graph.place):
+            raise ValueError(f"{path} was placed before, {graph.placed}: it cannot be had at place={place!r} as well")
         if target is not None:
             graph.device = target
-            if target.type == "cuda":
-                placed = graph.place_on(target, place)
-                if self.group.is_leader:
-                    print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
+        place_it: Callable[[], Placed | None] = _nothing
+        if target is not None and target.type == "cuda":
+            place_it = partial(graph.place_on, target)
+        placed = self._together("placed", is_first, place_it)
+        if placed is not None and self.group.is_leader:
+            print(f"gnnsys: parts {graph.parts_here} for {target}: {placed}", file=sys.stderr)
         return graph
+
+    def _together(self, name: str, is_collective: bool, call: Callable[[], _T]) -> _T:
+        """What `call` returns. Where all ranks call it, a ValueError on one of them is one on all."""
+        result: _T | None = None
+        problem: ValueError | None = None
+        try:
+            result = call()
+        except ValueError as error:
+            if not is_collective:
+                raise
+            problem = error
+        if is_collective:
+            self.group.agree(name, problem)
+        return cast("_T", result)
 
     def _open(
         self, path: str | os.PathLike[str], verify: bool, timeout: float, servers: Sequence[str] | None,
@@ -312,7 +345,10 @@ class Session:
                 return
             self.is_closed = True
         for graph in [*self._graphs.values(), *self._served]:
-            graph.release_device()
+            try:
+                graph.release_device()
+            except Exception as error:  # of a device that is broken, say: the rest must end all the same
+                _log.warning("what a device had of %s could not be given back: %s", graph.parts.path, error)
         try:
             failed = self._say_goodbye(wait)
         except BaseException:  # Ctrl-C while a checkpoint is waited for, say
@@ -374,6 +410,7 @@ class Session:
             timeout=self.timeout,
             name=f"rank-{group.rank}",
             lost_after=self.lost_after,
+            lanes=default_lanes(num_usable_cores(), group.local_world_size),
         )
         self._clients.append(self.client)
         group.watch(self._silences, self.lost_after)

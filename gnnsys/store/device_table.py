@@ -23,6 +23,7 @@ from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.memory_budget import MemoryBudget
 from gnnsys.store.source import PendingRead, ReadContext, Source, begin_scattered, read_rows, send
 
+_MAX_PIECES = 64  # that are read at once
 _FILL_BYTES = 1 << 26  # rows that are read together while a cache is filled
 
 
@@ -43,6 +44,7 @@ class RowCache(NamedTuple):
     rows: Tensor
     slots: Tensor  # int32 [num_rows]
     hits: Tensor  # int64 [1], counted by whoever reads
+    name: Hashable = None  # equal for caches of the same rows of several tables
 
 
 class _Kept:
@@ -124,8 +126,11 @@ class DeviceTable:
         """Whether the device reads each row by itself, without a cache; on the device of `ids`."""
         return torch.bucketize(ids, self._bounds.to(ids.device), right=True) % 2 == 1
 
-    def fill_cache(self, ids: Tensor) -> None:
-        """Keeps copies of these rows (distinct ids) on the device from here on. Not while others read."""
+    def fill_cache(self, ids: Tensor, name: Hashable = None) -> None:
+        """Keeps copies of these rows (distinct ids) on the device from here on. Not while others read.
+
+        `name` is equal for tables that keep the rows of the same ids, and unlike any other.
+        """
         ids = ids.cpu().long()
         slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
         slots[ids] = torch.arange(ids.numel(), dtype=torch.int32, device="cpu")
@@ -134,9 +139,10 @@ class DeviceTable:
         for first in range(0, ids.numel(), step):
             rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
         hits = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._kept.cache, self._kept.num_rows = RowCache(rows, slots.to(self.device), hits), 0
+        cache = RowCache(rows, slots.to(self.device), hits, name or object())
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # reads may come from any stream
+        self._kept.cache, self._kept.num_rows = cache, 0
 
     def counters(self) -> CacheCounters:
         """What was read through the cache so far. Waits for the reads under way."""
@@ -156,10 +162,11 @@ class DeviceTable:
             return begin_scattered(self, ids, out, context, at)
         where = context.on(ids, self.device)
         self._kept.count(ids.numel())
-        missing = self._begin_remote(where, context) if self.is_remote else None
+        cache = self._cache  # of the whole read: another may be filled before its end
+        missing = self._begin_remote(where, cache, context) if self.is_remote else None
         num_local = ids.numel() - (0 if missing is None else missing.at.numel())
         context.count(bytes_local=num_local * self.row_bytes)
-        return _TableReading(self, where, out, missing)
+        return _TableReading(self, where, out, missing, cache)
 
     def read(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
         """The rows of `ids`, on the device."""
@@ -195,33 +202,44 @@ class DeviceTable:
         cached = f", {self.num_cached} rows cached" if self._cache is not None else ""
         return f"DeviceTable({self.name!r}, {list(self._shape)}, {self._dtype} on {self.device}{cached})"
 
-    def _begin_remote(self, ids: Tensor, context: ReadContext) -> _Missing | None:
-        """Asks for the rows that are not here. The host waits for their ids."""
-        is_missing = ~self.is_own(ids)
-        if self._cache is not None:
-            is_missing &= gather_rows(self._cache.slots, ids) < 0
-        at = is_missing.nonzero().view(-1)
+    def _begin_remote(self, ids: Tensor, cache: RowCache | None, context: ReadContext) -> _Missing | None:
+        """Asks for the rows that are not here. The host waits for their ids, once for all tables cut alike."""
+        alike = (id(ids), tuple((piece.first, piece.end) for piece in self._pieces))
+        # The ids and the cached rows are kept with what was found, so that none of these numbers is another's.
+        _, _, at, wanted = context.once(
+            (*alike, None if cache is None else cache.name), lambda: (ids, cache, *self._missing(ids, cache))
+        )
         if at.numel() == 0:
             return None
-        wanted = ids[at].to("cpu")
         rows = torch.empty(
             (at.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
         )
         return _Missing(self.remote.begin(wanted, rows, context), rows, at)
 
-    def fill(self, ids: Tensor, out: Tensor) -> Tensor:
-        """`out` with the rows that are here, those of others left as they are."""
-        cache = self._cache
+    def _missing(self, ids: Tensor, cache: RowCache | None) -> tuple[Tensor, Tensor]:
+        """Where among the ids those stand that are not here, on the device, and what they are, on the host."""
+        is_missing = ~self.is_own(ids)
+        if cache is not None:
+            is_missing &= gather_rows(cache.slots, ids) < 0
+        at = is_missing.nonzero().view(-1)
+        return at, ids[at].to("cpu")
+
+    def fill(self, ids: Tensor, out: Tensor, cache: RowCache | None) -> Tensor:
+        """`out` with the rows that are here or in `cache`, those of others left as they are."""
         if self.device.type == "cuda":
             cached = () if cache is None else (cache.rows, cache.slots, cache.hits)
             self._reads(self.device, *(piece.rows for piece in self._pieces if piece.rows.is_cuda), *cached)
         kept: dict[str, Any] = {} if cache is None else cache._asdict()
         if cache is None and not self.is_remote and len(self._pieces) == 1:
             return gather_rows(self._pieces[0].rows, ids, out)
-        return read_table(
-            [piece.rows for piece in self._pieces], [piece.first for piece in self._pieces], ids, out,
-            num_rows=self._shape[0], cache=kept.get("rows"), slots=kept.get("slots"), hits=kept.get("hits"),
-        )  # fmt: skip
+        for first in range(0, len(self._pieces), _MAX_PIECES) or ([0] if kept else []):
+            pieces = self._pieces[first : first + _MAX_PIECES]
+            read_table(
+                [piece.rows for piece in pieces], [piece.first for piece in pieces], ids, out,
+                num_rows=self._shape[0], cache=kept.get("rows"), slots=kept.get("slots"), hits=kept.get("hits"),
+            )  # fmt: skip
+            kept = {}  # the other pieces are read as they are
+        return out
 
     def _device_bytes(self) -> int:
         rows = sum(piece.rows.nbytes for piece in self._pieces if piece.rows.device.type != "cpu")
@@ -243,12 +261,13 @@ class _TableReading(NamedTuple):
     ids: Tensor
     out: Tensor | None
     missing: _Missing | None
+    cache: RowCache | None
 
     def result(self) -> Tensor:
         table, out = self.table, self.out
         if out is None or out.device != table.device:
             out = torch.empty((self.ids.numel(), *table.shape[1:]), dtype=table.dtype, device=table.device)
-        table.fill(self.ids, out)
+        table.fill(self.ids, out, self.cache)
         if self.missing is not None:
             arrived = self.missing.reading.result()
             if arrived is not self.missing.rows:

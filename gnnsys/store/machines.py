@@ -78,12 +78,19 @@ class Machines:
         """Whether this process holds the machine's shard itself."""
         return self._local is not None and self._local.machine == machine
 
+    def num_lanes(self, machine: int) -> int:
+        """How many requests to a machine travel at once, each on a connection of its own."""
+        return 1 if self._client is None or self.holds(machine) else self._client.lanes
+
     def ask(
         self, machine: int, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, *,
         timeout: float | None = None, priority: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1,
-        path: int = 0,
+        path: int = 0, reply_bytes: int = 0,
     ) -> ShardReply:  # fmt: skip
-        """Asks a machine and returns at once; a shard of this process answers in this call."""
+        """Asks a machine and returns at once; a shard of this process answers in this call.
+
+        `reply_bytes`: see `Client.request`.
+        """
         if self.holds(machine):
             wait = self._timeout if timeout is None else timeout
             request = Request.local(
@@ -95,7 +102,7 @@ class Machines:
             raise ValueError(f"machine {machine} serves this, and this process was given no client to reach it with")
         return self._client.request(
             machine, kind, arrays, options, timeout=timeout, priority=priority, sequence=sequence, batch=batch,
-            layer=layer, path=path,
+            layer=layer, path=path, reply_bytes=reply_bytes,
         )  # fmt: skip
 
 

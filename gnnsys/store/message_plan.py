@@ -20,6 +20,7 @@ PUSH_MODES = ("write", "add")
 NONE = -1
 CHUNK_BYTES = 4 << 20  # every chunk costs a few hundred microseconds of Python, and the first one waits for its rows
 MAX_PIECES = 256
+REQUEST_BYTES = 2 * CHUNK_BYTES  # of rows, below which a pull is not cut into more requests
 MAX_ITEMS = 1 << 16  # of a plan
 
 

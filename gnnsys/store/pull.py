@@ -1,12 +1,13 @@
 """The client's side of a pull: one message per machine for all of them, own rows meanwhile, arrivals put in place.
 
+Where there are several lanes to a machine, a large pull of rows that never change is cut into a message for each.
 Received rows go from the message straight to their place in the caller's buffer: one copy. Everything that writes into
 a buffer happens in `begin` and in `result`, in the caller's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -18,12 +19,14 @@ from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.ops import gather_parts, move_rows
 from gnnsys.store.candidates import Candidate, Located, Policy
 from gnnsys.store.machines import Machines, Received, ShardReply
-from gnnsys.store.message_plan import NONE, WIRE_DTYPES, ArrayList
+from gnnsys.store.message_plan import NONE, REQUEST_BYTES, WIRE_DTYPES, ArrayList
 from gnnsys.store.part_rows import Outdated, PartRows
 from gnnsys.store.spec import TableSpec
 
 # What the caller is told when a shard refuses to serve tables.
 Refused = Callable[[Exception, Sequence[TableSpec]], ValueError]
+
+_END = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,8 @@ class Target:
         self.spec, self.out, self.columns, self._at = spec, out, pull.columns, pull.at
         self.wire_dtype = None if pull.wire_dtype in (None, spec.dtype) else pull.wire_dtype
         self.row_bytes = prod(out.shape[1:]) * out.element_size()
+        dtype = spec.dtype if self.wire_dtype is None else self.wire_dtype
+        self.wire_row_bytes = prod(out.shape[1:]) * dtype.itemsize
         self._near: dict[int, tuple[PartRows, Located | None]] = {}  # parts that are read together
 
     def takes(self, rows: PartRows | None) -> bool:
@@ -96,19 +101,30 @@ class Wanted(NamedTuple):
     runs: Sequence[Located]
 
 
+class _Item(NamedTuple):
+    """Rows that a message asks for: those of one run, or some of them. Where row j goes: to order[j], or first + j."""
+
+    target: Target
+    order: Tensor | None
+    first: int
+    num_rows: int
+
+
 @dataclass
 class _Message:
     """What one machine is asked, and where each item of its reply goes."""
 
     arrays: ArrayList = field(default_factory=ArrayList)
     plan: list[tuple[int, ...]] = field(default_factory=list)
-    items: list[tuple[Target, Tensor | None, int]] = field(default_factory=list)
+    items: list[_Item] = field(default_factory=list)
+    reply_bytes: int = 0
 
-    def add(self, target: Target, run: Located) -> None:
+    def add(self, target: Target, part: int, local: Tensor, order: Tensor | None, first: int = 0) -> None:
         columns = self.arrays.add(target.columns)
         dtype = NONE if target.wire_dtype is None else WIRE_DTYPES.index(target.wire_dtype)
-        self.plan.append((target.spec.number, run.part, self.arrays.add(run.local), columns, dtype))
-        self.items.append((target, target.order(run), run.local.numel()))
+        self.plan.append((target.spec.number, part, self.arrays.add(local), columns, dtype))
+        self.items.append(_Item(target, order, first, local.numel()))
+        self.reply_bytes += local.numel() * target.wire_row_bytes
 
 
 class PendingPull:
@@ -119,7 +135,7 @@ class PendingPull:
     ) -> None:
         self._outs, self._answers, self._refused = outs, answers, refused
         self.bytes_remote = 0  # of rows that came from other processes; complete after result()
-        asked = [(count, target.row_bytes) for _, message in answers for target, _, count in message.items]
+        asked = [(count, target.row_bytes) for _, message in answers for target, _, _, count in message.items]
         self.rows_remote = sum(count for count, _ in asked)
         self.bytes_local = num_bytes - sum(count * row_bytes for count, row_bytes in asked)  # read by this process
 
@@ -129,27 +145,33 @@ class PendingPull:
 
     def result(self) -> list[Tensor]:
         """The rows of every pull, when they have come."""
-        for answer, message in self._answers:
-            missing = [count for _, _, count in message.items]
-            try:
-                for chunk in answer.chunks():
-                    self._place(chunk, message, missing)
-            except RemoteValueError as error:
-                raise self._refused(error, [target.spec for target, _, _ in message.items]) from error
-            if any(missing):
-                raise RuntimeError(f"a shard left {sum(missing)} rows of a pull away")
+        arriving = [self._place_all(answer, message) for answer, message in self._answers]
+        while arriving:  # a chunk of each in turn: they come at the same time, on different lanes or from machines
+            arriving = [each for each in arriving if next(each, _END) is not _END]
         self._answers = []
         return self._outs
 
+    def _place_all(self, answer: ShardReply, message: _Message) -> Iterator[None]:
+        """Puts the rows of one answer in place, a chunk at a time."""
+        missing = [item.num_rows for item in message.items]
+        try:
+            for chunk in answer.chunks():
+                self._place(chunk, message, missing)
+                yield
+        except RemoteValueError as error:
+            raise self._refused(error, [item.target.spec for item in message.items]) from error
+        if any(missing):
+            raise RuntimeError(f"a shard left {sum(missing)} rows of a pull away")
+
     def _place(self, chunk: Received, message: _Message, missing: list[int]) -> None:
         pieces, *arrays = chunk.arrays
-        for (item, first, count), rows in zip(pieces.tolist(), arrays, strict=True):
-            target, order, _ = message.items[item]
+        for (number, first, count), rows in zip(pieces.tolist(), arrays, strict=True):
+            target, order, begin_at, _ = message.items[number]
             if order is None:
-                move_rows(rows, target.out[first : first + count])
+                move_rows(rows, target.out[begin_at + first : begin_at + first + count])
             else:
                 move_rows(rows, target.out, order=order[first : first + count])
-            missing[item] -= count
+            missing[number] -= count
             self.bytes_remote += rows.nbytes
 
 
@@ -183,27 +205,51 @@ def begin(
     timeout: float | None, refused: Refused,
 ) -> PendingPull:  # fmt: skip
     """Asks every machine for what it alone has, then gathers what is at hand."""
-    messages: dict[int, _Message] = {}
+    asked: dict[int, list[tuple[Target, Located]]] = {}  # by machine
     at_hand = []
     for target, _, runs in wanted:
         for run in runs:
             serving = run.serving
             if serving.rows is None:
-                messages.setdefault(serving.machine, _Message()).add(target, run)
+                asked.setdefault(serving.machine, []).append((target, run))
             elif target.takes(serving.rows):
                 target.add(run, serving.rows)
             else:
                 at_hand.append((target, run, serving.rows))
     answers: list[tuple[ShardReply, _Message]] = []
-    for machine, message in messages.items():
-        arrays = message.arrays.with_plan(message.plan, 5)
-        answer = machines.ask(
-            machine, Kind.PULL, arrays, timeout=timeout, priority=priority, path=path, batch=batch, layer=layer
-        )
-        answers.append((answer, message))
+    for machine, items in asked.items():
+        for message in _messages(items, machines.num_lanes(machine)):
+            answer = machines.ask(
+                machine, Kind.PULL, message.arrays.with_plan(message.plan, 5), timeout=timeout, priority=priority,
+                path=path, batch=batch, layer=layer, reply_bytes=message.reply_bytes,
+            )  # fmt: skip
+            answers.append((answer, message))
     for target, run, rows in at_hand:
         rows.read(run.local, target.out, target.order(run), target.columns)
     for target, ids, _ in wanted:
         target.gather(ids)
     num_bytes = sum(ids.numel() * target.row_bytes for target, ids, _ in wanted)
     return PendingPull([target.out for target, _, _ in wanted], answers, refused, num_bytes)
+
+
+def _messages(items: Sequence[tuple[Target, Located]], num_lanes: int) -> list[_Message]:
+    """What one machine is asked: one message, or up to one per lane, each for an equal share of the rows.
+
+    Rows that may change are read by one message, as one lane would have it. An array of row numbers that several
+    tables share is cut once, and still travels once.
+    """
+    num_bytes = sum(run.local.numel() * target.wire_row_bytes for target, run in items if not target.spec.mutable)
+    messages = [_Message() for _ in range(max(1, min(num_lanes, num_bytes // REQUEST_BYTES)))]
+    shares_of: dict[int, Sequence[Tensor]] = {}  # by the array's identity
+    for target, run in items:
+        local, order = run.local, target.order(run)
+        if len(messages) == 1 or target.spec.mutable:
+            messages[0].add(target, run.part, local, order)
+            continue
+        shares = shares_of.setdefault(id(local), local.tensor_split(len(messages)))
+        first = 0
+        for message, share in zip(messages, shares, strict=True):
+            if share.numel():
+                message.add(target, run.part, share, None if order is None else order[first:], first)
+            first += share.numel()
+    return [message for message in messages if message.items]

@@ -83,12 +83,16 @@ class RegisteredFiles:
 
     def _map(self, path: str) -> bool:
         """Maps and locks a whole file, piece by piece."""
-        size = os.stat(path).st_size
+        try:
+            size = os.stat(path).st_size
+            with open(path, "rb") as file:
+                memory = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            self.why_not = f"{path} cannot be mapped: {error}"
+            return False
         if self.nbytes + size > self._limit:
             self.why_not = f"{path} would make {self.nbytes + size:,} locked bytes, {self._limit:,} are allowed"
             return False
-        with open(path, "rb") as file:
-            memory = mmap.mmap(file.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ)
         address = _view(memory, torch.uint8, 0, 1).data_ptr()
         held: list[PageLock] = []
         for first in range(0, size, _PIECE):

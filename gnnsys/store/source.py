@@ -122,6 +122,7 @@ class ReadGroup(Protocol):
 
 
 _Group = TypeVar("_Group", bound=ReadGroup)
+_Made = TypeVar("_Made")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -145,6 +146,7 @@ class ReadContext:
         self._wrappers: dict[int, ReadGroup] = {}  # by the owner's id; a group keeps its owner alive
         self._stores: dict[int, ReadGroup] = {}
         self._ids: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._made: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
 
     def on(self, ids: Tensor, device: torch.device) -> Tensor:
@@ -155,6 +157,14 @@ class ReadContext:
         if key not in self._ids:
             self._ids[key] = ids, send(ids, device)
         return self._ids[key][1]
+
+    def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """What `make` returned for the first read of this context that asked with an equal key: what reads of several
+        tables have in common. `key` must not outlive what it names, so name things by ids only while a read holds them.
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Uninitialised memory of the host, for rows."""

@@ -34,7 +34,7 @@ def joined(handlers: Mapping[int, Handler], *, client: Any = None, **server: Any
 
 
 class Proxy:
-    """Forwards TCP connections to an endpoint; can swallow what one side says, and cut all connections."""
+    """Forwards TCP connections to an endpoint; can swallow what one side says, and cut one connection or all."""
 
     def __init__(self, endpoint: str) -> None:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -44,6 +44,8 @@ class Proxy:
         self._pairs: dict[socket.socket, tuple[socket.socket, bool]] = {}  # the other end, and whether it is the server
         self._wake, self._woken = socket.socketpair()
         self._cut = self._closed = False
+        self._joined: list[socket.socket] = []  # the clients' ends of all connections so far
+        self._cut_off: list[int] = []  # numbers of connections that are cut next
         self.swallow = ""  # what is lost from now on: "replies" or "requests"
         self._swallowed = 0  # bytes
         self._changed = threading.Condition()
@@ -58,6 +60,16 @@ class Proxy:
     def cut(self) -> None:
         """Resets every connection; new ones are forwarded again, and nothing is swallowed."""
         self._cut = True
+        self._wake.send(b"x")
+
+    @property
+    def num_joined(self) -> int:
+        """Connections so far, those that were cut included."""
+        return len(self._joined)
+
+    def cut_off(self, number: int) -> None:
+        """Resets the connection that was made after `number` others; nothing happens to the rest."""
+        self._cut_off.append(number)
         self._wake.send(b"x")
 
     def close(self) -> None:
@@ -77,6 +89,8 @@ class Proxy:
                     self._join(each.accept()[0])
                 elif each in self._pairs:
                     self._forward(each)
+            while self._cut_off:
+                self._part(self._joined[self._cut_off.pop()])
             if self._cut or self._closed:
                 self._cut, self.swallow, self._swallowed = False, "", 0
                 for each in list(self._pairs):
@@ -87,6 +101,13 @@ class Proxy:
         far = socket.create_connection(self._target, timeout=DEADLINE)
         self._pairs[near] = (far, False)
         self._pairs[far] = (near, True)
+        self._joined.append(near)
+
+    def _part(self, near: socket.socket) -> None:
+        far, _ = self._pairs[near]
+        for each in (near, far):
+            del self._pairs[each]
+            each.close()
 
     def _forward(self, source: socket.socket) -> None:
         target, from_server = self._pairs[source]

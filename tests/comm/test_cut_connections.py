@@ -6,7 +6,6 @@ import pytest
 import zmq
 
 from gnnsys.comm import Client, Closed, DeadlineExceeded, Keys, Reply, Request, Server
-from gnnsys.comm.kinds import traffic_class
 from gnnsys.comm.sockets import SharedSocket, WakeUp
 from tests.comm.endpoints import DEADLINE
 
@@ -48,7 +47,7 @@ def test_a_closed_client_says_so_also_after_its_connection_was_cut():
     with Server({16: echo}) as server:
         client = Client({0: server.endpoints[0]}, sender=0, incarnation=0)
         client.request(0, 16).result(DEADLINE)
-        client._links[0].connections[traffic_class(16)].socket.is_cut = True
+        client._links[0].connection_for(16).socket.is_cut = True
         client.close()
         with pytest.raises(Closed):
             client.request(0, 16).result(DEADLINE)

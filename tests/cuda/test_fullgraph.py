@@ -167,6 +167,39 @@ def test_rows_on_the_host_give_the_losses_of_rows_on_the_device(options):
     agree(epochs("cpu", **options), epochs("cuda"))
 
 
+SUMS = {"kept": {}, "recompute": {"recompute": True}, "budget": {"memory_budget": 3_000_000}}
+
+
+@pytest.mark.parametrize("options", SUMS.values(), ids=SUMS)
+def test_rows_swept_from_the_host_give_the_losses_of_rows_on_the_device(options):
+    """Each layer's rows come once for all nodes, and two runs give the same bits."""
+    graph = random_graph(3000, 90_000, 5)
+    x = torch.randn(3000, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    kinds = [SAGEConv(64, 64), nn.ReLU(), GCNConv(64, 64), nn.ReLU(), SAGEConv(64, 8)]
+
+    def outputs(rows_on: str, **options) -> tuple[HybridParallel, torch.Tensor, list[torch.Tensor]]:
+        mine = [layer.double().cuda() for layer in copy.deepcopy(kinds)]
+        model = HybridParallel(mine, graph, **options)
+        for _ in range(2):
+            model.zero_grad()
+            out = model(x.to(rows_on))
+            out.square().mean().backward()
+        return model, out.detach().cpu(), [p.grad.cpu() for p in model.parameters()]
+
+    _, want, want_grads = outputs("cuda")
+    model, out, grads = outputs("cpu", **options)
+    _, again, _ = outputs("cpu", **options)
+    assert "once for each of" in model.describe(x)
+    assert out.is_contiguous() and torch.equal(out, again)
+    close(out, want)
+    largest = max(float(grad.abs().max()) for grad in want_grads)
+    for got, grad in zip(grads, want_grads, strict=True):
+        close(got, grad, at_least=1e-3 * largest)
+    (plan,) = model._planner.plans.values()
+    (kept,) = {step.source_sweeps.brings_structure for step in plan.steps if step.source_sweeps is not None}
+    assert kept == ("memory_budget" in options)
+
+
 @pytest.mark.parametrize("slow", ["bring", "fetch", "follow"])
 @pytest.mark.parametrize("options", MOVING.values(), ids=MOVING)
 def test_streams_that_lag_behind_each_other_change_nothing(options, slow, monkeypatch):

@@ -100,6 +100,26 @@ def test_late_halos_are_swept_as_they_are_read_elsewhere(monkeypatch):
             torch.testing.assert_close(got, grad, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 100_000}], ids=["kept", "budget"])
+def test_weights_of_edges_count_in_sweeps_as_where_rows_lie(options, swept, monkeypatch):
+    graph = hub_graph(200, 1000)
+    torch.manual_seed(0)
+    layers = [layer.double() for layer in (GCNConv(WIDTH, 9), nn.ReLU(), GCNConv(9, 9), nn.ReLU(), GCNConv(9, 3))]
+    x = torch.randn(200, WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def grads(**options) -> list[Tensor]:
+        x.grad = None
+        model = HybridParallel(copy.deepcopy(layers), graph, edge_data={"edge_weight": "w"}, **options)
+        model(x).square().sum().backward()
+        return [x.grad, *(p.grad for p in model.parameters())]
+
+    found = grads(**options)
+    assert swept
+    monkeypatch.setattr(pass_planner, "streams_between", lambda *_: None)
+    for got, want in zip(found, grads(), strict=True):
+        close(got, want)
+
+
 def layers_of(width: int = 32) -> list[nn.Module]:
     torch.manual_seed(0)
     return [SAGEConv(WIDTH, width), nn.ReLU(), SAGEConv(width, width), nn.ReLU(), SAGEConv(width, 8)]

@@ -59,13 +59,13 @@ def noting_pulls(shard: Shard, pulls: list[tuple[int, Request]]) -> dict[int, An
 
 
 @contextmanager
-def cluster(machine_of_part: Sequence[int], num_ranks: int = 1) -> Iterator[Cluster]:
+def cluster(machine_of_part: Sequence[int], num_ranks: int = 1, lanes: int = 1) -> Iterator[Cluster]:
     """Machines 0, 1, ... that serve the parts as told; everything is closed at the end."""
     shards = [Shard(machine) for machine in range(max(machine_of_part) + 1)]
     pulls: list[tuple[int, Request]] = []
     servers = [Server(noting_pulls(shard, pulls)).start() for shard in shards]
     peers = {machine: server.endpoints[0] for machine, server in enumerate(servers)}
-    clients = [Client(peers, sender=rank, incarnation=1, timeout=20) for rank in range(num_ranks)]
+    clients = [Client(peers, sender=rank, incarnation=1, timeout=20, lanes=lanes) for rank in range(num_ranks)]
     try:
         yield Cluster(
             machine_of_part, shards, servers, clients,

@@ -29,7 +29,8 @@ from gnnsys.session import init
 def main() -> None:
     parts, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     where = torch.device(options["device"])
-    with init(encrypt=options["encrypt"]) as session:
+    served = {} if "server_threads" not in options else {"server_threads": options["server_threads"]}
+    with init(encrypt=options["encrypt"], **served) as session:
         graph = session.open(parts, verify=False, device=where, place="auto", cache=options["cache"])
         shuffled = torch.randperm(graph.num_nodes(), generator=torch.Generator().manual_seed(0))
         seeds = split(graph, shuffled[: options["num_seeds"]].sort().values)
@@ -39,6 +40,7 @@ def main() -> None:
             input_nodes=seeds,
             batch_size=options["batch_size"],
             shuffle=True,
+            num_threads=options.get("num_threads"),
             pipeline=PipelineOptions(share=options["share"]),
         )
         found = measure(graph, loader, where, options)

@@ -23,6 +23,8 @@ FRAME_MB = (1, 2, 4, 16)
 COPIED = "bare pyzmq and a copy"
 RPC = "torch.distributed.rpc"
 FEW = 1000
+LARGE_ROWS = 125_000  # of 512 bytes: 64 MB, what a rank's batch of 1,024 seeds may ask of another machine
+LANES = 4
 
 
 def remote_pull(work: Workload) -> Iterator[Case]:
@@ -86,6 +88,23 @@ def pull_variants(work: Workload) -> Iterator[Case]:
         return {OURS: Side(pulling(two_machines(work), ids)), "bare pyzmq": bare}
 
     yield Case("pull/remote/few rows", milliseconds(), few, (Versus(("bare pyzmq",)),))
+
+
+def lanes(work: Workload) -> Iterator[Case]:
+    """One large pull over several connections, which are encrypted side by side where there are cores for it."""
+    count = min(LARGE_ROWS, work.sizes.num_nodes // 4)
+    num_bytes = count * work.sizes.dim * 4
+    for how, with_key in (("with a key", True), ("no key", False)):
+
+        def sides(with_key: bool = with_key) -> dict[str, Side]:
+            ids = there(work, count)
+            found = {}
+            for name, number in ((OURS, LANES), ("one lane", 1)):
+                found[name] = Side(pulling(two_machines(work, with_key=with_key, lanes=number), ids))
+            return found
+
+        unit = rate("GB/s", 1e-9 * num_bytes)
+        yield Case(f"pull/remote/{count} rows, {how}, {LANES} lanes", unit, sides, (Versus(("one lane",)),), agree=0.0)
 
 
 def two_tables(machines: TwoMachines, ids: Tensor) -> Pair:

@@ -60,7 +60,10 @@ class CudaStreams:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def rows(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+        try:
+            return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+        except RuntimeError:  # so much cannot be page-locked: copies go through buffers
+            return torch.empty(shape, dtype=dtype, device="cpu")
 
     def is_direct(self, tensor: Tensor) -> bool:
         return tensor.is_contiguous() and tensor.is_pinned()

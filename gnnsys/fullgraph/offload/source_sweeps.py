@@ -20,7 +20,7 @@ A step in sweeps is a barrier: it begins when all rows of its input are there, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -64,14 +64,26 @@ class NodeGroup:
     def __len__(self) -> int:
         return self.end - self.first
 
-    def to(self, device: torch.device, pinned: bool) -> NodeGroup:
-        """The structure there, or `pinned` on the host, so that it is copied from where it lies."""
+    def to(self, place: Callable[[Tensor], Tensor]) -> NodeGroup:
+        """With the structure where `place` puts it."""
+        pieces = [replace(piece, structure=[*map(place, piece.structure)]) for piece in self.pieces]
+        return replace(self, pieces=pieces, turned=[*map(place, self.turned)])
 
-        def placed(tensors: list[Tensor]) -> list[Tensor]:
-            return [each.pin_memory() if pinned else each.to(device).contiguous() for each in tensors]
 
-        pieces = [replace(piece, structure=placed(piece.structure)) for piece in self.pieces]
-        return replace(self, pieces=pieces, turned=placed(self.turned))
+class StructurePlaces:
+    """Puts structures on a device, or `pinned` on the host so that they are copied from where they lie; what several
+    steps share is put there once."""
+
+    def __init__(self, device: torch.device, pinned: bool) -> None:
+        self._device, self._pinned = device, pinned
+        self._made: dict[tuple[int, int, torch.dtype], tuple[Tensor, Tensor]] = {}  # with what it was made from
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        key = (tensor.data_ptr(), tensor.numel(), tensor.dtype)
+        if key not in self._made:
+            made = tensor.pin_memory() if self._pinned else tensor.to(self._device).contiguous()
+            self._made[key] = (made, tensor)
+        return self._made[key][0]
 
 
 @dataclass(frozen=True)

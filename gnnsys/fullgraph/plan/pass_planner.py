@@ -167,7 +167,7 @@ class PassPlanner:
         with self._explained(budget), torch.device("cpu"):
             steps = make_steps(
                 stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
-                moves, features_stay=not x.requires_grad,
+                moves, not x.requires_grad,
             )  # fmt: skip
         buffers = None if streams is None else StagingBuffers(streams)
         recompute = options.recompute or budget is not None

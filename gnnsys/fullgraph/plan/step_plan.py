@@ -17,7 +17,7 @@ from gnnsys.comm import Peers
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.offload.mover import BINS_ON_DEVICE
 from gnnsys.fullgraph.offload.piecewise_sums import PieceCosts, PiecewiseSums, SourcePiece, make_pieces
-from gnnsys.fullgraph.offload.source_sweeps import NodeGroup, SourceSweeps, make_groups
+from gnnsys.fullgraph.offload.source_sweeps import NodeGroup, SourceSweeps, StructurePlaces, make_groups
 from gnnsys.fullgraph.plan.bin_memory import measure_stage
 from gnnsys.fullgraph.plan.bins import (
     Bin,
@@ -116,6 +116,7 @@ def make_steps(
     made: dict[Any, list[Bin]] = {}
     made_pieces: dict[Any, list[list[SourcePiece]]] = {}
     made_groups: dict[Any, list[NodeGroup]] = {}
+    places = StructurePlaces(resides, pinned=resides != device and device.type == "cuda")
     for index, stage in enumerate(stages):
         # A step before the first would have had one bin, the input
         before = [[0, int(end)] for end in _cores(told)] if index == 0 else [ranks[index - 1] for ranks in told]
@@ -124,7 +125,7 @@ def make_steps(
         if view is not None:
             bins = make_bins(None, bounds[index], None, index)
             if choice is not None:
-                sweeps = _sweeps(view, choice, bounds[index], made_groups, resides, device)
+                sweeps = _sweeps(view, choice, bounds[index], made_groups, places)
             elif moves:
                 passes = _passes(view, bounds[index], *shapes[index], limits, made_pieces, resides)
             view = None if moves else view
@@ -217,14 +218,14 @@ def _num_joins(stages: Sequence[ModelStage], index: int) -> int:
 
 def _sweeps(
     view: NeighborSums, choice: SweepChoice, bounds: list[int], made: dict[Any, list[NodeGroup]],
-    resides: torch.device, device: torch.device,
+    places: StructurePlaces,
 ) -> SourceSweeps:  # fmt: skip
-    """Groups are made once for layers that share them; on the host they are page-locked."""
+    """Groups are made once for layers that share them."""
     brings = choice.costs.limit is not None
     key = (view.kind == "gcn", view.weight is not None, tuple(choice.groups), tuple(choice.cuts))
     if key not in made:
         groups = make_groups(view, choice.groups, choice.cuts)
-        made[key] = [group.to(resides, pinned=brings and device.type == "cuda") for group in groups]
+        made[key] = [group.to(places) for group in groups]
     return SourceSweeps(
         view, made[key], groups_of(bounds, choice.groups), choice.costs, brings, choice.stays, choice.swept_bytes,
         choice.binned_bytes,
