@@ -177,9 +177,9 @@ def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatc
     packed = []
     make_steps = pass_planner.make_steps
 
-    def noted(*args):
+    def noted(*args, **options):
         packed.append(args[5])
-        return make_steps(*args)
+        return make_steps(*args, **options)
 
     monkeypatch.setattr(pass_planner, "make_steps", noted)
     check(made(make), 2, edges, **(budget if options == "budget" else {"schedule": SCHEDULES[options]}))
