@@ -7,6 +7,7 @@ tests/support/on_device.py.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.support.disk import do_not_wait_for_disks
 from tests.support.quick import forbid_processes, is_quick
 from tests.support.workers import ALONE, LONG, TURNS, Turns, choose_workers, is_alone, is_worker, longest_first
 
+STARTERS = ("run_ranks", "run_code", "start_ranks", "start_agents")  # from nurseries
 DEVICE_TESTS = Path(__file__).parent / "cuda"
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,10 +85,13 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where ranks will be started, what they are forked from imports torch while the first tests run.
 
-    This is not called in a process that only starts workers.
+    What was imported stays: looking through it for garbage again and again took a tenth of the time. This is not called
+    in a process that only starts workers.
     """
+    gc.collect()
+    gc.freeze()
     modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
-    used = [getattr(module, name, None) for module in modules for name in ("run_ranks", "start_ranks", "start_agents")]
+    used = [getattr(module, name, None) for module in modules for name in STARTERS]
     options = session.config.option
     if options.quick:
         forbid_processes()

@@ -1,14 +1,16 @@
-"""A job in the lab is measured phase by phase; what its rows are made of is arithmetic on that."""
+"""A job is measured phase by phase, in the lab at its rates; what its rows are made of is arithmetic on that."""
 
+import json
 import math
 
 import pytest
 
 from gnnsys.bench.dist.inputs import TWO_LEVEL, make_parts
-from gnnsys.bench.dist.phase import NON_STOP, SYNCHRONOUS, Phase
+from gnnsys.bench.dist.phase import BEGIN, END, FIGURES, NON_STOP, READY, SYNCHRONOUS, Phase, go_file, save
 from gnnsys.bench.dist.run_job import PhaseFigures, run_job
 from gnnsys.bench.dist.settings import QUICK, DistSettings
 from gnnsys.lab import HostTraffic, available
+from tests.support.processes import module_code, run_ranks
 
 TINY = DistSettings(
     num_nodes=3000,
@@ -23,23 +25,49 @@ TINY = DistSettings(
 )
 
 
+PHASES = [
+    Phase(name="slow", mode=SYNCHRONOUS, rate="2mbit", warm=1),
+    Phase(name="fast", mode=NON_STOP, warm=1, epochs=2),
+]
+TRAIN = module_code("gnnsys.bench.dist.train")
+
+
+def check_ranks(ranks: list[dict], epochs: int) -> None:
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert (rank["steps"], rank["seeds"]) == (3 * epochs, 150 * epochs)
+        assert rank["waited"] + rank["computed"] <= rank["seconds"] and math.isfinite(rank["loss"])
+    assert sum(rank["counts"]["bytes_remote"] for rank in ranks) > 0
+
+
+def test_trainers_go_through_their_phases_and_tell_the_figures_of_all_ranks(tmp_path):
+    """On two machines that are processes of this host; in the lab they have links and rates, which takes a minute."""
+    parts = make_parts(tmp_path, TINY, TWO_LEVEL, 2)
+    TINY.task(2).save(tmp_path)
+    save(PHASES, tmp_path)
+    for phase in PHASES:
+        for word in (READY, BEGIN):
+            go_file(tmp_path, word, phase.name).touch()
+    first, second = run_ranks(TRAIN, [1, 1], tmp_path, parts)
+    lines = [line.split(maxsplit=2) for line in first.stdout.splitlines() if line.startswith("phase-")]
+    words = [READY, BEGIN, END, FIGURES]
+    assert [line[:2] for line in lines] == [[word, phase.name] for phase in PHASES for word in words]
+    for line, phase in zip(lines[3::4], PHASES, strict=True):
+        check_ranks(json.loads(line[2]), phase.epochs)
+    assert "phase-" not in second.stdout
+
+
+@pytest.mark.long  # trainers and what they tell: the test before; rates, quotas and counters of links: tests/lab
 @pytest.mark.skipif(available() is not None, reason=str(available()))
 def test_the_phases_of_a_job_are_measured_at_their_rates(tmp_path):
-    phases = [
-        Phase(name="slow", mode=SYNCHRONOUS, rate="2mbit", warm=1),
-        Phase(name="fast", mode=NON_STOP, warm=1, epochs=2),
-    ]
     parts = make_parts(tmp_path, TINY, TWO_LEVEL, 2)
-    found = run_job(tmp_path / "job", parts, phases, TINY.task(2), cpu=0.9, timeout=180)
-    slow, fast = found["slow"], found["fast"]
-    for figures, epochs in ((slow, 1), (fast, 2)):
-        assert len(figures.ranks) == 2
-        for rank in figures.ranks:
-            assert (rank["steps"], rank["seeds"]) == (3 * epochs, 150 * epochs)
-            assert rank["waited"] + rank["computed"] <= rank["seconds"] and math.isfinite(rank["loss"])
-        assert figures.seeds == 300
+    found = run_job(tmp_path / "job", parts, PHASES, TINY.task(2), cpu=0.9, timeout=180)
+    slow = found["slow"]
+    for phase in PHASES:
+        check_ranks(found[phase.name].ranks, phase.epochs)
+        assert found[phase.name].seeds == 300
     rows = sum(rank["counts"]["bytes_remote"] for rank in slow.ranks)
-    assert rows > 0 and sum(t.bytes_in for t in slow.traffic.values()) > rows
+    assert sum(t.bytes_in for t in slow.traffic.values()) > rows
     assert slow.seconds >= 0.5 * slow.link_seconds("2mbit") > 0.5  # the bucket lets its burst through at once
     assert slow.samples_per_s == pytest.approx(300 / slow.seconds)
 

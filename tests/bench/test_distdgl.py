@@ -17,11 +17,21 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 GRAPH = {"num_nodes": 2000, "num_features": 16, "num_classes": 4, "avg_degree": 8.0, "train": 0.5}
 
 
-def test_distdgl_trains_across_hosts_and_its_samples_are_counted(tmp_path):
-    task = Task(graph=GRAPH, trainers_per_host=1, batch_size=100, fanouts=(4, 3), hidden=8, num_epochs=2, max_steps=4)
-    task.save(tmp_path)
+TASK = Task(graph=GRAPH, trainers_per_host=1, batch_size=100, fanouts=(4, 3), hidden=8, num_epochs=2, max_steps=4)
+
+
+def test_its_graph_is_partitioned_once_for_every_host_and_the_best_epoch_counts(tmp_path):
+    TASK.save(tmp_path)
     partition(tmp_path)
-    assert json.loads((tmp_path / "partition.json").read_text())["num_edges"] > 10_000
+    made = json.loads((tmp_path / "partition.json").read_text())
+    assert made["num_edges"] > 10_000 and len(list(tmp_path.rglob("part[01]"))) == TASK.num_hosts
+    assert best_samples_per_s({"epochs": [{"samples_per_s": 3.0}, {"samples_per_s": 5.0}]}) == 5.0
+
+
+@pytest.mark.long  # a peer's job: how it is partitioned and counted is above, what runs jobs on hosts is in tests/lab
+def test_distdgl_trains_across_hosts_and_its_samples_are_counted(tmp_path):
+    TASK.save(tmp_path)
+    partition(tmp_path)
     with Lab(hosts=2) as lab:
         figures = run_distdgl(lab, tmp_path, timeout=120)
     assert figures["steps"] == 4 and len(figures["epochs"]) == 2

@@ -12,7 +12,7 @@ from gnnsys.bench import SUITES, Case, Report, Workload, load_suite
 from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.workload import Sizes
 from tests.bench.verdicts import judged
-from tests.support.processes import processes
+from tests.support.processes import module_code, run_code
 
 TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
 WORKLOAD = Workload(TINY)
@@ -44,11 +44,7 @@ def run_forked(
     """`subprocess.run` of `python -m MODULE`, in a process that has imported torch already."""
     python, option, module, *arguments = command
     assert (python, option) == (sys.executable, "-m")
-    with processes() as running:
-        program = running.folder / "program.py"
-        program.write_text(f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
-        running.start_rank(0, program, arguments, env or {})
-        (ended,) = running.wait(timeout)
+    ended = run_code(module_code(module), *arguments, timeout=timeout, environment=env)
     return subprocess.CompletedProcess(command, ended.returncode, ended.stdout, ended.stderr)
 
 

@@ -12,7 +12,7 @@ from tests.support.faults import TARGETS
 SELECTION = [
     0,  # a shard with trained rows
     pytest.param(4, marks=pytest.mark.long),  # a trainer, and again while it resumes; a trainer dies in examples, too
-    20,  # a leader during a save
+    pytest.param(20, marks=pytest.mark.long),  # a leader during a save: checkpoint/test_crash.py has all moments
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 
@@ -13,7 +12,7 @@ import pytest
 
 from gnnsys.comm import Client, Kind, Reply, Server
 from tests.support.faults import Fault, Injector, damage, filled, has_happened, is_full, small_disk
-from tests.support.processes import ROOT
+from tests.support.processes import processes
 from tests.support.wires import SlowProxy
 
 KILL = "seed=4 what=kill target={} machine=1 moment={} delay=0"
@@ -24,9 +23,10 @@ from tests.support.faults import Fault, Injector
 injector = Injector([Fault.parse(line) for line in sys.argv[2:]], Path(sys.argv[1]), machine=1, local_rank=1)
 injector.reached("step:1")
 print("lives", flush=True)
-sys.stdin.readline()
+words = open(Path(sys.argv[1]) / "words")
+words.readline()
 injector.reached("step:2")
-sys.stdin.readline()
+words.readline()
 """
 
 
@@ -40,19 +40,19 @@ def test_a_fault_is_the_line_it_is_written_as():
 
 def test_a_process_dies_at_its_moments_each_once_however_often_it_lives(tmp_path):
     faults = [KILL.format("trainer", moment) for moment in ("step:2", "file:sign*")]
-    command = [sys.executable, "-c", VICTIM, str(tmp_path), *faults]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    os.mkfifo(tmp_path / "words")
     for life, code in enumerate((-9, -9, 0)):
-        with subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes) as victim:
+        with processes() as running:
+            running.start_code("victim", VICTIM, tmp_path, *faults)
+            assert running.await_output(0, "lives\n") == "lives\n"
+            if life == 1:
+                (tmp_path / "sign").touch()
+            words = os.open(tmp_path / "words", os.O_RDWR)  # to read as well: nobody else need have it open
             try:
-                assert victim.stdout.readline() == "lives\n"
-                if life == 1:
-                    (tmp_path / "sign").touch()
-                victim.stdin.write("x\n" if code else "x\nx\n")
-                victim.stdin.flush()
-                assert victim.wait(30) == code
+                os.write(words, b"x\n" if code else b"x\nx\n")
+                assert [ended.returncode for ended in running.wait(30)] == [code]
             finally:
-                victim.kill()
+                os.close(words)
         assert [has_happened(tmp_path, number) for number in range(2)] == [True, life > 0]
 
 

@@ -3,15 +3,30 @@
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gnnsys.bench import peers
 from gnnsys.cli import main
+from gnnsys.cli.commands import demo
+from tests.support.processes import AGENT, Ended, run_code
 
 
-def test_demo_trains_beyond_what_features_alone_allow(capfd: pytest.CaptureFixture[str]):
+def run_forked(command: Sequence[object], *, env: Mapping[str, str], timeout: float) -> Ended:
+    """`subprocess.run` of torchrun, from a process that has imported torch; what is printed is printed here."""
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    ended = run_code(AGENT, *command[3:], timeout=timeout, environment=env)
+    print(ended.stdout, end="")
+    print(ended.stderr, end="", file=sys.stderr)
+    return ended
+
+
+def test_demo_trains_beyond_what_features_alone_allow(capfd: pytest.CaptureFixture[str], monkeypatch):
+    """Under an agent that is forked, as its ranks are; `make demo` is the same with fresh ones."""
+    monkeypatch.setattr(demo, "subprocess", SimpleNamespace(run=run_forked))
     assert main(["demo", "--nodes", "3000", "--epochs", "5", "--batch-size", "64"]) == 0
     shown = capfd.readouterr()
     lines = {line.split()[0]: line for line in shown.out.splitlines() if line.strip()}

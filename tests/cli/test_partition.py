@@ -126,11 +126,15 @@ def test_a_memory_limit_that_is_enough_changes_nothing(tmp_path: Path, capsys: p
     assert torch.equal(a.original_ids(), b.original_ids())
 
 
-@pytest.mark.parametrize("limit", [[], ["--memory-limit", "64M"]])
-def test_the_memory_that_is_printed_is_what_the_parts_record(tmp_path: Path, capsys, limit: list[str]):
-    arguments = ["typed-100k:num_features=1", "--balance", "train,val,edges,ntype,etype", *limit]
+@pytest.mark.parametrize(
+    ("name", "limit", "words"),
+    [("typed-10k", [], "in memory"), ("typed-60k", ["--memory-limit", "64M"], "streaming from files")],
+)
+def test_the_memory_that_is_printed_is_what_the_parts_record(tmp_path: Path, capsys, name, limit, words):
+    arguments = [f"{name}:num_features=1", "--balance", "train,val,edges,ntype,etype", *limit]
     assert main(["partition", *arguments, "--parts", "2", "--out", str(tmp_path / "p")]) == 0
-    assert open_parts(tmp_path / "p").info["memory"] in capsys.readouterr().out.splitlines()
+    told = open_parts(tmp_path / "p").info["memory"]
+    assert words in told and told in capsys.readouterr().out.splitlines()
 
 
 def test_metis_does_not_start_with_less_memory_than_it_takes(tmp_path: Path, capsys):

@@ -18,7 +18,9 @@ from gnnsys.comm.key_file import make_key, read_key
 from gnnsys.graph import NODE
 from gnnsys.partition import write_parts
 from tests.partition.part_graphs import homogeneous, random_assignment
-from tests.support.processes import processes
+from tests.support.processes import module_code, processes
+
+SERVE = module_code("gnnsys.cli")
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,9 @@ def test_served_parts_are_opened_with_their_key_alone(graph, parts, tmp_path):
     key, wrong = tmp_path / "key", tmp_path / "wrong"
     make_key(wrong)
     with processes() as running:
-        command = [sys.executable, "-m", "gnnsys.cli", "serve", parts, "--key", key]
-        for part in (0, 1):
-            running.start(f"server {part}", [*command, "--parts", part, "--bind", "localhost"])
+        arguments = ["serve", parts, "--key", key, "--bind", "localhost", "--parts"]
+        running.start("server 0", [sys.executable, "-m", "gnnsys.cli", *arguments, 0])  # as users have it
+        running.start_code("server 1", SERVE, *arguments, 1)
         servers = []
         for number in (0, 1):
             printed = running.await_output(number, "open it with")
@@ -63,9 +65,8 @@ def test_served_parts_are_opened_with_their_key_alone(graph, parts, tmp_path):
 
 def test_without_a_key_file_one_is_made_for_the_run_that_only_its_owner_reads(parts):
     with processes() as running:
-        command = [sys.executable, "-m", "gnnsys.cli", "serve", parts]
-        running.start("server", command)
-        running.start("open server", [*command, "--no-key"])
+        running.start_code("server", SERVE, "serve", parts)
+        running.start_code("open server", SERVE, "serve", parts, "--no-key")
         first, second = (running.await_output(number, "open it with").splitlines() for number in (0, 1))
         key = Path(first[1].partition("key='")[2].partition("'")[0])
         assert key.stat().st_mode & 0o777 == 0o600 and "key=" not in second[1]

@@ -16,6 +16,7 @@ from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, agree, dense_sampled, drawn, inputs, train
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
+from tests.support.grid import every_pair
 
 RATE = 0.4
 POLICIES = [BoundarySampling(RATE), Staleness(), Staleness(gamma=0.5)]
@@ -54,15 +55,16 @@ def check(make, world_size, policy, *, empty=None, x_grad=False, tolerance=None,
     return found
 
 
-@pytest.mark.parametrize("x_grad", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("make", [unequal_sage, gcn, gin, normed])
+@every_pair(make=[unequal_sage, gcn, gin, normed], world_size=[1, 2, 3], x_grad=[False, True])
 def test_losses_and_gradients_are_those_of_a_dense_computation_with_the_drawn_halo(make, world_size, x_grad):
     check(make, world_size, BoundarySampling(RATE), x_grad=x_grad)
 
 
-@pytest.mark.parametrize(("intra", "inter"), [(True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=4), Packing()])
+@every_pair(
+    packing={"bins of one node": Packing(bin_nodes=1), "four bins": Packing(num_bins=4), "one bin": Packing()},
+    intra=[True, False],
+    inter=[False, True],
+)
 def test_every_schedule_and_size_of_bins_gives_the_drawn_halo(intra, inter, packing):
     schedule = BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing)
     check(unequal_sage, 3, BoundarySampling(RATE), schedule=schedule)
@@ -111,7 +113,7 @@ def test_a_rate_of_zero_trains_on_isolated_shares():
 def test_what_a_linear_layer_gives_is_right_in_the_mean():
     """Rows of neighbours are drawn independently, so the variance of a sum is known; the mean of K passes must lie
     within five of its standard deviations everywhere (of 3 * 60 values one is outside once in ten thousand runs)."""
-    num_passes, policy = 200, BoundarySampling(RATE)
+    num_passes, policy = 120, BoundarySampling(RATE)
     graph, ranks = random_graph(N, 300, 1), random_ranks(2)
     layers = seeded(lambda: [nn.Linear(WIDTH, 4), SAGEConv(4, 3)])
     x, _ = inputs(graph, 3)
@@ -172,16 +174,16 @@ def test_a_draw_depends_on_seed_step_receiving_rank_and_node_alone():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_runs_give_the_same_bits_and_evaluation_in_between_changes_none(policy):
-    graph, ranks, layers = random_graph(N, 300, 5), random_ranks(3), seeded(unequal_sage)
+    graph, ranks, layers = random_graph(N, 300, 5), random_ranks(2), seeded(unequal_sage)
     x, target = inputs(graph, 3)
     few = {"passes": 4, "schedule": BinSchedule(packing=Packing(num_bins=3))}
-    runs = [train(layers, graph, ranks, 3, x, target, policy, evaluate=e, **few) for e in (False, False, True)]
+    runs = [train(layers, graph, ranks, 2, x, target, policy, evaluate=e, **few) for e in (False, False, True)]
     for other in runs[1:]:
         for one, two in zip(runs[0], other, strict=True):
             assert one.losses == two.losses
             for got, want in zip(one.grads, two.grads, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert runs[0][0].losses != train(layers, graph, ranks, 3, x, target, None, **few)[0].losses
+    assert runs[0][0].losses != train(layers, graph, ranks, 2, x, target, None, **few)[0].losses
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, float("nan"), 1e-12])

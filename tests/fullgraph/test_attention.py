@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
 from tests.fullgraph.test_moves import LateStreams
+from tests.support.grid import every_pair
 
 N, WIDTH, SEED = 60, 5, 9
 GRAPH = random_graph(N, 300, 1)
@@ -70,9 +70,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("moves", [False, True], ids=["rows lie", "rows move"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@every_pair(world_size=[1, 2, 3], moves={"rows lie": False, "rows move": True}, options=OPTIONS)
 def test_attention_is_dropped_alike_on_any_number_of_ranks(world_size, moves, options, monkeypatch):
     if moves:
         monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())

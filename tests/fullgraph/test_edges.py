@@ -29,6 +29,7 @@ from gnnsys.partition import partition_graph
 from gnnsys.session.open_parts import open_alone
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
+from tests.support.grid import every_pair
 
 TOLERANCE = 1e-10
 N, WIDTH, OUT, FEATURES, TYPES = 50, 6, 4, 3, 3
@@ -150,9 +151,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-@pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("name", OURS)
+@every_pair(name=OURS.keys(), world_size=[1, 3], schedule=SCHEDULES)
 def test_our_layers_give_what_they_give_on_the_whole_graph(name, world_size, schedule):
     make, edges = OURS[name]
     check(made(make), world_size, edges, schedule=schedule)
@@ -167,9 +166,9 @@ def test_layers_that_take_weights_and_others_follow_one_another(world_size):
     check(layers, world_size, WEIGHT | ATTR)
 
 
-@pytest.mark.parametrize("options", ["budget", "four bins"])
-@pytest.mark.parametrize("moves", [False, True])
-@pytest.mark.parametrize("name", ["GCNConv", "GCNConv that widens", "GATConv", "RGCNConv"])
+@every_pair(
+    name=["GCNConv", "GCNConv that widens", "GATConv", "RGCNConv"], moves=[False, True], options=["budget", "four bins"]
+)
 def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatch):
     if moves:
         monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
@@ -178,9 +177,9 @@ def test_what_is_known_of_edges_moves_with_bins(name, moves, options, monkeypatc
     packed = []
     make_steps = pass_planner.make_steps
 
-    def noted(*args):
+    def noted(*args, **options):
         packed.append(args[5])
-        return make_steps(*args)
+        return make_steps(*args, **options)
 
     monkeypatch.setattr(pass_planner, "make_steps", noted)
     check(made(make), 2, edges, **(budget if options == "budget" else {"schedule": SCHEDULES[options]}))

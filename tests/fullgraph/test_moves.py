@@ -20,6 +20,7 @@ from gnnsys.store import memory_budget
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, gat, normed, random_ranks, skipping, unequal_sage
+from tests.support.grid import every_pair
 
 CPU = torch.device("cpu")
 POISON = 0xFF  # NaN, in every floating-point type
@@ -139,9 +140,11 @@ def test_moving_bins_give_the_dense_answer_however_late_copies_are(make, options
     assert late and all(streams.num_buffers > 0 for streams in late)
 
 
-@pytest.mark.parametrize("options", [OPTIONS["four bins"], OPTIONS["budget"]], ids=["four bins", "budget"])
-@pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("make", [unequal_sage, skipping], ids=lambda make: make.__name__)
+@every_pair(
+    make=[unequal_sage, skipping],
+    world_size=[2, 3],
+    options={"four bins": OPTIONS["four bins"], "budget": OPTIONS["budget"]},
+)
 def test_moving_bins_of_several_ranks_give_the_dense_answer(make, world_size, options, late):
     check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, **options)
     assert len(late) == world_size

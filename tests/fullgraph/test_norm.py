@@ -15,6 +15,7 @@ from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, normed, random_ranks, seeded
 from tests.fullgraph.test_moves import LateStreams
+from tests.support.grid import every_pair
 
 
 def everywhere() -> list[nn.Module]:
@@ -43,10 +44,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("moves", [False, True], ids=["rows lie", "rows move"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("make", [everywhere, fixed], ids=lambda make: make.__name__)
+@every_pair(
+    make=[everywhere, fixed], world_size=[1, 2, 3], options=OPTIONS, moves={"rows lie": False, "rows move": True}
+)
 def test_normalising_in_bins_gives_the_dense_answer(make, world_size, options, moves, monkeypatch):
     if moves:
         monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())

@@ -116,7 +116,7 @@ def test_a_budget_down_to_an_eighth_is_kept_where_a_node_is_connected_to_everyth
     one_bin = BinSchedule(packing=Packing(num_bins=1))
     model = HybridParallel(copy.deepcopy(layers), graph, **told, recompute=True, schedule=one_bin)
     losses, largest = train(model, x, measured)
-    for share in (1, 3, 8):
+    for share in (1, 3, 8) if name == "sage" else (8,):  # the least is the hardest
         model = HybridParallel(copy.deepcopy(layers), graph, **told, memory_budget=largest // share)
         found, peak = train(model, x, measured)
         assert found == pytest.approx(losses, rel=1e-4)

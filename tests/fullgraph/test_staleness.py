@@ -16,6 +16,7 @@ from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
 from tests.fullgraph.ranks import DEADLINE, run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, close, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
+from tests.support.grid import every_pair
 from tests.support.processes import processes, start_ranks
 from tests.support.processes import run_ranks as run_processes
 
@@ -49,9 +50,7 @@ def check(make, world_size, gamma=0.0, *, empty=None, x_grad=False, tolerance=No
     agree(found, want[0], want[1], want[2] if x_grad else None, tolerance)
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.7])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("make", [unequal_sage, gcn, gin, normed])
+@every_pair(make=[unequal_sage, gcn, gin, normed], world_size=[1, 2, 3], gamma=[0.0, 0.7])
 def test_losses_and_gradients_are_those_of_a_dense_computation_with_a_late_halo(make, world_size, gamma):
     check(make, world_size, gamma)
 
@@ -61,8 +60,11 @@ def test_features_that_train_are_never_late(make):
     check(make, 3, x_grad=True)
 
 
-@pytest.mark.parametrize(("intra", "inter"), [(True, False), (False, True), (False, False)])
-@pytest.mark.parametrize("packing", [Packing(bin_nodes=1), Packing(num_bins=4), Packing()])
+@every_pair(
+    packing={"bins of one node": Packing(bin_nodes=1), "four bins": Packing(num_bins=4), "one bin": Packing()},
+    intra=[True, False],
+    inter=[False, True],
+)
 def test_every_schedule_and_size_of_bins_gives_the_late_halo(intra, inter, packing):
     check(unequal_sage, 3, schedule=BinSchedule(intra_layer=intra, inter_layer=inter, packing=packing))
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from gnnsys.graph import EDGE, NODE, external_graph, load
+from tests.support.processes import run_code
 
 EDGES = np.array([[0, 1, 2], [1, 2, 0]])
 TYPED = {
@@ -147,8 +146,7 @@ try:
 except OSError as error:
     print(error)
 """
-    command = [sys.executable, "-c", program, str(tmp_path / "g.npz"), str(tmp_path / "out")]
-    result = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    result = run_code(program, tmp_path / "g.npz", tmp_path / "out")
     assert "File too large while writing what" in result.stdout and "cannot be read" not in result.stdout, result
     assert os.listdir(tmp_path) == ["g.npz"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import zlib
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from gnnsys.graph import Graph, load, rmat, save, sbm, typed_graph
+from tests.support.processes import run_code
 
 WRITES = ("author", "writes", "paper")
 
@@ -172,7 +171,7 @@ np.lib.format.write_array_header_1_0 = write_once
 save(sbm(300), sys.argv[1])
 """
     target = tmp_path / "graph"
-    assert subprocess.run([sys.executable, "-c", program, str(target)], timeout=60).returncode == 9
+    assert run_code(program, target).returncode == 9
     assert not target.exists()
     with pytest.raises(ValueError, match="does not exist"):
         load(target)

@@ -5,7 +5,6 @@ import os
 import queue
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from gnnsys.lab import Lab, available, control_groups, state, wait_all
 from tests.lab.lab_programs import ALL_REDUCE, LISTEN, REACH, SEND, SPIN
+from tests.support.processes import processes
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 WAIT_ALL = "gnnsys.lab.lab.wait_all"
@@ -170,6 +170,7 @@ def test_a_command_beyond_the_memory_limit_dies_and_its_host_lives_on():
         assert 0 < lab.usage(1).memory_peak <= 64 << 20
 
 
+@pytest.mark.long  # a job of torchrun on two hosts that sums over its ranks: tests/session/test_machines.py
 def test_a_torchrun_job_spans_the_hosts(lab, tmp_path):
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
@@ -291,15 +292,14 @@ with Lab(hosts=2) as lab:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_lab_ends_with_its_owner_however_that_ends(number):
-    root = Path(__file__).parents[2]
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root)
-    name = owner.stdout.readline().decode().strip()
-    assert re.fullmatch("[0-9a-f]{6}", name)
-    assert leftovers(name)
-    owner.send_signal(number)
-    owner.wait(30)
-    owner.stdout.close()
-    wait_until(lambda: not leftovers(name))
+    with processes() as running:
+        owner = running.start_code("owner", OWNER)
+        name = running.await_output(owner, "\n").strip()
+        assert re.fullmatch("[0-9a-f]{6}", name)
+        assert leftovers(name)
+        os.kill(running.pid(owner), number)
+        running.wait(30)
+        wait_until(lambda: not leftovers(name))
 
 
 @pytest.mark.parametrize(

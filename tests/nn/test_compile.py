@@ -63,6 +63,7 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_the_plain_one(
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.long  # the test before traces the same layers and has their fake kernels; only torch's kernels differ
 def test_inductors_kernels_give_the_rows_of_the_plain_model_on_trimmed_batches():
     """Forward alone, which takes half of the kernels; training with them is a long test."""
     torch.manual_seed(0)

@@ -5,6 +5,12 @@
 
 runs four times, with a new `tmp_path` each and all other fixtures made once. Every case runs; the test fails with the
 names of those that did not hold.
+
+    @every_pair(model=[sage, gat], world_size=[1, 2, 3], moves={"rows lie": False, "rows move": True})
+    def test_losses_are_those_of_one_process(model, world_size, moves):
+
+is six tests instead of twelve: for cases that take longer, where what one argument does may depend on one other, but a
+mistake that needs three of them at once is not what is looked for.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -57,6 +63,32 @@ def grid(**axes: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[...,
         return run_all
 
     return wrap
+
+
+def every_pair(**axes: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrizes a test so that any two values of two different arguments meet in a case, in few cases.
+
+    The cases are the same in every process: each is the first of those that have most pairs that none before it had.
+    """
+    named = {axis: _name(values) for axis, values in axes.items()}
+    empty = [axis for axis, values in named.items() if not values]
+    if empty or len(axes) < 2:
+        raise ValueError(f"pairs need two arguments with values: {', '.join(empty) or list(axes)}")
+    all_cases = list(product(*(range(len(values)) for values in named.values())))
+    left = {pair for case in all_cases for pair in _pairs(case)}
+    rows = []
+    while left:
+        best = max(all_cases, key=lambda case: len(left.intersection(_pairs(case))))
+        left.difference_update(_pairs(best))
+        rows.append([values[at] for values, at in zip(named.values(), best, strict=True)])
+    return pytest.mark.parametrize(
+        list(axes), [pytest.param(*(v for _, v in row), id="-".join(word for word, _ in row)) for row in rows]
+    )
+
+
+def _pairs(case: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
+    """All pairs of (argument, value) of a case, by their numbers."""
+    return list(combinations(enumerate(case), 2))
 
 
 def _name(values: Iterable[Any]) -> list[tuple[str, Any]]:

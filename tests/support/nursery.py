@@ -16,6 +16,7 @@ import functools
 import importlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -53,6 +54,10 @@ class Child:
             if self.returncode is None:
                 self.returncode = self._collect()
         return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._handle, number)
 
     def _has_ended(self, timeout: float | None) -> bool:
         return bool(wait([self._handle], timeout))  # unlike select, it takes numbers above 1023

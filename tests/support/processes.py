@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # who starts no ranks need not wait for torch
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 6000
+AGENT = "import sys; from tests.support.torchrun import main; main(sys.argv[1:])"  # torchrun, whose ranks are forked
 
 
 @dataclass
@@ -80,6 +81,17 @@ class Running:
         files = [self._file(number, which) for which in ("out", "err")]
         nursery, texts = nurseries()[turn % NUM_NURSERIES], list(map(str, arguments))
         self.processes.append((name, nursery.start(program, texts, env, *files)))
+
+    def start_code(self, name: str, code: str, *arguments: object, environment: Mapping[str, str] | None = None) -> int:
+        """Starts `python -c code arguments`, from a nursery where there can be one; its number in the results."""
+        number = len(self.processes)
+        program = self.folder / f"{number}.py"
+        program.write_text(code)
+        if forks_ranks():
+            self.fork(name, number, program, arguments, environment or {})
+        else:
+            self.start(name, [sys.executable, program, *arguments], environment)
+        return number
 
     def store_port(self) -> int:
         """The port of a store that lives here as torchrun's does in its agent: no port has to be chosen in advance."""
@@ -152,6 +164,23 @@ def processes() -> Iterator[Running]:
             yield running
         finally:
             running.kill()
+
+
+def run_code(
+    code: str, *arguments: object, timeout: float = 60.0, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """What `python -c code arguments` printed and ended with, without the seconds in which it imports torch.
+
+    Not for what a fresh interpreter is needed for: what it imports, how it exits, how much memory it takes.
+    """
+    with processes() as running:
+        running.start_code("the program", code, *arguments, environment=environment)
+        return running.wait(timeout)[0]
+
+
+def module_code(module: str) -> str:
+    """Python code that does what `python -m module` does."""
+    return f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 
 
 def run_ranks(
@@ -234,7 +263,7 @@ def start_agents(
     script = running.folder / "runner.py"
     script.write_text(_RUNNER.format(folder=str(running.folder)))
     agent = running.folder / "agent.py"
-    agent.write_text("import sys; from tests.support.torchrun import main; main(sys.argv[1:])")
+    agent.write_text(AGENT)
     for machine, count in enumerate(trainers):
         shape = ["--nnodes", len(trainers), "--nproc-per-node", count, "--monitor-interval", "0.1"]
         place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{running.store_port()}", "--rdzv-id", "test"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import pytest
 
-from tests.support.grid import grid
+from tests.support.grid import every_pair, grid
 
 
 @grid(number=[1, 2, 3], word={"a": "x", "b": "y"})
@@ -49,3 +51,24 @@ def test_no_values_no_argument_and_no_skipping():
 
     with pytest.raises(AssertionError, match="cannot be skipped: number=1"):
         skips()
+
+
+def test_any_two_values_of_two_arguments_meet_in_few_cases_that_have_names():
+    axes = {"model": [int, str, float], "size": [1, 2, 3], "moves": {"lie": False, "move": True}, "packed": [0, 1]}
+    mark = every_pair(**axes).mark
+    names, cases = mark.args
+    assert names == list(axes) and 9 <= len(cases) <= 12
+    found = {pair for case in cases for pair in combinations(zip(names, case.values, strict=True), 2)}
+    values = {name: given.values() if isinstance(given, dict) else given for name, given in axes.items()}
+    for one, other in combinations(names, 2):
+        assert all(((one, v), (other, w)) in found for v, w in product(values[one], values[other]))
+    ids = [case.id for case in cases]
+    assert ids[0] == "int-1-lie-0" and len(set(ids)) == len(ids)
+    assert [case.id for case in every_pair(**axes).mark.args[1]] == ids
+
+
+def test_pairs_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="pairs need two arguments with values: size"):
+        every_pair(model=[int], size=[])
+    with pytest.raises(ValueError, match="pairs need two arguments"):
+        every_pair(model=[int])

@@ -7,6 +7,7 @@ program of their own, and are children that it watches and kills. tests/chaos do
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import sys
 from collections.abc import Sequence
@@ -31,9 +32,10 @@ class ForkingHandler(SubprocessHandler):
 def fork_rank(
     command: Sequence[str], environment: dict[str, str], out: IO[str] | None, err: IO[str] | None
 ) -> nursery.Child:
-    """What `subprocess.Popen` does with `python -u PROGRAM ARGUMENTS...`, in a session of its own."""
-    python, unbuffered, program, *arguments = command
+    """What `subprocess.Popen` does with `python -u [PROGRAM | -m MODULE] ARGUMENTS...`, in a session of its own."""
+    python, unbuffered, *given = command
     assert (python, unbuffered) == (sys.executable, "-u"), command
+    is_module = given[0] == "-m"
     pid = os.fork()
     if pid:
         return nursery.Child(pid)
@@ -48,10 +50,13 @@ def fork_rank(
                 os.dup2(file.fileno(), number)
         os.environ.clear()
         os.environ.update(environment)
-        sys.argv = [program, *arguments]
+        sys.argv = given[1:] if is_module else given
         if environment["LOCAL_RANK"] == "0":
             keep_spares()
-        nursery.run(program)
+        if is_module:
+            runpy.run_module(given[1], run_name="__main__", alter_sys=True)
+        else:
+            nursery.run(given[0])
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

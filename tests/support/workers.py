@@ -3,7 +3,7 @@
 Tests of processes and of links mostly wait, so that others can run meanwhile. Their files come first, since they are
 the longest: what runs at the end is short, and no processor waits for another. A test that looks at the whole machine
 (rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does. A test that
-takes minutes, and whose promise a shorter one keeps, is marked `long`: `make test` leaves it out, `make check-all` does
+takes long, and whose promise a shorter one keeps, is marked `long`: `make test` leaves it out, `make check-all` does
 not. `pytest` and `make test` without arguments use all processors where pytest-xdist is; parts of the suite run in one
 process, and `-n` says otherwise.
 """
@@ -24,7 +24,7 @@ import pytest
 
 MOST_WORKERS = 6  # each has two nurseries, with torch in all three
 ALONE = "alone: the test looks at the whole machine, so that no other runs beside it"
-LONG = "long: minutes of work whose promise a shorter test keeps; `make check-all` runs it, `make test` does not"
+LONG = "long: much work, whose promise a shorter test keeps; `make check-all` runs it, `make test` does not"
 WHOLE = ("", "not long")  # of `-m`: all tests, and those of `make test`
 STARTERS = ("tests.support.processes", "gnnsys.lab", "gnnsys.bench.dist")  # where functions are that start processes
 WAIT_SECONDS = 600.0  # more than any test takes
