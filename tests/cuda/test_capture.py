@@ -99,6 +99,7 @@ def test_a_replay_has_the_edges_of_its_own_batch() -> None:
 def test_memory_does_not_grow_with_steps_and_is_given_back() -> None:
     torch.cuda.synchronize()
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MB for each stream that multiplies, kept by torch for good
     before = torch.cuda.memory_allocated()
     model = seeded().cuda()
     train = capture(step_of(model, adam(model)), max_graphs=4)
@@ -118,6 +119,7 @@ def test_memory_does_not_grow_with_steps_and_is_given_back() -> None:
     assert epochs(6) <= warm + (4 << 20)
     train.close()
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() < warm and torch.cuda.memory_allocated() <= before + (64 << 20)
 
