@@ -89,14 +89,14 @@ def test_shared_memory_is_private_to_a_host(lab):
     assert not Path("/dev/shm/lab_secret").exists()
 
 
-MOST_TRANSFERS = 5  # each takes less than a second, and whatever else runs meanwhile counts in it
+MOST_TRANSFERS = 12  # each takes less than a second, and whatever else runs meanwhile counts in it
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("source, to", [(1, 2), (2, 1)])
 def test_the_rate_holds_and_the_counters_count(lab, source, to):
-    size, bits, rates = 20_000_000, 200e6, []
-    lab.set_rate("200mbit")
+    size, bits, rates = 10_000_000, 100e6, []
+    lab.set_rate("100mbit")
     try:
         while len(rates) < MOST_TRANSFERS:
             before = lab.bytes()

@@ -17,6 +17,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "checkpoint": ("test_names.py", "test_states.py"),
     "cli": ("test_inspect.py", "test_progress.py"),
     "comm": ("test_address.py", "test_fair_queue.py", "test_wire.py"),
+    "cuda": ("test_capture.py",),  # skipped without a device
     "dgl": ("test_dgl.py",),
     "fullgraph": ("test_plan.py", "test_use.py"),
     "graph": ("test_convert.py", "test_graph.py", "test_manifest.py", "test_npy.py"),
@@ -24,6 +25,7 @@ FILES: dict[str, tuple[str, ...]] = {  # by room; seconds each on one core at mo
     "lab": ("test_control_groups.py",),
     "loader": ("test_hetero.py", "test_inputs.py", "test_link_loader.py", "test_stages.py"),
     "nn": ("test_gat.py", "test_gcn.py", "test_rgcn.py", "test_sage.py"),
+    "observe": ("test_cores.py",),
     "ops": (
         "test_attention.py",
         "test_bucket.py",
