@@ -173,12 +173,13 @@ def test_priority_and_path_of_a_loader_are_in_its_messages_and_those_of_a_contex
         seen.clear()
         with use_context(RequestContext(batch=4, priority=2, path=1)):
             sample_neighbors(graph, torch.arange(graph.num_nodes()), 3)
-        assert {(r.kind, r.batch, r.priority, r.path) for r in seen} == {(Kind.SAMPLE, 4, 2, 1)}
+        own = [r for r in seen if r.path != 9]  # what the loader had asked ahead may be answered only now
+        assert {(r.kind, r.batch, r.priority, r.path) for r in own} == {(Kind.SAMPLE, 4, 2, 1)}
         seen.clear()
         assert graph.client is not None
         graph.client.context = RequestContext(priority=7, path=8)
         sample_neighbors(graph, torch.arange(graph.num_nodes()), 3)
-        assert {(r.batch, r.priority, r.path) for r in seen} == {(-1, 7, 8)}
+        assert {(r.batch, r.priority, r.path) for r in seen if r.path != 9} == {(-1, 7, 8)}
 
 
 @pytest.mark.parametrize("field", [{"priority": 1 << 31}, {"path": -1}, {"loader": 1 << 32}, {"batch": -2}])
