@@ -17,6 +17,11 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? weight, Tensor? time, bool node_time, bool time_sorted, Tensor? seed_time, bool last, "
       "Tensor? exclude, Tensor? tree, Tensor? rng_ids) -> (Tensor indptr, Tensor neighbors, Tensor positions)");
   m.def("find_edges(Tensor indptr, Tensor indices, Tensor src, Tensor dst) -> Tensor");
+  // Draws that are steered by a byte per source: cpu/sample_guided.cpp
+  m.def(
+      "sample_guided(Tensor indptr, Tensor indices, Tensor seeds, int fanout, int key, Tensor score, float deviation, "
+      "bool proportional, bool unbiased, Tensor? exclude, Tensor? tree, Tensor? rng_ids) "
+      "-> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weights)");
   // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
   m.def(
       "sample_hops(Tensor indptr, Tensor[] indices, Tensor[] halo, Tensor? bounds, Tensor? edge_ids, Tensor? original, "

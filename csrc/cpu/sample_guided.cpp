@@ -1,0 +1,319 @@
+// sample_guided: local neighbours first, remote ones by their scores (DGS, section 3.2.3).
+//
+// `score` is a byte per source: 0 says that the requester owns it (local), 1 to 255 how much it counts (remote). Of k
+// draws at a seed the local ones get what `split` says, the rest goes to remote ones, and a deviation of
+// d = ceil(deviation * k) is moved between them. Within each side draws are as elsewhere: the smallest of
+// -ln(u_e) / w_e (Efraimidis and Spirakis), u_e addressed by the edge's place in its list, w_e = 1 for local ones.
+// With `unbiased` every edge is taken by itself with a probability pi_e that is known, and weighs 1 / (pi_e * degree).
+// Work: O(degree) per seed that has more than k in-edges.
+#include "common/id_range.h"
+#include "common/parallel.h"
+#include "common/register.h"
+#include "common/tensors.h"
+#include "cpu/sample.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace gnnsys {
+namespace {
+
+template <typename id_t>
+struct GuidedRequest {
+  Request<id_t> q;
+  const uint8_t* score;
+  int64_t num_scores;
+  double deviation;
+  bool proportional;
+  bool unbiased;
+};
+
+// How many of k draws go to each side; fractions where draws are unbiased.
+struct Shares {
+  double local;
+  double remote;
+};
+
+template <typename id_t>
+Shares share_draws(const GuidedRequest<id_t>& g, int64_t k, int64_t num_local, int64_t num_remote) {
+  const auto shift = static_cast<int64_t>(std::ceil(g.deviation * static_cast<double>(k)));
+  int64_t local;
+  if (g.proportional) {  // the uniform split, and from there towards the local side
+    local = k * num_local / (num_local + num_remote);
+    local = std::min({local + shift, num_local, k});
+    local = std::max(local, k - num_remote);
+  } else {
+    local = std::min(num_local, k);
+    local -= std::min({shift, local, num_remote - (k - local)});
+  }
+  Shares shares{static_cast<double>(local), static_cast<double>(k - local)};
+  if (g.unbiased) {  // a side that has any must have a chance
+    const double least = std::min(0.5, static_cast<double>(k) / 2);
+    if (num_local > 0 && shares.local < least) {
+      shares = {least, static_cast<double>(k) - least};
+    } else if (num_remote > 0 && shares.remote < least) {
+      shares = {static_cast<double>(k) - least, least};
+    }
+  }
+  return shares;
+}
+
+// The factor c with sum over e of min(1, c * score_e) = wanted, from how many there are of each score: those that are
+// taken for certain are found from the highest score down.
+double certain_factor(const std::array<int64_t, 256>& number, double wanted) {
+  double rest = 0;
+  for (size_t s = 1; s < 256; ++s) {
+    rest += static_cast<double>(number[s]) * static_cast<double>(s);
+  }
+  double left = wanted;
+  for (size_t s = 255; s > 0 && rest > 0; --s) {
+    if (number[s] == 0) {
+      continue;
+    }
+    const double factor = left / rest;
+    if (factor * static_cast<double>(s) <= 1) {
+      return factor;
+    }
+    left -= static_cast<double>(number[s]);
+    rest -= static_cast<double>(number[s]) * static_cast<double>(s);
+  }
+  return 1;  // all are taken
+}
+
+// One thread's collector: appends each seed's chosen positions and keeps its scratch between seeds.
+template <typename id_t>
+class GuidedCollector {
+ public:
+  GuidedCollector(const GuidedRequest<id_t>& g, Faults* faults) : g_(g), faults_(faults) {}
+
+  std::vector<int64_t> positions;
+  std::vector<float> weights;
+  std::optional<int64_t> bad_source;  // one without a score
+
+  int64_t collect(int64_t i) {
+    const Request<id_t>& q = g_.q;
+    const auto before = static_cast<int64_t>(positions.size());
+    const int64_t row = q.seeds[i];
+    const int64_t begin = q.indptr[row];
+    const int64_t end = q.indptr[row + 1];
+    if (!check_row(begin, end, q.num_edges, row, faults_) || q.fanout == 0) {
+      return 0;
+    }
+    const int64_t* all_end = q.exclude + q.num_exclude;
+    const int64_t* first = std::lower_bound(q.exclude, all_end, begin);
+    const int64_t* last = std::lower_bound(first, all_end, end);
+    const int64_t degree = end - begin - (last - first);
+    if (q.fanout < 0 || degree <= q.fanout) {
+      for (int64_t p = begin; p < end; ++p) {
+        if (first != last && *first == p) {
+          ++first;
+        } else {
+          positions.push_back(p);
+        }
+      }
+      weigh_all(before, 1.0f / static_cast<float>(std::max<int64_t>(degree, 1)));
+      return static_cast<int64_t>(positions.size()) - before;
+    }
+    local_.clear();
+    remote_.clear();
+    for (int64_t p = begin; p < end; ++p) {
+      if (first != last && *first == p) {
+        ++first;
+        continue;
+      }
+      const auto source = static_cast<int64_t>(q.indices[p]);
+      if (source < 0 || source >= g_.num_scores) {
+        bad_source = source;
+        return 0;
+      }
+      (g_.score[source] == 0 ? local_ : remote_).push_back({0.0, p, g_.score[source]});
+    }
+    const Stream stream = q.stream(i);
+    const auto shares = share_draws(g_, q.fanout, static_cast<int64_t>(local_.size()), static_cast<int64_t>(remote_.size()));
+    if (g_.unbiased) {
+      take_by_chance(stream, begin, degree, shares);
+    } else {
+      take_smallest(stream, begin, &local_, static_cast<int64_t>(shares.local));
+      take_smallest(stream, begin, &remote_, static_cast<int64_t>(shares.remote));
+      std::sort(positions.begin() + before, positions.end());
+    }
+    return static_cast<int64_t>(positions.size()) - before;
+  }
+
+ private:
+  struct Candidate {
+    double key;
+    int64_t position;
+    uint8_t score;
+    bool operator<(const Candidate& other) const { return std::tie(key, position) < std::tie(other.key, other.position); }
+  };
+
+  static double unit(const Stream& stream, int64_t place) {
+    return open_unit(stream.word64(static_cast<uint64_t>(place), 0));
+  }
+
+  void weigh_all(int64_t before, float weight) {
+    if (g_.unbiased) {
+      weights.resize(weights.size() + positions.size() - static_cast<size_t>(before), weight);
+    }
+  }
+
+  void take_smallest(const Stream& stream, int64_t begin, std::vector<Candidate>* side, int64_t count) {
+    if (count < static_cast<int64_t>(side->size())) {
+      for (Candidate& c : *side) {
+        const double draw = unit(stream, c.position - begin);
+        c.key = c.score == 0 ? draw : negative_log(draw) / static_cast<double>(c.score);
+      }
+      std::nth_element(side->begin(), side->begin() + count, side->end());
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      positions.push_back((*side)[static_cast<size_t>(j)].position);
+    }
+  }
+
+  // Each edge by itself: expected numbers are the shares. In order of position, both sides merged.
+  void take_by_chance(const Stream& stream, int64_t begin, int64_t degree, Shares shares) {
+    std::array<int64_t, 256> number{};
+    for (const Candidate& c : remote_) {
+      ++number[c.score];
+    }
+    const double factor = certain_factor(number, shares.remote);
+    const double of_local = local_.empty() ? 0 : std::min(1.0, shares.local / static_cast<double>(local_.size()));
+    auto a = local_.begin();
+    auto b = remote_.begin();
+    while (a != local_.end() || b != remote_.end()) {
+      const bool is_local = b == remote_.end() || (a != local_.end() && a->position < b->position);
+      const Candidate& c = is_local ? *a++ : *b++;
+      const double chance = is_local ? of_local : std::min(1.0, factor * static_cast<double>(c.score));
+      if (unit(stream, c.position - begin) < chance) {
+        positions.push_back(c.position);
+        weights.push_back(static_cast<float>(1.0 / (chance * static_cast<double>(degree))));
+      }
+    }
+  }
+
+  const GuidedRequest<id_t>& g_;
+  Faults* faults_;
+  std::vector<Candidate> local_;
+  std::vector<Candidate> remote_;
+};
+
+using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+template <typename id_t>
+Result sample_all(const GuidedRequest<id_t>& g) {
+  const Request<id_t>& q = g.q;
+  Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
+  auto* offset = mutable_data<int64_t>(offsets);
+  const int threads = num_threads_for(q.num_seeds, kSeedsPerThread);
+  Faults faults;
+  std::vector<GuidedCollector<id_t>> collectors(static_cast<size_t>(threads), {g, &faults});
+  on_threads(threads, [&](int t, int n) {
+    const Range r = share_of(q.num_seeds, t, n);
+    for (int64_t i = r.begin; i < r.end; ++i) {
+      offset[i + 1] = collectors[static_cast<size_t>(t)].collect(i);
+    }
+  });
+  faults.raise();
+  offset[0] = 0;
+  for (int64_t i = 0; i < q.num_seeds; ++i) {
+    offset[i + 1] += offset[i];
+  }
+  for (const auto& collector : collectors) {
+    CHECK_ARG(!collector.bad_source, "score must have an entry for every source, ", collector.bad_source.value_or(0),
+              " is none of ", g.num_scores);
+  }
+  const int64_t total = offset[q.num_seeds];
+  Tensor neighbors = empty_cpu({total}, id_type<id_t>());
+  Tensor positions = empty_cpu({total}, ScalarType::Long);
+  Tensor weights = empty_cpu({g.unbiased ? total : 0}, ScalarType::Float);
+  auto* neighbor = mutable_data<id_t>(neighbors);
+  auto* position = mutable_data<int64_t>(positions);
+  auto* weight = mutable_data<float>(weights);
+  on_threads(threads, [&](int t, int n) {
+    const auto& mine = collectors[static_cast<size_t>(t)];
+    int64_t out = offset[share_of(q.num_seeds, t, n).begin];
+    std::copy(mine.weights.begin(), mine.weights.end(), weight + (g.unbiased ? out : 0));
+    for (const int64_t p : mine.positions) {
+      position[out] = p;
+      neighbor[out++] = q.indices[p];
+    }
+  });
+  return {offsets, neighbors, positions, weights};
+}
+
+const int64_t* optional_int64(const std::optional<Tensor>& t, int64_t size, const char* name) {
+  if (!t.has_value()) {
+    return nullptr;
+  }
+  check_vector(*t, name);
+  check_dtype(*t, ScalarType::Long, name);
+  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
+  return const_data<int64_t>(*t);
+}
+
+Result sample_guided(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, int64_t key,
+                     const Tensor& score, double deviation, bool proportional, bool unbiased,
+                     std::optional<Tensor> exclude, std::optional<Tensor> tree, std::optional<Tensor> rng_ids) {
+  check_csc(indptr, indices);
+  check_ids(seeds, "seeds");
+  check_vector(score, "score");
+  check_dtype(score, ScalarType::Byte, "score");
+  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
+            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
+  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  CHECK_ARG(deviation >= 0 && deviation <= 1, "deviation must be in [0, 1], got ", deviation);
+  if (rng_ids) {
+    check_ids(*rng_ids, "rng_ids");
+    CHECK_ARG(rng_ids->numel() == seeds.numel(), "rng_ids must be one original id per seed, ", seeds.numel(), ", got ",
+              rng_ids->numel());
+    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() || rng_ids->scalar_type() == ScalarType::Long,
+              "rng_ids must have the dtype of seeds, or be int64");
+  }
+  return dispatch_ids(indices, [&](auto id) -> Result {
+    using id_t = decltype(id);
+    GuidedRequest<id_t> g{};
+    Request<id_t>& q = g.q;
+    q.indptr = const_data<int64_t>(indptr);
+    q.indices = const_data<id_t>(indices);
+    q.num_rows = indptr.numel() - 1;
+    q.num_edges = indices.numel();
+    q.seeds = const_data<id_t>(seeds);
+    q.num_seeds = seeds.numel();
+    q.fanout = fanout;
+    q.key = static_cast<uint64_t>(key);
+    if (rng_ids && rng_ids->scalar_type() == seeds.scalar_type()) {
+      q.rng_ids = const_data<id_t>(*rng_ids);
+    } else if (rng_ids) {
+      q.wide_rng_ids = const_data<int64_t>(*rng_ids);
+    }
+    q.tree = optional_int64(tree, q.num_seeds, "tree");
+    q.exclude = optional_int64(exclude, -1, "exclude");
+    q.num_exclude = exclude ? exclude->numel() : 0;
+    check_id_range(seeds, q.num_rows, "seeds");
+    if (q.tree) {
+      check_id_range(*tree, static_cast<int64_t>(kMaxTree) + 1, "tree");
+    }
+    const int64_t* exclude_end = q.exclude + q.num_exclude;
+    CHECK_ARG(std::adjacent_find(q.exclude, exclude_end, std::greater_equal<>()) == exclude_end,
+              "exclude must be edge positions in ascending order, each once");
+    g.score = const_data<uint8_t>(score);
+    g.num_scores = score.numel();
+    g.deviation = deviation;
+    g.proportional = proportional;
+    g.unbiased = unbiased;
+    return sample_all(g);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "sample_guided", &sample_guided); }
+
+}  // namespace gnnsys
