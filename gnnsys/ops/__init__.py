@@ -22,6 +22,7 @@ from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
+from gnnsys.ops.labor import sample_labor
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -142,6 +143,7 @@ __all__ = [
     "refine_volume",
     "rmat_edges",
     "sample_hops",
+    "sample_labor",
     "sample_neighbors",
     "sample_parts",
     "scaled_spmm",
