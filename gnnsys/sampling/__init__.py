@@ -4,6 +4,7 @@ from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
 from gnnsys.sampling.fanouts import check_fanouts
+from gnnsys.sampling.labor import LaborSampler
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
@@ -35,6 +36,7 @@ __all__ = [
     "GraphService",
     "HopRequest",
     "InEdges",
+    "LaborSampler",
     "Mask",
     "NeighborSampler",
     "PartMasks",

@@ -16,7 +16,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gnnsys.graph import some
-from gnnsys.ops import CSC, Neighbors
+from gnnsys.ops import CSC, Neighbors, sample_labor
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,28 @@ class DrawRule(ABC):
         """
 
 
-RULES: Mapping[str, DrawRule] = MappingProxyType({})
+class LaborRule(DrawRule):
+    """LABOR-0: u -> v is taken where r_u < fanout / degree(v). r_u is of the source and the key, so owners agree."""
+
+    name = "labor-0"
+    needs_sources = True
+
+    def draw(
+        self,
+        source: RuleSource,
+        seeds: Tensor,
+        fanout: int,
+        *,
+        key: int,
+        exclude: Tensor | None,
+        tree: Tensor | None,
+        rng_ids: Tensor | None,
+    ) -> Neighbors:
+        ids = source.source_ids
+        return sample_labor(source.csc, seeds, fanout, key=key, source_ids=ids, exclude=exclude, tree=tree)
+
+
+RULES: Mapping[str, DrawRule] = MappingProxyType({rule.name: rule for rule in (LaborRule(),)})
 
 
 def find_rule(name: str) -> DrawRule:

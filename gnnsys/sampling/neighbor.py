@@ -116,6 +116,10 @@ class NeighborSampler(Sampler):
         plain = {"num_neighbors": fanouts, "replace": self.replace, "disjoint": self.disjoint, "expand": self.expand}
         return plain | self._options
 
+    def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:
+        """What the draws of a hop are keyed by, beside original ids and trees."""
+        return stream_key(key.seed, key.epoch, key.batch, hop, self._type_keys[edge_type])
+
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
         return self._neighborhoods.csc(edge_type)
@@ -249,7 +253,7 @@ class _Walk:
                 edge_type,
                 frontier[edge_type[2]],
                 fanouts[hop],
-                stream_key(key.seed, key.epoch, key.batch, hop, self.sampler._type_keys[edge_type]),
+                self.sampler.draw_key(key, hop, edge_type),
                 exclude.get(edge_type),
             )
             for edge_type, fanouts in self.sampler._fanouts.items()
