@@ -28,6 +28,11 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool wide, Tensor on) "
       "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts)");
 
+  // LABOR: cpu/sample_labor.cpp
+  m.def(
+      "sample_labor(Tensor indptr, Tensor indices, Tensor seeds, int fanout, int key, Tensor? source_ids, "
+      "Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
+
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(
       "sample_parts(Tensor[] indptr, Tensor[] indices, Tensor[] original, Tensor[] halo, Tensor dst_bounds, "

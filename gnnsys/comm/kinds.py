@@ -31,6 +31,7 @@ class Kind(IntEnum):
     EDGE_ENDS = 35
     SELECT = 36
     VISITS = 37
+    GUIDE = 40
 
 
 CONTROL = "control"
@@ -47,6 +48,7 @@ _CONTROL_KINDS = frozenset(
         Kind.SAVE,
         Kind.DESCRIBE,
         Kind.PREPARE,
+        Kind.GUIDE,
     )
 )
 

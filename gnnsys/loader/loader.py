@@ -281,7 +281,7 @@ class Loader:
 
     def _load_sampler(self, state: Mapping[str, Any]) -> None:
         if self._sampler is not None:
-            if state.get("sampler") != self._sampler.state_dict():
+            if state.get("sampler") or self._sampler.state_dict():
                 self.close()  # stages that run now draw by what was known before
             self._sampler.load_state_dict(state.get("sampler", {}))
 

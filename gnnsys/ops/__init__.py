@@ -5,8 +5,8 @@ For users: `CSC` and what computes on one (`spmm`, `sddmm`, `edge_softmax`, `gat
 
 For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine_cut`, `stream_*`, `*_volume`,
 `fingerprint_*` and `mark_*` (partition); `*_edges`, `planted_labels`, `parse_table` (graph); `PartedCSC`,
-`PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling); `move_rows`, `update_rows`,
-`sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store); `BufferPool`, `DeviceReads` (loader);
+`PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling); `move_rows`,
+`update_rows`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store); `BufferPool`, `DeviceReads` (loader);
 `STRUCTURES` (what layers derive from a structure).
 `native` is the library itself, for ops that have no typed face.
 """
@@ -23,6 +23,7 @@ from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
+from gnnsys.ops.labor import sample_labor
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -144,6 +145,7 @@ __all__ = [
     "rmat_edges",
     "sample_guided",
     "sample_hops",
+    "sample_labor",
     "sample_neighbors",
     "sample_parts",
     "scaled_spmm",

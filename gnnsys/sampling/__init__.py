@@ -4,8 +4,11 @@ from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
 from gnnsys.sampling.fanouts import check_fanouts
+from gnnsys.sampling.guided import GuidedSampler, main_part
+from gnnsys.sampling.labor import LaborSampler
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
+from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
@@ -33,10 +36,13 @@ __all__ = [
     "DistGraph",
     "DrawRule",
     "GraphService",
+    "GuidedSampler",
     "HopRequest",
     "InEdges",
+    "LaborSampler",
     "Mask",
     "NeighborSampler",
+    "NodeScores",
     "PartMasks",
     "Placed",
     "RuleSource",
@@ -56,6 +62,7 @@ __all__ = [
     "graph_tables",
     "load_sample",
     "loader_context",
+    "main_part",
     "mask_column",
     "neighborhoods",
     "part_bounds",

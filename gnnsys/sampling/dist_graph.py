@@ -24,6 +24,7 @@ from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
+from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
 from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by
 from gnnsys.sampling.place import HOST, Placed, place_parts_on
@@ -71,6 +72,7 @@ class DistGraph:
         self._look_up = Lookups(parts, self._owners, client)
         self._prepared: dict[ViewSpec, DistNeighborhoods] = {}
         self._on_device: dict[ViewSpec, DeviceNeighborhoods] = {}
+        self._scores: dict[tuple[int, int], NodeScores] = {}  # by requester and version, to be sent again
         self._lock = threading.Lock()
         specs = graph_tables(parts)
         for spec in specs.values():
@@ -194,7 +196,7 @@ class DistGraph:
             if spec not in self._prepared:
                 if spec != UNIFORM:
                     self._prepare(spec)
-                prepare = partial(self._prepare, spec)
+                prepare = partial(self._prepare_again, spec)
                 self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
             host, structure = self._prepared[spec], self.structure
             if structure is None or rule is not None or (device is not None and device != structure.device):
@@ -224,6 +226,29 @@ class DistGraph:
                 )
         for sent in given:
             sent.result()
+
+    def _prepare_again(self, spec: ViewSpec) -> None:
+        """For machines whose server has been started again since."""
+        self._prepare(spec)
+        for scores in list(self._scores.values()):
+            self._send_scores(scores)
+
+    def add_scores(self, scores: NodeScores) -> None:
+        """Gives every machine a version of the scores by which guided draws are steered; waits until all have it."""
+        self._views.scores.add(scores)
+        self._send_scores(scores)
+        with self._lock:
+            self._scores[scores.requester, scores.version] = scores
+            for old in sorted(v for r, v in self._scores if r == scores.requester)[:-MOST_VERSIONS]:
+                del self._scores[scores.requester, old]
+
+    def _send_scores(self, scores: NodeScores) -> None:
+        sent = []
+        for machine in self._owners.away:
+            assert self.client is not None
+            sent.append(self.client.request(machine, Kind.GUIDE, scores.to_arrays(), timeout=_PREPARE_SECONDS))
+        for pending in sent:
+            pending.result()
 
     def _halo_rows(self, node_type: NodeType, ids: Tensor, spec: ViewSpec) -> Tensor:
         """What a view needs to know of nodes that other parts own."""

@@ -21,6 +21,7 @@ from gnnsys.ops import CSC, Neighbors, PartedCSC, PartNeighbors, gather_rows, sa
 from gnnsys.partition import id_dtype
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot, answers_from_arrays
 from gnnsys.sampling.neighborhoods import HopRequest
+from gnnsys.sampling.node_scores import ScoresNotHere
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec
 from gnnsys.sampling.prepared_views import NotPrepared, PreparedViews
@@ -118,7 +119,7 @@ class DistNeighborhoods:
                 taken.add(message.header.chunk)
                 yield message
         except RemoteValueError as error:
-            if error.remote_type != NotPrepared.__name__:
+            if error.remote_type not in (NotPrepared.__name__, ScoresNotHere.__name__):
                 raise
             self._prepare()
             yield from (message for message in ask().chunks() if message.header.chunk not in taken)

@@ -7,7 +7,6 @@ Until the first version draws are uniform.
 
 from __future__ import annotations
 
-import math
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -17,76 +16,16 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
-from gnnsys.ops import Neighbors, sample_guided, sample_neighbors
 from gnnsys.sampling.dist_graph import DistGraph
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource
+from gnnsys.sampling.draw_rule import GuidedRule, check_guided
 from gnnsys.sampling.fanouts import Fanouts
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey
 
-SPLITS = ("local", "proportional")
 Position = tuple[int, int]  # epoch, and batch within it
 _BEFORE_ALL: Position = (-(1 << 62), 0)
-
-
-class GuidedRule(DrawRule):
-    """Local sources first, remote ones by score; see `gnnsys.ops.sample_guided`."""
-
-    name: ClassVar[str] = "guided"
-    needs_scores: ClassVar[bool] = True
-
-    def __init__(self, deviation: float = 0.1, split: str = "local", unbiased: bool = False) -> None:
-        self.deviation, self.split, self.weighs = deviation, split, unbiased
-
-    @property
-    def text(self) -> str:
-        """The rule with its options, as requests and views name it."""
-        return f"{self.name}:{self.deviation!r}:{self.split}:{'unbiased' if self.weighs else 'plain'}"
-
-    def with_options(self, options: str) -> GuidedRule:
-        given = options.split(":")
-        try:
-            deviation, split, kind = float(given[0]), given[1], given[2]
-        except (ValueError, IndexError):
-            raise ValueError(f"guided draws are told deviation, split and kind, got {options!r}") from None
-        if len(given) != 3 or kind not in ("plain", "unbiased"):
-            raise ValueError(f"guided draws are told deviation, split and kind, got {options!r}")
-        check_guided(deviation, split, kind == "unbiased")
-        return GuidedRule(deviation, split, kind == "unbiased")
-
-    def draw(
-        self,
-        source: RuleSource,
-        seeds: Tensor,
-        fanout: int,
-        *,
-        key: int,
-        exclude: Tensor | None,
-        tree: Tensor | None,
-        rng_ids: Tensor | None,
-    ) -> Neighbors:
-        if source.score is None:  # no version yet
-            found = sample_neighbors(source.csc, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
-            if not self.weighs:
-                return found
-            counts = found.indptr.diff()
-            weight = torch.repeat_interleave(1.0 / counts.clamp(min=1).float(), counts, output_size=found.ids.numel())
-            return found._replace(weight=weight)
-        return sample_guided(
-            source.csc,
-            seeds,
-            fanout,
-            key=key,
-            score=source.score,
-            deviation=self.deviation,
-            proportional=self.split == "proportional",
-            unbiased=self.weighs,
-            exclude=exclude,
-            tree=tree,
-            rng_ids=rng_ids,
-        )
 
 
 class GuidedSampler(NeighborSampler):
@@ -203,16 +142,6 @@ class GuidedSampler(NeighborSampler):
             self.graph.add_scores(known)
         with self._lock:
             self._versions, self._scores, self._begun = versions, scores, _BEFORE_ALL
-
-
-def check_guided(deviation: float, split: str, unbiased: bool) -> None:
-    """ValueError for options of guided draws that cannot be."""
-    if not (isinstance(deviation, (int, float)) and math.isfinite(deviation) and 0 <= deviation <= 1):
-        raise ValueError(f"deviation must be in [0, 1], the share of draws that is moved, got {deviation!r}")
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
-    if not isinstance(unbiased, bool):
-        raise ValueError(f"unbiased must be True or False, got {unbiased!r}")
 
 
 def main_part(graph: DistGraph, ids: Tensor) -> int:

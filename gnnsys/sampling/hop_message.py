@@ -20,7 +20,6 @@ _FORMAT = 2  # of requests and their answers
 _REPLACE, _LAST = 1, 2
 _TREE, _TIME = 1, 2
 _MAX_NUMBERS = 1 << 18
-MASK_VERSION = 0  # no masks yet: every request is answered from the graph as it is
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,11 @@ class PartsRequest:
     replace: bool = False
     last: bool = False
     requester: int = -1
-    mask_version: int = MASK_VERSION
+    score_version: int = 0
 
     def to_arrays(self) -> list[Tensor]:
         flags = _REPLACE * self.replace + _LAST * self.last
-        head = [_FORMAT, self.view, self.requester, self.mask_version, flags, len(self.parts), *self.parts]
+        head = [_FORMAT, self.view, self.requester, self.score_version, flags, len(self.parts), *self.parts]
         arrays: list[Tensor] = []
         head.append(len(self.slots))
         for slot in self.slots:
@@ -83,17 +82,17 @@ class PartsRequest:
         """Reads what `to_arrays` wrote."""
         rest = _Arrays(arrays)
         head = _Numbers(rest.take("head", torch.int64))
-        version, view, requester, mask_version, flags = head.take(5)
+        version, view, requester, score_version, flags = head.take(5)
         if version != _FORMAT:
             raise ValueError(f"a hop's request must have format {_FORMAT}, got {version}")
-        if mask_version != MASK_VERSION:
-            raise ValueError(f"mask version {mask_version} is not known here, only {MASK_VERSION}")
+        if score_version < 0:
+            raise ValueError(f"a hop's request must name a version of scores, 0 for none, got {score_version}")
         parts = head.take(head.count())
         slots = [_read_slot(head, rest, len(parts)) for _ in range(head.count())]
         draws = [_read_draw(head, rest, len(parts), len(slots)) for _ in range(head.count())]
         head.finish()
         rest.finish()
-        return cls(view, parts, slots, draws, bool(flags & _REPLACE), bool(flags & _LAST), requester, mask_version)
+        return cls(view, parts, slots, draws, bool(flags & _REPLACE), bool(flags & _LAST), requester, score_version)
 
 
 class HopAnswer(NamedTuple):

@@ -116,6 +116,10 @@ class NeighborSampler(Sampler):
         plain = {"num_neighbors": fanouts, "replace": self.replace, "disjoint": self.disjoint, "expand": self.expand}
         return plain | self._options
 
+    def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:
+        """What the draws of a hop are keyed by, beside original ids and trees."""
+        return stream_key(key.seed, key.epoch, key.batch, hop, self._type_keys[edge_type])
+
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, of a graph in memory: its CSC, but in order of time if any."""
         return self._neighborhoods.csc(edge_type)
@@ -146,6 +150,10 @@ class NeighborSampler(Sampler):
             for hop in range(self.num_hops):
                 walk.step(hop, key, exclude or {})
             return walk.finish()
+
+    def steering(self, key: SampleKey) -> tuple[int | None, int]:
+        """Whom a batch is for (a part; None: nobody in particular), and the version of the scores that steer it."""
+        return None, 0
 
     @contextmanager
     def _tables(self) -> Iterator[dict[NodeType, IdTable]]:
@@ -244,13 +252,16 @@ class _Walk:
         self, hop: int, key: SampleKey, frontier: dict[NodeType, Tensor], exclude: Mapping[EdgeType, Tensor]
     ) -> list[HopRequest]:
         """What this hop asks for: every edge type's in-edges of the frontier."""
+        requester, version = self.sampler.steering(key)
         return [
             HopRequest(
                 edge_type,
                 frontier[edge_type[2]],
                 fanouts[hop],
-                stream_key(key.seed, key.epoch, key.batch, hop, self.sampler._type_keys[edge_type]),
+                self.sampler.draw_key(key, hop, edge_type),
                 exclude.get(edge_type),
+                requester=requester,
+                version=version,
             )
             for edge_type, fanouts in self.sampler._fanouts.items()
         ]

@@ -101,7 +101,8 @@ class ScoreBook:
 
     def get(self, requester: int, version: int) -> NodeScores:
         with self._lock:
-            found = self._known.get(requester, {}).get(version)
+            known = self._known.get(requester)
+            found = None if known is None else known.get(version)
         if found is None:
             raise ScoresNotHere(f"version {version} of the scores of part {requester} is not here: send it first")
         return found

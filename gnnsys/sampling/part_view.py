@@ -35,6 +35,7 @@ from gnnsys.sampling.edge_sources import (
     with_edge_time,
     with_node_time,
 )
+from gnnsys.sampling.node_scores import ScoreBook
 from gnnsys.sampling.owners import part_bounds
 
 _SMALL_FANOUT = 256
@@ -91,7 +92,9 @@ def halo_sources(part: Part, node_type: NodeType) -> Tensor:
 class PartView:
     """The in-edges of one part's core nodes. Seeds are local ids; what comes out is in global ids."""
 
-    def __init__(self, part: Part, parts: Parts, spec: ViewSpec, halo_rows: Mapping[NodeType, Tensor]) -> None:
+    def __init__(
+        self, part: Part, parts: Parts, spec: ViewSpec, halo_rows: Mapping[NodeType, Tensor], scores: ScoreBook
+    ) -> None:
         self.part = part
         self._own = {t: parts.book.part_range(part.index, t) for t in parts.schema.node_types}
         self._first_edge = {t: parts.book.part_range(part.index, t).start for t in parts.schema.edge_types}
@@ -100,6 +103,7 @@ class PartView:
         self._wide = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.node_types}
         self._wide_edges = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.edge_types}
         self._rule: DrawRule | None = None if spec.rule is None else find_rule(spec.rule)
+        self._scores = scores
         self._source_ids: dict[NodeType, Tensor] = {}
         if spec.needs_sources:
             self._source_ids = {t: torch.cat([part.original_ids(t).long(), ids]) for t, ids in halo_rows.items()}
@@ -147,8 +151,10 @@ class PartView:
         if self._rule is None:
             neighbors = self._draw(edge_type, seeds, fanout, key, replace, last, exclude, tree, seed_time, rng_ids)
         else:
-            csc, ids = self._sources[edge_type].csc, self._source_ids.get(src)
-            source = RuleSource(csc, ids, part.index, requester, version)
+            csc, ids, score = self._sources[edge_type].csc, self._source_ids.get(src), None
+            if self._rule.needs_scores and version:
+                score = self._scores.of_sources(part.index, requester, version)
+            source = RuleSource(csc, ids, part.index, requester, version, score)
             neighbors = self._rule.draw(source, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
         own = self._own[src]
         return name_neighbors(

@@ -17,6 +17,7 @@ from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import PartedCSC
 from gnnsys.partition import Parts
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest
+from gnnsys.sampling.node_scores import ScoreBook
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources, whole_csc
 
 _SEEDS_PER_PIECE = 1 << 14
@@ -37,6 +38,7 @@ class PreparedViews:
         self.parts, self.own_parts = parts, list(own_parts)
         self._lock = threading.Lock()
         self._views: dict[int, dict[int, PartView]] = {}
+        self.scores = ScoreBook(parts)
         self._has_all = sorted(self.own_parts) == list(range(parts.book.num_parts))
         self._whole: dict[EdgeType, PartedCSC | None] = {}
         self.prepare(UNIFORM, {})
@@ -65,6 +67,7 @@ class PreparedViews:
                     self.parts,
                     spec,
                     {t: rows for (part, t), rows in halo_rows.items() if part == p},
+                    self.scores,
                 )
                 for p in self.own_parts
             }
@@ -113,7 +116,7 @@ class PreparedViews:
                 tree=None if tree is None else tree[chosen],
                 seed_time=None if seed_time is None else seed_time[chosen],
                 requester=request.requester,
-                version=request.mask_version,
+                version=request.score_version,
             )
             yield HopAnswer(number, place, first, end - first, piece)
 

@@ -30,7 +30,7 @@ class Sampler(ABC):
     """Samples the structure around seeds. `sample` is called from several threads at once."""
 
     unbiased_for: ClassVar[str] = ""  # what is exact in expectation over keys, in one sentence; empty: nothing
-    gives: ClassVar[tuple[str, ...]] = ()  # "edge_weight", "node_weight": what its batches have besides structure
+    gives: tuple[str, ...] = ()  # "edge_weight", "node_weight": what its batches have besides structure
     takes_links: ClassVar[bool] = True  # whether seeds may be the ends of links, with edges to exclude
 
     graph: AnyGraph

@@ -14,6 +14,7 @@ from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
 from gnnsys.sampling.hop_message import HopAnswer, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
+from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.part_view import ViewSpec
 from gnnsys.sampling.part_visits import PartHop, SourceSums
 from gnnsys.sampling.prepared_views import PreparedViews
@@ -24,7 +25,7 @@ _MAX_NUMBERS = 1 << 18
 
 
 class GraphService:
-    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS and VISITS for `own_parts`."""
+    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS, VISITS and GUIDE for `own_parts`."""
 
     def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
         self.views = PreparedViews(parts, own_parts)
@@ -37,6 +38,7 @@ class GraphService:
             Kind.FIND_EDGES: self.find_edges,
             Kind.EDGE_ENDS: self.edge_ends,
             Kind.VISITS: self.visits,
+            Kind.GUIDE: self.guide,
         }
 
     def prepare(self, request: Request) -> Reply:
@@ -115,6 +117,11 @@ class GraphService:
         edge_type = self.views.edge_type(hop.edge_type)
         self.views.view(0, hop.part)  # ValueError where it is not here
         return SourceSums(self._parts.part(hop.part), edge_type, hop).replies()
+
+    def guide(self, request: Request) -> Reply:
+        """Keeps a version of a part's scores: see `NodeScores`."""
+        self.views.scores.add(NodeScores.from_arrays(request.arrays))
+        return Reply()
 
 
 def _arrays(request: Request, count: int) -> list[Tensor]:

@@ -81,7 +81,7 @@ def test_no_head_of_a_request_makes_the_service_do_anything_but_answer_or_refuse
         (replace(REQUEST, view=5), "view 5 was not prepared"),
         (replace(REQUEST, draws=[replace(REQUEST.draws[0], edge_type=1)]), r"edge type must be in \[0, 1\)"),
         (replace(REQUEST, slots=[replace(SLOT, seeds=SLOT.seeds + 100)]), "must be in"),
-        (replace(REQUEST, mask_version=1), "mask version 1 is not known"),
+        (replace(REQUEST, score_version=-1), "must name a version of scores"),
     ],
 )
 def test_what_is_not_here_is_refused(service: GraphService, request_: PartsRequest, message: str) -> None:

@@ -1,0 +1,302 @@
+// sample_labor: LABOR-0 (Balin and Catalyurek 2023, section 3.2): edge u -> v is taken where r_u < k / degree(v).
+//
+// r_u is one 64-bit word per source: seeds that share a neighbour take it together, so a batch sees fewer nodes. The word
+// is Philox's at (key, original id of u, tree), and it is compared as an integer: word * degree < k * 2^64. Work: a
+// word for each in-edge of the seeds that have more than k, made for sixteen edges at a time, whatever seed they are of.
+#include "common/id_range.h"
+#include "common/parallel.h"
+#include "common/register.h"
+#include "common/tensors.h"
+#include "cpu/philox_lanes.h"
+#include "cpu/sample.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace gnnsys {
+namespace {
+
+constexpr int64_t kBlock = 512;  // edges whose words are made together: all about them stays in the first cache
+
+template <typename id_t, typename source_t>
+struct LaborRequest {
+  const int64_t* indptr;
+  const id_t* indices;
+  int64_t num_edges;
+  const id_t* seeds;
+  int64_t num_seeds;
+  int64_t fanout;
+  uint64_t key;
+  const source_t* source_ids;  // original ids of the sources; the sources themselves when null
+  int64_t num_source_ids;
+  const int64_t* tree;      // null: tree 0
+  const int64_t* exclude;  // ascending positions
+  int64_t num_exclude;
+};
+
+// One thread's collector: appends each seed's taken positions, seed after seed.
+template <typename id_t, typename source_t>
+class LaborCollector {
+ public:
+  LaborCollector(const LaborRequest<id_t, source_t>& q, int64_t* counts, float* weights, Faults* faults)
+      : q_(q), counts_(counts), weights_(weights), faults_(faults) {}
+
+  std::vector<int64_t> positions;
+  int64_t bad_source = -1;  // a source without an original id
+
+  void collect(int64_t i) {
+    const int64_t row = q_.seeds[i];
+    const int64_t begin = q_.indptr[row];
+    const int64_t end = q_.indptr[row + 1];
+    counts_[i] = 0;
+    weights_[i] = 0;
+    if (!check_row(begin, end, q_.num_edges, row, faults_) || q_.fanout == 0) {
+      return;
+    }
+    const int64_t* all_end = q_.exclude + q_.num_exclude;
+    const int64_t* first = std::lower_bound(q_.exclude, all_end, begin);
+    const int64_t* last = std::lower_bound(first, all_end, end);
+    const int64_t degree = end - begin - (last - first);
+    if (degree == 0) {
+      return;
+    }
+    const bool all = q_.fanout < 0 || degree <= q_.fanout;
+    weights_[i] = 1.0f / static_cast<float>(all ? degree : q_.fanout);  // 1 / (degree * probability)
+    const uint64_t limit = all ? 0 : limit_of(degree);
+    if (first != last) {
+      flush();
+      one_by_one(i, begin, end, first, last, all, limit);
+    } else if (all) {
+      segments_.push_back({i, begin, degree, 0});
+    } else {
+      append(i, begin, end, limit);
+    }
+  }
+
+  // What waits in the block is decided.
+  void flush() {
+    if (num_waiting_ > 0) {
+      make_words();
+    }
+    int64_t at = 0;
+    for (const Segment& s : segments_) {
+      const auto before = static_cast<int64_t>(positions.size());
+      positions.resize(static_cast<size_t>(before + s.size));
+      int64_t* const out = positions.data() + before;
+      int64_t taken = 0;
+      if (s.limit == 0) {
+        for (; taken < s.size; ++taken) {
+          out[taken] = s.begin + taken;
+        }
+      } else {
+        for (int64_t e = 0; e < s.size; ++e, ++at) {
+          out[taken] = s.begin + e;
+          taken += ((static_cast<uint64_t>(high_[at]) << 32) | low_[at]) < s.limit;
+        }
+      }
+      positions.resize(static_cast<size_t>(before + taken));
+      counts_[s.seed] += taken;
+    }
+    segments_.clear();
+    num_waiting_ = 0;
+  }
+
+ private:
+  struct Segment {
+    int64_t seed;
+    int64_t begin;
+    int64_t size;
+    uint64_t limit;  // words below it are taken; 0: all, without a word
+  };
+
+  // The number of words w with w * degree < fanout * 2^64; degree > fanout.
+  uint64_t limit_of(int64_t degree) const {
+    const auto wanted = static_cast<unsigned __int128>(q_.fanout) << 64;
+    const auto divisor = static_cast<unsigned __int128>(degree);
+    return static_cast<uint64_t>((wanted + divisor - 1) / divisor);
+  }
+
+  uint64_t original(int64_t position) {
+    const auto source = static_cast<uint64_t>(q_.indices[position]);
+    if (q_.source_ids == nullptr) {
+      return source;
+    }
+    if (source >= static_cast<uint64_t>(q_.num_source_ids)) {
+      bad_source = static_cast<int64_t>(source);
+      return 0;
+    }
+    return static_cast<uint64_t>(q_.source_ids[source]);
+  }
+
+  void append(int64_t i, int64_t begin, int64_t end, uint64_t limit) {
+    const uint32_t tree = q_.tree ? static_cast<uint32_t>(q_.tree[i]) : 0u;
+    while (begin < end) {
+      const int64_t size = std::min(end - begin, kBlock - num_waiting_);
+      for (int64_t e = 0; e < size; ++e) {
+        const uint64_t node = original(begin + e);
+        low_[num_waiting_ + e] = static_cast<uint32_t>(node);
+        high_[num_waiting_ + e] = static_cast<uint32_t>(node >> 32);
+      }
+      std::fill_n(tree_ + num_waiting_, size, tree);
+      segments_.push_back({i, begin, size, limit});
+      num_waiting_ += size;
+      begin += size;
+      if (num_waiting_ == kBlock) {
+        flush();
+      }
+    }
+  }
+
+  // (low, high) of each waiting source -> (low, high) of its word.
+  void make_words() {
+    const int64_t padded = (num_waiting_ + kLanes - 1) / kLanes * kLanes;
+    for (int64_t e = 0; e < padded; e += kLanes) {
+      u32x4 state[kChains][4];
+      for (int v = 0; v < kChains; ++v) {
+        state[v][0] = load4(low_ + e + 4 * v);
+        state[v][1] = load4(high_ + e + 4 * v);
+        state[v][2] = load4(tree_ + e + 4 * v);
+        state[v][3] = splat(0);
+      }
+      philox4x32_lanes(state, q_.key);
+      for (int v = 0; v < kChains; ++v) {
+        store4(low_ + e + 4 * v, state[v][0]);
+        store4(high_ + e + 4 * v, state[v][1]);
+      }
+    }
+  }
+
+  // A row with gaps: few have any.
+  void one_by_one(int64_t i, int64_t begin, int64_t end, const int64_t* gap, const int64_t* last, bool all,
+                  uint64_t limit) {
+    const uint32_t tree = q_.tree ? static_cast<uint32_t>(q_.tree[i]) : 0u;
+    for (int64_t p = begin; p < end; ++p) {
+      if (gap != last && *gap == p) {
+        ++gap;
+      } else if (all || Stream{q_.key, original(p), tree}.word64(0, 0) < limit) {
+        positions.push_back(p);
+        ++counts_[i];
+      }
+    }
+  }
+
+  const LaborRequest<id_t, source_t>& q_;
+  int64_t* counts_;
+  float* weights_;
+  Faults* faults_;
+  std::vector<Segment> segments_;
+  int64_t num_waiting_ = 0;
+  uint32_t low_[kBlock] = {};
+  uint32_t high_[kBlock] = {};
+  uint32_t tree_[kBlock] = {};
+};
+
+using LaborResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+template <typename id_t, typename source_t>
+LaborResult collect_labor(const LaborRequest<id_t, source_t>& q) {
+  Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
+  auto* const offset = mutable_data<int64_t>(offsets);
+  std::vector<float> weights(static_cast<size_t>(q.num_seeds));  // those of a seed's edges are all the same
+  const int threads = num_threads_for(q.num_seeds, kSeedsPerThread);
+  Faults faults;
+  std::vector<LaborCollector<id_t, source_t>> collectors(static_cast<size_t>(threads),
+                                                         {q, offset + 1, weights.data(), &faults});
+  on_threads(threads, [&](int t, int n) {
+    auto& collector = collectors[static_cast<size_t>(t)];
+    const Range r = share_of(q.num_seeds, t, n);
+    for (int64_t i = r.begin; i < r.end; ++i) {
+      collector.collect(i);
+    }
+    collector.flush();
+  });
+  faults.raise();
+  for (const auto& collector : collectors) {
+    CHECK_ARG(collector.bad_source < 0, "source_ids must have an entry for every source, it has none for ",
+              collector.bad_source);
+  }
+  offset[0] = 0;
+  for (int64_t i = 0; i < q.num_seeds; ++i) {
+    offset[i + 1] += offset[i];
+  }
+  const int64_t total = offset[q.num_seeds];
+  Tensor neighbors = empty_cpu({total}, id_type<id_t>());
+  Tensor positions = empty_cpu({total}, ScalarType::Long);
+  Tensor weight = empty_cpu({total}, ScalarType::Float);
+  auto* const neighbor = mutable_data<id_t>(neighbors);
+  auto* const position = mutable_data<int64_t>(positions);
+  auto* const edge_weight = mutable_data<float>(weight);
+  on_threads(threads, [&](int t, int n) {
+    const Range r = share_of(q.num_seeds, t, n);
+    const auto& taken = collectors[static_cast<size_t>(t)].positions;
+    const int64_t first = offset[r.begin];
+    for (size_t e = 0; e < taken.size(); ++e) {
+      position[first + static_cast<int64_t>(e)] = taken[e];
+      neighbor[first + static_cast<int64_t>(e)] = q.indices[taken[e]];
+    }
+    for (int64_t i = r.begin; i < r.end; ++i) {
+      std::fill(edge_weight + offset[i], edge_weight + offset[i + 1], weights[static_cast<size_t>(i)]);
+    }
+  });
+  return {offsets, neighbors, positions, weight};
+}
+
+const int64_t* check_int64(const std::optional<Tensor>& t, int64_t size, const char* name) {
+  if (!t.has_value()) {
+    return nullptr;
+  }
+  check_vector(*t, name);
+  check_dtype(*t, ScalarType::Long, name);
+  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
+  return const_data<int64_t>(*t);
+}
+
+LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, int64_t key,
+                         std::optional<Tensor> source_ids, std::optional<Tensor> exclude, std::optional<Tensor> tree) {
+  check_csc(indptr, indices);
+  check_ids(seeds, "seeds");
+  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
+            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
+  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  check_id_range(seeds, indptr.numel() - 1, "seeds");
+  const int64_t* const trees = check_int64(tree, seeds.numel(), "tree");
+  if (tree) {
+    check_id_range(*tree, static_cast<int64_t>(kMaxTree) + 1, "tree");
+  }
+  const int64_t* const excluded = check_int64(exclude, -1, "exclude");
+  const int64_t num_excluded = exclude ? exclude->numel() : 0;
+  CHECK_ARG(std::adjacent_find(excluded, excluded + num_excluded, std::greater_equal<>()) == excluded + num_excluded,
+            "exclude must be edge positions in ascending order, each once");
+  if (source_ids) {
+    check_ids(*source_ids, "source_ids");
+  }
+  return dispatch_ids(indices, [&](auto id) -> LaborResult {
+    using id_t = decltype(id);
+    return dispatch_ids(source_ids ? *source_ids : indices, [&](auto source) -> LaborResult {
+      using source_t = decltype(source);
+      LaborRequest<id_t, source_t> q{};
+      q.indptr = const_data<int64_t>(indptr);
+      q.indices = const_data<id_t>(indices);
+      q.num_edges = indices.numel();
+      q.seeds = const_data<id_t>(seeds);
+      q.num_seeds = seeds.numel();
+      q.fanout = fanout;
+      q.key = static_cast<uint64_t>(key);
+      q.source_ids = source_ids ? const_data<source_t>(*source_ids) : nullptr;
+      q.num_source_ids = source_ids ? source_ids->numel() : 0;
+      q.tree = trees;
+      q.exclude = excluded;
+      q.num_exclude = num_excluded;
+      return collect_labor(q);
+    });
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "sample_labor", &sample_labor); }
+
+}  // namespace gnnsys

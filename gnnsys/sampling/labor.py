@@ -1,0 +1,106 @@
+"""LABOR (Balin and Catalyurek, NeurIPS 2023): neighbour sampling in which seeds share what they draw.
+
+Each source u has one random number r_u per batch and hop, and edge u -> v is taken where r_u < k / degree(v). A seed
+gets k neighbours in expectation, as with uniform draws, but seeds that share neighbours take the same ones: a batch
+has fewer nodes at the same variance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType, edge_type_key
+from gnnsys.ops import stream_key
+from gnnsys.sampling.draw_rule import LaborRule
+from gnnsys.sampling.fanouts import Fanouts
+from gnnsys.sampling.neighbor import NeighborSampler
+from gnnsys.sampling.neighborhoods import AnyGraph
+from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.sampler import SampleKey
+
+_EVERY_HOP = -1  # stands for the hop in the key where all hops share their random numbers
+
+
+class LaborSampler(NeighborSampler):
+    """LABOR-0 on a `Graph` or a `DistGraph`, bit-equal. `num_neighbors` are expected numbers of neighbours per hop.
+
+    Every edge has a weight: the sum of weight * row over a node's sampled in-edges stands for the mean over all its
+    in-edges. The weight is 1 / (degree * probability), which makes that sum exact in expectation (Horvitz-Thompson).
+    With `normalize` the weights of a node's in-edges are divided by their sum (Hajek, as DGL does): less variance
+    where rows are far from zero, and no longer exact, because a node may draw no neighbour at all.
+
+    `layer_dependency` is DGL's: one r_u for all hops of a batch, so that a node which is seen by several is likelier to
+    be the same one. Edge types with the same source type always share r_u. Parallel edges are taken together.
+    """
+
+    unbiased_for: ClassVar[str] = (
+        "in each layer the mean over a node's in-edges, as the sum of edge_weight * row, unless weights are normalized"
+    )
+    gives = ("edge_weight",)
+
+    def __init__(
+        self,
+        graph: AnyGraph,
+        num_neighbors: Fanouts,
+        *,
+        layer_dependency: bool = False,
+        normalize: bool = False,
+        disjoint: bool = False,
+        expand: Literal["new", "frontier"] = "new",
+    ) -> None:
+        super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, rule=LaborRule.name)
+        self.layer_dependency, self.normalize = layer_dependency, normalize
+
+    def options(self) -> dict[str, Any]:
+        labor = {"rule": LaborRule.name, "layer_dependency": self.layer_dependency, "normalize": self.normalize}
+        return super().options() | labor
+
+    def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:
+        """By the source type instead of the edge type: r_u is of the source."""
+        of_source = edge_type_key((edge_type[0], "", ""))
+        return stream_key(key.seed, key.epoch, key.batch, _EVERY_HOP if self.layer_dependency else hop, of_source)
+
+    def sample(
+        self,
+        seeds: Mapping[NodeType, Tensor],
+        *,
+        key: SampleKey,
+        seed_time: Mapping[NodeType, Tensor] | None = None,
+        tree: Mapping[NodeType, Tensor] | None = None,
+        exclude: Mapping[EdgeType, Tensor] | None = None,
+    ) -> Sample:
+        self.refuse(seed_time=seed_time)
+        sample = super().sample(seeds, key=key, tree=tree, exclude=exclude)
+        if sample.blocks:
+            for block in sample.blocks:
+                block.edge_weight = {t: self._block_weights(block, t) for t in block.csc}
+        else:
+            sample.edge_weight = {t: self._weights(sample, t) for t in sample.row}
+        return sample
+
+    def _weights(self, sample: Sample, edge_type: EdgeType) -> Tensor:
+        weight = _given(sample.edge_weight, edge_type)
+        if not self.normalize:
+            return weight
+        num_dst = sample.node[edge_type[2]].numel()
+        return _divided(weight, sample.col[edge_type], num_dst)
+
+    def _block_weights(self, block: Block, edge_type: EdgeType) -> Tensor:
+        weight = _given(block.edge_weight, edge_type)
+        return _divided(weight, block.csc[edge_type].dst(), block.num_dst[edge_type[2]]) if self.normalize else weight
+
+
+def _given(weights: Mapping[EdgeType, Tensor] | None, edge_type: EdgeType) -> Tensor:
+    """Where nothing was asked for there are no weights: an edge type has none then, wherever the graph is."""
+    found = (weights or {}).get(edge_type)
+    return torch.empty(0, dtype=torch.float32, device="cpu") if found is None else found
+
+
+def _divided(weight: Tensor, dst: Tensor, num_dst: int) -> Tensor:
+    """Weights divided by their sum over the edges of a destination."""
+    total = torch.zeros(num_dst, dtype=torch.float32, device="cpu").index_add_(0, dst, weight)
+    return weight / total[dst]

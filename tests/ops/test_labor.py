@@ -1,0 +1,154 @@
+"""sample_labor against its definition: integers in Python, edge by edge, and what is exact in expectation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gnnsys.ops import CSC, sample_labor, sample_neighbors, stream_key
+from tests.ops.test_sampling import random_csc, star
+from tests.support.grid import grid
+
+
+def philox(counter: tuple[int, int, int, int], key: int) -> tuple[int, ...]:
+    """Philox4x32-10, as the paper (Salmon et al. 2011) writes it down."""
+    k0, k1 = key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF
+    c = list(counter)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k0, b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k1, a & 0xFFFFFFFF]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return tuple(c)
+
+
+def word(source: int, tree: int, key: int) -> int:
+    low, high, *_ = philox((source & 0xFFFFFFFF, source >> 32, tree, 0), key & 0xFFFFFFFFFFFFFFFF)
+    return high << 32 | low
+
+
+def by_definition(csc: CSC, seeds: Tensor, fanout: int, key: int, source_ids=None, exclude=None, tree=None):
+    """(counts, positions, weights), every edge looked at by itself."""
+    counts, positions, weights = [], [], []
+    excluded = set() if exclude is None else set(exclude.tolist())
+    for i, v in enumerate(seeds.tolist()):
+        candidates = [p for p in range(int(csc.indptr[v]), int(csc.indptr[v + 1])) if p not in excluded]
+        degree, before = len(candidates), len(positions)
+        for p in candidates:
+            u = int(csc.indices[p])
+            u = u if source_ids is None else int(source_ids[u])
+            r = word(u, 0 if tree is None else int(tree[i]), key)
+            if fanout < 0 or degree <= fanout or r * degree < fanout << 64:
+                positions.append(p)
+                weights.append(1.0 / (degree if fanout < 0 else min(degree, fanout)))
+        if fanout == 0:
+            del positions[before:], weights[before:]
+        counts.append(len(positions) - before)
+    return counts, positions, weights
+
+
+@grid(fanout=[0, 1, 3, 15, 100, -1], dtype=[torch.int32, torch.int64])
+def test_edges_are_taken_where_the_word_of_their_source_is_small(fanout: int, dtype: torch.dtype) -> None:
+    csc = random_csc(120, 3000, dtype)
+    seeds = torch.randperm(120).to(dtype)
+    found = sample_labor(csc, seeds, fanout, key=-5)
+    counts, positions, weights = by_definition(csc, seeds, fanout, -5)
+    assert found.indptr.diff().tolist() == counts and found.positions.tolist() == positions
+    assert found.weight.dtype == torch.float32 and torch.equal(found.weight, torch.tensor(weights).float())
+    assert found.ids.dtype == dtype and torch.equal(found.ids, csc.indices[found.positions])
+
+
+@grid(
+    source_dtype=[None, torch.int32, torch.int64],
+    excluded=[False, True],
+    trees=[False, True],
+)
+def test_original_ids_exclusions_and_trees_mean_what_they_say(source_dtype, excluded: bool, trees: bool) -> None:
+    g = torch.Generator().manual_seed(7)
+    csc = random_csc(90, 2500, torch.int32)
+    seeds = torch.randint(0, 90, (60,), generator=g, dtype=torch.int32)
+    ids = None
+    if source_dtype is not None:
+        ids = torch.randperm(90, generator=g).to(source_dtype) + (1 << 40 if source_dtype == torch.int64 else 0)
+    exclude = torch.randperm(2500, generator=g)[:400].sort().values if excluded else None
+    tree = torch.randint(0, 1 << 24, (60,), generator=g) if trees else None
+    found = sample_labor(csc, seeds, 6, key=99, source_ids=ids, exclude=exclude, tree=tree)
+    counts, positions, weights = by_definition(csc, seeds, 6, 99, ids, exclude, tree)
+    assert found.indptr.diff().tolist() == counts and found.positions.tolist() == positions
+    assert torch.equal(found.weight, torch.tensor(weights).float())
+
+
+def test_threads_change_nothing() -> None:
+    csc = random_csc(5000, 200_000)
+    seeds = torch.randperm(5000)
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            found.append(sample_labor(csc, seeds, 7, key=3))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
+def test_the_weighted_sum_is_the_mean_over_all_in_edges_in_expectation() -> None:
+    csc = random_csc(200, 6000)
+    seeds = torch.arange(200)
+    rows = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
+    degree = csc.in_degrees().double()
+    seeds = seeds[degree > 0]
+    exact = torch.zeros(200, dtype=torch.float64).index_add_(0, csc.dst(), rows[csc.indices]) / degree.clamp(min=1)
+    sums = []
+    for number in range(2000):
+        found = sample_labor(csc, seeds, 5, key=stream_key(1, number))
+        owner = torch.repeat_interleave(torch.arange(seeds.numel()), found.indptr.diff())
+        got = torch.zeros(seeds.numel(), dtype=torch.float64)
+        sums.append(got.index_add_(0, owner, found.weight.double() * rows[found.ids]))
+    sums = torch.stack(sums)
+    error = (sums.mean(0) - exact[seeds]).abs()
+    sampled = csc.in_degrees()[seeds] > 5
+    assert int(sampled.sum()) > 50
+    # of some hundred seeds one may be beyond four standard errors: so all together are held to it, and each to five
+    scores = error[sampled] / (sums[:, sampled].std(0) / 2000**0.5)
+    assert float(scores.max()) < 5
+    joint = sums[:, sampled].mean(1) - exact[seeds][sampled].mean()
+    assert abs(float(joint.mean())) < 4 * float(joint.std()) / 2000**0.5
+    assert bool((error[~sampled] < 1e-6).all())
+
+
+def test_a_seed_gets_the_fanout_in_expectation_and_all_sources_are_as_likely() -> None:
+    taken = np.zeros(40)
+    for key in range(2000):
+        taken[sample_labor(star(40), torch.tensor([0]), 8, key=stream_key(key)).ids.numpy()] += 1
+    share, error = 8 / 40, (8 / 40 * 32 / 40 / 2000) ** 0.5
+    assert abs(taken.mean() / 2000 - share) < 4 * error / 40**0.5
+    assert np.abs(taken / 2000 - share).max() < 5 * error
+
+
+def test_seeds_that_share_their_neighbours_take_the_same_ones() -> None:
+    columns = torch.arange(60, dtype=torch.int64).repeat(50)
+    csc = CSC(torch.arange(0, 3001, 60), columns, 60)
+    seeds = torch.arange(50)
+    labor = sample_labor(csc, seeds, 6, key=1).ids.unique().numel()
+    uniform = sample_neighbors(csc, seeds, 6, key=1).ids.unique().numel()
+    assert labor <= 15 and uniform == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fanout": -2}, "fanout must be -1"),
+        ({"exclude": torch.tensor([3, 3])}, "ascending order"),
+        ({"tree": torch.tensor([0])}, "tree must have 2 entries"),
+        ({"source_ids": torch.arange(3)}, "source_ids must have an entry for every source"),
+        ({"seeds": torch.tensor([0, 99])}, r"seeds must be in \[0, 30\)"),
+        ({"seeds": torch.tensor([0, 1], dtype=torch.int32)}, "dtype of indices"),
+    ],
+)
+def test_bad_arguments_are_refused(options, message: str) -> None:
+    arguments = {"seeds": torch.tensor([0, 1]), "fanout": 1} | options
+    with pytest.raises(ValueError, match=message):
+        sample_labor(random_csc(30, 600), arguments.pop("seeds"), arguments.pop("fanout"), key=0, **arguments)

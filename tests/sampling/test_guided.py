@@ -1,0 +1,214 @@
+"""Guided draws on parts: the same on every machine and in one process, by versions that begin where it was said."""
+
+import pytest
+import torch
+
+from gnnsys.graph import EDGE, NODE, edge_type_key
+from gnnsys.loader import LinkNeighborLoader, NeighborLoader
+from gnnsys.ops import sample_guided, stream_key
+from gnnsys.sampling import GuidedSampler, NeighborSampler, NodeScores, SampleKey, main_part
+from gnnsys.sampling.node_scores import MOST_VERSIONS
+from tests.sampling.machines import homogeneous, machines, to_global, typed
+
+KEY = SampleKey(3, 1, 4)
+SEEDS = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
+FANOUTS = [3, 2]
+
+
+def some_scores(graph, requester: int, version: int, seed: int = 0) -> NodeScores:
+    g = torch.Generator().manual_seed(seed)
+    own = graph.book.part_range(requester, NODE)
+    ids = torch.tensor([i for i in range(graph.num_nodes(NODE)) if i not in own and i % 3], dtype=torch.int64)
+    return NodeScores(requester, version, ids, torch.randint(1, 256, ids.shape, generator=g).to(torch.uint8))
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return homogeneous()
+
+
+@pytest.fixture(params=[1, 2, 4])
+def parted(request, tmp_path, whole):
+    with machines(whole, tmp_path / "parts", request.param) as graphs:
+        yield graphs
+
+
+def original(graph, sample):
+    """Everything in original ids."""
+    edges = None if sample.blocks else graph.original_edge_ids(sample.edge[EDGE], EDGE)
+    weight = None if sample.edge_weight is None else sample.edge_weight[EDGE]
+    return graph.original_ids(sample.node[NODE], NODE), edges, weight
+
+
+def expected_first_hop(whole, graph, scores, seeds, deviation):
+    """The draws of hop 0 on the graph as it was before it was cut."""
+    requester = graph.book.part_range(scores.requester, NODE)
+    ids = graph.global_ids(torch.arange(whole.num_nodes(NODE)), NODE)
+    table = torch.full_like(ids, scores.median, dtype=torch.uint8)
+    known = dict(zip(scores.ids.tolist(), scores.scores.tolist(), strict=True))
+    for node, number in enumerate(ids.tolist()):
+        table[node] = 0 if number in requester else known.get(number, scores.median)
+    csc = whole.csc(EDGE)
+    key = stream_key(*KEY, 0, edge_type_key(EDGE))
+    found = sample_guided(csc, seeds.to(csc.indices.dtype), FANOUTS[0], key=key, score=table, deviation=deviation)
+    return csc.edge_ids[found.positions] if csc.edge_ids is not None else found.positions
+
+
+@pytest.mark.parametrize("options", [{}, {"unbiased": True}, {"split": "proportional"}, {"disjoint": True}])
+def test_every_machine_draws_for_a_requester_what_one_process_draws(parted, whole, tmp_path, options):
+    requester = len(parted) - 1
+    with machines(whole, tmp_path / "one", len(parted), machine_of_part=[0] * len(parted)) as (alone,):
+        answers = []
+        for graph in (alone, *parted):
+            sampler = GuidedSampler(graph, FANOUTS, requester=requester, deviation=0.4, **options)
+            sampler.use(some_scores(graph, requester, 1), at=(0, 0))
+            answers.append(original(graph, sampler.sample(to_global(graph, SEEDS), key=KEY)))
+        for answer in answers[1:]:
+            for ours, theirs in zip(answer, answers[0], strict=True):
+                assert (ours is None) == (theirs is None)
+                assert ours is None or torch.equal(ours, theirs)
+        assert (answers[0][2] is not None) == ("unbiased" in options)
+
+
+def test_draws_are_those_of_the_graph_before_it_was_cut(parted, whole):
+    for graph in parted:
+        sampler = GuidedSampler(graph, FANOUTS, requester=0, deviation=0.4)
+        scores = some_scores(graph, 0, 1)
+        sampler.use(scores, at=(0, 0))
+        sample = sampler.sample(to_global(graph, SEEDS), key=KEY)
+        wanted = expected_first_hop(whole, graph, scores, SEEDS[NODE], 0.4)
+        found = graph.original_edge_ids(sample.edge[EDGE], EDGE)[: sample.num_sampled_edges[EDGE][0]]
+        assert torch.equal(found, wanted)
+
+
+def test_until_the_first_version_draws_are_uniform(parted, whole):
+    plain = NeighborSampler(whole, FANOUTS).sample(SEEDS, key=KEY)
+    for graph in parted:
+        sampler = GuidedSampler(graph, FANOUTS, deviation=0.4)
+        assert torch.equal(original(graph, sampler.sample(to_global(graph, SEEDS), key=KEY))[0], plain.node[NODE])
+
+
+@pytest.fixture
+def two(tmp_path, whole):
+    with machines(whole, tmp_path / "parts", 2) as graphs:
+        yield graphs
+
+
+def test_own_nodes_come_first_so_fewer_rows_are_remote(two, whole):
+    for number, graph in enumerate(two):
+        own = graph.book.part_range(number, NODE)
+        seeds = {NODE: torch.arange(own.start, own.stop)}
+        guided = GuidedSampler(graph, [2], deviation=0.0)
+        guided.use(some_scores(graph, number, 1), at=(0, 0))
+        remote = [
+            int(((nodes < own.start) | (nodes >= own.stop)).sum())
+            for nodes in (s.sample(seeds, key=KEY).node[NODE] for s in (guided, NeighborSampler(graph, [2])))
+        ]
+        assert remote[0] < 0.5 * remote[1]
+        assert main_part(graph, seeds[NODE]) == number
+
+
+def test_a_version_begins_where_nobody_was_and_a_batch_keeps_its_draws(two):
+    graph = two[0]
+    sampler, seeds = GuidedSampler(graph, FANOUTS), to_global(graph, SEEDS)
+    before = original(graph, sampler.sample(seeds, key=SampleKey(0, 2, 5)))
+    assert sampler.use(some_scores(graph, 0, 1)) == (2, 6)
+    assert [sampler.version_at(at) for at in ((2, 5), (2, 6), (3, 0))] == [0, 1, 1]
+    assert torch.equal(original(graph, sampler.sample(seeds, key=SampleKey(0, 2, 5)))[1], before[1])
+    for at in ((2, 5), (2, 6)):
+        with pytest.raises(ValueError, match="was begun already, or has a version"):
+            sampler.use(some_scores(graph, 0, 2, seed=1), at=at)
+    assert sampler.use(some_scores(graph, 0, 2, seed=1), at=(4, 0)) == (4, 0)
+    assert sampler.version_at((3, 9)) == 1 and sampler.version_at((4, 0)) == 2
+
+
+def test_a_resumed_loader_draws_by_the_versions_it_had(two):
+    graph = two[0]
+
+    def make():
+        sampler = GuidedSampler(graph, FANOUTS, deviation=0.2)
+        return sampler, NeighborLoader(graph, sampler=sampler, batch_size=10, fetch=["x"], num_threads=2, shuffle=True)
+
+    sampler, loader = make()
+    seen = []
+    for number, batch in enumerate(loader):
+        if number == 2:
+            sampler.use(some_scores(graph, 0, 1))
+        if number == 5:
+            state = loader.state_dict()
+        seen.append(batch.n_id)
+    assert state["sampler"]["versions"][0][2] == 1
+    loader.close()
+    again, resumed = make()
+    resumed.load_state_dict(state)
+    rest = [batch.n_id for batch in resumed]
+    resumed.close()
+    assert again.state_dict()["versions"] == sampler.state_dict()["versions"]
+    assert len(rest) == len(seen) - 6 and all(torch.equal(a, b) for a, b in zip(rest, seen[6:], strict=True))
+
+
+def test_an_owner_that_has_lost_the_scores_is_sent_them_again(tmp_path, whole):
+    with machines(whole, tmp_path / "parts", 2) as graphs:
+        graph = graphs[0]
+        sampler = GuidedSampler(graph, FANOUTS, deviation=0.4)
+        sampler.use(some_scores(graph, 0, 1), at=(0, 0))
+        seeds = to_global(graph, SEEDS)
+        before = original(graph, sampler.sample(seeds, key=KEY))
+        for version in range(1, MOST_VERSIONS + 3):  # another trainer's later versions have displaced it
+            graphs[1]._views.scores.add(some_scores(graph, 1, version))
+            graph._send_scores(some_scores(graph, 0, version + 1, seed=version))
+        after = original(graph, sampler.sample(seeds, key=KEY))
+        assert all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_links_keep_their_own_edges_out_of_guided_batches(two, whole):
+    graph = two[0]
+    sampler = GuidedSampler(graph, [-1], deviation=0.2)
+    sampler.use(some_scores(graph, 0, 1), at=(0, 0))
+    ids = torch.arange(30)
+    src, dst = graph.edge_ends(ids)
+    loader = LinkNeighborLoader(
+        graph, sampler=sampler, edge_label_index=torch.stack([src, dst]), batch_size=10, fetch=["x"], num_threads=0
+    )
+    for batch in loader:
+        pairs = set(zip(*batch.n_id[batch.edge_index].tolist(), strict=True))
+        links = set(zip(*batch.n_id[batch.edge_label_index].tolist(), strict=True))
+        assert not pairs & links
+
+
+def test_bad_use_says_what_to_do(two, whole, tmp_path):
+    graph = two[0]
+    with pytest.raises(ValueError, match="open parts with"):
+        GuidedSampler(whole, FANOUTS)
+    with machines(typed(), tmp_path / "typed", 2) as graphs, pytest.raises(ValueError, match="one node and one edge"):
+        GuidedSampler(graphs[0], FANOUTS)
+    for options, told in (
+        ({"requester": 2}, "requester must be a part"),
+        ({"deviation": 1.1}, "deviation must be in"),
+        ({"split": "even"}, "split must be one of"),
+        ({"unbiased": 1}, "unbiased must be"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            GuidedSampler(graph, FANOUTS, **options)
+    sampler = GuidedSampler(graph, FANOUTS)
+    with pytest.raises(ValueError, match="are of part 1"):
+        sampler.use(some_scores(graph, 1, 1))
+    sampler.use(some_scores(graph, 0, 1))
+    with pytest.raises(ValueError, match="give new scores a new version"):
+        sampler.use(some_scores(graph, 0, 1, seed=9))
+    with pytest.raises(ValueError, match="another sampler"):
+        sampler.load_state_dict({"seen": 3})
+    ids, ones = torch.tensor([3, 5]), torch.ones(2, dtype=torch.uint8)
+    for bad in (
+        (0, 0, ids, ones),
+        (-1, 1, ids, ones),
+        (0, 1, ids.flip(0), ones),
+        (0, 1, ids, ones * 0),
+        (0, 1, ids, ids),
+    ):
+        with pytest.raises(ValueError, match="scores"):
+            NodeScores(*bad)
+    with pytest.raises(ValueError, match="ids of scores must be in"):
+        graph.add_scores(NodeScores(0, 5, torch.tensor([1000]), torch.ones(1, dtype=torch.uint8)))
+    with pytest.raises(ValueError, match="are told deviation"):
+        NeighborSampler(graph, FANOUTS, rule="guided:1")

@@ -1,0 +1,185 @@
+"""LaborSampler: one answer on a graph and on parts over real connections, and fewer nodes at the same variance."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EDGE, NODE, Graph, NodeType, rmat
+from gnnsys.loader import LinkNeighborLoader, NeighborLoader
+from gnnsys.partition import relabel
+from gnnsys.sampling import LaborSampler, NeighborSampler, Sample, SampleKey
+from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
+
+KEY = SampleKey(seed=3, epoch=1, batch=4)
+SEEDS: dict[NodeType, Tensor] = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
+KINDS = {
+    "plain": ([4, 3], {}),
+    "all neighbours": ([-1, 2], {}),
+    "a hop of none": ([3, 0, 2], {}),
+    "one number for all hops": ([4, 3], {"layer_dependency": True}),
+    "normalized": ([4, 3], {"normalize": True}),
+    "disjoint": ([4, 3], {"disjoint": True}),
+    "blocks": ([4, 3], {"expand": "frontier"}),
+    "normalized blocks": ([4, 3], {"expand": "frontier", "normalize": True}),
+}
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def parted(request, tmp_path_factory):
+    graph = homogeneous()
+    with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:
+        yield graph, graphs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_machine_samples_what_one_process_samples(parted, kind: str) -> None:
+    graph, graphs = parted
+    fanouts, options = KINDS[kind]
+    expected = LaborSampler(graph, fanouts, **options).sample(SEEDS, key=KEY)
+    for mine in graphs:
+        sampler = LaborSampler(mine, fanouts, **options)
+        assert_same_sample(sampler.sample(to_global(mine, SEEDS), key=KEY), expected, mine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_typed_samples_are_those_of_one_process(tmp_path: Path, kind: str) -> None:
+    graph = typed()
+    fanouts, options = KINDS[kind]
+    seeds = {"paper": torch.tensor([5, 60, 2, 5]), "author": torch.tensor([39, 0])}
+    tree = {"paper": torch.tensor([0, 1, 2, 3]), "author": torch.tensor([4, 5])} if "disjoint" in options else None
+    with machines(graph, tmp_path / "p", 2) as graphs:
+        expected = LaborSampler(graph, fanouts, **options).sample(seeds, key=KEY, tree=tree)
+        for mine in graphs:
+            ours = LaborSampler(mine, fanouts, **options).sample(to_global(mine, seeds), key=KEY, tree=tree)
+            assert_same_sample(ours, expected, mine)
+
+
+def test_all_parts_in_one_process_wide_ids_and_a_deeper_halo_change_nothing(tmp_path: Path, monkeypatch) -> None:
+    graph = homogeneous()
+    expected = LaborSampler(graph, [4, 3]).sample(SEEDS, key=KEY)
+    with machines(graph, tmp_path / "one", 4, machine_of_part=[0, 0, 0, 0], halo_hops=2) as graphs:
+        ours = LaborSampler(graphs[0], [4, 3]).sample(to_global(graphs[0], SEEDS), key=KEY)
+        assert_same_sample(ours, expected, graphs[0])
+    monkeypatch.setattr(relabel, "INT32_END", 50)  # as if no more than 50 numbers fitted
+    with machines(graph, tmp_path / "wide", 3) as graphs:
+        assert graphs[0].parts.part(0).original_ids().dtype == torch.int64
+        ours = LaborSampler(graphs[0], [4, 3]).sample(to_global(graphs[0], SEEDS), key=KEY)
+        assert_same_sample(ours, expected, graphs[0])
+
+
+def test_excluded_edges_are_the_same_ones(parted) -> None:
+    graph, graphs = parted
+    edges = graph.edge_index()
+    src, dst = edges[:, torch.isin(edges[1], SEEDS[NODE])][:, ::2]
+    whole = LaborSampler(graph, [4, 3])
+    exclude = {EDGE: whole.find_edges(EDGE, src, dst)}
+    expected = whole.sample(SEEDS, key=KEY, exclude=exclude)
+    assert not torch.isin(expected.edge[EDGE], graph.csc().edge_ids[exclude[EDGE]].long()).any()
+    for mine in graphs:
+        ours = LaborSampler(mine, [4, 3])
+        found = {EDGE: ours.find_edges(EDGE, mine.global_ids(src), mine.global_ids(dst))}
+        assert_same_sample(ours.sample(to_global(mine, SEEDS), key=KEY, exclude=found), expected, mine)
+
+
+def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
+    graph, graphs = parted
+    keys = [SampleKey(1, 0, b) for b in range(16)]
+    whole, ours = LaborSampler(graph, [5, 4]), LaborSampler(graphs[-1], [5, 4])
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda key: ours.sample(to_global(graphs[-1], SEEDS), key=key), keys))
+    for key, sample in zip(keys, taken, strict=True):
+        assert_same_sample(sample, whole.sample(SEEDS, key=key), graphs[-1])
+
+
+def test_original_ids_of_halo_nodes_travel_once(tmp_path: Path) -> None:
+    with machines(homogeneous(), tmp_path / "p", 2) as graphs:
+        mine = graphs[0]
+        for batch in range(3):
+            LaborSampler(mine, [4, 3]).sample(to_global(mine, SEEDS), key=SampleKey(0, 0, batch))
+        assert mine.client.counters()["kinds"]["PREPARE"]["messages_out"] == 2  # what is needed, and here it is
+
+
+def test_edge_types_and_hops_share_the_number_of_a_source_where_they_should() -> None:
+    """A star of each kind: what one takes of the sources, the other takes too."""
+    ends = torch.stack([torch.arange(1, 60), torch.zeros(59, dtype=torch.int64)])
+    graph = Graph.from_edge_indices({("a", "x", "b"): ends, ("a", "y", "c"): ends}, {"a": 60, "b": 1, "c": 1})
+    sample = LaborSampler(graph, [8]).sample({"b": torch.tensor([0]), "c": torch.tensor([0])}, key=KEY)
+    assert torch.equal(sample.row["a", "x", "b"], sample.row["a", "y", "c"]) and sample.row["a", "x", "b"].numel() > 1
+    loops = Graph.from_edge_index(torch.stack([torch.arange(60), torch.zeros(60, dtype=torch.int64)]), 60)
+    seeds = {NODE: torch.tensor([0])}
+    for shared in (True, False):
+        blocks = LaborSampler(loops, [8, 8], layer_dependency=shared, expand="frontier").sample(seeds, key=KEY).blocks
+        inner, outer = ({int(e) for e in block.csc[EDGE].edge_ids} for block in reversed(blocks))
+        assert (inner == outer) == shared
+
+
+def aggregate(sample: Sample, rows: Tensor) -> Tensor:
+    """The weighted sum of the first layer's rows, at the seeds."""
+    assert sample.edge_weight is not None
+    row, col, weight = sample.row[EDGE], sample.col[EDGE], sample.edge_weight[EDGE]
+    out = torch.zeros(sample.num_sampled_nodes[NODE][0], rows.shape[1], dtype=torch.float64)
+    return out.index_add_(0, col, weight.double()[:, None] * rows[sample.node[NODE]][row])
+
+
+def test_two_layers_are_exact_in_expectation() -> None:
+    """A linear model of two layers: its output with LABOR's weights is, on average, that with all neighbours."""
+    graph = homogeneous(60, 900)
+    rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    csc = graph.csc()
+    degree = csc.in_degrees().clamp(min=1).double()[:, None]
+    layer = lambda x: torch.zeros_like(x).index_add_(0, csc.dst(), x[csc.indices.long()]) / degree  # noqa: E731
+    exact = layer(layer(rows))[:20]
+    sampler = LaborSampler(graph, [6, 6], expand="frontier")
+    found = []
+    for batch in range(2000):
+        sample = sampler.sample({NODE: torch.arange(20)}, key=SampleKey(0, 0, batch))
+        x = rows[sample.node[NODE]]
+        for block in sample.blocks:
+            c, weight = block.csc[EDGE], block.edge_weight[EDGE].double()
+            out = torch.zeros(block.num_dst[NODE], 1, dtype=torch.float64)
+            x = out.index_add_(0, c.dst(), weight[:, None] * x[c.indices.long()])
+        found.append(x)
+    all_found = torch.stack(found)
+    error = (all_found.mean(0) - exact).abs() / (all_found.std(0) / 2000**0.5).clamp(min=1e-9)
+    assert float(error.max()) < 4
+
+
+def test_fewer_nodes_than_uniform_at_the_same_variance() -> None:
+    graph = rmat(4000, 160_000, seed=3)
+    seeds = {NODE: torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:256]}
+    rows = torch.randn(4000, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    csc = graph.csc()
+    exact = torch.zeros(4000, 8, dtype=torch.float64).index_add_(0, csc.dst(), rows[csc.indices.long()])
+    exact = (exact / csc.in_degrees().clamp(min=1)[:, None])[seeds[NODE]]
+    nodes, errors = {}, {}
+    for name, sampler in {
+        "labor": LaborSampler(graph, [10]),
+        "uniform": NeighborSampler(graph, [10]),
+    }.items():
+        found = [sampler.sample(seeds, key=SampleKey(0, 0, batch)) for batch in range(40)]
+        for sample in found:
+            if sample.edge_weight is None:
+                counts = torch.bincount(sample.col[EDGE], minlength=256)
+                sample.edge_weight = {EDGE: 1.0 / counts[sample.col[EDGE]]}
+        nodes[name] = sum(s.node[NODE].numel() for s in found) / 40
+        errors[name] = sum(float((aggregate(s, rows) - exact).square().mean()) for s in found) / 40
+    assert nodes["labor"] <= 0.8 * nodes["uniform"], nodes
+    assert errors["labor"] <= 1.1 * errors["uniform"], errors
+
+
+def test_loaders_hand_out_the_weights() -> None:
+    graph = homogeneous()
+    batch = next(iter(NeighborLoader(graph, sampler=LaborSampler(graph, [4, 3]), batch_size=16)))
+    assert batch.edge_weight.shape == batch.edge_index[0].shape and bool((batch.edge_weight > 0).all())
+    links = LinkNeighborLoader(graph, sampler=LaborSampler(graph, [4, 3]), batch_size=16, neg_sampling_ratio=1.0)
+    assert next(iter(links)).edge_weight.numel() > 0
+
+
+def test_times_are_refused() -> None:
+    with pytest.raises(ValueError, match="takes no seed_time"):
+        LaborSampler(homogeneous(), [2]).sample(SEEDS, key=KEY, seed_time=SEEDS)
