@@ -20,7 +20,7 @@ def sample_labor(
     exclude: Tensor | None = None,
     tree: Tensor | None = None,
 ) -> Neighbors:
-    """In-edges u -> v of the seeds v with r_u < fanout / degree(v), all of them where degree(v) <= fanout or fanout is -1.
+    """In-edges u -> v of the seeds v with r_u < fanout / degree(v); all of them where fanout is -1.
 
     r_u is a function of `key`, the source's id (`source_ids[u]`, where sources were relabelled) and the seed's tree, so
     seeds take a neighbour that they share together. `exclude` are positions, ascending, that are neither taken nor

@@ -111,7 +111,7 @@ def test_the_weighted_sum_is_the_mean_over_all_in_edges_in_expectation() -> None
     error = (sums.mean(0) - exact[seeds]).abs()
     sampled = csc.in_degrees()[seeds] > 5
     assert int(sampled.sum()) > 50
-    # of some hundred seeds one may be beyond four standard errors: so their joint deviation is held to it, and each to five
+    # One of a hundred seeds may be beyond four standard errors: their mean is held to four, each of them to five.
     scores = error[sampled] / (sums[:, sampled].std(0) / 2000**0.5)
     assert float(scores.max()) < 5
     joint = sums[:, sampled].mean(1) - exact[seeds][sampled].mean()
