@@ -30,8 +30,8 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
 
   // LABOR: cpu/sample_labor.cpp
   m.def(
-      "sample_labor(Tensor indptr, Tensor indices, Tensor seeds, int fanout, int key, Tensor? source_ids, "
-      "Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
+      "sample_labor(Tensor indptr, Tensor indices, Tensor seeds, int num_src, int fanout, int key, "
+      "Tensor? source_ids, Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
 
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(

@@ -2,12 +2,13 @@
 //
 // r_u is one 64-bit word per source: seeds that share a neighbour take it together, so a batch sees fewer nodes. The word
 // is Philox's at (key, original id of u, tree), and it is compared as an integer: word * degree < k * 2^64. Work: a
-// word for each in-edge of the seeds that have more than k, made for sixteen edges at a time, whatever seed they are of.
+// word for each in-edge of the seeds that have more than k, made for sixteen edges at a time, whatever seed they are of;
+// or, where these edges are more than the sources, the high halves of all sources' words once, and a read per edge.
 #include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
-#include "cpu/philox_lanes.h"
+#include "cpu/philox_words.h"
 #include "cpu/sample.h"
 
 #include <algorithm>
@@ -19,8 +20,6 @@
 namespace gnnsys {
 namespace {
 
-constexpr int64_t kBlock = 512;  // edges whose words are made together: all about them stays in the first cache
-
 template <typename id_t, typename source_t>
 struct LaborRequest {
   const int64_t* indptr;
@@ -31,7 +30,8 @@ struct LaborRequest {
   int64_t fanout;
   uint64_t key;
   const source_t* source_ids;  // original ids of the sources; the sources themselves when null
-  int64_t num_source_ids;
+  int64_t num_src;
+  const uint32_t* high_words;  // of all sources; null where words are made edge by edge
   const int64_t* tree;      // null: tree 0
   const int64_t* exclude;  // ascending positions
   int64_t num_exclude;
@@ -69,6 +69,9 @@ class LaborCollector {
     if (first != last) {
       flush();
       one_by_one(i, begin, end, first, last, all, limit);
+    } else if (!all && q_.high_words != nullptr) {
+      flush();
+      look_up(i, begin, end, limit);
     } else if (all) {
       segments_.push_back({i, begin, degree, 0});
     } else {
@@ -78,26 +81,23 @@ class LaborCollector {
 
   // What waits in the block is decided.
   void flush() {
-    if (num_waiting_ > 0) {
-      make_words();
-    }
-    int64_t at = 0;
+    make_words64(&block_, num_waiting_, q_.key);
+    const uint64_t* word = block_.word;
     for (const Segment& s : segments_) {
-      const auto before = static_cast<int64_t>(positions.size());
-      positions.resize(static_cast<size_t>(before + s.size));
-      int64_t* const out = positions.data() + before;
-      int64_t taken = 0;
       if (s.limit == 0) {
-        for (; taken < s.size; ++taken) {
-          out[taken] = s.begin + taken;
+        for (int64_t e = 0; e < s.size; ++e) {
+          positions.push_back(s.begin + e);
         }
-      } else {
-        for (int64_t e = 0; e < s.size; ++e, ++at) {
-          out[taken] = s.begin + e;
-          taken += ((static_cast<uint64_t>(high_[at]) << 32) | low_[at]) < s.limit;
-        }
+        counts_[s.seed] += s.size;
+        continue;
       }
-      positions.resize(static_cast<size_t>(before + taken));
+      int64_t taken = 0;
+      for (int64_t e = 0; e < s.size; ++e) {  // nothing branches on a word
+        taken_[taken] = s.begin + e;
+        taken += word[e] < s.limit;
+      }
+      word += s.size;
+      positions.insert(positions.end(), taken_, taken_ + taken);
       counts_[s.seed] += taken;
     }
     segments_.clear();
@@ -124,47 +124,63 @@ class LaborCollector {
     if (q_.source_ids == nullptr) {
       return source;
     }
-    if (source >= static_cast<uint64_t>(q_.num_source_ids)) {
+    if (source >= static_cast<uint64_t>(q_.num_src)) {
       bad_source = static_cast<int64_t>(source);
       return 0;
     }
     return static_cast<uint64_t>(q_.source_ids[source]);
   }
 
-  void append(int64_t i, int64_t begin, int64_t end, uint64_t limit) {
-    const uint32_t tree = q_.tree ? static_cast<uint32_t>(q_.tree[i]) : 0u;
-    while (begin < end) {
-      const int64_t size = std::min(end - begin, kBlock - num_waiting_);
+  // By the table. Halves that are equal, one in 2^32, say nothing: then the whole word is made.
+  void look_up(int64_t i, int64_t begin, int64_t end, uint64_t limit) {
+    const auto high_limit = static_cast<uint32_t>(limit >> 32);
+    const auto num_src = static_cast<uint64_t>(q_.num_src);
+    for (; begin < end; begin += kWordBlock) {
+      int64_t taken = 0;
+      const int64_t size = std::min(end - begin, kWordBlock);
       for (int64_t e = 0; e < size; ++e) {
-        const uint64_t node = original(begin + e);
-        low_[num_waiting_ + e] = static_cast<uint32_t>(node);
-        high_[num_waiting_ + e] = static_cast<uint32_t>(node >> 32);
+        const auto source = static_cast<uint64_t>(q_.indices[begin + e]);
+        if (__builtin_expect(source >= num_src, 0)) {
+          bad_source = static_cast<int64_t>(source);
+          return;
+        }
+        const uint32_t high = q_.high_words[source];
+        taken_[taken] = begin + e;
+        taken += high < high_limit;
+        if (__builtin_expect(high == high_limit, 0)) {
+          taken += Stream{q_.key, original(begin + e), 0}.word64(0, 0) < limit;
+        }
       }
-      std::fill_n(tree_ + num_waiting_, size, tree);
-      segments_.push_back({i, begin, size, limit});
-      num_waiting_ += size;
-      begin += size;
-      if (num_waiting_ == kBlock) {
-        flush();
-      }
+      positions.insert(positions.end(), taken_, taken_ + taken);
+      counts_[i] += taken;
     }
   }
 
-  // (low, high) of each waiting source -> (low, high) of its word.
-  void make_words() {
-    const int64_t padded = (num_waiting_ + kLanes - 1) / kLanes * kLanes;
-    for (int64_t e = 0; e < padded; e += kLanes) {
-      u32x4 state[kChains][4];
-      for (int v = 0; v < kChains; ++v) {
-        state[v][0] = load4(low_ + e + 4 * v);
-        state[v][1] = load4(high_ + e + 4 * v);
-        state[v][2] = load4(tree_ + e + 4 * v);
-        state[v][3] = splat(0);
+  void append(int64_t i, int64_t begin, int64_t end, uint64_t limit) {
+    const uint32_t tree = q_.tree ? static_cast<uint32_t>(q_.tree[i]) : 0u;
+    while (begin < end) {
+      const int64_t size = std::min(end - begin, kWordBlock - num_waiting_);
+      uint32_t* const low = block_.low + num_waiting_;
+      uint32_t* const high = block_.high + num_waiting_;
+      if (q_.source_ids == nullptr) {
+        for (int64_t e = 0; e < size; ++e) {
+          const auto node = static_cast<uint64_t>(q_.indices[begin + e]);
+          low[e] = static_cast<uint32_t>(node);
+          high[e] = static_cast<uint32_t>(node >> 32);
+        }
+      } else {
+        for (int64_t e = 0; e < size; ++e) {
+          const uint64_t node = original(begin + e);
+          low[e] = static_cast<uint32_t>(node);
+          high[e] = static_cast<uint32_t>(node >> 32);
+        }
       }
-      philox4x32_lanes(state, q_.key);
-      for (int v = 0; v < kChains; ++v) {
-        store4(low_ + e + 4 * v, state[v][0]);
-        store4(high_ + e + 4 * v, state[v][1]);
+      std::fill_n(block_.tree + num_waiting_, size, tree);
+      segments_.push_back({i, begin, size, limit});
+      num_waiting_ += size;
+      begin += size;
+      if (num_waiting_ == kWordBlock) {
+        flush();
       }
     }
   }
@@ -189,15 +205,56 @@ class LaborCollector {
   Faults* faults_;
   std::vector<Segment> segments_;
   int64_t num_waiting_ = 0;
-  uint32_t low_[kBlock] = {};
-  uint32_t high_[kBlock] = {};
-  uint32_t tree_[kBlock] = {};
+  WordBlock block_;
+  int64_t taken_[kWordBlock] = {};
 };
 
 using LaborResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
+// Whether the seeds that have more than the fanout have more in-edges than there are sources. Bad rows are told later.
 template <typename id_t, typename source_t>
-LaborResult collect_labor(const LaborRequest<id_t, source_t>& q) {
+bool is_table_worth(const LaborRequest<id_t, source_t>& q) {
+  if (q.fanout <= 0 || q.tree != nullptr) {
+    return false;
+  }
+  int64_t edges = 0;
+  for (int64_t i = 0; i < q.num_seeds; ++i) {
+    const int64_t degree = q.indptr[q.seeds[i] + 1] - q.indptr[q.seeds[i]];
+    edges += degree > q.fanout ? std::min(degree, q.num_edges) : 0;
+  }
+  return edges > q.num_src;
+}
+
+// 4 bytes per source.
+template <typename id_t, typename source_t>
+Tensor make_high_words(const LaborRequest<id_t, source_t>& q) {
+  Tensor words = empty_cpu({q.num_src}, ScalarType::Int);
+  auto* const high = reinterpret_cast<uint32_t*>(mutable_data<int32_t>(words));
+  parallel_for(q.num_src, 1 << 14, [&](int64_t lo, int64_t hi) {
+    WordBlock block;
+    for (int64_t first = lo; first < hi; first += kWordBlock) {
+      const int64_t size = std::min(kWordBlock, hi - first);
+      for (int64_t u = 0; u < size; ++u) {
+        const auto node = static_cast<uint64_t>(q.source_ids ? static_cast<int64_t>(q.source_ids[first + u]) : first + u);
+        block.low[u] = static_cast<uint32_t>(node);
+        block.high[u] = static_cast<uint32_t>(node >> 32);
+      }
+      make_words64(&block, size, q.key);
+      for (int64_t u = 0; u < size; ++u) {
+        high[first + u] = static_cast<uint32_t>(block.word[u] >> 32);
+      }
+    }
+  });
+  return words;
+}
+
+template <typename id_t, typename source_t>
+LaborResult collect_labor(LaborRequest<id_t, source_t> q) {
+  std::optional<Tensor> table;
+  if (is_table_worth(q)) {
+    table = make_high_words(q);
+    q.high_words = reinterpret_cast<const uint32_t*>(const_data<int32_t>(*table));
+  }
   Tensor offsets = empty_cpu({q.num_seeds + 1}, ScalarType::Long);
   auto* const offset = mutable_data<int64_t>(offsets);
   std::vector<float> weights(static_cast<size_t>(q.num_seeds));  // those of a seed's edges are all the same
@@ -215,8 +272,7 @@ LaborResult collect_labor(const LaborRequest<id_t, source_t>& q) {
   });
   faults.raise();
   for (const auto& collector : collectors) {
-    CHECK_ARG(collector.bad_source < 0, "source_ids must have an entry for every source, it has none for ",
-              collector.bad_source);
+    CHECK_ARG(collector.bad_source < 0, "sources must be in [0, ", q.num_src, "), got ", collector.bad_source);
   }
   offset[0] = 0;
   for (int64_t i = 0; i < q.num_seeds; ++i) {
@@ -254,8 +310,8 @@ const int64_t* check_int64(const std::optional<Tensor>& t, int64_t size, const c
   return const_data<int64_t>(*t);
 }
 
-LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, int64_t key,
-                         std::optional<Tensor> source_ids, std::optional<Tensor> exclude, std::optional<Tensor> tree) {
+LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t num_src, int64_t fanout,
+                         int64_t key, std::optional<Tensor> source_ids, std::optional<Tensor> exclude, std::optional<Tensor> tree) {
   check_csc(indptr, indices);
   check_ids(seeds, "seeds");
   CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
@@ -272,6 +328,8 @@ LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tens
             "exclude must be edge positions in ascending order, each once");
   if (source_ids) {
     check_ids(*source_ids, "source_ids");
+    CHECK_ARG(source_ids->numel() >= num_src, "source_ids must have an id for each of ", num_src, " sources, got ",
+              source_ids->numel());
   }
   return dispatch_ids(indices, [&](auto id) -> LaborResult {
     using id_t = decltype(id);
@@ -286,7 +344,7 @@ LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tens
       q.fanout = fanout;
       q.key = static_cast<uint64_t>(key);
       q.source_ids = source_ids ? const_data<source_t>(*source_ids) : nullptr;
-      q.num_source_ids = source_ids ? source_ids->numel() : 0;
+      q.num_src = num_src;
       q.tree = trees;
       q.exclude = excluded;
       q.num_exclude = num_excluded;

@@ -20,7 +20,7 @@ def sample_labor(
     exclude: Tensor | None = None,
     tree: Tensor | None = None,
 ) -> Neighbors:
-    """In-edges u -> v of the seeds v with r_u < fanout / degree(v), all where degree(v) <= fanout or fanout is -1.
+    """In-edges u -> v of the seeds v with r_u < fanout / degree(v); all of them where fanout is -1.
 
     r_u is a function of `key`, the source's id (`source_ids[u]`, where sources were relabelled) and the seed's tree, so
     seeds take a neighbour that they share together. `exclude` are positions, ascending, that are neither taken nor
@@ -28,13 +28,17 @@ def sample_labor(
 
     `weight` is 1 / (degree(v) * probability of the edge): the sum of weight * row over a seed's taken edges is, in
     expectation over keys, the mean over all its in-edges. The comparison is of integers, exact to 2^-64. Work:
-    O(degree) per seed.
+    O(degree) per seed; a table of 4 bytes per source where seeds have more in-edges than there are sources.
     """
-    return Neighbors(*native.sample_labor(csc.indptr, csc.indices, seeds, fanout, key, source_ids, exclude, tree))
+    return Neighbors(
+        *native.sample_labor(
+            csc.indptr, csc.indices, seeds, csc.num_src, fanout, key, source_ids, exclude, tree
+        )
+    )  # fmt: skip
 
 
 @torch.library.register_fake("gnnsys::sample_labor")
-def _(indptr, indices, seeds, fanout, key, source_ids, exclude, tree):
+def _(indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree):
     size = torch.library.get_ctx().new_dynamic_size()
     weight = indptr.new_empty(size, dtype=torch.float32)
     return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size), weight

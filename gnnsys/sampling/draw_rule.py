@@ -69,6 +69,7 @@ class LaborRule(DrawRule):
 
     name = "labor-0"
     needs_sources = True
+    weighs = True
 
     def draw(
         self,

@@ -19,7 +19,7 @@ from gnnsys.sampling.draw_rule import LaborRule
 from gnnsys.sampling.fanouts import Fanouts
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph
-from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey
 
 _EVERY_HOP = -1  # stands for the hop in the key where all hops share their random numbers
@@ -75,32 +75,22 @@ class LaborSampler(NeighborSampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time)
         sample = super().sample(seeds, key=key, tree=tree, exclude=exclude)
-        if sample.blocks:
-            for block in sample.blocks:
-                block.edge_weight = {t: self._block_weights(block, t) for t in block.csc}
-        else:
-            sample.edge_weight = {t: self._weights(sample, t) for t in sample.row}
+        if self.normalize:
+            _normalize(sample)
         return sample
 
-    def _weights(self, sample: Sample, edge_type: EdgeType) -> Tensor:
-        weight = _given(sample.edge_weight, edge_type)
-        if not self.normalize:
-            return weight
-        num_dst = sample.node[edge_type[2]].numel()
-        return _divided(weight, sample.col[edge_type], num_dst)
 
-    def _block_weights(self, block: Block, edge_type: EdgeType) -> Tensor:
-        weight = _given(block.edge_weight, edge_type)
-        return _divided(weight, block.csc[edge_type].dst(), block.num_dst[edge_type[2]]) if self.normalize else weight
-
-
-def _given(weights: Mapping[EdgeType, Tensor] | None, edge_type: EdgeType) -> Tensor:
-    """Where nothing was asked for there are no weights: an edge type has none then, wherever the graph is."""
-    found = (weights or {}).get(edge_type)
-    return torch.empty(0, dtype=torch.float32, device="cpu") if found is None else found
+def _normalize(sample: Sample) -> None:
+    """Divides weights by their sum over the edges of a destination."""
+    if sample.edge_weight is not None:
+        for t, weight in sample.edge_weight.items():
+            sample.edge_weight[t] = _divided(weight, sample.col[t], sample.node[t[2]].numel())
+    for block in sample.blocks:
+        assert block.edge_weight is not None
+        for t, weight in block.edge_weight.items():
+            block.edge_weight[t] = _divided(weight, block.csc[t].dst(), block.num_dst[t[2]])
 
 
 def _divided(weight: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-    """Weights divided by their sum over the edges of a destination."""
     total = torch.zeros(num_dst, dtype=torch.float32, device="cpu").index_add_(0, dst, weight)
     return weight / total[dst]

@@ -79,6 +79,22 @@ def test_original_ids_exclusions_and_trees_mean_what_they_say(source_dtype, excl
     assert torch.equal(found.weight, torch.tensor(weights).float())
 
 
+def test_whether_the_words_of_all_sources_are_made_changes_nothing() -> None:
+    """They are where seeds have more in-edges than there are sources: a seed alone gets what it gets among others."""
+    csc = random_csc(300, 9000)
+    sparse = CSC(csc.indptr, csc.indices, 100_000)  # sources enough for words to be made edge by edge
+    seeds = torch.randperm(300)
+    ids = torch.randperm(100_000)
+    for source_ids in (None, ids):
+        found = sample_labor(csc, seeds, 7, key=3, source_ids=source_ids)
+        other = sample_labor(sparse, seeds, 7, key=3, source_ids=source_ids)
+        assert all(torch.equal(a, b) for a, b in zip(found, other, strict=True))
+        for i in range(0, 300, 37):
+            alone = sample_labor(csc, seeds[i : i + 1], 7, key=3, source_ids=source_ids)
+            begin, end = found.indptr[i : i + 2].tolist()
+            assert torch.equal(alone.positions, found.positions[begin:end])
+
+
 def test_threads_change_nothing() -> None:
     csc = random_csc(5000, 200_000)
     seeds = torch.randperm(5000)
@@ -111,7 +127,7 @@ def test_the_weighted_sum_is_the_mean_over_all_in_edges_in_expectation() -> None
     error = (sums.mean(0) - exact[seeds]).abs()
     sampled = csc.in_degrees()[seeds] > 5
     assert int(sampled.sum()) > 50
-    # of some hundred seeds one may be beyond four standard errors: so all together are held to it, and each to five
+    # One of a hundred seeds may be beyond four standard errors: their mean is held to four, each of them to five.
     scores = error[sampled] / (sums[:, sampled].std(0) / 2000**0.5)
     assert float(scores.max()) < 5
     joint = sums[:, sampled].mean(1) - exact[seeds][sampled].mean()
@@ -143,7 +159,7 @@ def test_seeds_that_share_their_neighbours_take_the_same_ones() -> None:
         ({"fanout": -2}, "fanout must be -1"),
         ({"exclude": torch.tensor([3, 3])}, "ascending order"),
         ({"tree": torch.tensor([0])}, "tree must have 2 entries"),
-        ({"source_ids": torch.arange(3)}, "source_ids must have an entry for every source"),
+        ({"source_ids": torch.arange(3)}, "source_ids must have an id for each of 30 sources"),
         ({"seeds": torch.tensor([0, 99])}, r"seeds must be in \[0, 30\)"),
         ({"seeds": torch.tensor([0, 1], dtype=torch.int32)}, "dtype of indices"),
     ],

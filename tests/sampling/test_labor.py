@@ -118,65 +118,67 @@ def test_edge_types_and_hops_share_the_number_of_a_source_where_they_should() ->
         assert (inner == outer) == shared
 
 
-def aggregate(sample: Sample, rows: Tensor) -> Tensor:
-    """The weighted sum of the first layer's rows, at the seeds."""
-    assert sample.edge_weight is not None
-    row, col, weight = sample.row[EDGE], sample.col[EDGE], sample.edge_weight[EDGE]
-    out = torch.zeros(sample.num_sampled_nodes[NODE][0], rows.shape[1], dtype=torch.float64)
-    return out.index_add_(0, col, weight.double()[:, None] * rows[sample.node[NODE]][row])
+def output(sample: Sample, rows: Tensor) -> Tensor:
+    """A linear model, layer by layer: the weighted sum over sampled in-edges, or their mean without weights."""
+    x = rows[sample.node[NODE]]
+    for block in sample.blocks:
+        csc = block.csc[EDGE]
+        dst = csc.dst()
+        if block.edge_weight is None:
+            weight = 1 / torch.bincount(dst, minlength=csc.num_dst)[dst].double()
+        else:
+            weight = block.edge_weight[EDGE].double()
+        out = torch.zeros(block.num_dst[NODE], rows.shape[1], dtype=torch.float64)
+        x = out.index_add_(0, dst, weight[:, None] * x[csc.indices.long()])
+    return x
+
+
+def exact_output(graph: Graph, rows: Tensor) -> Tensor:
+    """The same with two layers over all in-edges."""
+    csc = graph.csc()
+    degree = csc.in_degrees().clamp(min=1).double()[:, None]
+    for _ in range(2):
+        rows = torch.zeros_like(rows).index_add_(0, csc.dst(), rows[csc.indices.long()]) / degree
+    return rows
 
 
 def test_two_layers_are_exact_in_expectation() -> None:
-    """A linear model of two layers: its output with LABOR's weights is, on average, that with all neighbours."""
     graph = homogeneous(60, 900)
     rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
-    csc = graph.csc()
-    degree = csc.in_degrees().clamp(min=1).double()[:, None]
-    layer = lambda x: torch.zeros_like(x).index_add_(0, csc.dst(), x[csc.indices.long()]) / degree  # noqa: E731
-    exact = layer(layer(rows))[:20]
-    sampler = LaborSampler(graph, [6, 6], expand="frontier")
-    found = []
-    for batch in range(2000):
-        sample = sampler.sample({NODE: torch.arange(20)}, key=SampleKey(0, 0, batch))
-        x = rows[sample.node[NODE]]
-        for block in sample.blocks:
-            c, weight = block.csc[EDGE], block.edge_weight[EDGE].double()
-            out = torch.zeros(block.num_dst[NODE], 1, dtype=torch.float64)
-            x = out.index_add_(0, c.dst(), weight[:, None] * x[c.indices.long()])
-        found.append(x)
-    all_found = torch.stack(found)
-    error = (all_found.mean(0) - exact).abs() / (all_found.std(0) / 2000**0.5).clamp(min=1e-9)
+    exact = exact_output(graph, rows)[:20]
+    sampler, seeds = LaborSampler(graph, [6, 6], expand="frontier"), {NODE: torch.arange(20)}
+    found = torch.stack([output(sampler.sample(seeds, key=SampleKey(0, 0, batch)), rows) for batch in range(2000)])
+    error = (found.mean(0) - exact).abs() / (found.std(0) / 2000**0.5).clamp(min=1e-9)
     assert float(error.max()) < 4
 
 
-def test_fewer_nodes_than_uniform_at_the_same_variance() -> None:
-    graph = rmat(4000, 160_000, seed=3)
-    seeds = {NODE: torch.randperm(4000, generator=torch.Generator().manual_seed(0))[:256]}
-    rows = torch.randn(4000, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    csc = graph.csc()
-    exact = torch.zeros(4000, 8, dtype=torch.float64).index_add_(0, csc.dst(), rows[csc.indices.long()])
-    exact = (exact / csc.in_degrees().clamp(min=1)[:, None])[seeds[NODE]]
+def test_fewer_nodes_than_uniform_at_the_same_variance_of_two_layers() -> None:
+    """LABOR's nodes err together where they are shared: at equal fanouts it has half the nodes and some variance more.
+    So its fanout is raised until the variance is uniform sampling's."""
+    src, dst = rmat(20_000, 2_000_000, seed=3).edge_index()
+    once = (src * 20_000 + dst).unique()  # parallel edges are taken together, which is another variance
+    graph = Graph.from_edge_index(torch.stack([once // 20_000, once % 20_000]), 20_000)
+    some = torch.randperm(20_000, generator=torch.Generator().manual_seed(0))
+    seeds = {NODE: some[graph.csc().in_degrees()[some] > 0][:256]}
+    rows = torch.randn(20_000, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 1
+    exact = exact_output(graph, rows)[seeds[NODE]]
     nodes, errors = {}, {}
     for name, sampler in {
-        "labor": LaborSampler(graph, [10]),
-        "uniform": NeighborSampler(graph, [10]),
+        "labor": LaborSampler(graph, [15, 15], expand="frontier", normalize=True),
+        "uniform": NeighborSampler(graph, [10, 10], expand="frontier"),
     }.items():
-        found = [sampler.sample(seeds, key=SampleKey(0, 0, batch)) for batch in range(40)]
-        for sample in found:
-            if sample.edge_weight is None:
-                counts = torch.bincount(sample.col[EDGE], minlength=256)
-                sample.edge_weight = {EDGE: 1.0 / counts[sample.col[EDGE]]}
-        nodes[name] = sum(s.node[NODE].numel() for s in found) / 40
-        errors[name] = sum(float((aggregate(s, rows) - exact).square().mean()) for s in found) / 40
+        found = [sampler.sample(seeds, key=SampleKey(0, 0, batch)) for batch in range(8)]
+        nodes[name] = sum(s.node[NODE].numel() for s in found) / 8
+        errors[name] = sum(float((output(s, rows) - exact).square().mean()) for s in found) / 8
     assert nodes["labor"] <= 0.8 * nodes["uniform"], nodes
-    assert errors["labor"] <= 1.1 * errors["uniform"], errors
+    assert errors["labor"] <= errors["uniform"], errors
 
 
 def test_loaders_hand_out_the_weights() -> None:
     graph = homogeneous()
     batch = next(iter(NeighborLoader(graph, sampler=LaborSampler(graph, [4, 3]), batch_size=16)))
     assert batch.edge_weight.shape == batch.edge_index[0].shape and bool((batch.edge_weight > 0).all())
-    links = LinkNeighborLoader(graph, sampler=LaborSampler(graph, [4, 3]), batch_size=16, neg_sampling_ratio=1.0)
+    links = LinkNeighborLoader(graph, sampler=LaborSampler(graph, [4, 3]), batch_size=16)
     assert next(iter(links)).edge_weight.numel() > 0
 
 
