@@ -22,6 +22,7 @@ from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
+from gnnsys.ops.induced import InnerEdges, draw_below, edges_within
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -81,6 +82,7 @@ __all__ = [
     "EdgeData",
     "Halo",
     "IdTable",
+    "InnerEdges",
     "JoinedParts",
     "Level",
     "Neighbors",
@@ -107,9 +109,11 @@ __all__ = [
     "compact_scratch",
     "contract_clusters",
     "degrees",
+    "draw_below",
     "drop_pages",
     "dropout_rows",
     "edge_softmax",
+    "edges_within",
     "empty_bits",
     "even_out_volume",
     "expand_indptr",

@@ -2,7 +2,9 @@
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
+from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
+from gnnsys.sampling.induced import induced, with_edges
 from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
@@ -37,6 +39,7 @@ __all__ = [
     "Placed",
     "Sample",
     "SampleKey",
+    "WithinRequest",
     "batch_visits",
     "check_device",
     "check_fanouts",
@@ -45,8 +48,11 @@ __all__ = [
     "core_csc",
     "count_true",
     "degree_visits",
+    "edges_within",
     "expected_visits",
     "graph_tables",
+    "induced",
+    "inner_edges",
     "load_sample",
     "loader_context",
     "mask_column",
@@ -66,4 +72,5 @@ __all__ = [
     "select_true",
     "to_block",
     "to_device",
+    "with_edges",
 ]
