@@ -20,7 +20,8 @@ from gnnsys.graph import EdgeType, NodeType
 class PartitionBook:
     """`node_offsets[t]` and `edge_offsets[t]` int64 [num_subparts + 1]: subpart s has ids [offsets[s], offsets[s+1]).
 
-    Inside a subpart nodes ascend by original id. An edge belongs where its destination does; its global id is its
+    Inside a subpart, or a cluster of it (`ClusterBook`), nodes ascend by original id. An edge belongs where its
+    destination does; its global id is its
     part's first one plus its position in the part's CSC. Methods take a node type or an edge type; it may be left away
     where there is a single node type.
 

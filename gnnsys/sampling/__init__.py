@@ -1,6 +1,7 @@
 """Samplers: from seeds to the structure of a batch, on a graph in memory or in parts."""
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
+from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
@@ -10,6 +11,7 @@ from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, t
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
+from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
@@ -22,13 +24,16 @@ from gnnsys.sampling.serialize import (
     save_sample,
 )
 from gnnsys.sampling.service import GraphService
+from gnnsys.sampling.subgraph_sampler import SubgraphSampler
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
+from gnnsys.sampling.walks import random_walks
 
 __all__ = [
     "PLACES",
     "AnyGraph",
     "Block",
+    "ClusterSampler",
     "DistGraph",
     "GraphService",
     "HopRequest",
@@ -37,14 +42,19 @@ __all__ = [
     "NeighborSampler",
     "PartMasks",
     "Placed",
+    "SaintEdgeSampler",
+    "SaintNodeSampler",
+    "SaintWalkSampler",
     "Sample",
     "SampleKey",
+    "SubgraphSampler",
     "WithinRequest",
     "batch_visits",
     "check_device",
     "check_fanouts",
     "check_place",
     "check_sample",
+    "cluster",
     "core_csc",
     "count_true",
     "degree_visits",
@@ -60,6 +70,7 @@ __all__ = [
     "part_bounds",
     "part_rows",
     "presampled_visits",
+    "random_walks",
     "ranks_on_device",
     "sample_batches",
     "sample_from_arrays",

@@ -148,9 +148,7 @@ def _part_edges(
         limit = (int(done[first - 1]) if first else 0) + _WORK_PER_PIECE
         end = max(first + 1, int(torch.searchsorted(done, limit, right=True)))
         of_tree = None if tree is None else tree[first:end]
-        edges = csc_edges_within(
-            csc, dst[first:end], local, dst_tree=of_tree, src_tree=sources.tree, exclude=exclude
-        )
+        edges = csc_edges_within(csc, dst[first:end], local, dst_tree=of_tree, src_tree=sources.tree, exclude=exclude)
         counts, positions = edges.indptr.diff().int(), (edges.positions + first_edge).to(dtype)
         yield first, PartNeighbors(counts, edges.places.int(), positions)
         first = end

@@ -197,7 +197,7 @@ class SourceList:
 
 @dataclass(frozen=True)
 class InnerDraw:
-    """Of one edge type the in-edges of `slot`'s seeds that come from a list, but for excluded positions of each part."""
+    """Of one edge type the in-edges of `slot`'s seeds that come from a list, but for the excluded positions."""
 
     edge_type: int  # its place in the schema
     slot: int

@@ -22,8 +22,8 @@ from gnnsys.sampling.sample import Sample
 def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] | None = None) -> Sample:
     """Every edge of the graph between nodes of the sample, of one tree where it has trees, but for excluded positions.
 
-    Destinations in the order of the sample's nodes, in-edges in the graph's. A seed that is there twice has its in-edges
-    twice, and edges leave its first copy.
+    Destinations in the order of the sample's nodes, in-edges in the graph's. A seed that is there twice has its
+    in-edges twice, and edges leave its first copy.
     """
     row, col, edge = induced_edges(graph, sample.node, list(sample.row), sample.tree, exclude)
     return with_edges(sample, row, col, edge)

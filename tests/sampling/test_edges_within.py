@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def by_hand(graph: Graph, r: WithinRequest) -> list[list[tuple[int, int]]]:
 def as_lists(indptr: Tensor, places: Tensor, positions: Tensor) -> list[list[tuple[int, int]]]:
     pairs = list(zip(places.tolist(), positions.tolist(), strict=True))
     ends = indptr.tolist()
-    return [pairs[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+    return [pairs[begin:end] for begin, end in pairwise(ends)]
 
 
 def lists(num_src: int, num_dst: int, edge_type: EdgeType, *, trees: bool, seed: int = 0) -> WithinRequest:
