@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -70,10 +69,13 @@ class SubgraphLoader(Loader):
         if sampler.graph is not graph:
             raise ValueError("sampler was made for another graph: make it with the one that the loader gets")
         sampler.check_batch_size(batch_size)
-        share = _share(sampler) if inputs is None else None
-        numbers: Any = (
-            as_ids(inputs, sampler.num_inputs, "inputs", "input").long().cpu() if share is None else share.ids
-        )
+        share: _InputShare | None = None
+        numbers: Tensor | IdRange
+        if inputs is None:
+            share = _share(sampler)
+            numbers = share.ids
+        else:
+            numbers = as_ids(inputs, sampler.num_inputs, "inputs", "input").long().cpu()
         if not len(numbers) and (share is None or not share.largest):
             raise ValueError("inputs is empty: nothing to make batches of")
         chosen = InputIds(numbers)
@@ -102,6 +104,7 @@ class SubgraphLoader(Loader):
             wire_dtype=wire_dtype,
             stages=stages,
             pipeline=pipeline,
+            sampler=sampler,
         )
 
 

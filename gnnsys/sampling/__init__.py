@@ -3,16 +3,18 @@
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
+from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.induced import induced, with_edges
-from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
+from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
 from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
     check_sample,
@@ -31,10 +33,12 @@ from gnnsys.sampling.walks import random_walks
 
 __all__ = [
     "PLACES",
+    "RULES",
     "AnyGraph",
     "Block",
     "ClusterSampler",
     "DistGraph",
+    "DrawRule",
     "GraphService",
     "HopRequest",
     "InEdges",
@@ -42,11 +46,13 @@ __all__ = [
     "NeighborSampler",
     "PartMasks",
     "Placed",
+    "RuleSource",
     "SaintEdgeSampler",
     "SaintNodeSampler",
     "SaintWalkSampler",
     "Sample",
     "SampleKey",
+    "Sampler",
     "SubgraphSampler",
     "WithinRequest",
     "batch_visits",
@@ -60,6 +66,7 @@ __all__ = [
     "degree_visits",
     "edges_within",
     "expected_visits",
+    "find_rule",
     "graph_tables",
     "induced",
     "inner_edges",

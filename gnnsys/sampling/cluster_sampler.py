@@ -15,9 +15,9 @@ from gnnsys.graph import Graph, NodeType
 from gnnsys.ops import stream_key
 from gnnsys.partition import Assignment, Clustering, cut_clusters
 from gnnsys.sampling.induced import induced_edges
-from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, sampling_device, to_device
 from gnnsys.sampling.sample import Sample
+from gnnsys.sampling.sampler import SampleKey
 from gnnsys.sampling.subgraph_sampler import SubgraphSampler, check_inputs
 
 

@@ -56,4 +56,5 @@ def with_edges(
 ) -> Sample:
     """Of a sample its nodes alone, with other edges: its hops say nothing about these."""
     hops: dict[str, Any] = {"num_sampled_nodes": {}, "num_sampled_edges": {}, "blocks": [], "by_destination": False}
+    hops["edge_weight"] = None
     return replace(sample, row=row, col=col, edge=edge, **hops)

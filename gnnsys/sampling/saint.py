@@ -24,9 +24,9 @@ from torch import Tensor
 from gnnsys.graph import Graph
 from gnnsys.ops import IdTable, draw_below, stream_key
 from gnnsys.sampling.induced import induced_edges
-from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Sample
+from gnnsys.sampling.sampler import SampleKey
 from gnnsys.sampling.subgraph_sampler import SubgraphSampler, check_inputs
 from gnnsys.sampling.walks import MAX_WALKS, walk
 

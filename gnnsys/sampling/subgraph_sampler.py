@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gnnsys.sampling.neighbor import SampleKey
 from gnnsys.sampling.neighborhoods import AnyGraph
 from gnnsys.sampling.sample import Sample
+from gnnsys.sampling.sampler import SampleKey
 
 
 class SubgraphSampler(ABC):
