@@ -11,6 +11,7 @@ from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
+from gnnsys.sampling.pinsage import PinSAGESampler
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
 from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
@@ -26,6 +27,7 @@ from gnnsys.sampling.serialize import (
     save_sample,
 )
 from gnnsys.sampling.service import GraphService
+from gnnsys.sampling.shadow import ShadowSampler
 from gnnsys.sampling.subgraph_sampler import SubgraphSampler
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
@@ -45,6 +47,7 @@ __all__ = [
     "Mask",
     "NeighborSampler",
     "PartMasks",
+    "PinSAGESampler",
     "Placed",
     "RuleSource",
     "SaintEdgeSampler",
@@ -53,6 +56,7 @@ __all__ = [
     "Sample",
     "SampleKey",
     "Sampler",
+    "ShadowSampler",
     "SubgraphSampler",
     "WithinRequest",
     "batch_visits",

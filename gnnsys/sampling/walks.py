@@ -41,20 +41,24 @@ def random_walks(
         (edge_type,) = graph.edge_types
     if edge_type[0] != edge_type[2]:
         raise ValueError(f"walks need an edge type that leads from a node type to itself, got {edge_type!r}")
-    if length < 0 or not 0 <= restart_prob < 1:
-        raise ValueError(f"length must be >= 0 and restart_prob in [0, 1), got {length} and {restart_prob}")
-    if roots.numel() > MAX_WALKS:
-        raise ValueError(f"at most {MAX_WALKS} walks at once, got {roots.numel()}")
+    check_walks(length, restart_prob)
     num_nodes = graph.num_nodes(edge_type[0])
     if roots.numel() and not 0 <= int(roots.min()) <= int(roots.max()) < num_nodes:
         raise ValueError(f"roots must be in [0, {num_nodes}), got {int(roots.min())} to {int(roots.max())}")
     return walk(neighborhoods(graph), edge_type, roots, length, key, restart_prob)
 
 
+def check_walks(length: int, restart_prob: float) -> None:
+    if length < 0 or not 0 <= restart_prob < 1:
+        raise ValueError(f"length must be >= 0 and restart_prob in [0, 1), got {length} and {restart_prob}")
+
+
 def walk(
     hoods: Neighborhoods, edge_type: EdgeType, roots: Tensor, length: int, key: int, restart_prob: float = 0.0
 ) -> Tensor:
     """`random_walks` on neighbourhoods that are at hand."""
+    if roots.numel() > MAX_WALKS:
+        raise ValueError(f"at most {MAX_WALKS} walks at once, got {roots.numel()}: take smaller batches")
     type_key, dtype = edge_type_key(edge_type), hoods.id_dtypes[edge_type[0]]
     out = roots.new_full((length + 1, roots.numel()), -1, dtype=torch.int64)
     out[0] = roots
