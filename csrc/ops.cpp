@@ -22,6 +22,11 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "sample_guided(Tensor indptr, Tensor indices, Tensor seeds, int fanout, int key, Tensor score, float deviation, "
       "bool proportional, bool unbiased, Tensor? exclude, Tensor? tree, Tensor? rng_ids) "
       "-> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weights)");
+  // Edges among chosen nodes: cpu/induced.cpp. Keyed numbers: cpu/draw_below.cpp.
+  m.def(
+      "edges_within(Tensor indptr, Tensor indices, Tensor dst, Tensor? dst_tree, Tensor src, Tensor? src_tree, "
+      "Tensor? exclude) -> (Tensor indptr, Tensor places, Tensor positions)");
+  m.def("draw_below(Tensor ids, int bound, int key) -> Tensor");
   // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
   m.def(
       "sample_hops(Tensor indptr, Tensor[] indices, Tensor[] halo, Tensor? bounds, Tensor? edge_ids, Tensor? original, "

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gnnsys.loader import LinkNeighborLoader as LinkNeighborLoader
     from gnnsys.loader import NegativeSampling as NegativeSampling
     from gnnsys.loader import NeighborLoader as NeighborLoader
+    from gnnsys.loader import SubgraphLoader as SubgraphLoader
     from gnnsys.sampling import DistGraph as DistGraph
     from gnnsys.seeds import Seeds as Seeds
     from gnnsys.seeds import split as split
@@ -70,6 +71,7 @@ _ROOM_OF = {
     "ShardLost": "comm",
     "SparseAdagrad": "store",
     "SparseAdam": "store",
+    "SubgraphLoader": "loader",
     "TrainerLost": "comm",
     "init": "session",
     "open": "session",
@@ -93,6 +95,7 @@ __all__ = [
     "ShardLost",
     "SparseAdagrad",
     "SparseAdam",
+    "SubgraphLoader",
     "TrainerLost",
     "init",
     "open",

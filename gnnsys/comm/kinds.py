@@ -31,6 +31,7 @@ class Kind(IntEnum):
     EDGE_ENDS = 35
     SELECT = 36
     VISITS = 37
+    INDUCED = 38
     GUIDE = 40
 
 
@@ -59,7 +60,9 @@ def traffic_class(kind: int) -> str:
 
 
 # What changes nothing at the peer, so that it does not matter which of two comes first.
-_SPREAD_KINDS = frozenset((Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS))
+_SPREAD_KINDS = frozenset(
+    (Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED)
+)
 
 
 def is_spread(kind: int) -> bool:

@@ -22,6 +22,7 @@ from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.sampled import Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import induced, reverse_of
+from gnnsys.loader.subgraph_loader import SubgraphLoader
 
 # The name of the version before this one.
 Store = TypeValues
@@ -46,6 +47,7 @@ __all__ = [
     "Sampled",
     "Schedule",
     "Store",
+    "SubgraphLoader",
     "Ticket",
     "TypeValues",
     "check_made_of",

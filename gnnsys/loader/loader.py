@@ -23,7 +23,7 @@ from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
-from gnnsys.sampling import DistGraph, Sampler, loader_context
+from gnnsys.sampling import DistGraph, Sampler, SubgraphSampler, loader_context
 from gnnsys.seeds import Leftover, Ranks
 from gnnsys.store import MemoryBudget, RowBuffers
 
@@ -62,7 +62,7 @@ class Loader:
         wire_dtype: torch.dtype | None = None,
         stages: Sequence[Stage] = (),
         pipeline: PipelineOptions | None = None,
-        sampler: Sampler | None = None,
+        sampler: Sampler | SubgraphSampler | None = None,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline

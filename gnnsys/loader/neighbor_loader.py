@@ -284,8 +284,10 @@ def make_sampler(
         raise ValueError(
             f"expand='frontier' makes blocks of what was sampled: subgraph_type={subgraph_type!r} has none"
         )
-    if subgraph_type == "induced" and disjoint:
-        raise ValueError("subgraph_type='induced' does not go with disjoint or temporal sampling: trees have no cycles")
+    if subgraph_type == "induced" and options.get("time") is not None:
+        raise ValueError(
+            "subgraph_type='induced' does not go with temporal sampling: it would have edges later than the seeds"
+        )
     return NeighborSampler(graph, num_neighbors, disjoint=disjoint, **options)
 
 

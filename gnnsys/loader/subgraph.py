@@ -1,20 +1,18 @@
 """What a batch keeps of the graph around its nodes: sampled edges, those and their reverses, or all among the nodes.
 
-Functions from Sample to Sample. Both drop the counts per hop, which no longer describe the edges.
+Functions from Sample to Sample, `gnnsys.sampling.induced` among them. Both drop the counts per hop, which no longer
+describe the edges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph
-from gnnsys.ops import IdTable
-from gnnsys.sampling import AnyGraph, DistGraph, HopRequest, Sample, neighborhoods
+from gnnsys.sampling import AnyGraph, DistGraph, Sample, induced, with_edges
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
@@ -45,37 +43,7 @@ def bidirectional(sample: Sample, graph: AnyGraph) -> Sample:
             num_dst = sample.node[edge_type[2]].numel()
             row[reverse], col[reverse], _ = _coalesce(cols, rows, ids, num_dst, ids)
             del edge[edge_type], edge[reverse]
-    return _other_edges(sample, row, col, edge)
-
-
-def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] | None = None) -> Sample:
-    """Every edge of the graph between nodes of the sample, but for excluded positions."""
-    row, col, edge = {}, {}, {}
-    tables = {}
-    for node_type, ids in sample.node.items():
-        tables[node_type] = IdTable(graph.num_nodes(node_type), ids.numel(), device=ids.device)
-        tables[node_type].clear()
-        tables[node_type].insert_seeds(ids)
-    device = next((ids.device for ids in sample.node.values()), None)
-    hoods, without = neighborhoods(graph, device=device), exclude or {}
-    nodes = {t: ids.to(hoods.id_dtypes[t]) for t, ids in sample.node.items()}
-    requests = [HopRequest(t, nodes[t[2]], -1, key=0, exclude=without.get(t)) for t in sample.row]
-    for edge_type, (indptr, ids, positions, _) in zip(sample.row, hoods.sample(requests), strict=True):
-        local = tables[edge_type[0]].lookup(ids.to(sample.node[edge_type[0]].dtype))
-        inside = (local >= 0).nonzero().view(-1)
-        row[edge_type] = local[inside]
-        col[edge_type] = torch.repeat_interleave(indptr.diff(), output_size=ids.numel())[inside]
-        edge[edge_type] = hoods.edge_ids(edge_type, positions[inside])
-    return _other_edges(sample, row, col, edge)
-
-
-def _other_edges(
-    sample: Sample, row: dict[EdgeType, Tensor], col: dict[EdgeType, Tensor], edge: dict[EdgeType, Tensor]
-) -> Sample:
-    """Of a sample its nodes alone: its hops say nothing about these edges."""
-    hops: dict[str, Any] = {"num_sampled_nodes": {}, "num_sampled_edges": {}, "blocks": [], "by_destination": False}
-    hops["edge_weight"] = None
-    return replace(sample, row=row, col=col, edge=edge, **hops)
+    return with_edges(sample, row, col, edge)
 
 
 def shape_subgraph(

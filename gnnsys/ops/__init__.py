@@ -24,6 +24,7 @@ from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
 from gnnsys.ops.labor import sample_labor
+from gnnsys.ops.induced import InnerEdges, draw_below, edges_within
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -83,6 +84,7 @@ __all__ = [
     "EdgeData",
     "Halo",
     "IdTable",
+    "InnerEdges",
     "JoinedParts",
     "Level",
     "Neighbors",
@@ -109,9 +111,11 @@ __all__ = [
     "compact_scratch",
     "contract_clusters",
     "degrees",
+    "draw_below",
     "drop_pages",
     "dropout_rows",
     "edge_softmax",
+    "edges_within",
     "empty_bits",
     "even_out_volume",
     "expand_indptr",

@@ -11,6 +11,7 @@ the steps of a partitioner (`finest_level`, `multilevel_assignment`, `stream_ass
 from gnnsys.partition.adjacency import first_nodes
 from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts, check_part_counts, plan_assignment
 from gnnsys.partition.assignment import Assignment
+from gnnsys.partition.clusters import ClusterBook, Clustering, check_clusters, cut_clusters
 from gnnsys.partition.communication import (
     CommunicationResult,
     CommunicationVolume,
@@ -51,6 +52,8 @@ __all__ = [
     "LOAD_BYTES_PER_EDGE",
     "Assigned",
     "Assignment",
+    "ClusterBook",
+    "Clustering",
     "CommunicationResult",
     "CommunicationVolume",
     "Constraints",
@@ -68,12 +71,14 @@ __all__ = [
     "StreamedParts",
     "VerifyReport",
     "assign_parts",
+    "check_clusters",
     "check_halo_hops",
     "check_part_counts",
     "check_parts_target",
     "check_plot_file",
     "communication_volume",
     "constraints_of",
+    "cut_clusters",
     "estimate_in_memory",
     "estimate_streaming",
     "expected_remote",

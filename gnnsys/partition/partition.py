@@ -12,6 +12,7 @@ from typing import Any
 from gnnsys.graph import Graph, as_graph, check_room
 from gnnsys.partition.array_pieces import Progress
 from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts
+from gnnsys.partition.clusters import check_clusters, cut_clusters
 from gnnsys.partition.constraints import Balance
 from gnnsys.partition.layout import WHAT, check_parts_target
 from gnnsys.partition.write import write_parts
@@ -24,6 +25,7 @@ class Partitioned:
     path: Path
     assigned: Assigned
     seconds: dict[str, float]
+    info: dict[str, Any]  # what the manifest says of it
 
 
 def partition_graph(
@@ -40,6 +42,7 @@ def partition_graph(
     halo_hops: int = 1,
     edge_ids: bool = True,
     add_reverse: bool = False,
+    clusters: int | None = None,
     memory_limit: int | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -48,13 +51,16 @@ def partition_graph(
 
     `graph` may be PyG's or DGL's, too. `add_reverse` first adds edges in the other direction (`Graph.add_reverse`).
     `method`, `objective`, `balance`, `imbalance` and `seed` are those of `gnnsys.partition.PartitionOptions`;
-    `halo_hops` and `edge_ids` those of `write_parts`. With a `memory_limit` in bytes that the partitioner would
+    `halo_hops` and `edge_ids` those of `write_parts`. `clusters`: how many clusters all subparts together are cut into,
+    for `ClusterSampler`. With a `memory_limit` in bytes that the partitioner would
     exceed, the graph is streamed. The directory is written whole or not at all.
 
     >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
     >>> partition_graph(graph, 4, "parts", balance=["train", "edges"]).assigned.cut  # doctest: +SKIP
     """
     check_halo_hops(halo_hops)
+    if clusters is not None:
+        check_clusters(clusters, num_parts * trainers_per_part)
     graph = as_graph(graph)
     graph = graph.add_reverse() if add_reverse else graph
     graph.check_in_memory("partitioning a graph")
@@ -70,18 +76,26 @@ def partition_graph(
         folder=target.parent,
         progress=progress,
     )
+    seconds = {"partition": assigned.seconds}
     start = time.perf_counter()
+    info, cut = describe(assigned, options), None
+    if clusters is not None:
+        cut = cut_clusters(graph, assigned.assignment, clusters, seed=seed)
+        info["clusters"] = {"number": clusters, "cut": cut.num_cut(graph)}
+        seconds["clusters"] = time.perf_counter() - start
+        start = time.perf_counter()
     write_parts(
         graph,
         assigned.assignment,
         target,
         halo_hops=halo_hops,
         edge_ids=edge_ids,
-        info=describe(assigned, options),
+        clusters=cut,
+        info=info,
         overwrite=overwrite,
         progress=progress,
     )
-    return Partitioned(target, assigned, {"partition": assigned.seconds, "write": time.perf_counter() - start})
+    return Partitioned(target, assigned, seconds | {"write": time.perf_counter() - start}, info)
 
 
 def least_bytes(graph: Graph) -> int:

@@ -20,9 +20,9 @@ from gnnsys.graph import EdgeType, NodeType
 class PartitionBook:
     """`node_offsets[t]` and `edge_offsets[t]` int64 [num_subparts + 1]: subpart s has ids [offsets[s], offsets[s+1]).
 
-    Inside a subpart nodes ascend by original id. An edge belongs where its destination does; its global id is its
-    part's first one plus its position in the part's CSC. Methods take a node type or an edge type; it may be left away
-    where there is a single node type.
+    Inside a subpart, or a cluster of it (`ClusterBook`), nodes ascend by original id. An edge belongs where its
+    destination does; its global id is its part's first one plus its position in the part's CSC. Methods take a node
+    type or an edge type; it may be left away where there is a single node type.
 
     >>> book = PartitionBook(2, 2, {"node": torch.tensor([0, 3, 3, 5, 9])}, {})
     >>> book.part_of(torch.tensor([2, 3, 8])), book.subpart_of(torch.tensor([2, 3, 8]))

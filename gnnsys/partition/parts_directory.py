@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnsys.graph import MANIFEST, ArrayReader, Graph, read_manifest, some
+from gnnsys.partition.clusters import ClusterBook
 from gnnsys.partition.fingerprint import Fingerprints
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Malformed, Schema
 from gnnsys.partition.merge import merge_parts
@@ -28,7 +29,10 @@ def open_parts(path: str | os.PathLike[str], *, verify: bool = True) -> Parts:
 
 
 class Parts:
-    """A parted graph. `info` is what the writer was given, `graph_info` the source graph's own."""
+    """A parted graph. `info` is what the writer was given, `graph_info` the source graph's own.
+
+    `clusters` are those inside the parts, None where they were not cut.
+    """
 
     def __init__(self, folder: Path, *, verify: bool) -> None:
         manifest = read_manifest(folder, format=FORMAT, version=VERSION, what=WHAT)
@@ -43,6 +47,8 @@ class Parts:
             self.graph_info: dict[str, Any] = dict(manifest["graph_info"])
             self._entries: list[Mapping[str, Any]] = list(manifest["parts"])
             self._files: dict[str, dict[str, Any]] = dict(manifest["files"])
+            clusters = manifest.get("clusters")
+            self.clusters = None if clusters is None else ClusterBook.from_json(clusters).check(self.book)
             self._check()
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{folder / MANIFEST} is malformed: {error}") from error

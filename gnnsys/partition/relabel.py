@@ -1,5 +1,7 @@
 """From original ids to global ids: one contiguous range per subpart, ascending by original id inside it.
 
+Where subparts are cut into clusters, each of these is a contiguous range, and ids ascend inside it.
+
 8 bytes per node (16 from 2^31 nodes on): the order and its inverse. Edges need no arrays: their global ids follow from
 their destinations'.
 """
@@ -14,6 +16,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import CSC, gather_rows, scatter_rows
 from gnnsys.partition.assignment import Assignment
+from gnnsys.partition.clusters import ClusterBook, Clustering
 from gnnsys.partition.partition_book import PartitionBook
 
 INT32_END = 1 << 31
@@ -27,20 +30,26 @@ class Relabelling:
     book: PartitionBook
     original_ids: dict[NodeType, Tensor]
     global_ids: dict[NodeType, Tensor]
+    clusters: ClusterBook | None = None
 
 
-def relabel(graph: Graph, assignment: Assignment) -> Relabelling:
-    """Gives every node its global id. The assignment must have been checked against the graph."""
+def relabel(graph: Graph, assignment: Assignment, clusters: Clustering | None = None) -> Relabelling:
+    """Gives every node its global id, cluster by cluster where there are some. The assignment has been checked."""
     original_ids: dict[NodeType, Tensor] = {}
     global_ids: dict[NodeType, Tensor] = {}
     node_offsets: dict[NodeType, Tensor] = {}
+    cluster_offsets: dict[NodeType, Tensor] = {}
     for node_type in graph.node_types:
         num_nodes = graph.num_nodes(node_type)
         numbers = torch.arange(num_nodes, dtype=id_dtype(num_nodes), device="cpu")
         # Nodes grouped by subpart, in order: a stable counting sort, which is what COO to CSC does to edges.
-        subpart = assignment.subpart[node_type].to(numbers.dtype)
-        grouped = CSC.from_edge_index(torch.stack([numbers, subpart]), num_nodes, assignment.num_subparts)
-        node_offsets[node_type] = grouped.indptr
+        group, num_groups = assignment.subpart[node_type], assignment.num_subparts
+        if clusters is not None:  # numbered subpart by subpart: their groups are those of the subparts, cut
+            group, num_groups = clusters.cluster[node_type], clusters.num_clusters
+        grouped = CSC.from_edge_index(torch.stack([numbers, group.to(numbers.dtype)]), num_nodes, num_groups)
+        node_offsets[node_type] = cluster_offsets[node_type] = grouped.indptr
+        if clusters is not None:
+            node_offsets[node_type] = grouped.indptr[clusters.bounds]
         original_ids[node_type] = grouped.indices
         global_ids[node_type] = scatter_rows(torch.empty_like(numbers), grouped.indices, numbers)
     edge_offsets: dict[EdgeType, Tensor] = {}
@@ -48,7 +57,8 @@ def relabel(graph: Graph, assignment: Assignment) -> Relabelling:
         subpart = assignment.subpart[edge_type[2]]
         edge_offsets[edge_type] = _edge_offsets(graph.csc(edge_type), subpart, assignment.num_subparts)
     book = PartitionBook(assignment.num_parts, assignment.trainers_per_part, node_offsets, edge_offsets)
-    return Relabelling(book, original_ids, global_ids)
+    kept = None if clusters is None else ClusterBook(clusters.bounds, cluster_offsets).check(book)
+    return Relabelling(book, original_ids, global_ids, kept)
 
 
 def _edge_offsets(csc: CSC, subpart: Tensor, num_subparts: int) -> Tensor:

@@ -20,6 +20,7 @@ from gnnsys.graph import ArrayStream, ArrayWriter, EdgeType, Graph, NodeType, st
 from gnnsys.ops import CSC, Halo, collect_halo, empty_bits, gather_rows, local_columns, mark_halo, mark_ids
 from gnnsys.partition.array_pieces import Meter, Progress, column_pieces, row_pieces, take
 from gnnsys.partition.assignment import Assignment
+from gnnsys.partition.clusters import Clustering
 from gnnsys.partition.fingerprint import fingerprint_graph
 from gnnsys.partition.layout import FORMAT, VERSION, WHAT, Schema, original_bounds, part_folder
 from gnnsys.partition.partition_book import PartitionBook
@@ -33,6 +34,7 @@ def write_parts(
     *,
     halo_hops: int = 1,
     edge_ids: bool = True,
+    clusters: Clustering | None = None,
     info: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -41,7 +43,8 @@ def write_parts(
 
     A part has the in-edges of its core nodes in the source's order, and with `halo_hops` k > 1 also those of its halo
     nodes up to hop k - 1. `edge_ids` keeps the user's edge numbers (4 bytes per edge, or 4 per node where edges came
-    sorted by destination); without them edges are known by destination and rank alone. `info` is the caller's, plain
+    sorted by destination); without them edges are known by destination and rank alone. `clusters` are
+    contiguous ranges of the global ids inside subparts (`cut_clusters`). `info` is the caller's, plain
     JSON values: method, objective, constraints. `progress(done, total, what)` counts bytes.
     """
     if halo_hops < 1:
@@ -52,7 +55,7 @@ def write_parts(
         _check_edge_ids(graph.csc(edge_type), edge_type)
     with staged(out, overwrite=overwrite, format=FORMAT, what=WHAT) as folder:
         meter = Meter(progress, 2 * _work(graph))
-        labels = relabel(graph, assignment)
+        labels = relabel(graph, assignment, clusters)
         prints = fingerprint_graph(graph, edge_ids=edge_ids, meter=meter)
         files: dict[str, dict[str, Any]] = {}
         parts = []
@@ -71,6 +74,7 @@ def write_parts(
             "fingerprints": prints.to_json(),
             "parts": parts,
             "files": files,
+            **({} if labels.clusters is None else {"clusters": labels.clusters.to_json()}),
         }
         write_manifest(folder, manifest)
     return labels.book

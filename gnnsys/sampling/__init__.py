@@ -1,17 +1,22 @@
 """Samplers: from seeds to the structure of a batch, on a graph in memory or in parts."""
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
+from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
+from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import GuidedSampler, main_part
 from gnnsys.sampling.labor import LaborSampler
+from gnnsys.sampling.induced import induced, with_edges
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
+from gnnsys.sampling.pinsage import PinSAGESampler
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
+from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
@@ -25,14 +30,18 @@ from gnnsys.sampling.serialize import (
     save_sample,
 )
 from gnnsys.sampling.service import GraphService
+from gnnsys.sampling.shadow import ShadowSampler
+from gnnsys.sampling.subgraph_sampler import SubgraphSampler
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
+from gnnsys.sampling.walks import random_walks
 
 __all__ = [
     "PLACES",
     "RULES",
     "AnyGraph",
     "Block",
+    "ClusterSampler",
     "DistGraph",
     "DrawRule",
     "GraphService",
@@ -44,22 +53,33 @@ __all__ = [
     "NeighborSampler",
     "NodeScores",
     "PartMasks",
+    "PinSAGESampler",
     "Placed",
     "RuleSource",
+    "SaintEdgeSampler",
+    "SaintNodeSampler",
+    "SaintWalkSampler",
     "Sample",
     "SampleKey",
     "Sampler",
+    "ShadowSampler",
+    "SubgraphSampler",
+    "WithinRequest",
     "batch_visits",
     "check_device",
     "check_fanouts",
     "check_place",
     "check_sample",
+    "cluster",
     "core_csc",
     "count_true",
     "degree_visits",
+    "edges_within",
     "expected_visits",
     "find_rule",
     "graph_tables",
+    "induced",
+    "inner_edges",
     "load_sample",
     "loader_context",
     "main_part",
@@ -68,6 +88,7 @@ __all__ = [
     "part_bounds",
     "part_rows",
     "presampled_visits",
+    "random_walks",
     "ranks_on_device",
     "sample_batches",
     "sample_from_arrays",
@@ -80,4 +101,5 @@ __all__ = [
     "select_true",
     "to_block",
     "to_device",
+    "with_edges",
 ]

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from gnnsys.comm import Kind, RequestContext
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, check_data, some
-from gnnsys.ops import CSC
+from gnnsys.ops import CSC, InnerEdges
 from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
+from gnnsys.sampling.edges_within import WithinRequest, inner_edges_of_parts
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
 from gnnsys.sampling.owners import Owners
@@ -173,6 +174,10 @@ class DistGraph:
         from gnnsys.sampling.blocks import sample_neighbors
 
         return sample_neighbors(self, nodes, fanout, **options)
+
+    def inner_edges(self, requests: Sequence[WithinRequest]) -> list[InnerEdges]:
+        """Edges among chosen nodes, an answer per request: see `gnnsys.sampling.edges_within`."""
+        return inner_edges_of_parts(self.parts, self._owners, self.client, requests)
 
     @property
     def sampled_on(self) -> torch.device:

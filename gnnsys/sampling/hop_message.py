@@ -187,3 +187,87 @@ def _read_draw(head: _Numbers, arrays: _Arrays, num_parts: int, num_slots: int) 
         raise ValueError(f"a draw must name one of {num_slots} slots, got {slot}")
     exclude = [arrays.take("exclude", torch.int64, size) if size else None for size in sizes]
     return Draw(edge_type, slot, fanout, key, exclude)
+
+
+@dataclass(frozen=True)
+class SourceList:
+    """Nodes of one type that edges may come from: global ids, and the tree of each where trees are told apart."""
+
+    ids: Tensor  # int32 or int64
+    tree: Tensor | None  # int64
+
+
+@dataclass(frozen=True)
+class InnerDraw:
+    """Of one edge type the in-edges of `slot`'s seeds that come from a list, but for the excluded positions."""
+
+    edge_type: int  # its place in the schema
+    slot: int
+    sources: int
+    exclude: list[Tensor | None]  # int64 ascending, per part of the request
+
+
+@dataclass(frozen=True)
+class InnerRequest:
+    """What one machine is asked about edges among chosen nodes: the arrays of an INDUCED message.
+
+    The answer is that of a hop (`HopAnswer`), with places in the list instead of ids.
+    """
+
+    parts: list[int]
+    slots: list[Slot]
+    sources: list[SourceList]
+    draws: list[InnerDraw]
+
+    def to_arrays(self) -> list[Tensor]:
+        head = [_FORMAT, len(self.parts), *self.parts, len(self.slots)]
+        arrays: list[Tensor] = []
+        for slot in self.slots:
+            head += [_TREE * (slot.tree is not None), *slot.counts]
+            arrays += [rows for rows in (slot.seeds, slot.tree) if rows is not None]
+        head.append(len(self.sources))
+        for listed in self.sources:
+            head.append(_TREE * (listed.tree is not None))
+            arrays += [rows for rows in (listed.ids, listed.tree) if rows is not None]
+        head.append(len(self.draws))
+        for draw in self.draws:
+            sizes = [0 if positions is None else positions.numel() for positions in draw.exclude]
+            head += [draw.edge_type, draw.slot, draw.sources, *sizes]
+            arrays += [positions for positions in draw.exclude if positions is not None and positions.numel()]
+        return [torch.tensor(head, dtype=torch.int64, device="cpu"), *arrays]
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[Tensor]) -> InnerRequest:
+        """Reads what `to_arrays` wrote."""
+        rest = _Arrays(arrays)
+        head = _Numbers(rest.take("head", torch.int64))
+        (version,) = head.take(1)
+        if version != _FORMAT:
+            raise ValueError(f"a request for edges among nodes must have format {_FORMAT}, got {version}")
+        parts = head.take(head.count())
+        slots = [_read_slot(head, rest, len(parts)) for _ in range(head.count())]
+        sources = [_read_sources(head, rest) for _ in range(head.count())]
+        draws = [_read_inner_draw(head, rest, len(parts), slots, sources) for _ in range(head.count())]
+        head.finish()
+        rest.finish()
+        return cls(parts, slots, sources, draws)
+
+
+def _read_sources(head: _Numbers, arrays: _Arrays) -> SourceList:
+    (flags,) = head.take(1)
+    ids = arrays.take("sources")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"sources must be int32 or int64, got {ids.dtype}")
+    return SourceList(ids, arrays.take("tree", torch.int64, ids.numel()) if flags & _TREE else None)
+
+
+def _read_inner_draw(
+    head: _Numbers, arrays: _Arrays, num_parts: int, slots: Sequence[Slot], sources: Sequence[SourceList]
+) -> InnerDraw:
+    edge_type, slot, listed, *sizes = head.take(3 + num_parts)
+    if not (0 <= slot < len(slots) and 0 <= listed < len(sources)):
+        raise ValueError(f"a draw names slot {slot} of {len(slots)} and list {listed} of {len(sources)}")
+    if (slots[slot].tree is None) != (sources[listed].tree is None):
+        raise ValueError("seeds and sources must both have trees, or neither")
+    exclude = [arrays.take("exclude", torch.int64, size) if size else None for size in sizes]
+    return InnerDraw(edge_type, slot, listed, exclude)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
-from gnnsys.sampling.hop_message import HopAnswer, PartsRequest, answers_to_arrays
+from gnnsys.sampling.edges_within import answer_inner
+from gnnsys.sampling.hop_message import HopAnswer, InnerRequest, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.part_view import ViewSpec
@@ -25,7 +26,7 @@ _MAX_NUMBERS = 1 << 18
 
 
 class GraphService:
-    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS, VISITS and GUIDE for `own_parts`."""
+    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS, VISITS, INDUCED and GUIDE for `own_parts`."""
 
     def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
         self.views = PreparedViews(parts, own_parts)
@@ -39,6 +40,7 @@ class GraphService:
             Kind.EDGE_ENDS: self.edge_ends,
             Kind.VISITS: self.visits,
             Kind.GUIDE: self.guide,
+            Kind.INDUCED: self.induced,
         }
 
     def prepare(self, request: Request) -> Reply:
@@ -63,18 +65,22 @@ class GraphService:
 
     def sample(self, request: Request) -> Reply | Iterator[Reply]:
         """One hop of one batch: `PartsRequest`, answered in chunks where it is large."""
-        return self._chunks(PartsRequest.from_arrays(request.arrays))
+        return self._chunks(self.views.sample(PartsRequest.from_arrays(request.arrays)))
 
-    def _chunks(self, request: PartsRequest) -> Iterator[Reply]:
+    def _chunks(self, answers: Iterator[HopAnswer]) -> Iterator[Reply]:
         ready: list[HopAnswer] = []
         size = 0
-        for answer in self.views.sample(request):
+        for answer in answers:
             ready.append(answer)
             size += sum(rows.nbytes for rows in answer.piece if rows is not None)
             if size >= _CHUNK_BYTES or len(ready) >= _CHUNK_PIECES:
                 yield Reply(answers_to_arrays(ready))
                 ready, size = [], 0
         yield Reply(answers_to_arrays(ready), last=True)
+
+    def induced(self, request: Request) -> Iterator[Reply]:
+        """Edges among chosen nodes: `InnerRequest`, answered in chunks where it is large."""
+        return self._chunks(answer_inner(self._parts, self.views.own_parts, InnerRequest.from_arrays(request.arrays)))
 
     def find_edges(self, request: Request) -> Reply:
         """Arrays: head [view, edge type, part, number of pairs, part, number, ...], src (global), dst (local to part).

@@ -21,7 +21,9 @@ from gnnsys.partition import open_parts
 from gnnsys.sampling import GraphService, PartMasks, graph_tables, part_rows
 from gnnsys.store import Life, Shard
 
-GRAPH_KINDS = (Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.GUIDE)
+GRAPH_KINDS = (
+    Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED, Kind.GUIDE,
+)  # fmt: skip
 _MAX_RANKS = 1024  # whose silence is told at once
 
 

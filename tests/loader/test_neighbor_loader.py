@@ -321,7 +321,7 @@ def test_features_that_need_a_gradient_get_one(edge_index: Tensor) -> None:
         ({"num_neighbors": [-2]}, "num_neighbors"),
         ({"num_neighbors": []}, "num_neighbors"),
         ({"subgraph_type": "ego"}, "subgraph_type"),
-        ({"subgraph_type": "induced", "disjoint": True}, "induced"),
+        ({"subgraph_type": "induced", "time_attr": "y"}, "induced"),
         ({"temporal_strategy": "first"}, "temporal_strategy"),
         ({"input_time": torch.zeros(300, dtype=torch.int64)}, "time_attr"),
         ({"input_time": torch.zeros(300), "time_attr": "y"}, "input_time must hold integers"),

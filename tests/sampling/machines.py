@@ -14,7 +14,7 @@ from torch import Tensor
 from gnnsys.comm import Client, Handler, Request, Server
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.loader.batch import apply_to_block
-from gnnsys.partition import Assignment, open_parts, write_parts
+from gnnsys.partition import Assignment, cut_clusters, open_parts, write_parts
 from gnnsys.sampling import DistGraph, GraphService, Sample, graph_tables, part_rows
 from gnnsys.store import Shard, Store
 
@@ -78,10 +78,13 @@ def machines(
     used: Sequence[int] | None = None,
     halo_hops: int = 1,
     edge_ids: bool = True,
+    clusters: int | None = None,
     seen: list[Request] | None = None,
 ) -> Iterator[list[DistGraph]]:
     """The graph as every machine sees it; by default a machine for each part. `seen` gets every request."""
-    write_parts(graph, assign(graph, num_parts, used=used), folder, halo_hops=halo_hops, edge_ids=edge_ids)
+    assignment = assign(graph, num_parts, used=used)
+    cut = None if clusters is None else cut_clusters(graph, assignment, clusters)
+    write_parts(graph, assignment, folder, halo_hops=halo_hops, edge_ids=edge_ids, clusters=cut)
     owner = list(range(num_parts)) if machine_of_part is None else list(machine_of_part)
     num_machines = 1 + max(owner)
     with ExitStack() as stack:

@@ -55,7 +55,7 @@ def nodes(graph: DistGraph, *, num_neighbors: Any = FANOUTS, **options: Any) -> 
 
 CASES = {
     "nodes": (nodes, {}, {Kind.SAMPLE, Kind.PULL}),
-    "induced": (nodes, {"subgraph_type": "induced"}, {Kind.SAMPLE, Kind.PULL}),
+    "induced": (nodes, {"subgraph_type": "induced"}, {Kind.SAMPLE, Kind.PULL, Kind.INDUCED}),
     "bidirectional": (nodes, {"subgraph_type": "bidirectional"}, {Kind.SAMPLE, Kind.PULL, Kind.EDGE_ENDS}),
     "in time": (nodes, {"time_attr": "t"}, {Kind.SAMPLE, Kind.PULL}),
     "a user's sampler": (nodes, {"num_neighbors": None, "sampler": own_sampler}, {Kind.SAMPLE, Kind.PULL}),

@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--halo-hops", type=int, default=1, metavar="K", help="hops whose in-edges a part can resolve itself (1)"
     )
+    parser.add_argument(
+        "--clusters", type=int, metavar="N", help="cut the parts into N clusters in all, for Cluster-GCN's batches"
+    )
     parser.add_argument("--no-edge-ids", action="store_true", help="do not keep the numbers of the source's edges")
     parser.add_argument(
         "--add-reverse",
@@ -71,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from gnnsys.cli.source import opened_source
     from gnnsys.partition import (
         PartitionOptions,
+        check_clusters,
         check_halo_hops,
         check_part_counts,
         check_parts_target,
@@ -82,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
     # Whatever can be refused is refused before a source is read that may take minutes.
     check_part_counts(args.parts, args.trainers_per_part)
     check_halo_hops(args.halo_hops)
+    if args.clusters is not None:
+        check_clusters(args.clusters, args.parts * args.trainers_per_part)
     options = PartitionOptions(
         method=args.method,
         objective=args.objective,
@@ -117,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
             **vars(options),
             halo_hops=args.halo_hops,
             edge_ids=not args.no_edge_ids,
+            clusters=args.clusters,
             memory_limit=limit,
             overwrite=args.overwrite,
             progress=bar,
@@ -159,6 +166,9 @@ def summary(done: Partitioned, args: argparse.Namespace) -> str:
     lines = [f"{'edges between parts':<24}{assigned.part_cut:>14,}{assigned.part_cut * share:>9.2f} %"]
     if args.trainers_per_part > 1:
         lines.append(f"{'edges between subparts':<24}{assigned.cut:>14,}{assigned.cut * share:>9.2f} %")
+    if args.clusters is not None:
+        cut = done.info["clusters"]["cut"]
+        lines.append(f"{'edges between clusters':<24}{cut:>14,}{cut * share:>9.2f} %")
     if "rows" in assigned.details:
         rows, busiest = assigned.details["rows"]["in the end"], assigned.details["row_imbalance"]["in the end"]
         lines.append(f"{'rows between subparts':<24}{rows:>14,}{busiest:>9.3f} of the average, at most")

@@ -1,0 +1,67 @@
+"""Edges among chosen nodes, and numbers drawn by key: typed faces of cpu/induced.cpp and cpu/draw_below.cpp.
+
+CPU only. On CUDA devices `induced_subgraph` and `IdTable` do the first, see `gnnsys.sampling.edges_within`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+from gnnsys.ops.csc import CSC
+
+
+class InnerEdges(NamedTuple):
+    """In-edges of a list of destinations that come from a list of sources, destination after destination."""
+
+    indptr: Tensor  # int64 [num_dst + 1]
+    places: Tensor  # int64 [num_edges], where in the list the source stands first
+    positions: Tensor  # int64 [num_edges], positions in the CSC
+
+
+def edges_within(
+    csc: CSC,
+    dst: Tensor,
+    src: Tensor,
+    *,
+    dst_tree: Tensor | None = None,
+    src_tree: Tensor | None = None,
+    exclude: Tensor | None = None,
+) -> InnerEdges:
+    """The in-edges of `dst` whose source is in `src`, in the CSC's order; with trees, those inside a tree alone.
+
+    A negative entry of `src` is a place that no edge comes from. `exclude` are positions, ascending, that are left
+    out. Every copy of a repeated destination has all its edges, and they come from the first copy of their source.
+    Work: the in-degrees of `dst`.
+
+    >>> csc = CSC.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 2]]), 3)
+    >>> edges_within(csc, torch.tensor([2, 1]), torch.tensor([2, 0])).places
+    tensor([0, 1])
+    """
+    dst_tree, src_tree = (None if tree is None else tree.contiguous() for tree in (dst_tree, src_tree))
+    return InnerEdges(
+        *native.edges_within(csc.indptr, csc.indices, dst.contiguous(), dst_tree, src.contiguous(), src_tree, exclude)
+    )
+
+
+def draw_below(ids: Tensor, bound: int, *, key: int) -> Tensor:
+    """For each id a number in [0, bound), int64: uniform, and a function of `key` and the id alone.
+
+    >>> bool((draw_below(torch.arange(100), 7, key=1) < 7).all())
+    True
+    """
+    return native.draw_below(ids.contiguous(), bound, key)
+
+
+@torch.library.register_fake("gnnsys::edges_within")
+def _(indptr, indices, dst, dst_tree, src, src_tree, exclude):
+    size = torch.library.get_ctx().new_dynamic_size()
+    return indptr.new_empty(dst.shape[0] + 1), indptr.new_empty(size), indptr.new_empty(size)
+
+
+@torch.library.register_fake("gnnsys::draw_below")
+def _(ids: Tensor, bound: int, key: int) -> Tensor:
+    return ids.new_empty(ids.shape[0], dtype=torch.int64)

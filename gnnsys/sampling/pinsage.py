@@ -1,0 +1,124 @@
+"""PinSAGE's neighbours (Ying et al. 2018): the nodes that random walks from a node visit most often.
+
+They need not be its neighbours in the graph, so their edges have no edge ids; `edge_weight` is how often each was
+visited, among those that were taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, NodeType, ids_of
+from gnnsys.ops import IdTable, stream_key
+from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
+from gnnsys.sampling.sample import Sample
+from gnnsys.sampling.sampler import SampleKey, Sampler
+from gnnsys.sampling.walks import check_walks, walk
+
+_WALKS = 0x504E  # domain of the walks' keys
+
+
+class PinSAGESampler(Sampler):
+    """`num_neighbors[hop]` nodes for each node of a hop: those that `num_walks` walks of `length` steps visit most.
+
+    Before each step a walk goes back with `restart_prob`. Of nodes that are visited equally often those that were
+    visited first are taken. For graphs with one node and edge type, on the host.
+
+    >>> sampler = PinSAGESampler(graph, [10, 5], num_walks=20, length=3)  # doctest: +SKIP
+    """
+
+    unbiased_for: ClassVar[str] = ""
+    gives: ClassVar[tuple[str, ...]] = ("edge_weight",)
+    takes_links: ClassVar[bool] = False
+
+    def __init__(
+        self, graph: AnyGraph, num_neighbors: list[int], *, num_walks: int, length: int, restart_prob: float = 0.5
+    ) -> None:
+        if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
+            raise ValueError(f"PinSAGESampler is for graphs with one node and edge type, got {graph.edge_types}")
+        if not num_neighbors or min(num_neighbors) < 1 or num_walks < 1 or length < 1:
+            raise ValueError(
+                f"num_neighbors, num_walks and length must be at least 1, got {num_neighbors}, {num_walks} and {length}"
+            )
+        check_walks(length, restart_prob)
+        self.graph, self.device = graph, torch.device("cpu")
+        self._fanouts, self._num_walks, self._length = list(num_neighbors), num_walks, length
+        self._restart_prob = restart_prob
+        self._hoods = neighborhoods(graph, device=self.device)
+        (self._node_type,), (self._edge_type,) = graph.node_types, graph.edge_types
+
+    def options(self) -> dict[str, Any]:
+        walks = {"num_walks": self._num_walks, "length": self._length, "restart_prob": self._restart_prob}
+        return {"num_neighbors": self._fanouts, **walks}
+
+    def sample(
+        self,
+        seeds: Mapping[NodeType, Tensor],
+        *,
+        key: SampleKey,
+        seed_time: Mapping[NodeType, Tensor] | None = None,
+        tree: Mapping[NodeType, Tensor] | None = None,
+        exclude: Mapping[EdgeType, Tensor] | None = None,
+    ) -> Sample:
+        self.refuse(seed_time=seed_time, tree=tree, exclude=exclude)
+        num_nodes = self.graph.num_nodes()
+        frontier = ids_of(seeds[self._node_type], num_nodes, "seeds").long().cpu()
+        table, nodes, first = IdTable(num_nodes), [frontier], 0
+        table.insert_seeds(frontier)
+        row, col, weight = [], [], []
+        for hop, fanout in enumerate(self._fanouts):
+            of_hop = stream_key(key.seed, key.epoch, key.batch, hop, _WALKS)
+            visited = self.visited(frontier, fanout, of_hop)
+            local, fresh = table.insert(visited.ids)
+            row.append(local)
+            col.append(visited.root + first)
+            weight.append(visited.share)
+            first += frontier.numel()
+            frontier = fresh
+            nodes.append(fresh)
+        edge_type = self._edge_type
+        return Sample(
+            {self._node_type: torch.cat(nodes)},
+            {edge_type: torch.cat(row)},
+            {edge_type: torch.cat(col)},
+            {},
+            {self._node_type: [ids.numel() for ids in nodes]},
+            {edge_type: [local.numel() for local in row]},
+            by_destination=True,
+            edge_weight={edge_type: torch.cat(weight)},
+        )
+
+    def visited(self, nodes: Tensor, most: int, key: int) -> Visited:
+        """The `most` nodes that walks from each of `nodes` visit most often, the node itself left out."""
+        roots = torch.repeat_interleave(nodes, self._num_walks)
+        walks = walk(self._hoods, self._edge_type, roots, self._length, key, self._restart_prob)[:, 1:]
+        number = torch.arange(nodes.numel(), device="cpu").repeat_interleave(self._num_walks * self._length)
+        visits = walks.reshape(-1)
+        counted = (visits >= 0) & (visits != nodes[number])
+        pairs = number[counted] * self.graph.num_nodes() + visits[counted]
+        found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
+        seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
+            0, which, torch.arange(pairs.numel(), device="cpu"), "amin"
+        )
+        order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
+        order = order[torch.argsort(counts[order], descending=True, stable=True)]
+        root = torch.div(found, self.graph.num_nodes(), rounding_mode="floor")
+        order = order[torch.argsort(root[order], stable=True)]
+        sizes = torch.bincount(root, minlength=nodes.numel())
+        rank = torch.arange(order.numel(), device="cpu") - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+        order = order[rank < most]
+        root, counts = root[order], counts[order].double()
+        total = torch.zeros(nodes.numel(), dtype=torch.float64, device="cpu").index_add_(0, root, counts)
+        return Visited(root, found[order] % self.graph.num_nodes(), (counts / total[root]).float())
+
+
+class Visited(NamedTuple):
+    """Nodes by the node whose walks found them, the most visited first."""
+
+    root: Tensor  # int64, a place in the nodes that were asked for
+    ids: Tensor  # int64
+    share: Tensor  # float32, of the visits to those that were taken

@@ -1,0 +1,88 @@
+"""Random walks along in-edges, with restart, on a graph or on parts: one message per machine and step.
+
+A step from a node is drawn by (key, step, walk, original id), a restart by (key, step, walk): walks are the same on one
+graph and on its parts. A walk that reaches a node without in-edges ends there; with restarts it begins again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gnnsys.graph import EdgeType, edge_type_key
+from gnnsys.ops import draw_below, stream_key
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, Neighborhoods, neighborhoods
+
+MAX_WALKS = 1 << 24  # what a draw's stream has room for
+_RESTART = 0x5253  # domain of the coins, apart from that of the steps
+_COIN = 1 << 53
+
+
+def random_walks(
+    graph: AnyGraph,
+    roots: Tensor,
+    length: int,
+    *,
+    key: int,
+    restart_prob: float = 0.0,
+    edge_type: EdgeType | None = None,
+) -> Tensor:
+    """`length` steps from each root, against the direction of edges: int64 [num_roots, length + 1], -1 behind an end.
+
+    Column 0 are the roots. Walk i is the i-th root's: equal roots have walks of their own. Before each step a walk goes
+    back to its root with `restart_prob`, which takes the place of the step.
+
+    >>> random_walks(graph, torch.tensor([7, 7]), 4, key=1).shape  # doctest: +SKIP
+    torch.Size([2, 5])
+    """
+    if edge_type is None:
+        if len(graph.edge_types) != 1:
+            raise ValueError(f"edge_type must be named, one of {graph.edge_types}")
+        (edge_type,) = graph.edge_types
+    if edge_type[0] != edge_type[2]:
+        raise ValueError(f"walks need an edge type that leads from a node type to itself, got {edge_type!r}")
+    check_walks(length, restart_prob)
+    num_nodes = graph.num_nodes(edge_type[0])
+    if roots.numel() and not 0 <= int(roots.min()) <= int(roots.max()) < num_nodes:
+        raise ValueError(f"roots must be in [0, {num_nodes}), got {int(roots.min())} to {int(roots.max())}")
+    return walk(neighborhoods(graph), edge_type, roots, length, key, restart_prob)
+
+
+def check_walks(length: int, restart_prob: float) -> None:
+    if length < 0 or not 0 <= restart_prob < 1:
+        raise ValueError(f"length must be >= 0 and restart_prob in [0, 1), got {length} and {restart_prob}")
+
+
+def walk(
+    hoods: Neighborhoods, edge_type: EdgeType, roots: Tensor, length: int, key: int, restart_prob: float = 0.0
+) -> Tensor:
+    """`random_walks` on neighbourhoods that are at hand."""
+    if roots.numel() > MAX_WALKS:
+        raise ValueError(f"at most {MAX_WALKS} walks at once, got {roots.numel()}: take smaller batches")
+    type_key, dtype = edge_type_key(edge_type), hoods.id_dtypes[edge_type[0]]
+    out = roots.new_full((length + 1, roots.numel()), -1, dtype=torch.int64)
+    out[0] = roots
+    numbers = torch.arange(roots.numel(), device="cpu")
+    walking, at = numbers, roots.to(dtype)  # walks that have not ended, and where they are
+    coin = round(restart_prob * _COIN)
+    for step in range(length):
+        if not walking.numel():
+            break
+        stepping = torch.arange(walking.numel(), device="cpu")
+        if coin:
+            coins = draw_below(walking, _COIN, key=stream_key(key, step, _RESTART))
+            stepping = (coins >= coin).nonzero().view(-1)
+        request = HopRequest(
+            edge_type, at[stepping], 1, stream_key(key, step, type_key), tree=walking[stepping].contiguous()
+        )
+        (found,) = hoods.sample([request], hop=step)
+        if not coin and found.ids.numel() == walking.numel():  # the usual case: nobody restarts and nobody ends
+            at = found.ids
+        else:
+            reached = stepping[found.indptr.diff() > 0]
+            at = roots[walking].to(dtype) if coin else torch.full_like(at, -1)
+            at[reached] = found.ids
+            if not coin:
+                walking, at = walking[reached], found.ids
+        out[step + 1, walking] = at.long()
+    return out.T.contiguous()
