@@ -104,6 +104,7 @@ class Explaining:
         self._is_closed = False
         self._wanted = 0  # the slice of rows that the newest weights are explained with
         self._news = threading.Condition()
+        self._piping = threading.Lock()  # held while a pipe is used or closed: its number may be another file's then
         self._process = self._start()
         self._keeper = threading.Thread(target=self._keep, name="gnnsys-explaining", daemon=True)
         self._keeper.start()
@@ -192,7 +193,8 @@ class Explaining:
             self._is_closed = True
             self._news.notify()
         self._keeper.join(_END_SECONDS)
-        _end(self._process, timeout)
+        with self._piping:
+            _end(self._process, timeout)
 
     def __enter__(self) -> Explaining:
         return self
@@ -236,19 +238,18 @@ class Explaining:
 
     def _wake(self) -> None:
         """A byte through the pipe; nothing where the pipe is full or the process has ended."""
-        stdin = self._process.stdin
-        assert stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            os.write(stdin.fileno(), b"n")
+        with self._piping, contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            os.write(self._process.stdin.fileno(), b"n")
 
     def _listen(self) -> None:
         """Reads what the process has said of errors, as far as it is there."""
-        stdout = self._process.stdout
-        assert stdout is not None
         look = select.poll()
-        with contextlib.suppress(OSError, ValueError):
-            look.register(stdout.fileno(), select.POLLIN)
-            if look.poll(0) and (said := os.read(stdout.fileno(), 65536)):
+        with self._piping, contextlib.suppress(OSError, ValueError):
+            assert self._process.stdout is not None
+            stdout = self._process.stdout.fileno()
+            look.register(stdout, select.POLLIN)
+            if look.poll(0) and (said := os.read(stdout, 65536)):
                 self._note(said)
 
     def _note(self, said: bytes) -> None:
@@ -291,9 +292,10 @@ class Explaining:
             return
         self._restarts += 1
         _log.warning("the explaining process ended with %s; it is started again", code)
-        ended = self._process
-        self._process = self._start()
-        _end(ended, 0.0)
+        started = self._start()
+        with self._piping:
+            _end(self._process, 0.0)
+            self._process = started
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,14 @@ from gnnsys.graph import some
 
 
 def plain_model(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel and the like."""
-    inner = getattr(model, "module", None)
-    return inner if isinstance(inner, nn.Module) and len(list(model.children())) == 1 else model
+    """The model inside DistributedDataParallel and what torch.compile made of it."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def layout_of(model: nn.Module) -> list[list[Any]]:
@@ -35,8 +40,10 @@ def check_layout(given: Sequence[Any], made: Sequence[Any], model: str) -> None:
 
 def state_to_bytes(model: nn.Module) -> Tensor:
     """All tensors of the state one after the other, uint8, on the host."""
-    values = [value.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8) for _, value in _tensors(model)]
-    return torch.cat(values) if values else torch.empty(0, dtype=torch.uint8, device="cpu")
+    values = [value.detach().contiguous().reshape(-1).view(torch.uint8) for _, value in _tensors(model)]
+    if len({value.device for value in values}) > 1:
+        values = [value.cpu() for value in values]
+    return torch.cat(values).cpu() if values else torch.empty(0, dtype=torch.uint8, device="cpu")  # one wait
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,7 +16,25 @@ from gnnsys.graph import sbm
 from gnnsys.partition import partition_graph
 from gnnsys.session import init
 from tests.explain.models import CLASSES, WIDTH, Failing, sage
+from tests.support.processes import run_ranks
 
+PROGRAM = """
+import json, sys, torch, gnnsys
+from gnnsys.explain import Explaining, Guide
+from tests.explain.models import sage
+torch.manual_seed(5)
+model = sage()
+with gnnsys.init(timeout=60) as session:
+    graph = gnnsys.open(sys.argv[1])
+    with Explaining(graph, model, Guide(model="tests.explain.models:sage", pools=4)) as explaining:
+        explaining.give(model, 0)
+        masks = explaining.wait(0, 120)
+        print(json.dumps({
+            "masks": {each.requester: [each.ids.tolist(), each.sn.tolist()] for each in masks},
+            "counters": explaining.counters(),
+        }))
+        session.barrier(120)
+"""
 MODEL = "tests.explain.models:sage"
 SECONDS = 120.0
 
@@ -153,3 +172,14 @@ def test_it_ends_with_the_trainer_that_started_it(graph):
     until(lambda: not os.path.exists(f"/proc/{pid}/exe"))
     os.close(reader)
     os.close(writer)
+
+
+def test_rows_of_other_machines_come_over_the_wire_and_are_counted(graph):
+    results = run_ranks(PROGRAM, [1, 1], graph.parts.path, timeout=2 * SECONDS)
+    told = [json.loads(result.stdout) for result in results]
+    torch.manual_seed(5)
+    model, guide = sage(), Guide(model=MODEL, pools=4)
+    for part, each in enumerate(told):
+        expected = in_this_process(graph, model, guide, part)
+        assert each["masks"] == {str(part): [expected.ids.tolist(), expected.sn.tolist()]}
+        assert each["counters"]["wire_row_bytes"] == each["counters"]["row_bytes"] == expected.ids.numel() * WIDTH * 4
