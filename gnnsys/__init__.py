@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gnnsys import comm as comm
     from gnnsys import cuda as cuda
     from gnnsys import dgl as dgl
+    from gnnsys import explain as explain
     from gnnsys import fullgraph as fullgraph
     from gnnsys import graph as graph
     from gnnsys import loader as loader
@@ -109,6 +110,7 @@ _ROOMS = (
     "checkpoint",
     "comm",
     "cuda",
+    "explain",
     "fullgraph",
     "graph",
     "lab",

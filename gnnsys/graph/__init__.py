@@ -1,7 +1,8 @@
 """A graph in memory: schema, CSC, rows, where it comes from and how one is made up.
 
 For users: `Graph`; `dataset` and `available_datasets`; `load`, `save` and `external_graph` (larger than memory);
-`from_pyg`, `from_dgl`, `from_ogb`, `to_pyg`; `rmat`, `sbm` and `typed_graph`, which are generated.
+`from_pyg`, `from_dgl`, `from_ogb`, `to_pyg`; `rmat`, `sbm`, `planted_noise` and `typed_graph`,
+which are generated.
 
 For other rooms: the words of a schema (`NODE`, `EDGE`, `NodeType`, `EdgeType`), ids and rows as users give them
 (`as_ids`, `ids_of`, `check_data`), names in error messages (`some`, `did_you_mean`), and files that are whole or not
@@ -24,7 +25,7 @@ from gnnsys.graph.disk_room import check_room, room_for
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
 from gnnsys.graph.external import MIN_MEMORY, external_graph
 from gnnsys.graph.files import load
-from gnnsys.graph.generate import rmat, sbm, typed_graph
+from gnnsys.graph.generate import planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
 from gnnsys.graph.manifest import (
     MANIFEST,
@@ -97,6 +98,7 @@ __all__ = [
     "load_npz_arrays",
     "manifest_checksum",
     "map_npy",
+    "planted_noise",
     "read_manifest",
     "rmat",
     "room_for",

@@ -1,7 +1,8 @@
 """Graphs by name: real ones from a folder of `.npz` files and saved graphs, made-up ones from a specification.
 
 The folder is $GNNSYS_DATA, or `shared/data` beside the checkout. A specification is a generator and its number of
-nodes, such as "sbm-100k", "rmat-1m" or "typed-50k", with arguments after a colon: "sbm-20k:num_classes=4,seed=1".
+nodes, such as "sbm-100k", "rmat-1m", "typed-50k" or "planted-20k", with arguments after a colon:
+"sbm-20k:num_classes=4,seed=1".
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gnnsys.graph.files import load
-from gnnsys.graph.generate import rmat, sbm, typed_graph
+from gnnsys.graph.generate import planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.graph import Graph
 
-_GENERATORS: dict[str, Callable[..., Graph]] = {"rmat": rmat, "sbm": sbm, "typed": typed_graph}
+_GENERATORS: dict[str, Callable[..., Graph]] = {
+    "planted": planted_noise,
+    "rmat": rmat,
+    "sbm": sbm,
+    "typed": typed_graph,
+}
 _SCALE = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
-_SPEC = re.compile(r"(rmat|sbm|typed)-(\d+(?:\.\d+)?)([kmb]?)(?::(.*))?", re.IGNORECASE)
+_SPEC = re.compile(r"(planted|rmat|sbm|typed)-(\d+(?:\.\d+)?)([kmb]?)(?::(.*))?", re.IGNORECASE)
 _RMAT_DEGREE = 20
 
 

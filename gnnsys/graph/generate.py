@@ -1,4 +1,4 @@
-"""Graphs that need no download: RMAT, a block model with planted labels, and a typed graph for RGCN and links.
+"""Graphs that need no download: RMAT, block models with planted labels and noise, and a typed graph for RGCN and links.
 
 A graph is a pure function of its arguments, whatever the number of threads. How it was made is in `graph.info`, from
 which `gnnsys.graph.expected_accuracy` computes what a classifier can reach on it.
@@ -21,7 +21,7 @@ from gnnsys.ops import (
 )
 
 # What a random stream is for; part of its key, so that no two uses share one.
-_ORDER, _EDGES, _FEATURES, _MEANS, _SPLIT, _TIME = range(6)
+_ORDER, _EDGES, _FEATURES, _MEANS, _SPLIT, _TIME, _NOISE = range(7)
 
 
 def rmat(
@@ -103,6 +103,47 @@ def sbm(
         "seed": seed,
     }
     return Graph.from_edge_index(torch.cat([half, half.flip(0)], dim=1), num_nodes, node_data, info=info)
+
+
+def planted_noise(
+    num_nodes: int = 20_000,
+    *,
+    num_classes: int = 10,
+    avg_degree: float = 20.0,
+    homophily: float = 0.5,
+    skew: int = 2,
+    num_features: int = 64,
+    noise_columns: int = 64,
+    noise_nodes: float = 0.3,
+    separation: float = 3.0,
+    train: float = 0.1,
+    val: float = 0.1,
+    seed: int = 0,
+) -> Graph:
+    """`sbm`, with columns and rows of `x` that say nothing: what a guide of samplers is to find.
+
+    `noise_columns` columns of standard normal noise stand among the `num_features` of the block model, in an order
+    that the seed decides: `info["noise_columns"]` lists them. The rows of a share `noise_nodes` of all nodes are noise
+    from end to end: their class mean is left out, whatever their label; `is_noise` in the node data marks them.
+    """
+    if not 0 <= noise_nodes < 1:
+        raise ValueError(f"noise_nodes must be a fraction in [0, 1), got {noise_nodes}")
+    _check_count("noise_columns", noise_columns, 0)
+    graph = sbm(
+        num_nodes, num_classes=num_classes, avg_degree=avg_degree, homophily=homophily, skew=skew,
+        num_features=num_features, separation=separation, train=train, val=val, seed=seed,
+    )  # fmt: skip
+    zeros = torch.zeros(num_nodes, dtype=torch.int64, device="cpu")
+    width = num_features + noise_columns
+    x = class_features(zeros, torch.zeros(1, width, device="cpu"), 1.0, stream_key(seed, _NOISE))
+    order = random_permutation(width, stream_key(seed, _NOISE, 1)).long()
+    is_noise = random_permutation(num_nodes, stream_key(seed, _NOISE, 2)) < round(num_nodes * noise_nodes)
+    signal = order[:num_features].sort().values
+    x[:, signal] = torch.where(is_noise[:, None], x[:, signal], graph.node_data["node"]["x"])
+    graph.set_node_data("x", x)
+    graph.set_node_data("is_noise", is_noise)
+    graph.info |= {"generator": "planted", "noise_columns": order[num_features:].sort().values.tolist()}
+    return graph
 
 
 def typed_graph(

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 import torch
 
-from gnnsys.graph import expected_accuracy, rmat, sbm, typed_graph
+from gnnsys.graph import dataset, expected_accuracy, planted_noise, rmat, sbm, typed_graph
 from gnnsys.graph.generate import class_means
 from gnnsys.ops import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops._library import native
@@ -28,6 +28,7 @@ def assert_same_graph(left, right):
         lambda seed: rmat(5000, 30_000, num_features=5, seed=seed),
         lambda seed: sbm(5000, seed=seed),
         lambda seed: typed_graph(4000, seed=seed),
+        lambda seed: planted_noise(4000, seed=seed),
     ],
 )
 def test_a_graph_depends_on_its_seed_and_not_on_the_threads(make):
@@ -203,3 +204,27 @@ def test_generator_ops_have_schemas_and_fake_kernels():
         native.generate_planted.default, (edges[0], edges[1], order, order, 2, 0.5, 1, 1, True, 1), test_utils=checks
     )
     torch.library.opcheck(native.generate_features.default, (rows, label, mean, 1.0, 1), test_utils=checks)
+
+
+def test_planted_noise_is_a_block_model_with_columns_and_rows_that_say_nothing():
+    graph = planted_noise(
+        6000, num_classes=3, num_features=8, noise_columns=5, noise_nodes=0.25, separation=4.0, seed=2
+    )
+    plain = sbm(6000, num_classes=3, num_features=8, separation=4.0, seed=2)
+    data, noise = graph.node_data["node"], torch.tensor(graph.info["noise_columns"])
+    signal = torch.tensor([column for column in range(13) if column not in graph.info["noise_columns"]])
+    assert torch.equal(graph.edge_index(), plain.edge_index()) and torch.equal(data["y"], plain.node_data["node"]["y"])
+    assert noise.numel() == 5 and int(data["is_noise"].sum()) == 1500
+    assert torch.equal(data["x"][~data["is_noise"]][:, signal], plain.node_data["node"]["x"][~data["is_noise"]])
+    of_noise = data["is_noise"]
+    for rows, labels in ((data["x"][:, noise], data["y"]), (data["x"][of_noise], data["y"][of_noise])):
+        by_class = torch.stack([rows[labels == c].mean(0) for c in range(3)])
+        assert scipy.stats.kstest(rows.flatten().numpy(), "norm").pvalue > 1e-4 and by_class.abs().max() < 0.2
+    assert torch.equal(
+        dataset("planted-1k:noise_columns=3,seed=4").node_data["node"]["x"],
+        planted_noise(1000, noise_columns=3, seed=4).node_data["node"]["x"],
+    )
+    with pytest.raises(ValueError, match="noise_nodes must be a fraction"):
+        planted_noise(100, noise_nodes=1.0)
+    with pytest.raises(ValueError, match=r"gnnsys\.graph\.sbm"):
+        expected_accuracy(graph)

@@ -1,0 +1,49 @@
+"""DGS (thesis, chapter 3): what of other parts a model needs, explained beside training.
+
+For users: `Guide`, and `Explaining`, which makes `Masks` of the parts of a machine in a process of its own;
+`MaskReader` reads them in the machine's other trainers.
+
+For other rooms: the explanation graph of a part (`pool_part`, `explain_part`), what makes masks of it (`Explainer`:
+`TrainedMasks`, `GradientInput`, `MixedMasks`, `ColumnNorms`, `Degrees`, `RandomMasks`), masks as arrays
+(`masks_to_arrays`, `masks_from_arrays`), and `Mailbox`, messages in shared memory.
+"""
+
+from gnnsys.explain.explainers import (
+    ColumnNorms,
+    Degrees,
+    Explainer,
+    GradientInput,
+    MixedMasks,
+    RandomMasks,
+    TrainedMasks,
+)
+from gnnsys.explain.explaining import Explaining, MaskReader, check_guided, remote_ids
+from gnnsys.explain.explanation_graph import ExplanationGraph, PooledPart, explain_part, pool_part
+from gnnsys.explain.guide import EXPLAINERS, Guide
+from gnnsys.explain.mailbox import Mailbox
+from gnnsys.explain.masks import Masks, make_masks, masks_from_arrays, masks_to_arrays
+
+__all__ = [
+    "EXPLAINERS",
+    "ColumnNorms",
+    "Degrees",
+    "Explainer",
+    "Explaining",
+    "ExplanationGraph",
+    "GradientInput",
+    "Guide",
+    "Mailbox",
+    "MaskReader",
+    "Masks",
+    "MixedMasks",
+    "PooledPart",
+    "RandomMasks",
+    "TrainedMasks",
+    "check_guided",
+    "explain_part",
+    "make_masks",
+    "masks_from_arrays",
+    "masks_to_arrays",
+    "pool_part",
+    "remote_ids",
+]

@@ -1,0 +1,367 @@
+"""The explaining process of a machine, seen from the trainer that starts it, which never waits for it.
+
+Weights go to the process and masks come back through shared memory; remote rows are fetched by a thread here, which
+also starts the process again when it ends. Killed, stopped or slow, it has no newer masks, and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gnnsys
+from gnnsys.explain.guide import Guide
+from gnnsys.explain.mailbox import Mailbox, message_bytes
+from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.weights import check_layout, layout_of, plain_model, state_to_bytes
+from gnnsys.graph import NODE, some
+from gnnsys.sampling import DistGraph
+
+_log = logging.getLogger(__name__)
+
+_END_SECONDS = 5.0
+_LOOK_SECONDS = 0.5  # how soon a process that has ended is noticed
+_MAX_RESTARTS = 3
+
+
+class MaskReader:
+    """Reads masks of a machine's parts as they become newer, in any process of the machine.
+
+    `addresses` are `Explaining.addresses()` of the trainer that explains: part -> where its masks are.
+    """
+
+    def __init__(self, addresses: Mapping[int, Mapping[str, int]]) -> None:
+        self._boxes = {int(part): Mailbox.open(address) for part, address in addresses.items()}
+        self._seen = dict.fromkeys(self._boxes, 0)
+
+    @classmethod
+    def of(cls, boxes: Mapping[int, Mailbox]) -> MaskReader:
+        """Reads mailboxes that this process has already."""
+        made = cls({})
+        made._boxes, made._seen = dict(boxes), dict.fromkeys(boxes, 0)
+        return made
+
+    @property
+    def torn(self) -> int:
+        """Reads that met a message in the making."""
+        return sum(box.torn for box in self._boxes.values())
+
+    def take(self) -> Masks | None:
+        """Masks of a part that are newer than those taken before; None where there are none. Never waits."""
+        for part, box in self._boxes.items():
+            if box.newest != self._seen[part] and (found := box.read()) is not None:
+                self._seen[part] = found[0]
+                return masks_from_arrays(found[1])
+        return None
+
+
+class Explaining:
+    """Masks of the parts of this machine, made beside training. One per machine, in its first trainer.
+
+    >>> explaining = Explaining(graph, model, Guide(model="my_models:make"))  # doctest: +SKIP
+    >>> for position, batch in enumerate(loader):  # doctest: +SKIP
+    ...     ...                                    # a step
+    ...     explaining.give(model, position)
+    ...     masks = explaining.take()              # None, or newer masks of one part
+    """
+
+    def __init__(self, graph: DistGraph, model: nn.Module, guide: Guide, *, parts: Sequence[int] | None = None) -> None:
+        self.guide, self._graph = guide, graph
+        self._parts = list(graph.parts_here if parts is None else parts)
+        check_guided(graph, guide)
+        if missing := set(self._parts) - set(graph.parts_here):
+            raise ValueError(f"parts {sorted(missing)} are not on this machine, which has {graph.parts_here}")
+        self._layout = layout_of(plain_model(model))
+        check_layout(self._layout, layout_of(guide.make_model()), guide.model)
+        self._table = graph.node_data[NODE][guide.features]
+        self._ids = {part: remote_ids(graph, part) for part in self._parts}
+        row_bytes = max(1, self._table.shape[1] * self._table.dtype.itemsize)
+        most_rows = max(1, guide.row_bytes // row_bytes // max(1, len(self._parts)))
+        self._num_slices = {part: max(1, -(-ids.numel() // most_rows)) for part, ids in self._ids.items()}
+        self._weights = Mailbox.create(message_bytes([_head(0, 0), state_to_bytes(plain_model(model))]))
+        self._rows_boxes = {part: Mailbox.create(self._rows_capacity(part)) for part in self._parts}
+        self._mask_boxes = {part: Mailbox.create(self._masks_capacity(part)) for part in self._parts}
+        self._reader = MaskReader.of(self._mask_boxes)
+        self._given: int | None = None  # the position of the newest weights
+        self._newest: dict[int, Masks] = {}
+        self._num_masks = self._mask_bytes = self._row_bytes = self._wire_row_bytes = self._restarts = 0
+        self.error = ""  # what the process said last
+        self._is_over = False  # it is not started again
+        self._is_closed = False
+        self._wanted = 0  # the slice of rows that the newest weights are explained with
+        self._news = threading.Condition()
+        self._piping = threading.Lock()  # held while a pipe is used or closed: its number may be another file's then
+        self._process = self._start()
+        self._keeper = threading.Thread(target=self._keep, name="gnnsys-explaining", daemon=True)
+        self._keeper.start()
+
+    def give(self, model: nn.Module, position: int) -> bool:
+        """Hands the weights over if `every` steps have passed since the last time; whether it did.
+
+        `position` is the batch number, which the masks made of them carry. Called after each step; it copies the
+        model's state, and waits for nothing else.
+        """
+        if self._is_closed:
+            raise ValueError("this explanation is closed: make another")
+        if self._given is not None and 0 <= position - self._given < self.guide.every:
+            return False
+        wanted = self._weights.newest  # counted by what was given: the same in every run
+        self._weights.write([_head(position, wanted), state_to_bytes(plain_model(model))])
+        self._given = position
+        if any(count > 1 for count in self._num_slices.values()):
+            with self._news:
+                self._wanted = wanted
+                self._news.notify()
+        self._wake()
+        return True
+
+    def take(self) -> Masks | None:
+        """Masks of one of the parts that are newer than those taken before, or None. Never waits."""
+        self._listen()
+        masks = self._reader.take()
+        if masks is not None:
+            self._newest[masks.requester] = masks
+            self._num_masks += 1
+            self._mask_bytes += masks.nbytes
+        return masks
+
+    def wait(self, position: int, timeout: float) -> list[Masks]:
+        """Masks of every part that were made of the weights of `position` or later; TimeoutError where they are late.
+
+        For runs that must repeat bit by bit; other runs `take`.
+        """
+        deadline = time.monotonic() + timeout
+        while any(part not in self._newest or self._newest[part].position < position for part in self._parts):
+            if self.take() is not None:
+                continue
+            if self._is_over or time.monotonic() > deadline:
+                why = self.error or "the process is slow or stopped"
+                raise TimeoutError(f"no masks of position {position} within {timeout:g} s: {why}")
+            time.sleep(0.005)
+        return [self._newest[part] for part in self._parts]
+
+    def addresses(self) -> dict[int, dict[str, int]]:
+        """Where other trainers of this machine find the masks: for `MaskReader`."""
+        return {part: box.address() for part, box in self._mask_boxes.items()}
+
+    def counters(self) -> dict[str, float]:
+        """What it does and costs.
+
+        `version` and `age` (batches since the weights they were made of) of the oldest masks in use, `seconds` and
+        `loss` (divergence) of their rounds, masks taken, times that the process was started again, and bytes: rows of
+        other parts, those of them that came from other machines, weights and masks.
+        """
+        newest = list(self._newest.values())
+        oldest = min(newest, key=lambda masks: masks.version) if len(newest) == len(self._parts) and newest else None
+        return {
+            "version": 0 if oldest is None else oldest.version,
+            "age": -1 if oldest is None or self._given is None else self._given - oldest.position,
+            "seconds": max((masks.seconds for masks in newest), default=0.0),
+            "loss": max((masks.divergence for masks in newest), default=0.0),
+            "masks": self._num_masks,
+            "restarts": self._restarts,
+            "torn": self._reader.torn,
+            "row_bytes": self._row_bytes,
+            "wire_row_bytes": self._wire_row_bytes,
+            "weight_bytes": self._weights.newest * self._weights.capacity,
+            "mask_bytes": self._mask_bytes,
+        }
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self, timeout: float = _END_SECONDS) -> None:
+        """Ends the process, by force where it does not end in time. Idempotent."""
+        with self._news:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._news.notify()
+        self._keeper.join(_END_SECONDS)
+        with self._piping:
+            _end(self._process, timeout)
+
+    def __enter__(self) -> Explaining:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        package = str(Path(gnnsys.__file__).resolve().parents[1])
+        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gnnsys.explain.serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        pipes = [process.stdin, process.stdout]
+        os.register_at_fork(after_in_child=lambda: _close_all(pipes))  # forks do not keep it alive
+        orders = {
+            "path": str(Path(self._graph.parts.path).resolve()),
+            "guide": dataclasses.asdict(self.guide),
+            "layout": self._layout,
+            "weights": self._weights.address(),
+            "parts": {
+                part: {"rows": self._rows_boxes[part].address(), "masks": self._mask_boxes[part].address()}
+                for part in self._parts
+            },
+            "paths": sys.path,
+            "parent": os.getpid(),
+            "parent_death": threading.current_thread() is threading.main_thread(),
+        }
+        with contextlib.suppress(BrokenPipeError):  # it ended at once; the keeper sees to that
+            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            process.stdin.flush()
+        os.set_blocking(process.stdin.fileno(), False)
+        return process
+
+    def _wake(self) -> None:
+        """A byte through the pipe; nothing where the pipe is full or the process has ended."""
+        with self._piping, contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            os.write(self._process.stdin.fileno(), b"n")
+
+    def _listen(self) -> None:
+        """Reads what the process has said of errors, as far as it is there."""
+        look = select.poll()
+        with self._piping, contextlib.suppress(OSError, ValueError):
+            assert self._process.stdout is not None
+            stdout = self._process.stdout.fileno()
+            look.register(stdout, select.POLLIN)
+            if look.poll(0) and (said := os.read(stdout, 65536)):
+                self._note(said)
+
+    def _note(self, said: bytes) -> None:
+        for line in said.splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                values = json.loads(line)
+                self.error = str(values["error"])
+                self._is_over = self._is_over or bool(values["is_final"])
+                _log.warning("explanation: %s; training goes on with the masks it has", self.error)
+
+    def _keep(self) -> None:
+        """Fetches rows, and starts the process again when it ends, until this is closed."""
+        fetched: dict[int, int] = {}
+        while True:
+            wanted = self._wanted
+            try:
+                for part in self._parts:
+                    number = wanted % self._num_slices[part]
+                    if fetched.get(part) != number and not self._is_closed:
+                        self._fetch(part, number)
+                        fetched[part] = number
+            except Exception as error:  # of a store that is lost or closed, say: who trains hears of it there
+                if self.error != (said := f"remote rows cannot be fetched: {error}"):
+                    self.error = said
+                    _log.warning("explanation: %s", said)
+            with self._news:
+                if self._wanted == wanted and not self._is_closed:
+                    self._news.wait(_LOOK_SECONDS)
+                if self._is_closed:
+                    return
+            if self._process.poll() is not None and not self._is_over:
+                self._start_again()
+
+    def _start_again(self) -> None:
+        self._listen()
+        code = self._process.returncode
+        if self._is_over or self._restarts == _MAX_RESTARTS:
+            self._is_over = True
+            _log.warning("the explaining process ended with %s and is not started again", code)
+            return
+        self._restarts += 1
+        _log.warning("the explaining process ended with %s; it is started again", code)
+        started = self._start()
+        with self._piping:
+            _end(self._process, 0.0)
+            self._process = started
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, part: int, number: int) -> None:
+        """Brings slice `number` of a part's remote rows, and tells the process."""
+        num_slices = self._num_slices[part]
+        ids = self._ids[part][number::num_slices].contiguous()
+        rows = self._table[ids]
+        self._row_bytes += rows.nbytes
+        owner = self._graph.book.part_of(ids)
+        away = torch.tensor([machine != self._graph.machine for machine in self._graph.machine_of_part], device="cpu")
+        self._wire_row_bytes += int(away[owner].sum()) * (rows.nbytes // max(1, ids.numel()))
+        self._rows_boxes[part].write([_head(number, num_slices), rows.contiguous().view(-1)])
+        self._wake()
+
+    def _rows_capacity(self, part: int) -> int:
+        count = -(-self._ids[part].numel() // self._num_slices[part])
+        rows = torch.empty(0, dtype=self._table.dtype, device="cpu")
+        return message_bytes([_head(0, 0), rows]) + count * self._table.shape[1] * self._table.dtype.itemsize + 8
+
+    def _masks_capacity(self, part: int) -> int:
+        ids, sf = self._ids[part], torch.ones(self._table.shape[1], device="cpu")
+        return message_bytes(masks_to_arrays(Masks(1, part, ids, torch.ones_like(ids).to(torch.uint8), sf)))
+
+
+def check_guided(graph: Any, guide: Guide) -> None:
+    """ValueError unless draws on this graph can be guided."""
+    if not isinstance(graph, DistGraph):
+        raise ValueError("a guide is for a graph in parts: open one with gnnsys.open(DIR)")
+    if not graph.is_homogeneous:
+        raise ValueError(
+            f"a guide takes graphs of one node type and one edge type, and this one has {some(graph.edge_types)}: "
+            "leave the guide out, or partition the relation that you train on"
+        )
+    if guide.features not in graph.node_data[NODE]:
+        raise ValueError(f"features={guide.features!r} is not among the rows of nodes, {some(graph.node_data[NODE])}")
+    table = graph.node_data[NODE][guide.features]
+    if len(table.shape) != 2 or not table.dtype.is_floating_point:
+        raise ValueError(f"features={guide.features!r} must be rows of floating point, got {table.dtype} {table.shape}")
+
+
+def remote_ids(graph: DistGraph, part: int) -> Tensor:
+    """Global ids, ascending, of the nodes of other parts that have edges into the core of a part, int64."""
+    opened = graph.parts.part(part)
+    first, end = opened.hops()[:2]
+    return opened.halo()[: end - first].long()
+
+
+def _head(first: int, second: int) -> Tensor:
+    return torch.tensor([first, second], dtype=torch.int64, device="cpu")
+
+
+def _end(process: subprocess.Popen[bytes], timeout: float) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    process.terminate()
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:  # it is stopped, or in the middle of a round
+        process.kill()
+        process.wait()
+    process.stdout.close()
+
+
+def _close_all(pipes: list[Any]) -> None:
+    for pipe in pipes:
+        with contextlib.suppress(OSError, ValueError):
+            pipe.close()

@@ -1,0 +1,174 @@
+"""The explaining process of a machine: `python -m gnnsys.explain.serve`, started by `Explaining`.
+
+It is told what to do in one line on its standard input. A byte there means that weights or rows are new; it ends when
+that input closes, however its parent ended. Errors of a round are lines of JSON on its standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gnnsys.explain.explainers import Explainer, frozen
+from gnnsys.explain.explanation_graph import explain_part, pool_part
+from gnnsys.explain.guide import Guide
+from gnnsys.explain.mailbox import Mailbox
+from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.weights import check_layout, layout_of, load_state_bytes
+from gnnsys.graph import NODE
+from gnnsys.partition import Part, open_parts
+
+_PR_SET_PDEATHSIG = 1
+_NICE = 10  # trainers come first
+
+
+class PartExplanation:
+    """Rounds of one part: what it has of remote rows, and what was found in the rounds before."""
+
+    def __init__(self, part: Part, guide: Guide, rows: Mailbox, masks: Mailbox) -> None:
+        self.part, self.guide, self._rows_box, self.masks_box = part, guide, rows, masks
+        self.pooled = pool_part(part, guide.pools, seed=guide.seed)
+        self.core_rows = part.node_data[NODE][guide.features]
+        self._rows: Tensor | None = None
+        self._rows_number, self._slice, self._num_slices = 0, -1, 1
+        self._sn = torch.zeros(self.pooled.num_remote, dtype=torch.uint8, device="cpu")  # 0: never explained
+        self.version = 0
+        written = masks.read()  # by the process before this one
+        if written is not None:
+            found = masks_from_arrays(written[1])
+            self.version = found.version
+            self._sn[torch.searchsorted(self.pooled.ids, found.ids)] = found.sn
+
+    def has_slice(self, number: int) -> bool:
+        """Whether rows of slice `number` are here, looking for new ones."""
+        if self._rows_box.newest != self._rows_number and (found := self._rows_box.read()) is not None:
+            self._rows_number, (head, rows) = found[0], (found[1][0], found[1][1])
+            self._slice, self._num_slices = head.tolist()
+            self._rows = rows.view(-1, self.core_rows.shape[1])
+        return self._slice == number % self._num_slices
+
+    def explain(self, model: nn.Module, explainer: Explainer, version: int, position: int) -> None:
+        """One round: masks of the rows that are here, written with what earlier rounds found of the others."""
+        begin = time.perf_counter()
+        assert self._rows is not None
+        present = None
+        if self._num_slices > 1:
+            present = torch.arange(self._slice, self.pooled.num_remote, self._num_slices, device="cpu")
+        with frozen(model):
+            graph = explain_part(self.pooled, model, self.core_rows, self._rows, present)
+        found = explainer.importance(model, graph)
+        self._sn[slice(None) if present is None else present] = found.sn
+        known = self._sn > 0
+        seconds = time.perf_counter() - begin
+        masks = Masks(
+            version, self.part.index, self.pooled.ids[known], self._sn[known], found.sf, position, found.divergence,
+            seconds,
+        )  # fmt: skip
+        self.masks_box.write(masks_to_arrays(masks))
+        self.version = version
+
+
+class ExplainingProcess:
+    """The parts of a machine, the model, and the mailbox its weights come by."""
+
+    def __init__(self, orders: Mapping[str, Any]) -> None:
+        guide = Guide(**orders["guide"])
+        self._model, self._explainer = guide.make_model(), guide.make_explainer()
+        check_layout(orders["layout"], layout_of(self._model), guide.model)
+        self._weights = Mailbox.open(orders["weights"])
+        parts = open_parts(orders["path"], verify=False)  # the machine's graph server has checked these files
+        self._parts = [
+            PartExplanation(parts.part(int(index)), guide, Mailbox.open(boxes["rows"]), Mailbox.open(boxes["masks"]))
+            for index, boxes in orders["parts"].items()
+        ]
+
+    def round(self) -> None:
+        """Explains the newest weights for every part that has its rows and was not explained with them."""
+        found = self._weights.read()
+        if found is None:
+            return
+        version, (head, state) = found
+        position, number = head.tolist()
+        waiting = [part for part in self._parts if part.version < version and part.has_slice(number)]
+        if waiting:
+            load_state_bytes(self._model, state)
+        for part in waiting:
+            part.explain(self._model, self._explainer, version, position)
+
+
+def main() -> int:
+    """The process: reads its orders, explains, ends when its input closes or on SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    orders = json.loads(_line() or b"{}")
+    if not orders:
+        return 1  # whoever started this process has gone already
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print goes where errors go
+    if orders["parent_death"]:
+        _end_with_parent(int(orders["parent"]))
+    os.nice(_NICE)
+    torch.set_num_threads(1)
+    sys.path += [path for path in orders["paths"] if path not in sys.path]
+    try:
+        process = ExplainingProcess(orders)
+    except Exception as error:  # whatever it is, the trainer tells it
+        _tell(answers, error, is_final=True)
+        return 1
+    failed = ""
+    while True:
+        try:
+            process.round()
+        except Exception as error:  # of the user's model, say: weights to come may do better
+            if failed != (failed := repr(error)):
+                _tell(answers, error, is_final=False)
+        if not _wait_for_news():
+            return 0
+
+
+def _line() -> bytes:
+    """One line of the input, byte by byte: what follows is for `poll`, and no buffer may hold it."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) and byte != b"\n":
+        line += byte
+    return bytes(line) if byte else b""
+
+
+def _wait_for_news() -> bool:
+    """Until a byte comes; False where the input was closed. No deadline: this is the process's life."""
+    waiting = select.poll()
+    waiting.register(0, select.POLLIN | select.POLLHUP)
+    waiting.poll()
+    return bool(os.read(0, 65536))
+
+
+def _tell(pipe: Any, error: Exception, *, is_final: bool) -> None:
+    try:
+        pipe.write(json.dumps({"error": f"{type(error).__name__}: {error}", "is_final": is_final}) + "\n")
+        pipe.flush()
+    except OSError:
+        pass  # nobody listens any more
+
+
+def _end_with_parent(parent: int) -> None:
+    """A second belt beside the pipe: forked children of a dead trainer may still hold the pipe open."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)

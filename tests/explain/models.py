@@ -1,0 +1,40 @@
+"""Models that the explaining process makes by their names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gnnsys.nn import GraphSAGE
+
+WIDTH, CLASSES = 24, 4
+
+
+def sage() -> nn.Module:
+    return GraphSAGE(WIDTH, 8, 2, CLASSES)
+
+
+def wider() -> nn.Module:
+    return GraphSAGE(WIDTH, 16, 2, CLASSES)
+
+
+class Failing(nn.Module):
+    """Refuses to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        raise RuntimeError("no forward pass today")
+
+
+def failing() -> nn.Module:
+    return Failing()
+
+
+def no_model() -> int:
+    return 3
+
+
+not_a_function = "text"

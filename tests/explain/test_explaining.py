@@ -1,0 +1,185 @@
+"""The explaining process beside a trainer: masks come, the same for the same weights, and its troubles are its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gnnsys.explain import Explaining, Guide, MaskReader, Masks, explain_part, pool_part
+from gnnsys.graph import sbm
+from gnnsys.partition import partition_graph
+from gnnsys.session import init
+from tests.explain.models import CLASSES, WIDTH, Failing, sage
+from tests.support.processes import run_ranks
+
+PROGRAM = """
+import json, sys, torch, gnnsys
+from gnnsys.explain import Explaining, Guide
+from tests.explain.models import sage
+torch.manual_seed(5)
+model = sage()
+with gnnsys.init(timeout=60) as session:
+    graph = gnnsys.open(sys.argv[1])
+    with Explaining(graph, model, Guide(model="tests.explain.models:sage", pools=4)) as explaining:
+        explaining.give(model, 0)
+        masks = explaining.wait(0, 120)
+        print(json.dumps({
+            "masks": {each.requester: [each.ids.tolist(), each.sn.tolist()] for each in masks},
+            "counters": explaining.counters(),
+        }))
+        session.barrier(120)
+"""
+MODEL = "tests.explain.models:sage"
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explaining") / "parts"
+    partition_graph(sbm(600, num_classes=CLASSES, num_features=WIDTH, avg_degree=6), 2, folder)
+    with init() as session:
+        yield session.open(folder)
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.01)
+
+
+def in_this_process(graph, model, guide: Guide, part: int) -> Masks:
+    """What the process is to find."""
+    opened = graph.parts.part(part)
+    pooled = pool_part(opened, guide.pools, seed=guide.seed)
+    rows = graph.node_data["node"]["x"]
+    explained = explain_part(pooled, model.eval(), opened.node_data["node"]["x"], rows[pooled.ids])
+    return guide.make_explainer().importance(model, explained)
+
+
+@pytest.mark.parametrize("explainer", ["gradient", "trained"])
+def test_its_masks_are_those_that_this_process_makes_of_the_same_weights(graph, explainer: str):
+    guide = Guide(model=MODEL, pools=4, explainer=explainer)
+    model = sage()
+    with Explaining(graph, model, guide) as explaining:
+        assert explaining.take() is None
+        assert explaining.give(model, 7) and not explaining.give(model, 36)
+        found = explaining.wait(7, SECONDS)
+        assert [masks.requester for masks in found] == [0, 1]
+        for part, masks in enumerate(found):
+            expected = in_this_process(graph, model, guide, part)
+            assert torch.equal(masks.ids, expected.ids) and torch.equal(masks.sn, expected.sn)
+            torch.testing.assert_close(masks.sf, expected.sf)
+            assert (masks.version, masks.position) == (1, 7) and masks.seconds > 0
+        assert explaining.take() is None
+        with torch.no_grad():
+            model.convs[0].lin_l.weight.mul_(-2)
+        assert explaining.give(model, 37)
+        later = explaining.wait(37, SECONDS)
+        assert [masks.version for masks in later] == [2, 2]
+        expected = in_this_process(graph, model, guide, 0)
+        assert torch.equal(later[0].sn, expected.sn)
+        counters = explaining.counters()
+    width = graph.node_data["node"]["x"].shape[1] * 4
+    assert counters["row_bytes"] == sum(masks.ids.numel() for masks in found) * width
+    assert (counters["version"], counters["age"], counters["masks"], counters["wire_row_bytes"]) == (2, 0, 4, 0)
+    assert counters["mask_bytes"] == sum(masks.nbytes for masks in [*found, *later]) and counters["seconds"] > 0
+
+
+def test_other_trainers_of_the_machine_read_the_masks_too(graph):
+    model = sage()
+    with Explaining(graph, model, Guide(model=MODEL, pools=2)) as explaining:
+        reader = MaskReader(explaining.addresses())
+        explaining.give(model, 0)
+        mine = explaining.wait(0, SECONDS)
+        theirs = [reader.take(), reader.take()]
+        assert reader.take() is None
+    for left, right in zip(mine, theirs, strict=True):
+        assert right is not None and left.requester == right.requester and torch.equal(left.sn, right.sn)
+
+
+def test_rows_beyond_the_budget_take_turns_until_every_node_was_explained(graph):
+    model = sage()
+    with Explaining(graph, model, Guide(model=MODEL, pools=2, row_bytes=2 * 50 * WIDTH * 4, every=1)) as explaining:
+        known: list[int] = []
+        for position in range(20):
+            explaining.give(model, position)
+            masks = explaining.wait(position, SECONDS)[0]
+            known.append(masks.ids.numel())
+            if known[-1] == known[-2:][0] and len(known) > 1:
+                break
+        assert known[0] <= 50 < known[-1] and known == sorted(known)
+        assert torch.equal(masks.ids, pool_part(graph.parts.part(0), 2).ids)
+        slices = [-(-pool_part(graph.parts.part(part), 2).num_remote // 50) for part in (0, 1)]
+        assert len(known) >= slices[0] > 1
+
+
+def test_killed_it_is_started_again_and_goes_on_from_the_masks_there_are(graph):
+    model = sage()
+    with Explaining(graph, model, Guide(model=MODEL, pools=2)) as explaining:
+        explaining.give(model, 0)
+        explaining.wait(0, SECONDS)
+        before = explaining.pid
+        os.kill(before, signal.SIGKILL)
+        until(lambda: explaining.pid != before)
+        explaining.give(model, 30)
+        assert [masks.version for masks in explaining.wait(30, SECONDS)] == [2, 2]
+        assert explaining.counters()["restarts"] == 1
+
+
+def test_stopped_it_keeps_nobody_waiting(graph):
+    model = sage()
+    with Explaining(graph, model, Guide(model=MODEL, pools=2, every=1)) as explaining:
+        explaining.give(model, 0)
+        explaining.wait(0, SECONDS)
+        os.kill(explaining.pid, signal.SIGSTOP)
+        for position in range(1, 2000):  # more than a pipe or a mailbox could keep
+            assert explaining.give(model, position)
+        assert explaining.take() is None and explaining.counters()["age"] == 1999
+        os.kill(explaining.pid, signal.SIGCONT)
+        assert explaining.wait(1999, SECONDS)[0].position == 1999
+        os.kill(explaining.pid, signal.SIGSTOP)
+        explaining.close(timeout=0.1)  # by force
+    assert not os.path.exists(f"/proc/{explaining.pid}/exe")
+
+
+def test_a_model_that_fails_is_reported_and_not_tried_for_ever(graph):
+    with Explaining(graph, Failing(), Guide(model="tests.explain.models:failing")) as explaining:
+        explaining.give(Failing(), 0)
+        until(lambda: explaining.take() is None and bool(explaining.error))
+        assert "no forward pass today" in explaining.error
+        with pytest.raises(TimeoutError, match="no forward pass today"):
+            explaining.wait(0, 0.0)
+    with pytest.raises(ValueError, match="closed"):
+        explaining.give(Failing(), 1)
+
+
+def test_it_ends_with_the_trainer_that_started_it(graph):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        explaining = Explaining(graph, sage(), Guide(model=MODEL, pools=2))
+        os.write(writer, explaining.pid.to_bytes(8, "little"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    pid = int.from_bytes(os.read(reader, 8), "little")
+    os.waitpid(child, 0)
+    until(lambda: not os.path.exists(f"/proc/{pid}/exe"))
+    os.close(reader)
+    os.close(writer)
+
+
+def test_rows_of_other_machines_come_over_the_wire_and_are_counted(graph):
+    results = run_ranks(PROGRAM, [1, 1], graph.parts.path, timeout=2 * SECONDS)
+    told = [json.loads(result.stdout) for result in results]
+    torch.manual_seed(5)
+    model, guide = sage(), Guide(model=MODEL, pools=4)
+    for part, each in enumerate(told):
+        expected = in_this_process(graph, model, guide, part)
+        assert each["masks"] == {str(part): [expected.ids.tolist(), expected.sn.tolist()]}
+        assert each["counters"]["wire_row_bytes"] == each["counters"]["row_bytes"] == expected.ids.numel() * WIDTH * 4
