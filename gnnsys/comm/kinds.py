@@ -32,7 +32,7 @@ class Kind(IntEnum):
     SELECT = 36
     VISITS = 37
     INDUCED = 38
-    GUIDE = 40
+    GUIDE = 39
 
 
 CONTROL = "control"

@@ -23,8 +23,8 @@ from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
-from gnnsys.ops.labor import sample_labor
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within
+from gnnsys.ops.labor import sample_labor
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,

@@ -7,8 +7,8 @@ from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import GuidedSampler, main_part
-from gnnsys.sampling.labor import LaborSampler
 from gnnsys.sampling.induced import induced, with_edges
+from gnnsys.sampling.labor import LaborSampler
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.node_scores import NodeScores

@@ -32,7 +32,7 @@ class PinSAGESampler(Sampler):
     """
 
     unbiased_for: ClassVar[str] = ""
-    gives: ClassVar[tuple[str, ...]] = ("edge_weight",)
+    gives = ("edge_weight",)
     takes_links: ClassVar[bool] = False
 
     def __init__(
