@@ -2,10 +2,11 @@
 //
 // `score` is a byte per source: 0 says that the requester owns it (local), 1 to 255 how much it counts (remote). Of k
 // draws at a seed the local ones get what `split` says, the rest goes to remote ones, and a deviation of
-// d = ceil(deviation * k) is moved between them. Within each side draws are as elsewhere: the smallest of
-// -ln(u_e) / w_e (Efraimidis and Spirakis), u_e addressed by the edge's place in its list, w_e = 1 for local ones.
+// d = ceil(deviation * k) is moved between them. Local ones are drawn uniformly, remote ones in proportion to their
+// scores, one after the other without putting back: by rejection where few of many are wanted, else by the smallest of
+// -ln(u_e) / w_e (Efraimidis and Spirakis), which has the same distribution.
 // With `unbiased` every edge is taken by itself with a probability pi_e that is known, and weighs 1 / (pi_e * degree).
-// Work: O(degree) per seed that has more than k in-edges.
+// Work: a byte read for each in-edge of a seed that has more than k, and O(k) words; `unbiased` takes a word per edge.
 #include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/register.h"
@@ -120,43 +121,67 @@ class GuidedCollector {
       weigh_all(before, 1.0f / static_cast<float>(std::max<int64_t>(degree, 1)));
       return static_cast<int64_t>(positions.size()) - before;
     }
-    local_.clear();
-    remote_.clear();
-    for (int64_t p = begin; p < end; ++p) {
-      if (first != last && *first == p) {
-        ++first;
-        continue;
-      }
-      const auto source = static_cast<int64_t>(q.indices[p]);
-      if (source < 0 || source >= g_.num_scores) {
-        bad_source = source;
-        return 0;
-      }
-      (g_.score[source] == 0 ? local_ : remote_).push_back({0.0, p, g_.score[source]});
+    if (!split_sides(begin, end, first, last)) {
+      return 0;
     }
     const Stream stream = q.stream(i);
-    const auto shares = share_draws(g_, q.fanout, static_cast<int64_t>(local_.size()), static_cast<int64_t>(remote_.size()));
+    const auto shares = share_draws(g_, q.fanout, num_local_, num_remote_);
     if (g_.unbiased) {
       take_by_chance(stream, begin, degree, shares);
     } else {
-      take_smallest(stream, begin, &local_, static_cast<int64_t>(shares.local));
-      take_smallest(stream, begin, &remote_, static_cast<int64_t>(shares.remote));
+      take_local(stream, begin, static_cast<int64_t>(shares.local));
+      take_remote(stream, begin, static_cast<int64_t>(shares.remote));
       std::sort(positions.begin() + before, positions.end());
     }
     return static_cast<int64_t>(positions.size()) - before;
   }
 
  private:
-  struct Candidate {
-    double key;
-    int64_t position;
-    uint8_t score;
-    bool operator<(const Candidate& other) const { return std::tie(key, position) < std::tie(other.key, other.position); }
-  };
+  // Words of a stream, by what they are for: the attempt is part of the counter.
+  static constexpr uint32_t kKeys = 0;
+  static constexpr uint32_t kLocal = 1;
+  static constexpr uint32_t kRemote = 2;
+  static constexpr int64_t kMostSearched = 512;  // positions that are looked through for each new one
 
-  static double unit(const Stream& stream, int64_t place) {
-    return open_unit(stream.word64(static_cast<uint64_t>(place), 0));
+  // Places in the seed's list of the local and of the remote in-edges, ascending. Nothing branches on a score.
+  bool split_sides(int64_t begin, int64_t end, const int64_t* first, const int64_t* last) {
+    const auto size = static_cast<size_t>(end - begin);
+    if (local_.size() < size) {
+      local_.resize(size);
+      remote_.resize(size);
+    }
+    const id_t* const sources = g_.q.indices + begin;
+    const auto num_scores = static_cast<uint64_t>(g_.num_scores);
+    uint32_t* const local = local_.data();
+    uint32_t* const remote = remote_.data();
+    size_t num_local = 0;
+    size_t num_remote = 0;
+    uint32_t highest = 0;
+    for (size_t e = 0; e < size; ++e) {
+      if (first != last && *first == begin + static_cast<int64_t>(e)) {
+        ++first;
+        continue;
+      }
+      const auto source = static_cast<uint64_t>(sources[e]);
+      if (__builtin_expect(source >= num_scores, 0)) {
+        bad_source = static_cast<int64_t>(sources[e]);
+        return false;
+      }
+      const uint32_t score = g_.score[source];
+      local[num_local] = remote[num_remote] = static_cast<uint32_t>(e);
+      num_local += score == 0;
+      num_remote += score != 0;
+      highest = std::max(highest, score);
+    }
+    num_local_ = static_cast<int64_t>(num_local);
+    num_remote_ = static_cast<int64_t>(num_remote);
+    highest_ = highest;
+    return true;
   }
+
+  uint8_t score_at(int64_t begin, uint32_t place) const { return g_.score[g_.q.indices[begin + place]]; }
+
+  static double unit(const Stream& stream, uint32_t place) { return open_unit(stream.word64(place, kKeys)); }
 
   void weigh_all(int64_t before, float weight) {
     if (g_.unbiased) {
@@ -164,35 +189,105 @@ class GuidedCollector {
     }
   }
 
-  void take_smallest(const Stream& stream, int64_t begin, std::vector<Candidate>* side, int64_t count) {
-    if (count < static_cast<int64_t>(side->size())) {
-      for (Candidate& c : *side) {
-        const double draw = unit(stream, c.position - begin);
-        c.key = c.score == 0 ? draw : negative_log(draw) / static_cast<double>(c.score);
-      }
-      std::nth_element(side->begin(), side->begin() + count, side->end());
+  // Uniformly: places are drawn until enough different ones have come, at most half of all; else by keys.
+  void take_local(const Stream& stream, int64_t begin, int64_t count) {
+    if (!take_all(local_, num_local_, begin, count) &&
+        !take_by_rejection(stream, kLocal, local_, num_local_, begin, count, [](uint32_t) { return true; })) {
+      take_by_keys(local_, num_local_, begin, count, [&](uint32_t place) { return unit(stream, place); });
     }
+  }
+
+  // In proportion to the scores, one after the other without putting back: a place is drawn uniformly and taken with
+  // probability score / highest, unless it was taken before.
+  void take_remote(const Stream& stream, int64_t begin, int64_t count) {
+    if (take_all(remote_, num_remote_, begin, count)) {
+      return;
+    }
+    uint64_t fraction = 0;
+    const auto accept = [&](uint32_t place) {
+      uint64_t low;
+      return mul_high64(fraction, highest_, &low) < score_at(begin, place);
+    };
+    if (!take_by_rejection(stream, kRemote, remote_, num_remote_, begin, count, accept, &fraction)) {
+      take_by_keys(remote_, num_remote_, begin, count, [&](uint32_t place) {
+        return negative_log(unit(stream, place)) / static_cast<double>(score_at(begin, place));
+      });
+    }
+  }
+
+  bool take_all(const std::vector<uint32_t>& places, int64_t size, int64_t begin, int64_t count) {
+    if (count < size) {
+      return count == 0;
+    }
+    for (int64_t j = 0; j < size; ++j) {
+      positions.push_back(begin + places[static_cast<size_t>(j)]);
+    }
+    return true;
+  }
+
+  // One word says a place (its product with their number, high half) and, by the low half, a fraction to accept it by.
+  // False, with nothing taken, where more than half are wanted or the tries are used up.
+  template <typename Accept>
+  bool take_by_rejection(const Stream& stream, uint32_t purpose, const std::vector<uint32_t>& places, int64_t size,
+                         int64_t begin, int64_t count, Accept accept, uint64_t* fraction = nullptr) {
+    if (2 * count > size || count > kMostSearched) {
+      return false;
+    }
+    const size_t start = positions.size();
+    const auto most = static_cast<uint64_t>(32 * count + 64);
+    int64_t left = count;
+    for (uint64_t t = 0; t < most && left > 0; ++t) {
+      uint64_t low;
+      const uint64_t rank = mul_high64(stream.word64(t, purpose), static_cast<uint64_t>(size), &low);
+      const uint32_t place = places[static_cast<size_t>(rank)];
+      if (fraction != nullptr) {
+        *fraction = low;
+      }
+      const int64_t position = begin + place;
+      if (!accept(place) ||
+          std::find(positions.begin() + static_cast<int64_t>(start), positions.end(), position) != positions.end()) {
+        continue;
+      }
+      positions.push_back(position);
+      --left;
+    }
+    if (left > 0) {
+      positions.resize(start);
+    }
+    return left == 0;
+  }
+
+  // The places with the smallest keys (Efraimidis and Spirakis).
+  template <typename Key>
+  void take_by_keys(const std::vector<uint32_t>& places, int64_t size, int64_t begin, int64_t count, Key key) {
+    keyed_.clear();
+    for (int64_t j = 0; j < size; ++j) {
+      const uint32_t place = places[static_cast<size_t>(j)];
+      keyed_.emplace_back(key(place), place);
+    }
+    std::nth_element(keyed_.begin(), keyed_.begin() + count, keyed_.end());
     for (int64_t j = 0; j < count; ++j) {
-      positions.push_back((*side)[static_cast<size_t>(j)].position);
+      positions.push_back(begin + keyed_[static_cast<size_t>(j)].second);
     }
   }
 
   // Each edge by itself: expected numbers are the shares. In order of position, both sides merged.
   void take_by_chance(const Stream& stream, int64_t begin, int64_t degree, Shares shares) {
     std::array<int64_t, 256> number{};
-    for (const Candidate& c : remote_) {
-      ++number[c.score];
+    for (int64_t j = 0; j < num_remote_; ++j) {
+      ++number[score_at(begin, remote_[static_cast<size_t>(j)])];
     }
     const double factor = certain_factor(number, shares.remote);
-    const double of_local = local_.empty() ? 0 : std::min(1.0, shares.local / static_cast<double>(local_.size()));
-    auto a = local_.begin();
-    auto b = remote_.begin();
-    while (a != local_.end() || b != remote_.end()) {
-      const bool is_local = b == remote_.end() || (a != local_.end() && a->position < b->position);
-      const Candidate& c = is_local ? *a++ : *b++;
-      const double chance = is_local ? of_local : std::min(1.0, factor * static_cast<double>(c.score));
-      if (unit(stream, c.position - begin) < chance) {
-        positions.push_back(c.position);
+    const double of_local = num_local_ == 0 ? 0 : std::min(1.0, shares.local / static_cast<double>(num_local_));
+    int64_t a = 0;
+    int64_t b = 0;
+    while (a < num_local_ || b < num_remote_) {
+      const bool is_local = b == num_remote_ || (a < num_local_ && local_[static_cast<size_t>(a)] < remote_[static_cast<size_t>(b)]);
+      const uint32_t place = is_local ? local_[static_cast<size_t>(a++)] : remote_[static_cast<size_t>(b++)];
+      const double chance =
+          is_local ? of_local : std::min(1.0, factor * static_cast<double>(score_at(begin, place)));
+      if (unit(stream, place) < chance) {
+        positions.push_back(begin + place);
         weights.push_back(static_cast<float>(1.0 / (chance * static_cast<double>(degree))));
       }
     }
@@ -200,8 +295,12 @@ class GuidedCollector {
 
   const GuidedRequest<id_t>& g_;
   Faults* faults_;
-  std::vector<Candidate> local_;
-  std::vector<Candidate> remote_;
+  std::vector<uint32_t> local_;
+  std::vector<uint32_t> remote_;
+  int64_t num_local_ = 0;
+  int64_t num_remote_ = 0;
+  uint64_t highest_ = 0;
+  std::vector<std::pair<double, uint32_t>> keyed_;
 };
 
 using Result = std::tuple<Tensor, Tensor, Tensor, Tensor>;

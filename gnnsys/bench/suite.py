@@ -18,7 +18,7 @@ from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
-SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu")
+SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers")
 
 
 @dataclass(frozen=True, kw_only=True)

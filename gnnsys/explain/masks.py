@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gnnsys.sampling import NodeScores
+
 _FORMAT = 1
 _NUM_ARRAYS = 4
 _MOST_VERSION = (1 << 62) - 1
@@ -52,6 +54,10 @@ class Masks:
         count = max(1, round(share * self.sf.numel()))
         best = torch.argsort(self.sf, descending=True, stable=True)[:count]
         return best.sort().values
+
+    def node_scores(self) -> NodeScores:
+        """SN as guided draws take it: `GuidedSampler.use(masks.node_scores())`."""
+        return NodeScores(self.requester, self.version, self.ids, self.sn)
 
     def of(self, version: int, position: int, seconds: float) -> Masks:
         """The same masks as a round of a process has them."""
