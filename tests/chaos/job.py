@@ -33,7 +33,7 @@ NUM_HOSTS, TRAINERS = 2, 2
 NUM_RANKS = NUM_HOSTS * TRAINERS
 NUM_NODES, NUM_EDGES, NUM_SEEDS = 400, 2400, 219
 MAX_RESTARTS = 3
-DEADLINE = 180.0  # seconds for a job that takes ten on a quiet machine
+DEADLINE = 400.0  # seconds for a job that takes ten on a quiet machine
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Plan:
     batch_size: int = 8
     epochs: int = 4
     every: int = 5
-    timeout: float = 60.0
+    timeout: float = 120.0
 
 
 @dataclass

@@ -146,6 +146,10 @@ def main() -> None:
     import_everything()
     do_not_wait_for_disks()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
+    if first_pid := os.environ.get("LAB_HOST"):
+        from tests.support.lab_host import move
+
+        move(int(first_pid))
     if os.environ.get("LOCAL_RANK") == "0":
         from tests.support.spare_servers import keep_spares
 
