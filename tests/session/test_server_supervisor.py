@@ -15,10 +15,12 @@ import pytest
 from gnnsys.comm import Client, Kind, Reply, Server, ShardLost
 from gnnsys.comm.address import LOOPBACK, endpoint
 from gnnsys.partition import write_parts
+from gnnsys.session import server_process
 from gnnsys.session.server_process import ServerProcess
 from gnnsys.session.server_supervisor import ServerSupervisor, reserve
 from tests.partition.part_graphs import random_assignment
 from tests.sampling.machines import homogeneous
+from tests.support.forked_popen import forking
 from tests.support.processes import processes, start_ranks
 
 GIVEN_UP = 100.0  # seconds: who is not told waits for the end of the time that a request has, which is 120
@@ -231,7 +233,13 @@ def test_a_killed_leader_takes_its_server_along_and_both_are_named_to_the_others
     assert (rank["type"], rank["rank"]) == ("TrainerLost", 1) and rank["took"] < GIVEN_UP
 
 
-def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch):
+@pytest.fixture
+def forked_servers():
+    with forking(server_process):
+        yield
+
+
+def test_a_restart_that_meets_the_end_of_the_session_raises_nothing(monkeypatch, forked_servers):
     supervisor = ServerSupervisor()
     supervisor._orders = {"machine": 0, "bind": [], "keys": None, "threads": 1, "lost_after": 1.0}
 
@@ -275,7 +283,7 @@ def test_no_other_account_takes_the_port_of_a_server_that_has_died():
             pass  # its next life does
 
 
-def test_a_server_that_ends_too_often_stays_dead():
+def test_a_server_that_ends_too_often_stays_dead(forked_servers):
     ended, why = threading.Event(), []
     supervisor = ServerSupervisor(max_restarts=1)
     try:

@@ -199,8 +199,15 @@ def settle(order: dict[str, Any]) -> None:
     import numpy as np
 
     os.setsid()
-    for number, name in ((1, "out"), (2, "err")):
-        file = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    flags = {
+        "in": os.O_RDONLY,
+        "out": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+        "err": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    }
+    for number, name in enumerate(flags):
+        if name not in order:
+            continue
+        file = os.open(order[name], flags[name], 0o600)
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()
