@@ -11,7 +11,7 @@ import time
 
 from tests.support.processes import ROOT, alive, await_true, clean_environment, processes, read_ranks, start_agents
 
-LOST_AFTER = 6.0
+LOST_AFTER = 20.0  # a busy machine starts four processes meanwhile
 MARGIN = 120.0  # of a busy machine
 
 TRAIN = """
