@@ -252,6 +252,7 @@ def tensors_of_block(block: Block) -> Iterator[Tensor]:
         yield from (csc.indptr, csc.indices)
         if csc.edge_ids is not None:
             yield csc.edge_ids
+    yield from (block.edge_weight or {}).values()
 
 
 def apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:
@@ -261,4 +262,5 @@ def apply_to_block(block: Block, function: Callable[[Tensor], Tensor]) -> Block:
         edge_ids = None if csc.edge_ids is None else function(csc.edge_ids)
         return CSC(function(csc.indptr), function(csc.indices), csc.num_src, edge_ids)
 
-    return Block({t: through(c) for t, c in block.csc.items()}, block.num_src, block.num_dst)
+    weights = None if block.edge_weight is None else {t: function(rows) for t, rows in block.edge_weight.items()}
+    return Block({t: through(c) for t, c in block.csc.items()}, block.num_src, block.num_dst, weights)

@@ -24,14 +24,14 @@ from gnnsys.loader.link_seeds import (
 )
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.neighbor_loader import NumNeighbors, check_times, make_sampler
+from gnnsys.loader.neighbor_loader import NumNeighbors, check_sampler, check_times, make_sampler, on_device
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import link_names
 from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import reverse_of, shape_subgraph
 from gnnsys.pipeline import Stage
-from gnnsys.sampling import AnyGraph, NeighborSampler, SampleKey
+from gnnsys.sampling import AnyGraph, SampleKey, Sampler
 from gnnsys.seeds import InputIds, Ranks, Share, check_alone
 
 InputLinks: TypeAlias = "Tensor | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
@@ -45,7 +45,8 @@ class LinkNeighborLoader(Loader):
     their ends are looked up batch by batch. With `neg_sampling` negatives are drawn beside them. A batch's own links
     are kept out of its message passing (`exclude_supervision`), as are their reverses: in a homogeneous graph the same
     edges the other way round, in a heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`,
-    or its counterpart).
+    or its counterpart). `sampler`: any `gnnsys.sampling.Sampler` that can exclude edges, instead of `num_neighbors` and
+    the options that say how to draw.
 
     >>> loader = LinkNeighborLoader(graph, [10, 5], edge_label_index=train_links, neg_sampling="binary", batch_size=512)
     >>> for batch in loader:
@@ -55,7 +56,7 @@ class LinkNeighborLoader(Loader):
     def __init__(
         self,
         graph: AnyGraph,
-        num_neighbors: NumNeighbors,
+        num_neighbors: NumNeighbors | None = None,
         *,
         edge_label_index: InputLinks = None,
         edge_label: Tensor | None = None,
@@ -74,6 +75,7 @@ class LinkNeighborLoader(Loader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         expand: str = "new",
+        sampler: Sampler | None = None,
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
@@ -84,6 +86,14 @@ class LinkNeighborLoader(Loader):
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
+        if sampler is not None:
+            ours_alone = (num_neighbors, time_attr, weight_attr, replace or None, disjoint or None)
+            if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
+                raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
+            drawn = check_takes_links(sampler, graph)
+            disjoint, time_attr = bool(drawn.get("disjoint")), drawn.get("time_attr")
+        elif num_neighbors is None:
+            raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
         if (edge_label_time is None) != (time_attr is None):
             raise ValueError("edge_label_time and time_attr go together: give both, or neither")
         target = resolve(device, graph)
@@ -101,18 +111,21 @@ class LinkNeighborLoader(Loader):
         ]
         ids = inputs.ids if isinstance(inputs, EdgeInputs) else None
         disjoint = disjoint or time_attr is not None
-        sampler = make_sampler(
-            graph,
-            num_neighbors,
-            subgraph_type,
-            replace=replace,
-            disjoint=disjoint,
-            weight=weight_attr,
-            time=time_attr,
-            temporal_strategy=temporal_strategy,
-            expand=expand,
-            device=sampled_on(graph, target) or torch.device("cpu"),
-        )
+        where, chosen = sampled_on(graph, target), sampler
+        if chosen is None:
+            assert num_neighbors is not None
+            chosen = make_sampler(
+                graph,
+                num_neighbors,
+                subgraph_type,
+                replace=replace,
+                disjoint=disjoint,
+                weight=weight_attr,
+                time=time_attr,
+                temporal_strategy=temporal_strategy,
+                expand=expand,
+                device=where or torch.device("cpu"),
+            )
         seeder = make_seeder(graph, edge_type, negatives, disjoint, time_attr)
         if graph.is_homogeneous:
             reverse_edge_type = EDGE
@@ -121,12 +134,13 @@ class LinkNeighborLoader(Loader):
         else:
             graph.num_edges(reverse_edge_type)  # ValueError where there is no such type
         exclude = (edge_type, reverse_edge_type) if exclude_supervision else None
-        sample = _SampleLinks(graph, sampler, seeder, subgraph_type, edge_type, inputs, exclude, seed)
+        sample = _SampleLinks(graph, chosen, seeder, subgraph_type, edge_type, inputs, exclude, seed, where)
         ranks = Ranks(graph, edge_label_index, ids, own)
         ends = [inputs.src, inputs.dst] if isinstance(inputs, Links) else ranks.told_inputs
         options = {
             "edge_label_index of type": edge_type,
-            **sampler.options(),
+            **({} if sampler is None else {"sampler": type(sampler).__name__}),
+            **chosen.options(),
             "subgraph_type": subgraph_type,
             "exclude_supervision": exclude_supervision,
             "reverse_edge_type": reverse_edge_type,
@@ -138,8 +152,11 @@ class LinkNeighborLoader(Loader):
             sample,
             ranks=ranks,
             identity=Identity(graph, [*ends, edge_label, edge_label_time], options),
-            own_names=link_names(
-                disjoint, negatives, is_labelled=edge_label is not None, is_timed=edge_label_time is not None
+            own_names=(
+                *link_names(
+                    disjoint, negatives, is_labelled=edge_label is not None, is_timed=edge_label_time is not None
+                ),
+                *chosen.gives,
             ),
             transform=transform,
             num_threads=num_threads,
@@ -150,7 +167,20 @@ class LinkNeighborLoader(Loader):
             wire_dtype=wire_dtype,
             stages=stages,
             pipeline=pipeline,
+            sampler=sampler,
         )
+
+
+def check_takes_links(sampler: Sampler, graph: AnyGraph) -> dict[str, Any]:
+    """The options of a user's sampler; ValueError where links are nothing for it."""
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"sampler must be a gnnsys.sampling.Sampler, got {type(sampler).__name__}")
+    if not sampler.takes_links:
+        raise ValueError(
+            f"{type(sampler).__name__} cannot keep a batch's links out of its edges: use a NeighborSampler or a "
+            "LaborSampler for links"
+        )
+    return check_sampler(sampler, graph)
 
 
 class _SampleLinks:
@@ -159,13 +189,14 @@ class _SampleLinks:
     def __init__(
         self,
         graph: AnyGraph,
-        sampler: NeighborSampler,
+        sampler: Sampler,
         seeder: LinkSeeder,
         subgraph_type: str,
         edge_type: EdgeType,
         inputs: LinkReader,
         exclude: tuple[EdgeType, EdgeType | None] | None,
         seed: int,
+        device: torch.device | None,
     ) -> None:
         self._graph = graph
         self._sampler = sampler
@@ -174,7 +205,7 @@ class _SampleLinks:
         self._edge_type = edge_type
         self._inputs = inputs
         self._exclude = exclude
-        self._seed = seed
+        self._seed, self._device = seed, device
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
         links = self._inputs.take(chosen)
@@ -193,7 +224,8 @@ class _SampleLinks:
         if sample.tree is not None:
             sample.tree = seeds.owners(sample.tree)
         sample = shape_subgraph(sample, self._graph, self._subgraph_type, exclude)
-        return Sampled(sample, self._edge_type, seeds.by_type(self._edge_type, links.input_id))
+        sampled = Sampled(sample, self._edge_type, seeds.by_type(self._edge_type, links.input_id))
+        return on_device(sampled, self._device)
 
 
 def resolve_inputs(

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType, did_you_mean, is_source, some
 from gnnsys.loader.identity import checksum
 from gnnsys.loader.negatives import NegativeSampling, NodeDraw
-from gnnsys.sampling import AnyGraph, DistGraph, NeighborSampler, to_device
+from gnnsys.sampling import AnyGraph, DistGraph, Sampler, to_device
 from gnnsys.seeds import InputIds
 from gnnsys.store import read_rows
 
@@ -210,7 +210,7 @@ def _triplets(src_at: Tensor, dst_at: Tensor, num_positives: int, amount: int) -
 
 
 def supervision_edges(
-    sampler: NeighborSampler, edge_type: EdgeType, src: Tensor, dst: Tensor, reverse: EdgeType | None
+    sampler: Sampler, edge_type: EdgeType, src: Tensor, dst: Tensor, reverse: EdgeType | None
 ) -> dict[EdgeType, Tensor]:
     """Where the links, and their reverses, are among the sampler's edges: what a batch must not see of them."""
     if reverse == edge_type:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
 from gnnsys.ops import BufferPool
 from gnnsys.pipeline import OfThisProcess, Pipeline, Scope, Stage, StageCounters
-from gnnsys.sampling import DistGraph, loader_context
+from gnnsys.sampling import DistGraph, Sampler, loader_context
 from gnnsys.seeds import Leftover, Ranks
 from gnnsys.store import MemoryBudget, RowBuffers
 
@@ -62,6 +62,7 @@ class Loader:
         wire_dtype: torch.dtype | None = None,
         stages: Sequence[Stage] = (),
         pipeline: PipelineOptions | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self._of_this_process = OfThisProcess(type(self).__name__)
         options = PipelineOptions() if pipeline is None else pipeline
@@ -72,6 +73,7 @@ class Loader:
         self._schedule = schedule
         self._ranks = ranks
         self._identity = identity
+        self._sampler = sampler  # whose state is part of the loader's
         self._across_epochs = across_epochs
         self._context = loader_context(graph, options.priority, options.path)
         on_device = sampled_on(graph, target) is not None
@@ -243,7 +245,8 @@ class Loader:
         at, leftover = self._at, self._schedule.leftover
         left = leftover.state() if leftover is not None and leftover.epoch == at.epoch else None
         state = {**at._asdict(), **self._ranks.state(), **self._schedule.state(), "leftover": left}
-        return {**state, MADE_OF: self._identity.state()}
+        learned = {} if self._sampler is None else self._sampler.state_dict()
+        return {**state, MADE_OF: self._identity.state(), **({"sampler": learned} if learned else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next `iter` go on where `state` was taken: with the rest of that epoch, none behind its last batch.
@@ -256,6 +259,7 @@ class Loader:
             if state.get(name) != ours:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._identity.check(state)
+        self._load_sampler(state)
         self._go_to(Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state))
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
@@ -272,7 +276,14 @@ class Loader:
         leftover = self._ranks.deal(states, ours)
         for state in states:
             self._identity.check_sampling(state)
+        self._load_sampler(states[0])
         self._go_to(Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first), leftover)
+
+    def _load_sampler(self, state: Mapping[str, Any]) -> None:
+        if self._sampler is not None:
+            if state.get("sampler") != self._sampler.state_dict():
+                self.close()  # stages that run now draw by what was known before
+            self._sampler.load_state_dict(state.get("sampler", {}))
 
     def _go_to(self, ticket: Ticket, leftover: Leftover | None) -> None:
         if leftover is not None or self._schedule.leftover is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -22,12 +23,12 @@ from gnnsys.loader.sampled import Sampled
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import SUBGRAPH_TYPES, shape_subgraph
 from gnnsys.pipeline import Stage
-from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey, batch_visits, to_device
+from gnnsys.sampling import DistGraph, NeighborSampler, Sample, SampleKey, Sampler, batch_visits, to_device
 from gnnsys.seeds import InputIds, InputNodes, Ranks, Share, resolve_nodes
 from gnnsys.store import read_rows
 
 NumNeighbors: TypeAlias = Sequence[int] | Mapping[EdgeType, Sequence[int]]
-Sampler: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]
+SampleFunction: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor], SampleKey], Sample]
 """A user's own sampler: `sampler(graph, seeds, key)`, from several threads at once; random by `key` alone. Seeds are on
 the device where that is to sample (a graph on it or pinned, `device="cuda"`), and there the current stream is ours."""
 
@@ -39,7 +40,8 @@ class NeighborLoader(Loader):
     range; in a heterogeneous graph a node type or (node type, any of these); None: all nodes. Or this rank's share, as
     `gnnsys.split` returns it: then every rank has the same number of batches, of sizes that differ by at most one.
     `num_neighbors`: one number per hop (-1: all), or a list per edge type. `input_time` is the seeds' time under
-    temporal sampling (default: their own `time_attr`). `sampler` is the user's own, instead of all options of ours.
+    temporal sampling (default: their own `time_attr`). `sampler`: any `gnnsys.sampling.Sampler`, or a function of
+    the user's own (`SampleFunction`), instead of `num_neighbors` and the options that say how to draw.
     Everything random is a function of (seed, epoch, batch). Further options: see `Loader`.
 
     `device`: where batches arrive. A graph on a GPU (`graph.to("cuda")`) is sampled and gathered from there, by default
@@ -72,7 +74,7 @@ class NeighborLoader(Loader):
         time_attr: str | None = None,
         weight_attr: str | None = None,
         expand: str = "new",
-        sampler: Sampler | None = None,
+        sampler: Sampler | SampleFunction | None = None,
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
@@ -95,7 +97,18 @@ class NeighborLoader(Loader):
         input_time = None if input_time is None else input_time.cpu()
         sample: Callable[[Ticket, Tensor], Sampled]
         options: dict[str, Any] = {"input_nodes of type": node_type, "sampler": "a user's own"}
-        if sampler is None:
+        where = sampled_on(graph, target)
+        if sampler is not None:
+            ours_alone = (num_neighbors, time_attr, weight_attr, replace or None, disjoint or None)
+            if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
+                raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
+        if isinstance(sampler, Sampler):
+            drawn = check_sampler(sampler, graph)
+            disjoint, time_attr = bool(drawn.get("disjoint")), drawn.get("time_attr")
+            check_input_time(graph, node_type, len(nodes), input_time, time_attr)
+            sample = _SampleNodes(graph, sampler, subgraph_type, node_type, nodes, input_time, time_attr, seed, where)
+            options |= {"sampler": type(sampler).__name__, **drawn}
+        elif sampler is None:
             if num_neighbors is None:
                 raise ValueError("num_neighbors must be given, a fanout per hop, unless you bring your own sampler")
             ours = make_sampler(
@@ -108,23 +121,26 @@ class NeighborLoader(Loader):
                 time=time_attr,
                 temporal_strategy=temporal_strategy,
                 expand=expand,
-                device=sampled_on(graph, target) or torch.device("cpu"),
+                device=where or torch.device("cpu"),
             )
             check_input_time(graph, node_type, len(nodes), input_time, time_attr)
             if isinstance(graph, DistGraph) and target is not None and len(nodes):
                 visits = _Visits(ours, num_neighbors, node_type, nodes, batch_size, input_time)
                 fill_caches(graph, target, visits, fetch)
-            sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed)
+            sample = _SampleNodes(graph, ours, subgraph_type, node_type, nodes, input_time, time_attr, seed, where)
             options |= {"sampler": None, **ours.options(), "subgraph_type": subgraph_type}
         else:
             if not callable(sampler):
-                raise ValueError(f"sampler must be a function sampler(graph, seeds, key) -> Sample, got {sampler!r}")
-            ours_alone = (num_neighbors, input_time, time_attr, weight_attr, replace or None, disjoint or None)
-            if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
-                raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
-            sample = _SampleWith(graph, sampler, node_type, nodes, seed, sampled_on(graph, target))
+                raise ValueError(
+                    "sampler must be a gnnsys.sampling.Sampler, or a function sampler(graph, seeds, key) -> Sample, "
+                    f"got {sampler!r}"
+                )
+            if input_time is not None:
+                raise ValueError("a function of your own is given no input_time: leave it away")
+            sample = _SampleWith(graph, sampler, node_type, nodes, seed, where)
         ranks = Ranks(graph, input_nodes, nodes, [] if input_time is None else ["input_time"])
         own_names = node_names(disjoint or time_attr is not None, input_time is not None)
+        own_names = (*own_names, *getattr(sampler, "gives", ()))
         if sizes is not None:
             sample, own_names = Padding(sample, schedule, sizes), (*own_names, "seed_mask")
         super().__init__(
@@ -143,6 +159,7 @@ class NeighborLoader(Loader):
             wire_dtype=wire_dtype,
             stages=stages,
             pipeline=pipeline,
+            sampler=sampler if isinstance(sampler, Sampler) else None,
         )
 
 
@@ -183,13 +200,14 @@ class _SampleNodes:
     def __init__(
         self,
         graph: Graph | DistGraph,
-        sampler: NeighborSampler,
+        sampler: Sampler,
         subgraph_type: str,
         node_type: NodeType,
         nodes: Any,
         input_time: Tensor | None,
         time_attr: str | None,
         seed: int,
+        device: torch.device | None,
     ) -> None:
         self._graph = graph
         self._sampler = sampler
@@ -200,7 +218,7 @@ class _SampleNodes:
         own_time = None if time_attr is None else graph.node_data[node_type].get(time_attr)
         self._own_time = own_time.cpu() if isinstance(own_time, Tensor) else own_time  # seeds are made on the host
         self._is_timed = time_attr is not None
-        self._seed = seed
+        self._seed, self._device = seed, device
 
     def __call__(self, ticket: Ticket, chosen: Tensor) -> Sampled:
         nodes = self._nodes[chosen]
@@ -214,7 +232,7 @@ class _SampleNodes:
         if self._input_time is not None:
             values["seed_time"] = times
         sample = shape_subgraph(sample, self._graph, self._subgraph_type)
-        return Sampled(sample, self._node_type, {self._node_type: values})
+        return on_device(Sampled(sample, self._node_type, {self._node_type: values}), self._device)
 
     def _times(self, chosen: Tensor, nodes: Tensor) -> Tensor | None:
         """The seeds' times: as given, or their own."""
@@ -231,7 +249,7 @@ class _SampleWith:
     def __init__(
         self,
         graph: Graph | DistGraph,
-        sampler: Sampler,
+        sampler: SampleFunction,
         node_type: NodeType,
         nodes: Any,
         seed: int,
@@ -271,7 +289,21 @@ def make_sampler(
     return NeighborSampler(graph, num_neighbors, disjoint=disjoint, **options)
 
 
-def check_can_pad(sampler: Sampler | None, subgraph_type: str, expand: str) -> None:
+def check_sampler(sampler: Sampler, graph: Graph | DistGraph) -> dict[str, Any]:
+    """The options of a user's sampler; ValueError where it samples another graph."""
+    if sampler.graph is not graph:
+        raise ValueError("the sampler was made for another graph: make it for the one that the loader is given")
+    return sampler.options()
+
+
+def on_device(sampled: Sampled, device: torch.device | None) -> Sampled:
+    """A sample where the loader goes on with it: samplers that draw on the host are used with graphs of a device."""
+    if device is None or sampled.sample.device == device:
+        return sampled
+    return replace(sampled, sample=sampled.apply(lambda rows: to_device(rows, device)).sample)
+
+
+def check_can_pad(sampler: object | None, subgraph_type: str, expand: str) -> None:
     """ValueError for batches that do not come hop by hop: padding goes between hops."""
     if sampler is not None:
         raise ValueError("pad=True needs to know a batch's hops: it goes with our samplers, not with one of your own")

@@ -7,6 +7,7 @@ from typing import Any
 
 from gnnsys.loader.batch import Batch, TypeValues
 from gnnsys.loader.negatives import NegativeSampling
+from gnnsys.loader.sampled import FREE_THE_NAME
 
 _ALWAYS = ("n_id", "e_id", "edge_index", "input_id", "num_sampled_nodes", "num_sampled_edges")
 _OF_BATCH = frozenset(name for name in (*vars(Batch), *Batch.__annotations__) if not name.startswith("_"))
@@ -36,7 +37,4 @@ def check_names_free(arrays: Mapping[Any, Sequence[str]], own: Iterable[str], is
     for key, names in arrays.items():
         for name in names:
             if name in taken:
-                raise ValueError(
-                    f"{key!r} has an array {name!r}, a name that batches use themselves: rename it in the graph, or "
-                    "leave it out of batches with fetch=[...], the names of those you want"
-                )
+                raise ValueError(f"{key!r} has an array {name!r}, a name that batches use themselves: {FREE_THE_NAME}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import BY_DESTINATION, STRUCTURES
 from gnnsys.sampling import DistGraph, Sample
+
+FREE_THE_NAME = "rename it in the graph, or leave it out of batches with fetch=[...], the names of those you want"
 
 
 class Inputs(NamedTuple):
@@ -51,6 +53,8 @@ class Sampled:
             col=through(sample.col),
             edge=through(sample.edge),
             tree=None if sample.tree is None else through(sample.tree),
+            edge_weight=None if sample.edge_weight is None else through(sample.edge_weight),
+            node_weight=None if sample.node_weight is None else through(sample.node_weight),
             blocks=[apply_to_block(block, function) for block in sample.blocks],
         )
         values = {t: through(named) for t, named in self.values.items()}
@@ -62,6 +66,8 @@ class Sampled:
         sample = self.sample
         for part in (sample.node, sample.row, sample.col, sample.edge, sample.tree, self.values, self.rows):
             yield from tensors_of(part)
+        for weights in (sample.edge_weight, sample.node_weight):
+            yield from tensors_of(weights)
         for block in sample.blocks:
             yield from tensors_of_block(block)
 
@@ -96,6 +102,7 @@ def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
         store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]
     if sample.tree is not None:
         store["batch"] = sample.tree[node_type]
+    _put_weight(store, node_type, "node_weight", sample.node_weight)
     return store
 
 
@@ -110,9 +117,19 @@ def _edge_store(edge_type: EdgeType, sampled: Sampled) -> TypeValues:
         if edge_type in sample.edge:
             store.update(sampled.rows.get(edge_type, {}))
             store["e_id"] = sample.edge[edge_type]
+        _put_weight(store, edge_type, "edge_weight", sample.edge_weight)
     if edge_type in sample.num_sampled_edges:
         store["num_sampled_edges"] = sample.num_sampled_edges[edge_type]
     return store
+
+
+def _put_weight(store: TypeValues, key: Any, name: str, weights: Mapping[Any, Tensor] | None) -> None:
+    """What the sampler says that each counts; ValueError where the graph has rows of that name as well."""
+    if weights is None or key not in weights:
+        return
+    if name in store:
+        raise ValueError(f"{key!r} has an array {name!r}, and so has what the sampler gives: {FREE_THE_NAME}")
+    store[name] = weights[key]
 
 
 def _edge_index(row: Tensor, col: Tensor) -> Tensor:

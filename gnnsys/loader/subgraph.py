@@ -60,7 +60,7 @@ def induced(sample: Sample, graph: AnyGraph, exclude: Mapping[EdgeType, Tensor] 
     hoods, without = neighborhoods(graph, device=device), exclude or {}
     nodes = {t: ids.to(hoods.id_dtypes[t]) for t, ids in sample.node.items()}
     requests = [HopRequest(t, nodes[t[2]], -1, key=0, exclude=without.get(t)) for t in sample.row]
-    for edge_type, (indptr, ids, positions) in zip(sample.row, hoods.sample(requests), strict=True):
+    for edge_type, (indptr, ids, positions, _) in zip(sample.row, hoods.sample(requests), strict=True):
         local = tables[edge_type[0]].lookup(ids.to(sample.node[edge_type[0]].dtype))
         inside = (local >= 0).nonzero().view(-1)
         row[edge_type] = local[inside]
@@ -74,6 +74,7 @@ def _other_edges(
 ) -> Sample:
     """Of a sample its nodes alone: its hops say nothing about these edges."""
     hops: dict[str, Any] = {"num_sampled_nodes": {}, "num_sampled_edges": {}, "blocks": [], "by_destination": False}
+    hops["edge_weight"] = None
     return replace(sample, row=row, col=col, edge=edge, **hops)
 
 

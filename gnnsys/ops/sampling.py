@@ -20,6 +20,7 @@ class Neighbors(NamedTuple):
     indptr: Tensor  # int64 [num_seeds + 1]
     ids: Tensor  # dtype of csc.indices, the neighbours
     positions: Tensor  # int64, positions in the CSC
+    weight: Tensor | None = None  # float32, where a rule of drawing gives one
 
 
 def stream_key(*parts: int) -> int:

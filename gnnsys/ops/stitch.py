@@ -18,6 +18,7 @@ class PartNeighbors(NamedTuple):
     counts: Tensor  # int32 [num_seeds]
     ids: Tensor  # int32 or int64 [num_edges], the neighbours
     edges: Tensor  # int32 or int64 [num_edges]
+    weight: Tensor | None = None  # float32 [num_edges], of all pieces of a draw or of none
 
 
 def name_neighbors(
@@ -36,12 +37,11 @@ def name_neighbors(
     Local id i < num_core is node `first + i`, the others are listed in `halo`; the edge at position p is
     `first_edge + order[p]`, or `first_edge + p`. Ids and edges are int32 unless wide.
     """
-    return PartNeighbors(
-        *native.name_neighbors(
-            neighbors.indptr, neighbors.ids, neighbors.positions, first, num_core, halo, first_edge, order,
-            wide_ids, wide_edges,
-        )
+    counts, ids, edges = native.name_neighbors(
+        neighbors.indptr, neighbors.ids, neighbors.positions, first, num_core, halo, first_edge, order,
+        wide_ids, wide_edges,
     )  # fmt: skip
+    return PartNeighbors(counts, ids, edges, neighbors.weight)
 
 
 def stitch_neighbors(
@@ -59,11 +59,15 @@ def stitch_neighbors(
     """
     flat = [number for segment in segments for number in segment]
     dtype = torch.int64 if wide else torch.int32
-    return Neighbors(
-        *native.stitch(
-            order, [p.counts for p in pieces], [p.ids.to(dtype) for p in pieces], [p.edges for p in pieces], flat, wide
-        )
-    )
+    counts, edges = [p.counts for p in pieces], [p.edges for p in pieces]
+    indptr, ids, positions = native.stitch(order, counts, [p.ids.to(dtype) for p in pieces], edges, flat, wide)
+    weights = [p.weight.view(torch.int32) for p in pieces if p.weight is not None]
+    if not weights:
+        return Neighbors(indptr, ids, positions)
+    if len(weights) != len(pieces):
+        raise ValueError(f"{len(weights)} of {len(pieces)} pieces have weights: all of a draw have them, or none")
+    _, bits, _ = native.stitch(order, counts, weights, edges, flat, False)  # moved as ids are, bit for bit
+    return Neighbors(indptr, ids, positions, bits.view(torch.float32))
 
 
 @torch.library.register_fake("gnnsys::name_neighbors")

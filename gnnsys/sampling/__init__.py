@@ -2,13 +2,15 @@
 
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
+from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
 from gnnsys.sampling.fanouts import check_fanouts
-from gnnsys.sampling.neighbor import NeighborSampler, SampleKey
+from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
 from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
 from gnnsys.sampling.serialize import (
     check_sample,
@@ -25,9 +27,11 @@ from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits,
 
 __all__ = [
     "PLACES",
+    "RULES",
     "AnyGraph",
     "Block",
     "DistGraph",
+    "DrawRule",
     "GraphService",
     "HopRequest",
     "InEdges",
@@ -35,8 +39,10 @@ __all__ = [
     "NeighborSampler",
     "PartMasks",
     "Placed",
+    "RuleSource",
     "Sample",
     "SampleKey",
+    "Sampler",
     "batch_visits",
     "check_device",
     "check_fanouts",
@@ -46,6 +52,7 @@ __all__ = [
     "count_true",
     "degree_visits",
     "expected_visits",
+    "find_rule",
     "graph_tables",
     "load_sample",
     "loader_context",

@@ -145,13 +145,13 @@ class DeviceNeighborhoods:
         of, part = seeds[number], asked.parts[answer.part]
         if answer.first + answer.size > of.count(part):
             raise ValueError(f"part {part} answers {answer.first + answer.size} seeds, {of.count(part)} were asked")
-        counts, ids, edges = answer.piece
+        counts, ids, edges, _ = answer.piece  # rules draw on the host
         total = int(counts.sum())
         if total != ids.numel() or total != edges.numel() or (counts.numel() and int(counts.min()) < 0):
             raise ValueError(
                 f"part {part} answers with counts that add up to {total}, {ids.numel()} ids and {edges.numel()} edges"
             )
-        counts, ids, edges = (to_device(rows, self.device) for rows in answer.piece)
+        counts, ids, edges = (to_device(rows, self.device) for rows in (counts, ids, edges))
         answers[number].add(of.starts[part] + answer.first, counts.long(), ids, edges.long())
 
     def _finish(self, request: HopRequest, seeds: _OwnedSeeds, found: _SeedAnswers, is_drawn: bool) -> Neighbors:

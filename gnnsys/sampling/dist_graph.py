@@ -178,13 +178,18 @@ class DistGraph:
         return torch.device("cpu") if self.structure is None else self.structure.device
 
     def neighborhoods(
-        self, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
+        self,
+        *,
+        weight: str | None = None,
+        time: str | None = None,
+        rule: str | None = None,
+        device: torch.device | None = None,
     ) -> DistNeighborhoods | DeviceNeighborhoods:
-        """In-edges to be drawn uniformly, by weight, or up to a time, prepared on every machine the first time.
+        """In-edges to be drawn uniformly, by weight, up to a time or by a rule, prepared everywhere the first time.
 
-        On `device`, by default where the structure is.
+        On `device`, by default where the structure is. Rules draw on the host.
         """
-        spec = ViewSpec(weight, time)
+        spec = ViewSpec(weight, time, rule)
         with self._lock:
             if spec not in self._prepared:
                 if spec != UNIFORM:
@@ -192,7 +197,7 @@ class DistGraph:
                 prepare = partial(self._prepare, spec)
                 self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
             host, structure = self._prepared[spec], self.structure
-            if structure is None or (device is not None and device != structure.device):
+            if structure is None or rule is not None or (device is not None and device != structure.device):
                 return host
             if spec not in self._on_device:
                 self._on_device[spec] = DeviceNeighborhoods(structure, host)
@@ -200,27 +205,30 @@ class DistGraph:
 
     def _prepare(self, spec: ViewSpec) -> None:
         draws_by(self.parts, spec)  # ValueError where no type has such rows, before anybody is asked
-        options = {"weight": spec.weight, "time": spec.time}
+        options = spec._asdict()
         pending = {}
         for machine in self._owners.away:
             assert self.client is not None
             pending[machine] = self.client.request(machine, Kind.PREPARE, options=options, timeout=_PREPARE_SECONDS)
         wanted = self._views.wanted(spec)
-        self._views.prepare(spec, {where: self._times(where[1], ids, spec) for where, ids in wanted.items()})
+        self._views.prepare(spec, {where: self._halo_rows(where[1], ids, spec) for where, ids in wanted.items()})
         given = []
         for machine, sent in pending.items():
             reply = sent.result()
             if not reply.options.get("ready"):
                 assert self.client is not None
                 asked = zip(reply.options["wanted"], reply.arrays, strict=True)
-                times = [self._times(node_type, ids, spec) for (_, node_type), ids in asked]
+                rows = [self._halo_rows(node_type, ids, spec) for (_, node_type), ids in asked]
                 given.append(
-                    self.client.request(machine, Kind.PREPARE, times, options=options, timeout=_PREPARE_SECONDS)
+                    self.client.request(machine, Kind.PREPARE, rows, options=options, timeout=_PREPARE_SECONDS)
                 )
         for sent in given:
             sent.result()
 
-    def _times(self, node_type: NodeType, ids: Tensor, spec: ViewSpec) -> Tensor:
+    def _halo_rows(self, node_type: NodeType, ids: Tensor, spec: ViewSpec) -> Tensor:
+        """What a view needs to know of nodes that other parts own."""
+        if spec.needs_sources:
+            return self.original_ids(ids, node_type)
         rows = self.store.tensor(node_table(node_type, str(spec.time)))[ids]
         return rows.reshape(-1).to(torch.int64)
 

@@ -223,7 +223,9 @@ class _Plan:
             Draw(edge_types[r.edge_type], self._slot_of[i], r.fanout, r.key, self._excluded(r, parts))
             for i, r in ((i, self._requests[i]) for i in self._drawn)
         ]
-        return PartsRequest(view, parts, slots, draws, replace, last, requester=next(iter(self._owners.here), -1))
+        first = self._requests[0]
+        requester = next(iter(self._owners.here), -1) if first.requester is None else first.requester
+        return PartsRequest(view, parts, slots, draws, replace, last, requester, first.version)
 
     def _excluded(self, request: HopRequest, parts: Sequence[int]) -> list[Tensor | None]:
         if request.exclude is None:
@@ -248,9 +250,9 @@ class _Plan:
         if number not in self._drawn:
             return Neighbors(order.new_zeros(order.numel() + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
         if len(answers.pieces) == 1:  # one part has all seeds: they stand in their order already
-            (counts, ids, edges), indptr = answers.pieces[0], order.new_zeros(order.numel() + 1)
+            (counts, ids, edges, weight), indptr = answers.pieces[0], order.new_zeros(order.numel() + 1)
             torch.cumsum(counts, 0, out=indptr[1:])
-            return Neighbors(indptr, ids.to(dtype), edges.long())
+            return Neighbors(indptr, ids.to(dtype), edges.long(), weight)
         return stitch_neighbors(order, answers.pieces, answers.segments, wide=dtype == torch.int64)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gnnsys.ops import PartNeighbors
 
-_FORMAT = 1
+_FORMAT = 2  # of requests and their answers
 _REPLACE, _LAST = 1, 2
 _TREE, _TIME = 1, 2
 _MAX_NUMBERS = 1 << 18
@@ -107,18 +107,21 @@ class HopAnswer(NamedTuple):
 
 
 def answers_to_arrays(answers: Sequence[HopAnswer]) -> list[Tensor]:
-    head = [number for answer in answers for number in answer[:4]]
-    return [torch.tensor(head, dtype=torch.int64, device="cpu"), *(rows for answer in answers for rows in answer.piece)]
+    head = [n for answer in answers for n in (*answer[:4], int(answer.piece.weight is not None))]
+    pieces = (rows for answer in answers for rows in answer.piece if rows is not None)
+    return [torch.tensor(head, dtype=torch.int64, device="cpu"), *pieces]
 
 
 def answers_from_arrays(arrays: Sequence[Tensor]) -> Iterator[HopAnswer]:
     rest = _Arrays(arrays)
     head = rest.take("head", torch.int64)
-    if head.numel() % 4:
-        raise ValueError(f"a hop's answer must have four numbers per piece, got {head.numel()} in all")
-    for draw, part, first, size in head.view(-1, 4).tolist():
-        counts = rest.take("counts", torch.int32, size)
-        yield HopAnswer(draw, part, first, size, PartNeighbors(counts, rest.take("ids"), rest.take("edges")))
+    if head.numel() % 5:
+        raise ValueError(f"a hop's answer must have five numbers per piece, got {head.numel()} in all")
+    for draw, part, first, size, has_weight in head.view(-1, 5).tolist():
+        counts, ids = rest.take("counts", torch.int32, size), rest.take("ids")
+        edges = rest.take("edges", size=ids.numel())
+        weight = rest.take("weight", torch.float32, ids.numel()) if has_weight else None
+        yield HopAnswer(draw, part, first, size, PartNeighbors(counts, ids, edges, weight))
     rest.finish()
 
 

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
+from gnnsys.sampling.draw_rule import find_rule
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
@@ -30,17 +31,10 @@ from gnnsys.sampling.neighborhoods import (
     to_device,
 )
 from gnnsys.sampling.sample import Block, Sample
+from gnnsys.sampling.sampler import SampleKey, Sampler
 
 
-class SampleKey(NamedTuple):
-    """Which batch of which epoch of which run: all that randomness may depend on besides the node itself."""
-
-    seed: int = 0
-    epoch: int = 0
-    batch: int = 0
-
-
-class NeighborSampler:
+class NeighborSampler(Sampler):
     """Samples batches from a `Graph` or a `DistGraph`, bit-equal. Safe to call from several threads at once.
 
     `num_neighbors` is a fanout per hop (-1: all), for all edge types or per edge type. `weight` and `time` name rows of
@@ -50,7 +44,11 @@ class NeighborSampler:
     memory. There all work of a sample goes to the current stream, and the host waits for sizes alone, twice per hop and
     edge type; or once per hop where a graph with one edge type is sampled uniformly, which is one native call. Seeds
     may be given on the host.
+
+    A subclass may draw by a rule of its own (`rule`, see `draw_rule.py`) where nothing of the above is asked for.
     """
+
+    unbiased_for: ClassVar[str] = "in each layer the mean over a node's in-neighbours, where draws are uniform"
 
     def __init__(
         self,
@@ -64,6 +62,7 @@ class NeighborSampler:
         temporal_strategy: Literal["uniform", "last"] = "uniform",
         expand: Literal["new", "frontier"] = "new",
         device: torch.device | str | None = None,
+        rule: str | None = None,
     ) -> None:
         if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
@@ -82,11 +81,12 @@ class NeighborSampler:
         self._fanouts = check_fanouts(graph, num_neighbors)
         self._type_keys = {t: edge_type_key(t) for t in self._fanouts}
         self.num_hops = len(next(iter(self._fanouts.values()), ()))
-        self.device = sampling_device(graph, device)
-        self._neighborhoods = neighborhoods(graph, weight=weight, time=time, device=self.device)
+        self.device = sampling_device(graph, device if rule is None else "cpu")
+        self._neighborhoods = neighborhoods(graph, weight=weight, time=time, rule=rule, device=self.device)
+        self.weighs = rule is not None and find_rule(rule).weighs
         self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
-        self._plain = self._plain_hops() if weight is None else None
+        self._plain = self._plain_hops() if weight is None and rule is None else None
 
     def _plain_hops(self) -> PlainHops | None:
         """All hops in one native call, where they are plain enough for it."""
@@ -173,6 +173,7 @@ class _HopEdges(NamedTuple):
     first: int
     local: Tensor  # local ids of the sources
     positions: Tensor
+    weight: Tensor | None
 
 
 class _Walk:
@@ -212,21 +213,21 @@ class _Walk:
             first = dict.fromkeys(first, 0)
         frontier = {t: self._frontier(t, first[t], before[t]) for t in before}
         num_chunks = {t: len(n) for t, n in self.nodes.items()}
-        structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor]] = {}
+        structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor | None]] = {}
         requests = self._requests(hop, key, frontier, exclude)
         found = self.neighborhoods.sample(requests, replace=self.sampler.replace, last=self.sampler.last, hop=hop)
         for request, neighbors in zip(requests, found, strict=True):
             edge_type = request.edge_type
             local = self._discover(request, neighbors)
-            structure[edge_type] = (neighbors.indptr, local, neighbors.positions)
+            structure[edge_type] = (neighbors.indptr, local, neighbors.positions, neighbors.weight)
             self.num_edges[edge_type].append(local.numel())
         for t in before:
             self.num_nodes[t].append(sum(chunk.numel() for chunk in self.nodes[t][num_chunks[t] :]))
         if self.sampler.expand == "frontier":
             self._add_block(structure, before)
         else:
-            for edge_type, (indptr, local, positions) in structure.items():
-                self.edges[edge_type].append(_HopEdges(indptr, first[edge_type[2]], local, positions))
+            for edge_type, (indptr, local, positions, weight) in structure.items():
+                self.edges[edge_type].append(_HopEdges(indptr, first[edge_type[2]], local, positions, weight))
 
     def _frontier(self, node_type: NodeType, begin: int, end: int) -> Tensor:
         """Ids of the local nodes begin..end, the last chunks of what was found."""
@@ -263,18 +264,20 @@ class _Walk:
         return local
 
     def _add_block(
-        self, structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor]], num_dst: dict[NodeType, int]
+        self, structure: dict[EdgeType, tuple[Tensor, Tensor, Tensor, Tensor | None]], num_dst: dict[NodeType, int]
     ) -> None:
         num_src = {t: sum(n) for t, n in self.num_nodes.items()}
         csc = {
             t: CSC(indptr, local, num_src[t[0]], partial(self.neighborhoods.edge_ids, t, positions))
-            for t, (indptr, local, positions) in structure.items()
+            for t, (indptr, local, positions, _) in structure.items()
         }
-        self.blocks.insert(0, Block(csc, num_src, num_dst))
+        weights = {t: _joined_weights([weight]) for t, (_, _, _, weight) in structure.items()}
+        self.blocks.insert(0, Block(csc, num_src, num_dst, weights if self.sampler.weighs else None))
 
     def finish(self) -> Sample:
-        row, col, edge = {}, {}, {}
+        row, col, edge, weights = {}, {}, {}, {}
         for edge_type, hops in self.edges.items():
+            weights[edge_type] = _joined_weights([h.weight for h in hops])
             row[edge_type], col[edge_type] = _join_edges(hops, self.sampler.device)
             positions = [h.positions for h in hops]
             if not positions:
@@ -284,7 +287,9 @@ class _Walk:
             row, col, edge = {}, {}, {}  # every edge is in a block
         node = {t: torch.cat(chunks).to(torch.int64) for t, chunks in self.nodes.items()}
         counts = (self.num_nodes, self.num_edges)
-        return Sample(node, row, col, edge, *counts, blocks=self.blocks, by_destination=True)
+        sample = Sample(node, row, col, edge, *counts, blocks=self.blocks, by_destination=True)
+        sample.edge_weight = weights if self.sampler.weighs and not self.blocks else None
+        return sample
 
 
 class _DisjointWalk(_Walk):
@@ -365,6 +370,12 @@ class _DisjointWalk(_Walk):
         sample = super().finish()
         sample.tree = {t: torch.cat(chunks) for t, chunks in self.trees.items()}
         return sample
+
+
+def _joined_weights(weights: Sequence[Tensor | None]) -> Tensor:
+    """Of all hops; one that had nothing to draw has none."""
+    known = [rows for rows in weights if rows is not None]
+    return torch.cat(known) if known else torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 def _join_edges(hops: Sequence[_HopEdges], device: torch.device) -> tuple[Tensor, Tensor]:

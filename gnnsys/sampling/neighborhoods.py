@@ -24,6 +24,7 @@ from gnnsys.ops import (
     gather_rows,
     sample_neighbors,
 )
+from gnnsys.sampling.draw_rule import RuleSource, find_rule
 from gnnsys.sampling.edge_sources import edge_sources
 from gnnsys.sampling.pinned_structure import read_by_device
 
@@ -38,7 +39,8 @@ class HopRequest(NamedTuple):
     """One edge type's part of a hop: up to `fanout` in-edges of each seed, drawn by `key`.
 
     `exclude` is what `Neighborhoods.find_edges` returned; `tree` and `seed_time` have an entry per seed. A seed's time
-    counts only where the edge type has times.
+    counts only where the edge type has times. Where a rule draws, `requester` is the part that the sample is for
+    (None: the first part here) and `version` that of what steers the rule; both are the same for a whole hop.
     """
 
     edge_type: EdgeType
@@ -48,6 +50,8 @@ class HopRequest(NamedTuple):
     exclude: Tensor | None = None
     tree: Tensor | None = None
     seed_time: Tensor | None = None
+    requester: int | None = None
+    version: int = 0
 
 
 class Neighborhoods(Protocol):
@@ -78,12 +82,20 @@ class Neighborhoods(Protocol):
 
 
 def neighborhoods(
-    graph: AnyGraph, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
+    graph: AnyGraph,
+    *,
+    weight: str | None = None,
+    time: str | None = None,
+    rule: str | None = None,
+    device: torch.device | None = None,
 ) -> Neighborhoods:
-    """In-edges of any graph, to be drawn uniformly, by `weight`, or up to a `time`; seeds will be on `device`."""
+    """In-edges of any graph, to be drawn uniformly, by `weight`, up to a `time` or by a `rule` (`draw_rule.py`).
+
+    Seeds will be on `device`.
+    """
     if isinstance(graph, Graph):
-        return GraphNeighborhoods(graph, weight=weight, time=time, device=device)
-    return graph.neighborhoods(weight=weight, time=time, device=sampling_device(graph, device))
+        return GraphNeighborhoods(graph, weight=weight, time=time, rule=rule, device=device)
+    return graph.neighborhoods(weight=weight, time=time, rule=rule, device=sampling_device(graph, device))
 
 
 def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -> torch.device:
@@ -126,10 +138,17 @@ class GraphNeighborhoods:
     """Of a graph in memory."""
 
     def __init__(
-        self, graph: Graph, *, weight: str | None = None, time: str | None = None, device: torch.device | None = None
+        self,
+        graph: Graph,
+        *,
+        weight: str | None = None,
+        time: str | None = None,
+        rule: str | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._device = sampling_device(graph, device)
         self._sources = edge_sources(graph, weight, time)
+        self._rule = None if rule is None else find_rule(rule)
         if self._device != graph.device:
             self._sources = read_by_device(graph, self._sources, self._device)
         self._reads = DeviceReads()
@@ -155,6 +174,9 @@ class GraphNeighborhoods:
             self.note_read(request.edge_type)
             fanout = fanout if replace else self.bounded(request.edge_type, fanout)
         exclude = None if request.exclude is None else request.exclude.to(request.seeds.device)
+        if self._rule is not None:
+            seeds, at = request.seeds.to(source.csc.indices.dtype), RuleSource(source.csc, version=request.version)
+            return self._rule.draw(at, seeds, fanout, key=request.key, exclude=exclude, tree=request.tree, rng_ids=None)
         timed: dict[str, Any] = {}
         if source.time is not None and request.seed_time is not None:
             timed = {"time": source.time, "seed_time": request.seed_time, "last": last}

@@ -14,8 +14,18 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, PartedCSC, PartNeighbors, gather_rows, name_neighbors, native, sample_neighbors
+from gnnsys.ops import (
+    CSC,
+    Neighbors,
+    PartedCSC,
+    PartNeighbors,
+    gather_rows,
+    name_neighbors,
+    native,
+    sample_neighbors,
+)
 from gnnsys.partition import Part, Parts, id_dtype
+from gnnsys.sampling.draw_rule import DrawRule, RuleSource, find_rule
 from gnnsys.sampling.edge_sources import (
     EdgeSource,
     check_time,
@@ -33,10 +43,11 @@ _MAX_LOOKED_AT = 1 << 33  # edges, by one request: seconds
 
 
 class ViewSpec(NamedTuple):
-    """How in-edges are drawn: by weight, up to a time, or (neither) uniformly."""
+    """How in-edges are drawn: by weight, up to a time, by a rule (`draw_rule.py`), or (none of them) uniformly."""
 
     weight: str | None = None
     time: str | None = None
+    rule: str | None = None
 
     @property
     def key(self) -> int:
@@ -44,9 +55,14 @@ class ViewSpec(NamedTuple):
         if self == UNIFORM:
             return 0
         value = 0xCBF29CE484222325
-        for byte in f"{self.weight!r}\x1f{self.time!r}".encode():
+        for byte in "\x1f".join(map(repr, self)).encode():
             value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
         return value & 0x7FFFFFFFFFFFFFFF or 1
+
+    @property
+    def needs_sources(self) -> bool:
+        """Whether drawing needs the original ids of sources; ValueError for a rule that nobody knows."""
+        return self.rule is not None and find_rule(self.rule).needs_sources
 
 
 UNIFORM = ViewSpec()
@@ -55,6 +71,8 @@ UNIFORM = ViewSpec()
 def draws_by(parts: Parts, spec: ViewSpec) -> dict[EdgeType, str]:
     """What each edge type is drawn by (see `rows_to_draw_by`); ValueError where there are no such rows to draw by."""
     schema = parts.schema
+    if spec.rule is not None:
+        find_rule(spec.rule)  # ValueError where there is none
     found = rows_to_draw_by(schema.node_data, schema.edge_data, spec.weight, spec.time)
     for edge_type, by in found.items():
         key: NodeType | EdgeType = edge_type[0] if by == "node time" else edge_type
@@ -73,7 +91,7 @@ def halo_sources(part: Part, node_type: NodeType) -> Tensor:
 class PartView:
     """The in-edges of one part's core nodes. Seeds are local ids; what comes out is in global ids."""
 
-    def __init__(self, part: Part, parts: Parts, spec: ViewSpec, halo_time: Mapping[NodeType, Tensor]) -> None:
+    def __init__(self, part: Part, parts: Parts, spec: ViewSpec, halo_rows: Mapping[NodeType, Tensor]) -> None:
         self.part = part
         self._own = {t: parts.book.part_range(part.index, t) for t in parts.schema.node_types}
         self._first_edge = {t: parts.book.part_range(part.index, t).start for t in parts.schema.edge_types}
@@ -81,6 +99,10 @@ class PartView:
         self._order: dict[EdgeType, Tensor | None] = {}
         self._wide = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.node_types}
         self._wide_edges = {t: id_dtype(parts.book.num_ids(t)) == torch.int64 for t in parts.schema.edge_types}
+        self._rule: DrawRule | None = None if spec.rule is None else find_rule(spec.rule)
+        self._source_ids: dict[NodeType, Tensor] = {}
+        if spec.needs_sources:
+            self._source_ids = {t: torch.cat([part.original_ids(t).long(), ids]) for t, ids in halo_rows.items()}
         for edge_type, by in draws_by(parts, spec).items():
             source = EdgeSource(core_csc(part, edge_type))
             rows = part.edge_data[edge_type]
@@ -91,7 +113,7 @@ class PartView:
                 source = with_edge_time(source, time_rows(str(spec.time), rows[str(spec.time)][: source.csc.num_edges]))
             elif by == "node time":
                 own = time_rows(str(spec.time), part.node_data[edge_type[0]][str(spec.time)])
-                source = with_node_time(source, torch.cat([own, halo_time[edge_type[0]]]))
+                source = with_node_time(source, torch.cat([own, halo_rows[edge_type[0]]]))
             csc, order = source.csc, source.csc.edge_ids
             self._order[edge_type] = None if order is None else order.to(id_dtype(order.numel()))
             self._sources[edge_type] = replace(source, csc=CSC(csc.indptr, csc.indices, csc.num_src))  # not both orders
@@ -116,26 +138,18 @@ class PartView:
         exclude: Tensor | None,
         tree: Tensor | None,
         seed_time: Tensor | None,
+        requester: int = -1,
+        version: int = 0,
     ) -> PartNeighbors:
         """Up to `fanout` in-edges of each seed, drawn by its original id. `exclude`: positions of this view."""
-        source, part = self._sources[edge_type], self.part
-        src, _, dst = edge_type
-        timed: dict[str, Any] = {}
-        if source.time is not None and seed_time is not None:
-            timed = {"time": source.time, "seed_time": seed_time, "last": last}
-            timed |= {"node_time": source.node_time, "time_sorted": source.time_sorted}
-        neighbors = sample_neighbors(
-            source.csc,
-            seeds,
-            fanout,
-            key=key,
-            replace=replace,
-            weight=source.weight,
-            exclude=exclude,
-            tree=tree,
-            rng_ids=gather_rows(part.original_ids(dst), seeds),
-            **timed,
-        )
+        part, src = self.part, edge_type[0]
+        rng_ids = gather_rows(part.original_ids(edge_type[2]), seeds)
+        if self._rule is None:
+            neighbors = self._draw(edge_type, seeds, fanout, key, replace, last, exclude, tree, seed_time, rng_ids)
+        else:
+            csc, ids = self._sources[edge_type].csc, self._source_ids.get(src)
+            source = RuleSource(csc, ids, part.index, requester, version)
+            neighbors = self._rule.draw(source, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
         own = self._own[src]
         return name_neighbors(
             neighbors,
@@ -148,6 +162,38 @@ class PartView:
             wide_edges=self._wide_edges[edge_type],
         )
 
+    def _draw(
+        self,
+        edge_type: EdgeType,
+        seeds: Tensor,
+        fanout: int,
+        key: int,
+        replace: bool,
+        last: bool,
+        exclude: Tensor | None,
+        tree: Tensor | None,
+        seed_time: Tensor | None,
+        rng_ids: Tensor,
+    ) -> Neighbors:
+        """Uniformly, by weight or in time."""
+        source = self._sources[edge_type]
+        timed: dict[str, Any] = {}
+        if source.time is not None and seed_time is not None:
+            timed = {"time": source.time, "seed_time": seed_time, "last": last}
+            timed |= {"node_time": source.node_time, "time_sorted": source.time_sorted}
+        return sample_neighbors(
+            source.csc,
+            seeds,
+            fanout,
+            key=key,
+            replace=replace,
+            weight=source.weight,
+            exclude=exclude,
+            tree=tree,
+            rng_ids=rng_ids,
+            **timed,
+        )
+
     def work(self, edge_type: EdgeType, seeds: Tensor, fanout: int, replace: bool) -> Tensor | int:
         """Edges that sampling looks at or draws, for each seed, int64; a number where that bounds all of them.
 
@@ -156,7 +202,7 @@ class PartView:
         source = self._sources[edge_type]
         if replace and fanout > _MAX_REPLACE:
             raise ValueError(f"fanout with replacement must be at most {_MAX_REPLACE}, got {fanout}")
-        is_uniform = source.weight is None and source.time is None
+        is_uniform = source.weight is None and source.time is None and self._rule is None
         if is_uniform and 0 <= fanout <= (_MAX_REPLACE if replace else _SMALL_FANOUT):
             return fanout
         indptr = source.csc.indptr

@@ -1,7 +1,8 @@
 """The parts that a process can read by itself, ready to be sampled from: what a graph server and a trainer share.
 
 Views (`ViewSpec`) are prepared once per process; the uniform one is there from the start. Sampling by the times of
-nodes needs the times of halo nodes, which other parts own: `wanted` says which, `prepare` takes them.
+nodes needs the times of halo nodes, a rule may need their original ids; other parts own these: `wanted` says which are
+needed, `prepare` takes them.
 """
 
 from __future__ import annotations
@@ -44,26 +45,26 @@ class PreparedViews:
         return spec.key in self._views
 
     def wanted(self, spec: ViewSpec) -> Wanted:
-        """Global ids of the halo nodes whose time a view needs, by (part, node type)."""
+        """Global ids of the halo nodes whose time, or original id, a view needs, by (part, node type)."""
         by = draws_by(self.parts, spec)
-        types = {edge_type[0] for edge_type, rows in by.items() if rows == "node time"}
+        types = {edge_type[0] for edge_type, rows in by.items() if rows == "node time" or spec.needs_sources}
         return {(p, t): halo_sources(self.parts.part(p), t) for p in self.own_parts for t in sorted(types)}
 
-    def prepare(self, spec: ViewSpec, halo_time: Mapping[tuple[int, NodeType], Tensor]) -> None:
-        """Makes a view, unless it is there. `halo_time`: the times of what `wanted` names, int64."""
+    def prepare(self, spec: ViewSpec, halo_rows: Mapping[tuple[int, NodeType], Tensor]) -> None:
+        """Makes a view, unless it is there. `halo_rows`: times, or original ids, of what `wanted` names, int64."""
         with self._lock:
             if self.has(spec):
                 return
             for where, ids in self.wanted(spec).items():
-                given = halo_time.get(where)
+                given = halo_rows.get(where)
                 if given is None or given.shape != ids.shape or given.dtype != torch.int64:
-                    raise ValueError(f"part {where[0]} needs the time of {ids.numel()} halo nodes of type {where[1]!r}")
+                    raise ValueError(f"part {where[0]} needs rows of {ids.numel()} halo nodes of type {where[1]!r}")
             self._views[spec.key] = {
                 p: PartView(
                     self.parts.part(p),
                     self.parts,
                     spec,
-                    {t: rows for (part, t), rows in halo_time.items() if part == p},
+                    {t: rows for (part, t), rows in halo_rows.items() if part == p},
                 )
                 for p in self.own_parts
             }
@@ -111,6 +112,8 @@ class PreparedViews:
                 exclude=draw.exclude[place],
                 tree=None if tree is None else tree[chosen],
                 seed_time=None if seed_time is None else seed_time[chosen],
+                requester=request.requester,
+                version=request.mask_version,
             )
             yield HopAnswer(number, place, first, end - first, piece)
 

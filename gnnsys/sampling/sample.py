@@ -23,6 +23,7 @@ class Block:
     csc: dict[EdgeType, CSC]  # local ids; csc.edge_ids are the user's edge ids
     num_src: dict[NodeType, int]
     num_dst: dict[NodeType, int]
+    edge_weight: dict[EdgeType, Tensor] | None = None  # float32 [num_edges], in the order of csc.indices
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Sample:
     tree: dict[NodeType, Tensor] | None = None  # int64 [num_nodes], the seed a node belongs to; disjoint only
     blocks: list[Block] = field(default_factory=list)  # outermost hop first (DGL's order); expand="frontier" only
     by_destination: bool = False  # a promise: col never decreases, and hop h ends where its destinations do
+    edge_weight: dict[EdgeType, Tensor] | None = None  # float32 [num_edges]: what an aggregate multiplies edges by
+    node_weight: dict[NodeType, Tensor] | None = None  # float32 [num_nodes]: what a loss multiplies nodes by
 
     @property
     def device(self) -> torch.device:

@@ -25,12 +25,13 @@ from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC
 from gnnsys.sampling.sample import Block, Sample
 
-_FORMAT = 1
-_BY_DESTINATION, _TREE = 1, 2
+_FORMAT = 2
+_BY_DESTINATION, _TREE, _EDGE_WEIGHT, _NODE_WEIGHT = 1, 2, 4, 8
 _MAX_NUMBERS = 1 << 18  # in the head: types, hops and blocks, never nodes or edges
 _MAX_ARRAYS = 1 << 16
 _MAX_NAMES = 1 << 20  # bytes
 _IDS = (torch.int64, torch.int32)
+_WEIGHTS = (torch.float32,)
 
 _FILE = struct.Struct("<8sII")  # magic, number of arrays, checksum of what follows
 _ENTRY = struct.Struct("<qq")  # of each array: dtype, number of entries
@@ -40,7 +41,9 @@ _MAGIC = b"GNNSMPL\x01"
 def sample_to_arrays(sample: Sample) -> list[Tensor]:
     """The arrays of a sample, on the host; ValueError for what no sampler of ours gives."""
     writer = _Writer()
-    writer.numbers += [_FORMAT, _BY_DESTINATION * sample.by_destination + _TREE * (sample.tree is not None)]
+    optional = ((_TREE, sample.tree), (_EDGE_WEIGHT, sample.edge_weight), (_NODE_WEIGHT, sample.node_weight))
+    flags = _BY_DESTINATION * sample.by_destination + sum(flag for flag, rows in optional if rows is not None)
+    writer.numbers += [_FORMAT, flags]
     if list(sample.row) != list(sample.col):
         raise ValueError(f"row and col must have the same edge types, got {list(sample.row)} and {list(sample.col)}")
     writer.put_tensors(sample.node, writer.node_type)
@@ -51,6 +54,10 @@ def sample_to_arrays(sample: Sample) -> list[Tensor]:
     writer.put_counts(sample.num_sampled_edges, writer.edge_type)
     if sample.tree is not None:
         writer.put_tensors(sample.tree, writer.node_type)
+    if sample.edge_weight is not None:
+        writer.put_tensors(sample.edge_weight, writer.edge_type)
+    if sample.node_weight is not None:
+        writer.put_tensors(sample.node_weight, writer.node_type)
     writer.numbers.append(len(sample.blocks))
     for block in sample.blocks:
         writer.put_block(block)
@@ -63,7 +70,7 @@ def sample_from_arrays(arrays: Sequence[Tensor]) -> Sample:
     version, flags = reader.take(2)
     if version != _FORMAT:
         raise ValueError(f"a sample must have format {_FORMAT}, got {version}")
-    if flags & ~(_BY_DESTINATION | _TREE):
+    if flags & ~(_BY_DESTINATION | _TREE | _EDGE_WEIGHT | _NODE_WEIGHT):
         raise ValueError(f"a sample has flags {flags}, which are not known here")
     node = reader.tensors(reader.node_type, "node")
     row = reader.tensors(reader.edge_type, "row")
@@ -72,9 +79,12 @@ def sample_from_arrays(arrays: Sequence[Tensor]) -> Sample:
     num_nodes = reader.counts(reader.node_type)
     num_edges = reader.counts(reader.edge_type)
     tree = reader.tensors(reader.node_type, "tree") if flags & _TREE else None
+    edge_weight = reader.tensors(reader.edge_type, "edge_weight", _WEIGHTS) if flags & _EDGE_WEIGHT else None
+    node_weight = reader.tensors(reader.node_type, "node_weight", _WEIGHTS) if flags & _NODE_WEIGHT else None
     blocks = [reader.block() for _ in range(reader.count())]
     reader.finish()
-    sample = Sample(node, row, col, edge, num_nodes, num_edges, tree, blocks, bool(flags & _BY_DESTINATION))
+    by_destination = bool(flags & _BY_DESTINATION)
+    sample = Sample(node, row, col, edge, num_nodes, num_edges, tree, blocks, by_destination, edge_weight, node_weight)
     check_sample(sample)
     return sample
 
@@ -178,8 +188,10 @@ class _Writer:
             if csc.whole is not None or csc.edge_data is not None:
                 raise ValueError("a block of a piece of a graph, or with rows of edges, cannot be stored")
             edge_ids = csc.edge_ids
-            self.numbers += [self.edge_type(edge_type), int(csc.num_src), int(edge_ids is not None)]
-            self.arrays += [csc.indptr, csc.indices, *([] if edge_ids is None else [edge_ids])]
+            weight = None if block.edge_weight is None else block.edge_weight.get(edge_type)
+            has = [int(rows is not None) for rows in (edge_ids, weight)]
+            self.numbers += [self.edge_type(edge_type), int(csc.num_src), *has]
+            self.arrays += [csc.indptr, csc.indices, *(rows for rows in (edge_ids, weight) if rows is not None)]
 
     def finish(self) -> list[Tensor]:
         names = [name.encode() for name in self._names]
@@ -262,18 +274,19 @@ class _Reader:
     def edge_type(self) -> EdgeType:
         return self._edge_types[self._below(len(self._edge_types))]
 
-    def tensor(self, what: str) -> Tensor:
+    def tensor(self, what: str, dtypes: Sequence[torch.dtype] = _IDS) -> Tensor:
         if self._next >= len(self._arrays):
             raise ValueError(f"a sample lacks the array of {what}")
         array = self._arrays[self._next]
         self._next += 1
-        if array.dim() != 1 or array.dtype not in _IDS:
-            raise ValueError(f"{what} of a sample must be int64 or int32 in one dimension, got {_kind(array)}")
+        if array.dim() != 1 or array.dtype not in dtypes:
+            names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise ValueError(f"{what} of a sample must be {names} in one dimension, got {_kind(array)}")
         return array
 
-    def tensors(self, read_key: Any, what: str) -> dict[Any, Tensor]:
+    def tensors(self, read_key: Any, what: str, dtypes: Sequence[torch.dtype] = _IDS) -> dict[Any, Tensor]:
         keys = [read_key() for _ in range(self.count())]
-        return {key: self.tensor(f"{what} of {key}") for key in _unique(keys)}
+        return {key: self.tensor(f"{what} of {key}", dtypes) for key in _unique(keys)}
 
     def counts(self, read_key: Any) -> dict[Any, list[int]]:
         found = [(read_key(), [self._size() for _ in range(self.count())]) for _ in range(self.count())]
@@ -283,11 +296,14 @@ class _Reader:
     def block(self) -> Block:
         num_src, num_dst = ({self.node_type(): self._size() for _ in range(self.count())} for _ in range(2))
         csc: dict[EdgeType, CSC] = {}
+        weights: dict[EdgeType, Tensor] = {}
         for _ in range(self.count()):
-            edge_type, size, has_ids = self.edge_type(), self._size(), self._below(2)
+            edge_type, size, has_ids, has_weight = self.edge_type(), self._size(), self._below(2), self._below(2)
             indptr, indices = self.tensor(f"indptr of {edge_type}"), self.tensor(f"indices of {edge_type}")
             csc[edge_type] = CSC(indptr, indices, size, self.tensor(f"edge_ids of {edge_type}") if has_ids else None)
-        return Block(csc, num_src, num_dst)
+            if has_weight:
+                weights[edge_type] = self.tensor(f"edge_weight of {edge_type}", _WEIGHTS)
+        return Block(csc, num_src, num_dst, weights or None)
 
     def finish(self) -> None:
         if self._at != len(self._numbers) or self._next != len(self._arrays):
@@ -318,6 +334,10 @@ def check_sample(sample: Sample) -> None:
         for node_type, tree in sample.tree.items():
             _check_equal(tree.numel(), num_nodes.get(node_type, 0), f"tree of {node_type!r}")
             _check_range(tree, None, f"tree of {node_type!r}")
+    for edge_type, weight in (sample.edge_weight or {}).items():
+        _check_equal(weight.numel(), sample.row[edge_type].numel() if edge_type in sample.row else 0, "edge_weight")
+    for node_type, weight in (sample.node_weight or {}).items():
+        _check_equal(weight.numel(), num_nodes.get(node_type, 0), "node_weight")
     for node_type, counts in sample.num_sampled_nodes.items():
         _check_equal(sum(counts), num_nodes.get(node_type, 0), f"num_sampled_nodes of {node_type!r}")
     _check_edge_counts(sample)
@@ -354,6 +374,9 @@ def _check_block(block: Block, num_nodes: Mapping[NodeType, int]) -> None:
         if bool((csc.indptr.diff() < 0).any()):
             raise ValueError(f"{what}: indptr must not decrease")
         _check_range(csc.indices, csc.num_src, f"{what}: indices")
+        weight = (block.edge_weight or {}).get((src, relation, dst))
+        if weight is not None:
+            _check_equal(weight.numel(), csc.indices.numel(), f"{what}: edge_weight")
         if csc.edge_ids is not None:
             _check_equal(csc.edge_ids.numel(), csc.indices.numel(), f"{what}: edge_ids")
             _check_range(csc.edge_ids, None, f"{what}: edge_ids")

@@ -40,16 +40,15 @@ class GraphService:
         }
 
     def prepare(self, request: Request) -> Reply:
-        """Asked without arrays: whether a view is there, else the halo nodes whose times it needs; with them: makes it.
+        """Asked without arrays: whether a view is there, else the halo nodes whose rows it needs; with them: makes it.
 
-        Options: `weight` and `time` (names or None). Reply: `ready`; if not, `wanted` [[part, node type], ...] and as
-        many arrays of global ids, which come back as arrays of times in the same order.
+        Options: `weight`, `time` and `rule` (names or None). Reply: `ready`; if not, `wanted` [[part, node type], ...]
+        and as many arrays of global ids, which come back as arrays of their times, or original ids, in the same order.
         """
-        options = request.options
-        weight, time = options.get("weight"), options.get("time")
-        if not all(name is None or isinstance(name, str) for name in (weight, time)):
-            raise ValueError(f"weight and time must be names, got {weight!r} and {time!r}")
-        spec = ViewSpec(weight, time)
+        names = [request.options.get(name) for name in ViewSpec._fields]
+        if not all(name is None or isinstance(name, str) for name in names):
+            raise ValueError(f"weight, time and rule must be names, got {names}")
+        spec = ViewSpec(*names)
         if self.views.has(spec):
             return Reply(options={"ready": True})
         wanted = self.views.wanted(spec)
@@ -57,7 +56,7 @@ class GraphService:
             self.views.prepare(spec, dict(zip(wanted, (rows.clone() for rows in request.arrays), strict=True)))
             return Reply(options={"ready": True})
         if request.arrays:
-            raise ValueError(f"the times of {len(wanted)} lists of halo nodes are needed, got {len(request.arrays)}")
+            raise ValueError(f"rows of {len(wanted)} lists of halo nodes are needed, got {len(request.arrays)}")
         return Reply([ids.contiguous() for ids in wanted.values()], {"ready": False, "wanted": [*map(list, wanted)]})
 
     def sample(self, request: Request) -> Reply | Iterator[Reply]:
@@ -69,7 +68,7 @@ class GraphService:
         size = 0
         for answer in self.views.sample(request):
             ready.append(answer)
-            size += sum(rows.nbytes for rows in answer.piece)
+            size += sum(rows.nbytes for rows in answer.piece if rows is not None)
             if size >= _CHUNK_BYTES or len(ready) >= _CHUNK_PIECES:
                 yield Reply(answers_to_arrays(ready))
                 ready, size = [], 0

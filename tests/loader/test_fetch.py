@@ -272,7 +272,7 @@ def test_a_graph_takes_tensors_and_sources_and_nothing_else(tmp_path) -> None:
         ({"stages": [len]}, r"stages must be gnnsys.pipeline.Stage, got builtin.*write Stage\("),
         ({"stages": len}, "stages must be a list of gnnsys.pipeline.Stage"),
         ({"pipeline": {}}, "pipeline must be a gnnsys.loader.PipelineOptions, got dict"),
-        ({"sampler": 3}, r"sampler must be a function sampler\(graph, seeds, key\)"),
+        ({"sampler": 3}, r"or a function sampler\(graph, seeds, key\)"),
         ({"batch_size": 2.5}, "batch_size must be a whole number >= 1, got 2.5"),
         ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
         ({"num_threads": 1.5}, "num_threads must be a whole number >= 0"),

@@ -125,8 +125,9 @@ def on_host(sample: Sample) -> Sample:
         return {key: tensor.cpu() for key, tensor in tensors.items()}
 
     structure = {name: moved(getattr(sample, name)) for name in ("node", "row", "col", "edge")}
-    tree = None if sample.tree is None else moved(sample.tree)
-    return replace(sample, **structure, tree=tree, blocks=[apply_to_block(b, Tensor.cpu) for b in sample.blocks])
+    for name in ("tree", "edge_weight", "node_weight"):
+        structure[name] = None if getattr(sample, name) is None else moved(getattr(sample, name))
+    return replace(sample, **structure, blocks=[apply_to_block(b, Tensor.cpu) for b in sample.blocks])
 
 
 def assert_same_sample(ours: Sample, theirs: Sample, graph: DistGraph) -> None:
@@ -146,6 +147,12 @@ def assert_same_sample(ours: Sample, theirs: Sample, graph: DistGraph) -> None:
     assert (ours.tree is None) == (theirs.tree is None)
     if ours.tree is not None and theirs.tree is not None:
         assert all(torch.equal(ours.tree[t], theirs.tree[t]) for t in ours.tree)
+    weights = [(ours.edge_weight, theirs.edge_weight), (ours.node_weight, theirs.node_weight)]
+    weights += [(a.edge_weight, b.edge_weight) for a, b in zip(ours.blocks, theirs.blocks, strict=True)]
+    for mine, other in weights:
+        assert (mine is None) == (other is None)
+        if mine is not None and other is not None:
+            assert list(mine) == list(other) and all(torch.equal(mine[t], other[t]) for t in mine)
     assert len(ours.blocks) == len(theirs.blocks)
     for a, b in zip(ours.blocks, theirs.blocks, strict=True):
         assert a.num_src == b.num_src and a.num_dst == b.num_dst and list(a.csc) == list(b.csc)

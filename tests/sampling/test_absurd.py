@@ -42,7 +42,7 @@ def test_a_hub_that_is_asked_for_again_and_again_is_answered_in_pieces(service, 
     assert len(whole) == 1 and len(pieces) >= 40
     assert [piece.first for piece in pieces] == [0, *torch.tensor([p.size for p in pieces]).cumsum(0)[:-1].tolist()]
     for mine, other in zip(
-        *([torch.cat(rows) for rows in zip(*(a.piece for a in each), strict=True)] for each in (pieces, whole)),
+        *([torch.cat(rows) for rows in zip(*(a.piece[:3] for a in each), strict=True)] for each in (pieces, whole)),
         strict=True,
     ):
         assert torch.equal(mine, other)

@@ -1,0 +1,66 @@
+"""Rules by which in-edges are drawn, beside uniform draws, weights and times: what a sampler of its own kind adds.
+
+A rule draws the in-edges of seeds from one CSC. On a graph in parts every machine applies it to its own parts, so it
+may look at nothing but the seeds' in-edges and what a `RuleSource` tells: then all answers are one answer. A rule that
+reads its sources' original ids says so, and parts are given those of their halo nodes once, when the rule is prepared.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+from torch import Tensor
+
+from gnnsys.graph import some
+from gnnsys.ops import CSC, Neighbors
+
+
+@dataclass(frozen=True)
+class RuleSource:
+    """What a rule draws from: the in-edges of one edge type, of a whole graph or of one part."""
+
+    csc: CSC
+    source_ids: Tensor | None = None  # the original id of each source; None where the ids are the original ones
+    part: int = -1  # whose in-edges these are; -1 for a whole graph
+    requester: int = -1  # the part that the sample is for; -1 where nobody said
+    version: int = 0  # of what steers the draw, as the requester names it
+
+
+class DrawRule(ABC):
+    """How up to `fanout` in-edges of each seed are chosen."""
+
+    name: ClassVar[str]  # what views and requests call it
+    needs_sources: ClassVar[bool] = False  # whether it reads `RuleSource.source_ids`
+    weighs: ClassVar[bool] = False  # whether its edges have a weight each
+
+    @abstractmethod
+    def draw(
+        self,
+        source: RuleSource,
+        seeds: Tensor,
+        fanout: int,
+        *,
+        key: int,
+        exclude: Tensor | None,
+        tree: Tensor | None,
+        rng_ids: Tensor | None,
+    ) -> Neighbors:
+        """The chosen in-edges, with a weight each if the rule `weighs`.
+
+        Seeds are columns of `source.csc`, `rng_ids` their original ids (None: the seeds themselves); `exclude` are
+        positions, ascending, never to be taken. Random by `key` and original ids alone.
+        """
+
+
+RULES: Mapping[str, DrawRule] = MappingProxyType({})
+
+
+def find_rule(name: str) -> DrawRule:
+    """The rule of that name; ValueError where there is none."""
+    if name not in RULES:
+        raise ValueError(f"no rule of drawing is called {name!r}, there are {some(RULES, near=name)}")
+    return RULES[name]
