@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from gnnsys.bench import SUITES, Case, Report, Workload, load_suite
+from gnnsys.bench import SUITES, Case, Report, Workload, child_process, load_suite
 from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.workload import Sizes
+from gnnsys.session import server_process
 from tests.bench.verdicts import judged
+from tests.support.forked_popen import forking
 from tests.support.processes import module_code, run_code
 
 TINY = Sizes(2_000, 20_000, dim=16, num_seeds=64, epoch_batches=2)
@@ -61,7 +63,8 @@ def quick_processes():
     with pytest.MonkeyPatch.context() as patch:
         for name in ("gnnsys.bench.partition.contest", "gnnsys.bench.store.checks"):
             patch.setattr(sys.modules[name], "subprocess", SimpleNamespace(run=run))
-        yield
+        with forking(child_process, server_process):
+            yield
 
 
 OUR_MISTAKES = ("AssertionError", "AttributeError", "ImportError", "KeyError", "NameError", "TypeError")

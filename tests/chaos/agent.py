@@ -1,15 +1,14 @@
 """A machine's agent as torchrun runs it, but for one thing: ranks are forked from it, and so need not import torch.
 
 A restart then takes a second instead of ten on two cores, and thirty runs minutes instead of an hour. A leader's first
-servers are forked too, and so are agents where one job follows another (tests/chaos/hosts.py).
-Usage: agent.py PLAN ENDPOINT RUN_ID [LOCAL_ADDRESS], or agent.py --serve SOCKET
+servers are forked too, and so is the agent itself, on a host of the lab (tests/support/lab_host.py).
+Usage: agent.py PLAN ENDPOINT RUN_ID [LOCAL_ADDRESS]
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 
 import torch
@@ -18,10 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.chaos import job, program
-from tests.chaos.hosts import SERVE
-from tests.support import nursery
 from tests.support.disk import do_not_wait_for_disks
-from tests.support.nursery import import_everything
 from tests.support.spare_servers import keep_spares
 
 
@@ -59,13 +55,5 @@ def main(plan: str, endpoint: str, run_id: str, local_address: str | None = None
     return 0
 
 
-def serve(path: str) -> int:
-    """Forks agents as it is asked to; in each of them, that agent's end."""
-    import_everything()
-    orders = socket.socket(socket.AF_UNIX)
-    orders.connect(path)
-    return main(*nursery.serve(orders)["arguments"])
-
-
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv[2]) if sys.argv[1] == SERVE else main(*sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:]))

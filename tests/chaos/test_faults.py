@@ -50,7 +50,7 @@ def test_a_process_dies_at_its_moments_each_once_however_often_it_lives(tmp_path
             words = os.open(tmp_path / "words", os.O_RDWR)  # to read as well: nobody else need have it open
             try:
                 os.write(words, b"x\n" if code else b"x\nx\n")
-                assert [ended.returncode for ended in running.wait(30)] == [code]
+                assert [ended.returncode for ended in running.wait()] == [code]
             finally:
                 os.close(words)
         assert [has_happened(tmp_path, number) for number in range(2)] == [True, life > 0]
@@ -101,7 +101,7 @@ def test_a_slow_wire_delays_what_is_said_over_it():
     with Server({Kind.STATUS: lambda request: Reply()}) as server:
         proxy = SlowProxy(server.endpoints[0])
         try:
-            with Client({0: proxy.endpoint}, sender=0, incarnation=1, timeout=20) as client:
+            with Client({0: proxy.endpoint}, sender=0, incarnation=1, timeout=120) as client:
                 client.request(0, Kind.STATUS).result()
                 proxy.delay, began = 0.2, time.monotonic()
                 client.request(0, Kind.STATUS).result()

@@ -10,7 +10,7 @@ from typing import Any
 
 from gnnsys.comm.rendezvous import Group
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 class Hall:

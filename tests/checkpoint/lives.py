@@ -18,7 +18,7 @@ import torch
 import gnnsys
 from tests.checkpoint.training import Job, digest
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 class Killed(BaseException):

@@ -60,7 +60,7 @@ def test_served_parts_are_opened_with_their_key_alone(graph, parts, tmp_path):
             session.open(parts, servers=servers, key=wrong)
         for _, process in running.processes:
             process.send_signal(signal.SIGINT)
-        assert [ended.returncode for ended in running.wait(30)] == [0, 0]
+        assert [ended.returncode for ended in running.wait()] == [0, 0]
 
 
 def test_without_a_key_file_one_is_made_for_the_run_that_only_its_owner_reads(parts):
@@ -70,7 +70,7 @@ def test_without_a_key_file_one_is_made_for_the_run_that_only_its_owner_reads(pa
         first, second = (running.await_output(number, "open it with").splitlines() for number in (0, 1))
         key = Path(first[1].partition("key='")[2].partition("'")[0])
         assert key.stat().st_mode & 0o777 == 0o600 and "key=" not in second[1]
-        with gnnsys.init(process_group=False, timeout=5) as session:
+        with gnnsys.init(process_group=False, timeout=120) as session:
             for printed, has_key in ((first, key), (second, None)):
                 opened = session.open(parts, servers=[printed[0].split()[-1]], key=has_key)
                 assert opened.num_nodes() == 80
@@ -78,7 +78,7 @@ def test_without_a_key_file_one_is_made_for_the_run_that_only_its_owner_reads(pa
             session.open(parts, servers=[first[0].split()[-1]])
         for _, process in running.processes:
             process.send_signal(signal.SIGTERM)
-        assert [ended.returncode for ended in running.wait(30)] == [0, 0]
+        assert [ended.returncode for ended in running.wait()] == [0, 0]
         assert not key.parent.exists()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gnnsys.comm import Client, Server
 from gnnsys.comm.request import Handler
 
-DEADLINE = 20.0  # seconds; what every wait of these tests ends after
+DEADLINE = 120.0  # seconds; what every wait of these tests ends after
 
 
 def until(condition: Callable[[], Any]) -> None:

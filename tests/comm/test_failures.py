@@ -37,7 +37,7 @@ def test_a_request_fails_at_its_deadline_and_the_error_tells_peer_kind_and_remed
         began = time.monotonic()
         with pytest.raises(DeadlineExceeded) as raised:
             client.request(0, Kind.PULL, timeout=0.2).result()
-        assert 0.2 <= time.monotonic() - began < 15
+        assert 0.2 <= time.monotonic() - began < DEADLINE
         for part in ("rank 3", "0.2 s", "machine 0", server.endpoints[0], "PULL", "raise timeout"):
             assert part in str(raised.value)
         release.set()
@@ -58,11 +58,11 @@ def test_a_request_whose_time_has_passed_is_not_worked_on():
     with joined({16: handler}, threads=1) as (server, client):
         first = client.request(0, 16)
         assert held.wait(DEADLINE)
-        hasty = client.request(0, 16, sequence=1, timeout=0.05)
+        hasty = client.request(0, 16, sequence=1, timeout=1.0)
         until(lambda: server.counters()["queue"] >= 1)
         with pytest.raises(DeadlineExceeded):
             hasty.result()
-        passed = time.monotonic() + 0.5  # the server's clock began when the request arrived
+        passed = time.monotonic() + 1.0  # the server's clock began when the request arrived
         while time.monotonic() < passed:
             client.request(0, Kind.PING).result()
         release.set()
@@ -75,7 +75,7 @@ def test_a_request_whose_time_has_passed_is_not_worked_on():
 def test_a_future_that_never_comes_is_forgotten_after_its_deadline():
     with joined({21: lambda _: Future()}) as (server, client):
         with pytest.raises(DeadlineExceeded):
-            client.request(0, 21, timeout=0.05).result()
+            client.request(0, 21, timeout=1.0).result()
         until(lambda: server.counters()["events"].get("expired") == 1)
         until(lambda: server.counters()["unanswered"] == 0)
 
@@ -112,7 +112,7 @@ def test_a_lost_request_is_sent_again():
         proxy.cut()
         assert torch.equal(pending.result().arrays[0], torch.arange(20_000))
         assert pulled == [1, 2]
-        assert client.counters()["events"]["resent"] == 1
+        assert client.counters()["events"]["resent"] >= 1
 
 
 def test_a_chunked_reply_cut_in_the_middle_arrives_whole_and_each_chunk_once():
@@ -255,7 +255,7 @@ def test_a_peer_that_is_known_to_have_ended_is_waited_for_no_longer():
         client.lose(0, "it ended with 9")
         for each in (pending, client.request(0, 16)):
             with pytest.raises(PeerLost, match="it ended with 9"):
-                each.result(timeout=1)
+                each.result(timeout=DEADLINE / 2)
         release.set()
 
 

@@ -15,7 +15,7 @@ from tests.comm.endpoints import until
 from tests.fullgraph.ranks import run_ranks as run_threads
 from tests.support.processes import run_ranks
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 PROGRAM = """
 import os, signal, sys, time
@@ -26,15 +26,15 @@ import gnnsys.comm.rank_exchange
 from gnnsys.comm.errors import TrainerLost
 from gnnsys.comm.rank_exchange import RankExchange
 
-gnnsys.comm.rank_exchange._PROBE_SECONDS = 10  # a rank that is busy names the one that died all the same
+gnnsys.comm.rank_exchange._PROBE_SECONDS = 60  # a rank that is busy names the one that died all the same
 how, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3])
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=60))
+group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=120))
 rows = torch.ones(3)
 if rank == 1:
     store.set("pid", str(os.getpid()))
-RankExchange(group, timeout=60).all_reduce(rows).wait()
+RankExchange(group, timeout=120).all_reduce(rows).wait()
 assert rows.tolist() == [world_size] * 3
 peers = RankExchange(group, timeout=timeout)
 if rank == 1:
@@ -80,7 +80,7 @@ def test_a_rank_that_is_silent_for_longer_than_it_may_be_is_named():
     ended = run_ranks(PROGRAM, 3, "SIGSTOP", "rows", 2, timeout=DEADLINE, check=False)
     for rank in (0, 2):
         told = re.match(r"1 rank 1 was lost, or was not heard of for (\d+\.\d) s", ended[rank].stdout)
-        assert told and 2 <= float(told[1]) < 20, ended[rank]
+        assert told and 2 <= float(told[1]) < 120, ended[rank]
 
 
 def test_a_group_without_a_backend_for_the_host_is_refused_with_the_remedy():
@@ -96,7 +96,7 @@ import torch.distributed as dist
 import gnnsys.comm.rank_exchange
 from gnnsys.comm.rank_exchange import RankExchange
 
-gnnsys.comm.rank_exchange._LEAVE_SECONDS = 20  # the other may be late to leave
+gnnsys.comm.rank_exchange._LEAVE_SECONDS = 120  # the other may be late to leave
 
 
 class Lasting:
@@ -110,7 +110,7 @@ class Lasting:
 
 rank = int(os.environ["RANK"])
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
-group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60))
+group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=120))
 if rank == 1:
     store.get("leaves")
     time.sleep(0.7)
@@ -135,14 +135,14 @@ def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
     sent: list[int] = []
 
     def work(rank, group):
-        peers = RankExchange(group, timeout=60, max_outstanding=3 * size)
+        peers = RankExchange(group, timeout=120, max_outstanding=3 * size)
         if rank == 0:
             for each in range(number):
                 peers.send(1, 100 + each, torch.full((size,), each, dtype=torch.uint8))
                 sent.append(each)
             peers.flush()
             return []
-        begin.wait(60)
+        begin.wait(120)
         rows = [torch.empty(size, dtype=torch.uint8) for _ in range(number)]
         for each in range(number):
             peers.expect(0, 100 + each, rows[each], each)
@@ -159,6 +159,6 @@ def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     _, rows = run_threads(2, work)
-    watcher.join(60)
+    watcher.join(120)
     assert held == [3] and len(sent) == number
     assert all(bool((each == value).all()) for value, each in enumerate(rows))

@@ -25,6 +25,9 @@ from gnnsys.comm import (
 from gnnsys.comm.arrays import DTYPES
 from tests.comm.endpoints import DEADLINE, joined, until
 
+# On a slow machine, too, nothing is asked twice.
+PATIENT = {"ping_interval": DEADLINE, "lost_after": 2 * DEADLINE, "resend_after": DEADLINE}
+
 
 def echo(request: Request) -> Reply:
     return Reply([array.clone() for array in request.arrays], request.options)
@@ -222,8 +225,7 @@ def test_handlers_run_with_their_own_number_of_native_threads():
 
 
 def test_counters_tell_messages_bytes_and_service_time():
-    patient = {"ping_interval": DEADLINE, "resend_after": DEADLINE}  # on a slow machine, too, nothing is asked twice
-    with joined({16: echo}, client=patient) as (server, client):
+    with joined({16: echo}, client=PATIENT) as (server, client):
         array = torch.zeros(1000, dtype=torch.uint8)
         for _ in range(3):
             client.request(0, 16, [array]).result()
@@ -245,8 +247,7 @@ def test_time_in_the_queue_and_time_in_work_are_told_apart_and_counted_per_peer_
         assert release.wait(DEADLINE)
         return Reply()
 
-    patient = {"ping_interval": DEADLINE, "resend_after": DEADLINE}
-    with joined({Kind.PULL: hold, Kind.SAMPLE: echo}, client=patient, threads=1) as (server, client):
+    with joined({Kind.PULL: hold, Kind.SAMPLE: echo}, client=PATIENT, threads=1) as (server, client):
         first = client.request(0, Kind.PULL)
         assert held.wait(DEADLINE)
         second = client.request(0, Kind.SAMPLE)

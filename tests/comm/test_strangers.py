@@ -261,7 +261,7 @@ def test_a_full_queue_refuses_and_recovers():
         assert held.wait(DEADLINE)
         waiting = [client.request(0, 16) for _ in range(3)]
         with pytest.raises(DeadlineExceeded, match="3 requests are unanswered already"):
-            client.request(0, 16, timeout=1.0).result()
+            client.request(0, 16, timeout=3.0).result()
         release.set()
         for pending in (running, *waiting):
             pending.result()
@@ -290,7 +290,7 @@ def test_an_error_that_cannot_even_be_told_ends_no_worker():
         raise Speechless
 
     with joined({16: fail, 17: echo}, threads=1) as (server, client):
-        lost = [client.request(0, 16, timeout=1.5) for _ in range(2)]
+        lost = [client.request(0, 16, timeout=4.0) for _ in range(2)]
         assert client.request(0, 17, [torch.tensor([5])]).result().arrays[0].item() == 5
         assert server.counters()["worker_errors"] == 2
         for pending in lost:
@@ -311,10 +311,10 @@ def test_readers_that_do_not_read_hold_up_nobody_and_are_given_up(stranger):
     with joined({16: stream, 17: echo}, threads=2) as (server, client):
         dealers = [stranger(server.endpoints[0], queue=1) for _ in range(3)]
         for dealer in dealers:
-            dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=4 * 10**6), (), None, Limits()))
+            dealer.send_multipart(wire.encode(wire.make_header(16, 1, timeout_us=10 * 10**6), (), None, Limits()))
         until(lambda: server.counters()["kinds"].get("PULL", {}).get("messages_in", 0) == 3)
         for number in range(20):
-            assert client.request(0, 17, [torch.tensor([number])], timeout=3).result().arrays[0].item() == number
+            assert client.request(0, 17, [torch.tensor([number])], timeout=8).result().arrays[0].item() == number
         counters = server.counters()
         assert counters["unanswered"] + counters["events"].get("expired", 0) >= 3  # both for a moment
         for _ in range(3):
@@ -351,13 +351,15 @@ def test_requests_that_wait_for_a_future_count_as_unanswered():
 
 def test_a_server_keeps_no_request_longer_than_its_own_limit():
     left = []
-    with joined({16: lambda request: (left.append(request.remaining()), Reply())[1]}, limits=Limits(max_seconds=9)) as (
+    with joined(
+        {16: lambda request: (left.append(request.remaining()), Reply())[1]}, limits=Limits(max_seconds=100)
+    ) as (
         _,
         client,
     ):
         client.request(0, 16, timeout=10**9).result()
-        client.request(0, 16, timeout=5).result()
-    assert 5 < left[0] <= 9 and 0 < left[1] <= 5
+        client.request(0, 16, timeout=60).result()
+    assert 60 < left[0] <= 100 and 0 < left[1] <= 60
 
 
 @pytest.mark.parametrize("fields", [{"flags": 2}, {"flags": 128}, {"status": 1}, {"chunk": 1}, {"num_chunks": 1}])

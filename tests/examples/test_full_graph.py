@@ -18,7 +18,7 @@ MODELS = ("sage", "gcn", "gat")
 GRAPH = "sbm-800:num_classes=4"
 OPTIONS = ["--hidden", "24", "--bins", "4", "--epochs", "8"]
 SAVED = ["--save-every", "3", "--checkpoints"]
-DEADLINE = 120  # seconds for a job, of which starting its processes takes most
+DEADLINE = 300  # seconds for a job, of which starting its processes takes most
 
 # Trains every model in one session, and the first again with checkpoints
 PROGRAM = f"""
@@ -26,7 +26,7 @@ import functools, os, signal, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
 import torch
 import full_graph, gnnsys, gnnsys.comm.rank_exchange
-gnnsys.comm.rank_exchange._LEAVE_SECONDS = 20  # others that end with a rank may be late
+gnnsys.comm.rank_exchange._LEAVE_SECONDS = 120  # others that end with a rank may be late
 
 def kill_one():
     # Rank 1 is killed in the fifth epoch from now, when the first bins are on their way, unless this is its second life

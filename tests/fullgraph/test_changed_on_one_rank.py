@@ -58,7 +58,7 @@ def test_ranks_that_differ_in_what_they_would_send_hear_of_it_at_once_and_go_on_
     def work(rank, group):
         found = []
         for name, change in DIFFERENT.items():
-            model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=10)
+            model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=60)
             rows = x()[model.nodes]
             model(rows).sum().backward()
             given = change(model, rows) if rank else None
@@ -84,7 +84,7 @@ def test_ranks_that_differ_in_what_they_would_send_hear_of_it_at_once_and_go_on_
 
 def test_a_layer_that_one_rank_changed_and_changed_back_runs_on_all():
     def work(rank, group):
-        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=10)
+        model = HybridParallel(copy.deepcopy(layers), GRAPH, ranks=RANKS, group=group, timeout=60)
         own = x()[model.nodes]
         want = model(own)
         handle = model.layers[0].register_forward_hook(lambda *args: None) if rank else None

@@ -41,7 +41,7 @@ MEMORY_SLACK = 16 << 20  # since the first quarter: names, kept replies and the 
 GROWTH_SLACK = 8 << 20  # of the second half: 16 bytes per message of a million are found, the allocator's own is not
 NUM_POINTS = 40  # at which memory is looked at
 BATCHES_PER_CHECK = 20  # in which the correct client must have been answered; one check is some ten requests
-CHECK_SECONDS = 30.0
+CHECK_SECONDS = 120.0
 DESCRIPTOR_SLACK = 16  # connections come and go
 
 
@@ -87,7 +87,7 @@ class Checker:
         self.num_checks = 0
         self.error: BaseException | None = None
         self._ended = threading.Event()
-        self._session = gnnsys.init(process_group=False, timeout=20)
+        self._session = gnnsys.init(process_group=False, timeout=120)
         self._graph = self._session.open(folder, servers=[endpoint])
         (self._type,) = self._graph.node_types
         self._x = truth.node_data[self._type]["x"][self._graph.original_ids(torch.arange(NUM_NODES))]
@@ -130,7 +130,7 @@ class Checker:
     def close(self) -> None:
         """Idempotent; `error` is final then."""
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(120)
         if self._thread.is_alive():
             self.error = self.error or TimeoutError("the last check of the correct client has no end")
         self._session.close()

@@ -21,7 +21,7 @@ from gnnsys.graph import Graph
 from gnnsys.partition import Assignment, write_parts
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 60.0
+DEADLINE = 180.0
 NUM_NODES, NUM_EDGES, NUM_PARTS = 2000, 20_000, 2
 TABLE_BYTES = 32 << 20  # that may be created: what is mutated creates tables, too
 
@@ -92,7 +92,7 @@ def served(folder: Path) -> Iterator[Served]:
     finally:
         process.stdin.close()
         try:
-            process.wait(20)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

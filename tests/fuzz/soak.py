@@ -68,7 +68,7 @@ class Load:
             thread.start()
 
     def _store(self, sender: int) -> tuple[Client, Store]:
-        client = Client({0: self._endpoint}, sender=sender, incarnation=1, timeout=30)
+        client = Client({0: self._endpoint}, sender=sender, incarnation=1, timeout=120)
         store = Store(machine_of_part=[0] * NUM_PARTS, machine=-1, client=client, rank=0, world_size=1)
         for spec in self._specs.values():
             store.register(spec)
@@ -111,21 +111,21 @@ class Load:
     def close(self) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(180)
 
 
-def soak(folder: Path, seconds: float, every: float) -> str | None:
-    """What grew or fell; None where everything was flat. The first fifth is for getting there."""
+def soak(folder: Path, seconds: float, every: float, *, by_rate: bool = True) -> str | None:
+    """What grew or, `by_rate`, fell; None where everything was flat. The first fifth is for getting there."""
     graph = write_graph(folder)
     with served(folder) as server:
         load = Load(folder, server.endpoint, graph)
         try:
-            return _watch(server, load, seconds, every)
+            return _watch(server, load, seconds, every, by_rate)
         finally:
             load.close()
 
 
-def _watch(server: Served, load: Load, seconds: float, every: float) -> str | None:
+def _watch(server: Served, load: Load, seconds: float, every: float, by_rate: bool) -> str | None:
     usages: list[Usage] = []
     intervals: list[Interval] = []
     began = now = time.monotonic()
@@ -147,7 +147,7 @@ def _watch(server: Served, load: Load, seconds: float, every: float) -> str | No
             f"CPU second  others {others:4.0%}  {load.num_clients} clients came and went  {usages[-1]}",
             flush=True,
         )
-    return judge(usages, intervals)
+    return judge(usages, intervals if by_rate else [])
 
 
 def judge(usages: list[Usage], intervals: list[Interval]) -> str | None:
@@ -162,6 +162,8 @@ def judge(usages: list[Usage], intervals: list[Interval]) -> str | None:
         return f"threads grew: {settled}, {last}"
     if not all(each.per_second for each in intervals[first:]):
         return "nobody was answered for a while"
+    if not intervals:
+        return None
     idle = [each for each in intervals[first:] if each.others <= IDLE_SHARE]
     fell = _fall([each.per_cpu_second for each in intervals[first:]], "pulls per CPU second")
     if len(idle) < (len(intervals) - first) / 2:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 BRINGING = ("copy", "arrive")  # stages that a loader has where its batches go to a device
-DEADLINE = 20.0  # seconds; a test that waits so long has failed
+DEADLINE = 120.0  # seconds; a test that waits so long has failed
 
 
 class Source:

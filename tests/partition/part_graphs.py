@@ -93,6 +93,18 @@ CASES = {
 SHAPES = [(1, 1, 1), (3, 2, 1), (3, 1, 2), (2, 2, 3), (11, 1, 1)]
 
 
+def written(*turns: int) -> dict[str, tuple[str, tuple[int, int, int]]]:
+    """Every case with as many shapes as there are turns, and every shape with as many cases: names of both.
+
+    Tests take different turns, so that together they have all combinations.
+    """
+    return {
+        f"{case} as {SHAPES[(number + turn) % len(SHAPES)]}": (case, SHAPES[(number + turn) % len(SHAPES)])
+        for turn in turns
+        for number, case in enumerate(CASES)
+    }
+
+
 def random_assignment(graph: Graph, num_parts: int, trainers: int, seed: int = 0) -> Assignment:
     g = torch.Generator().manual_seed(seed)
     high = num_parts * trainers

@@ -12,10 +12,10 @@ import torch
 
 from gnnsys.graph import EDGE, Graph, save
 from gnnsys.partition import open_parts, write_parts
+from tests.partition import part_graphs
 from tests.partition.part_graphs import (
     CASES,
     CITES,
-    SHAPES,
     alter,
     assert_same_graph,
     assert_same_rows,
@@ -35,9 +35,10 @@ def written(folder, graph=None, num_parts=3, **options):
     return graph
 
 
-@grid(shape=[SHAPES[1], SHAPES[3], SHAPES[4]], case=list(CASES))
-def test_merged_parts_are_the_source_bit_for_bit(case, shape, tmp_path):
-    graph, (num_parts, trainers, hops) = CASES[case](), shape
+@grid(chosen=part_graphs.written(4))
+def test_merged_parts_are_the_source_bit_for_bit(chosen, tmp_path):
+    case, (num_parts, trainers, hops) = chosen
+    graph = CASES[case]()
     write_parts(graph, random_assignment(graph, num_parts, trainers), tmp_path / "parts", halo_hops=hops)
     assert_same_graph(open_parts(tmp_path / "parts").merge(), graph)
 

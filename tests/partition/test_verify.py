@@ -16,7 +16,6 @@ from gnnsys.ops.part_structure import add_fingerprints, fingerprint_edge_rows, f
 from gnnsys.partition import open_parts, verify_parts, write_parts
 from tests.partition.part_graphs import (
     CASES,
-    SHAPES,
     alter,
     heterogeneous,
     homogeneous,
@@ -24,16 +23,17 @@ from tests.partition.part_graphs import (
     read_manifest,
     stored_name,
     write_manifest,
+    written,
 )
 from tests.support.grid import grid
 
 
-@pytest.mark.parametrize("shape,edge_ids", list(zip(SHAPES[1:4], [True, False, True], strict=True)))
-@grid(case=list(CASES))
-def test_parts_as_written_pass_with_and_without_their_source(case, shape, edge_ids, tmp_path):
-    graph, (num_parts, trainers, hops) = CASES[case](), shape
+@grid(chosen=written(0))
+def test_parts_as_written_pass_with_and_without_their_source(chosen, tmp_path):
+    case, (num_parts, trainers, hops) = chosen
+    graph = CASES[case]()
     assignment = random_assignment(graph, num_parts, trainers)
-    write_parts(graph, assignment, tmp_path / "parts", halo_hops=hops, edge_ids=edge_ids)
+    write_parts(graph, assignment, tmp_path / "parts", halo_hops=hops, edge_ids=len(case) % 2 == 0)
     assert verify_parts(tmp_path / "parts").problems == []
     report = verify_parts(tmp_path / "parts", graph)
     assert report.ok and report.with_source and report.num_parts == num_parts
@@ -97,14 +97,14 @@ def test_no_value_anywhere_in_a_manifest_makes_verification_raise(tmp_path):
     original = json.dumps(read_manifest(folder))
     everywhere = list(places(json.loads(original)))
     found = 0
-    for path in [*rng.sample(everywhere, 150), ("parts", 0, "edges", 0, "global_starts")]:
+    for path in [*rng.sample(everywhere, 60), ("parts", 0, "edges", 0, "global_starts")]:
         manifest = json.loads(original)
         put(manifest, path, rng.choice([None, 5, -1, "x", [], {}, float("inf"), 10**30, [None]]))
         write_manifest(folder, manifest)
         report = verify_parts(folder)
         assert all(isinstance(problem, str) and problem for problem in report.problems)
         found += not report.ok
-    assert found > 100  # some values, such as those of `info`, say nothing about the parts
+    assert found > 40  # some values, such as those of `info`, say nothing about the parts
 
 
 # -- alterations, with every checksum made to fit ----------------------------------------------------------------------
@@ -183,7 +183,7 @@ def test_an_alteration_is_found_though_all_checksums_fit(alteration, with_source
 def test_any_byte_changed_in_any_array_is_found(hops, edge_ids, in_order, tmp_path):
     graph = homogeneous(30, 120, 4, in_order=in_order)
     folder = tmp_path / "parts"
-    write_parts(graph, random_assignment(graph, 3, 2), folder, halo_hops=hops, edge_ids=edge_ids)
+    write_parts(graph, random_assignment(graph, 2, 2), folder, halo_hops=hops, edge_ids=edge_ids)
     original, rng = read_manifest(folder), random.Random(hops)
     for name in original["files"]:
         content = (folder / name).read_bytes()

@@ -67,7 +67,7 @@ def test_nothing_runs_further_ahead_than_threads_and_depth_allow() -> None:
         return x
 
     with Pipeline(lambda start: itertools.count(start), [Stage("note", note, threads=2, depth=3)]) as pipeline:
-        assert first_done.wait(10)
+        assert first_done.wait(120)
         assert next(pipeline) == 0
         assert next(pipeline) == 1
         assert len(started) <= 2 + 2 + 3
@@ -247,28 +247,27 @@ def test_stages_of_one_name_are_refused() -> None:
 SCRIPT = """
 import itertools, sys, threading, time
 import gnnsys.pipeline as p
-pipeline = p.Pipeline(lambda s: itertools.count(s), [p.Stage("a", lambda x: time.sleep(0.005) or x, threads=2)])
+slow = p.Stage("a", lambda x: (time.sleep(1.5) if x else 0) or x, threads=2)
+pipeline = p.Pipeline(lambda s: itertools.count(s), [slow])
 next(pipeline)
 print("ready", flush=True)
+try:
+    while True:
+        next(pipeline)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
 """
 
 
-def test_the_interpreter_exits_while_a_pipeline_is_running() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ready\n", "")
-
-
-def test_an_interrupt_ends_a_waiting_consumer() -> None:
-    endless = SCRIPT.replace("time.sleep(0.005)", "(time.sleep(1.5) if x else 0)") + "next(pipeline)\n"
+def test_an_interrupt_ends_a_waiting_consumer_and_the_interpreter_exits_while_the_pipeline_is_running() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", endless], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "KeyboardInterrupt" in err
+    assert process.communicate(timeout=180) == ("interrupted\n", "")
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
@@ -300,7 +299,7 @@ def test_later_batches_are_begun_while_an_earlier_one_is_waited_for() -> None:
         return x
 
     def run(x: int) -> int:
-        assert third_begun.wait(10), "nothing was begun while batch 0 was waited for"
+        assert third_begun.wait(120), "nothing was begun while batch 0 was waited for"
         return x
 
     stages = [Stage("make", int, depth=2), Stage("wait", run, begin=begin)]
@@ -358,7 +357,7 @@ def test_counters_tell_how_many_batches_waited_and_what_a_stage_counts_itself() 
     stage = Stage("make", make, depth=3, counts=lambda: {"bytes": 7})
     with Pipeline(upto(5), [stage]) as pipeline:
         assert next(pipeline) == 0
-        assert all_made.wait(10)
+        assert all_made.wait(120)
         rest = list(pipeline)
         counters = pipeline.counters()["make"]
     assert rest == [1, 2, 3, 4]

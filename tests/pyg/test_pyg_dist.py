@@ -284,7 +284,7 @@ def test_names_that_nodes_and_edges_share_are_refused(tmp_path) -> None:
 RANK = """
 import json, sys, torch, gnnsys
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, stores
-with gnnsys.init(timeout=30):
+with gnnsys.init(timeout=120):
     graph = gnnsys.open(sys.argv[1])
     nodes, links, right = [], [], True
     loader = NeighborLoader(graph, [4, 3], input_nodes=gnnsys.split(graph, "train"), batch_size=4, shuffle=True)
@@ -308,7 +308,7 @@ def test_ranks_on_two_machines_cover_an_epoch_between_them(tmp_path) -> None:
     graph = homogeneous()
     graph.set_node_data("train_mask", torch.arange(120) % 3 == 0)
     write_parts(graph, assign(graph, 3), tmp_path / "parts")
-    told = [json.loads(rank.stdout) for rank in run_ranks(RANK, [1, 1], tmp_path / "parts", timeout=90)]
+    told = [json.loads(rank.stdout) for rank in run_ranks(RANK, [1, 1], tmp_path / "parts")]
     assert sorted(told[0][0] + told[1][0]) == list(range(0, 120, 3)) and all(t[0] for t in told)
     assert sorted(told[0][1] + told[1][1]) == list(range(900)) and all(t[1] for t in told)
     assert [t[2:4] for t in told] == [[5, True]] * 2

@@ -75,7 +75,7 @@ def assert_no_threads_soon() -> None:
     """Without a garbage collection; a step that is under way may hold its loader for as long as it takes."""
     gc.disable()
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while pipeline_threads() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert pipeline_threads() == []

@@ -64,7 +64,6 @@ def check_flat(run: Callable[[], object], times: int = 10, *, but: str = "") -> 
     await_true(
         lambda: all(now <= first[kind] for kind, now in leftovers().items() if kind != but),
         f"{leftovers()}, to be {first} again,",
-        timeout=10,
     )
     return first
 
@@ -93,7 +92,7 @@ def test_ten_sessions_with_embeddings_leave_nothing_whoever_keeps_them(parts, tm
         graph.store.save("emb", tmp_path / "late")
     assert graph.node_data["node"]["x"][torch.arange(5)].shape[0] == 5, "files are still read"
     del kept[1:], session, graph, embedding
-    await_true(lambda: leftovers()["files"] <= first["files"], "files of graphs that nobody keeps to close", timeout=10)
+    await_true(lambda: leftovers()["files"] <= first["files"], "files of graphs that nobody keeps to close")
 
 
 def test_ten_clusters_of_servers_and_clients_leave_nothing(tmp_path):

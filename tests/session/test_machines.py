@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import json, os, socket, sys, torch, torch.distributed as dist, gnnsys
 os.chdir(os.path.join(sys.argv[1], socket.gethostname()))
-with gnnsys.init(timeout=60) as session:
+with gnnsys.init(timeout=120) as session:
     graph = gnnsys.open("parts")
     seeds = gnnsys.split(graph, "train")
     total = torch.ones(1)
@@ -56,7 +56,7 @@ def test_hosts_with_a_part_each_find_one_another_over_ipv6(tmp_path):
         (tmp_path / "program.py").write_text(PROGRAM)
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         arguments = ["--nproc-per-node=1", str(tmp_path / "program.py"), str(tmp_path)]
-        results = lab.run(arguments, timeout=180, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
+        results = lab.run(arguments, timeout=300, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
         addresses = [f"tcp://[{lab.address(host, 6)}]:" for host in lab.hosts]
     lines = [line for result in results for line in result.output.splitlines() if "TOLD" in line]
     told = {t["host"]: t for t in (json.loads(line.split("TOLD ", 1)[1]) for line in lines)}

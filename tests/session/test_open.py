@@ -72,7 +72,7 @@ def test_parts_go_where_their_folders_are(folders, placed):
 ATTEMPTS = """
 import json, os, sys, gnnsys
 os.chdir(os.path.join(sys.argv[1], "machine-" + os.environ["GROUP_RANK"]))
-session = gnnsys.init(timeout=30)
+session = gnnsys.init(timeout=120)
 told = []
 for path in sys.argv[2:]:
     try:
@@ -135,7 +135,7 @@ def test_what_is_wrong_on_one_machine_is_the_same_error_on_every_rank(tmp_path):
     content[-1] ^= 1
     damaged.write_bytes(content)
     names = ["nowhere", "here only", "different", "missing", "damaged", "good", "different"]
-    told = [json.loads(rank.stdout) for rank in run_ranks(ATTEMPTS, [1, 2], tmp_path, *names, timeout=90)]
+    told = [json.loads(rank.stdout) for rank in run_ranks(ATTEMPTS, [1, 2], tmp_path, *names)]
     assert [t[:5] for t in told[1:]] == [told[0][:5]] * 2
     nowhere, here_only, different, missing, damage = told[0][:5]
     assert "machine 0: 'nowhere' is not a directory" in nowhere

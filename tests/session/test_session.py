@@ -43,7 +43,7 @@ def parts(graph, tmp_path_factory):
 
 TRAIN = """
 import json, os, signal, sys, time, torch, torch.distributed as dist, gnnsys
-session = gnnsys.init(timeout=30)
+session = gnnsys.init(timeout=120)
 graph = gnnsys.open(sys.argv[1])
 crash = sys.argv[2] if len(sys.argv) > 2 else None
 if crash and session.rank == session.world_size - 1 and not os.path.exists(crash):
@@ -62,7 +62,7 @@ told = {
     "servers": [(status["pid"], status["parts"]) for status in session.status()],
     "again": gnnsys.open(sys.argv[1]) is graph,
 }
-deadline = time.monotonic() + 30
+deadline = time.monotonic() + 120
 while session.rank and 0 not in session.group.left():  # rank 0 leaves first, and its machine still serves
     assert time.monotonic() < deadline
     time.sleep(0.01)
@@ -78,7 +78,7 @@ if session.rank % 2 == 0:  # the others leave it to the exit
 
 def test_ranks_under_torchrun_open_the_same_graph_after_a_kill_and_leave_nothing(graph, parts, tmp_path):
     shared = shared_memory()
-    options = {"torchrun": True, "options": ["--max-restarts", "1"], "timeout": 150}
+    options = {"torchrun": True, "options": ["--max-restarts", "1"], "timeout": 300}
     told = [json.loads(rank.stdout) for rank in run_ranks(TRAIN, [1, 1], parts, tmp_path / "crashed", **options)]
     assert (tmp_path / "crashed").exists()
     assert [t["place"] for t in told] == [[0, 2, 0, 0, 2], [1, 2, 0, 1, 2]]
@@ -98,7 +98,7 @@ def test_ranks_under_torchrun_open_the_same_graph_after_a_kill_and_leave_nothing
 def test_an_exception_on_one_rank_ends_all_ranks_of_all_machines(parts):
     program = """
 import sys, torch.distributed as dist, gnnsys
-session = gnnsys.init(timeout=30)
+session = gnnsys.init(timeout=120)
 gnnsys.open(sys.argv[1]).store.create("table", 100, (8,))  # shared memory of the servers
 print("servers", *(status["pid"] for status in session.status()))
 session.barrier()
@@ -107,7 +107,7 @@ if session.rank == 1:
 dist.barrier()
 """
     shared = shared_memory()
-    ranks = run_ranks(program, [1, 1], parts, check=False, timeout=80)
+    ranks = run_ranks(program, [1, 1], parts, check=False)
     assert "rank 1 has had enough" in ranks[1].stderr and [rank.returncode for rank in ranks] == [1, 1]
     servers = {int(pid) for pid in ranks[1].stdout.split()[1:]}
     assert len(servers) == 2
@@ -117,7 +117,7 @@ dist.barrier()
 
 REFUSED = """
 import sys, torch, gnnsys
-session = gnnsys.init(timeout=30, process_group=False)
+session = gnnsys.init(timeout=120, process_group=False)
 graph = gnnsys.open(sys.argv[1])
 session.barrier()
 if session.rank == 0:  # the one that serves; nobody asks what became of this push
@@ -130,18 +130,18 @@ session.close()
 
 
 def test_a_push_that_was_refused_does_not_take_the_server_from_the_others(parts):
-    first, second = run_ranks(REFUSED, 2, parts, timeout=80)
+    first, second = run_ranks(REFUSED, 2, parts)
     assert "is never written" in first.stderr and second.stdout.split() == ["200"]
 
 
 WAIT = """
 import sys, threading, gnnsys
-session = gnnsys.init(timeout=30)
+session = gnnsys.init(timeout=120)
 graph = gnnsys.open(sys.argv[1])
 graph.store.create("table", 100, (8,))
 session.barrier()
 print("ready", *(status["pid"] for status in session.status()), flush=True)
-threading.Event().wait(90)
+threading.Event().wait(600)
 """
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_ends_everything(parts):
     with processes() as running:
         start_agents(running, WAIT, [2], parts)
         outputs = [running.folder / f"rank-{rank}.out" for rank in range(2)]
-        await_true(lambda: all(out.exists() and "ready" in out.read_text() for out in outputs), "both ranks", 90)
+        await_true(lambda: all(out.exists() and "ready" in out.read_text() for out in outputs), "both ranks")
         started = descendants(running.pid(0))
         servers = [int(pid) for pid in outputs[0].read_text().split()[1:]]
         assert len(servers) == 1 and servers[0] in started
@@ -159,7 +159,7 @@ def test_ctrl_c_ends_everything(parts):
         for pid in foreground:
             with contextlib.suppress(ProcessLookupError):  # the first may have ended others
                 os.kill(pid, signal.SIGINT)
-        running.wait(60)
+        running.wait()
         await_true(lambda: not any(map(alive, started)), "the end of all processes")
     await_shared_memory_freed(shared)
 
@@ -223,6 +223,6 @@ def test_two_jobs_on_one_host_do_not_meet(parts, graph, tmp_path):
         start_ranks(first, TRAIN, [2], parts)
         start_ranks(second, TRAIN, [2], tmp_path / "parts")
         for running, num_nodes in ((first, 300), (second, 50)):
-            for ended in running.wait(90):
+            for ended in running.wait():
                 assert ended.returncode == 0, ended
                 assert sorted(json.loads(ended.stdout)["originals"]) == list(range(num_nodes))

@@ -13,7 +13,7 @@ import torch
 from gnnsys.store.shared_rows import SharedRows
 from tests.support.processes import Running, await_shared_memory_freed, processes, shared_memory
 
-DEADLINE = 60
+DEADLINE = 180
 
 JOB = """
 import json, os, sys, time, torch, zmq
@@ -30,7 +30,7 @@ if user != os.getuid():
     os.setuid(user)
 server = GraphServer(0, keys=keys)
 (endpoint,) = server.start()
-client = Client({0: endpoint}, sender=0, incarnation=1, keys=keys, timeout=30)
+client = Client({0: endpoint}, sender=0, incarnation=1, keys=keys, timeout=120)
 store = Store(machine_of_part=[0], machine=0, client=client, rank=0, world_size=1)
 store.create("scores", 10, (2,), init=float(number))
 shared = client.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"]
@@ -41,12 +41,13 @@ for line in questions:
     if "end" in told:
         break
     if "refused" in told:  # tells once so many were turned away
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while server.server.counters()["refused_keys"] < told["refused"] and time.monotonic() < deadline:
             time.sleep(0.01)
         print(json.dumps(server.server.counters()["refused_keys"]), flush=True)
         continue
-    with Client({0: endpoint}, sender=1, incarnation=1, keys=keys, timeout=30) as friend:  # who has the key is answered
+    # who has the key is answered
+    with Client({0: endpoint}, sender=1, incarnation=1, keys=keys, timeout=120) as friend:
         control = friend.request(0, Kind.DESCRIBE, options={"name": "scores"}).result().options["shared"]["0"] == shared
     for each, public in zip(told["endpoints"], told["publics"]):
         knocking = context.socket(zmq.DEALER)  # knows their public half, and has a pair of its own

@@ -11,12 +11,12 @@ import time
 
 from tests.support.processes import ROOT, alive, await_true, clean_environment, processes, read_ranks, start_agents
 
-LOST_AFTER = 6.0
-MARGIN = 10.0  # of a busy machine
+LOST_AFTER = 20.0  # a busy machine starts four processes meanwhile
+MARGIN = 120.0  # of a busy machine
 
 TRAIN = """
 import json, os, signal, sys, time, torch, torch.distributed as dist, gnnsys
-session = gnnsys.init(timeout=60, lost_after=float(sys.argv[1]))
+session = gnnsys.init(timeout=120, lost_after=float(sys.argv[1]))
 if session.rank == 1:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a script that saves first, and never comes to an end
 pids = session.group.gather("pids", [os.getpid(), session.status()[0]["pid"]])
@@ -37,7 +37,7 @@ def test_trainers_and_server_end_when_the_agent_that_launched_them_is_killed(tmp
     told = tmp_path / "pids"
     with processes() as running:
         start_agents(running, TRAIN, [2], LOST_AFTER, told, fresh=True)
-        await_true(lambda: told.exists() and told.read_text().endswith("]"), "the ranks", 90)
+        await_true(lambda: told.exists() and told.read_text().endswith("]"), "the ranks")
         pids = json.loads(told.read_text())
         try:
             assert len(pids) == 3 and all(map(alive, pids))
@@ -62,7 +62,7 @@ LAUNCHED = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
 
 def found(environment: dict[str, str], command: list[str]) -> str:
     env = clean_environment() | environment
-    result = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=180, check=True)
     return result.stdout.strip()
 
 
@@ -101,7 +101,7 @@ spec = importlib.util.spec_from_file_location("agent", "gnnsys/session/torchrun_
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module._LOOK_SECONDS = 0.01
-agent = module.TorchrunAgent.watch(8.0)
+agent = module.TorchrunAgent.watch(240.0)
 heeded = threading.Event()
 def heed(*_):
     files = [open(f"{sys.argv[2]}/{number}", "wb", buffering=0) for number in range(8)]  # get descriptors that are free
@@ -114,7 +114,7 @@ for name in [name for name in os.environ if name.startswith("TORCHELASTIC")]:
 agent._thread.join(0.3)
 assert agent._thread.is_alive() and not heeded.is_set(), "its agent is there"
 print("watches", file=sys.stderr, flush=True)
-assert heeded.wait(30)
+assert heeded.wait(120)
 agent.close()
 print("ends by itself", flush=True)
 """

@@ -12,7 +12,7 @@ from torch import Tensor
 from gnnsys.comm import Client, Kind, Request, Server
 from gnnsys.store import Shard, Store, TableSpec
 
-DEADLINE = 60.0
+DEADLINE = 180.0
 
 
 @dataclass
@@ -65,7 +65,7 @@ def cluster(machine_of_part: Sequence[int], num_ranks: int = 1, lanes: int = 1) 
     pulls: list[tuple[int, Request]] = []
     servers = [Server(noting_pulls(shard, pulls)).start() for shard in shards]
     peers = {machine: server.endpoints[0] for machine, server in enumerate(servers)}
-    clients = [Client(peers, sender=rank, incarnation=1, timeout=20, lanes=lanes) for rank in range(num_ranks)]
+    clients = [Client(peers, sender=rank, incarnation=1, timeout=120, lanes=lanes) for rank in range(num_ranks)]
     try:
         yield Cluster(
             machine_of_part, shards, servers, clients,

@@ -85,7 +85,7 @@ def test_tables_are_saved_and_loaded_below_the_folder_that_was_allowed(shard, tm
     load = {"name": "other", "load": folder, "parts": [0, 1]}
     with pytest.raises(ValueError, match=r"is not below|malformed request"):
         shard.handlers()[Kind.CREATE](Request.local(Kind.CREATE, (), load))
-    assert shard.handlers()[Kind.SAVE](Request.local(Kind.SAVE, (), save | {"folder": "tables/here"})).result(20)
+    assert shard.handlers()[Kind.SAVE](Request.local(Kind.SAVE, (), save | {"folder": "tables/here"})).result(120)
     assert {path.relative_to(tmp_path).parts[:2] for path in tmp_path.rglob("*.npy")} == {("tables", "here")}
 
 
@@ -99,7 +99,7 @@ def test_a_server_that_saves_nothing_says_how_it_would(tmp_path):
 def test_a_table_named_like_a_path_is_saved_inside_its_folder(shard, tmp_path):
     create(shard, name="../../up/./../x")
     save = {"name": "../../up/./../x", "folder": str(tmp_path / "tables"), "save": "s", "overwrite": False}
-    shard.handlers()[Kind.SAVE](Request.local(Kind.SAVE, (), save)).result(20)
+    shard.handlers()[Kind.SAVE](Request.local(Kind.SAVE, (), save)).result(120)
     assert all(path.is_relative_to(tmp_path / "tables") for path in tmp_path.rglob("*.npy"))
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]
 

@@ -84,7 +84,7 @@ def load_under_way(c: Cluster, folder: Path, monkeypatch) -> Iterator[None]:
 def far_away(c: Cluster) -> Iterator[Store]:
     """One more client, which has all rows from the server; nobody waits for steps of it."""
     peers = {machine: server.endpoints[0] for machine, server in enumerate(c.servers)}
-    client = Client(peers, sender=77, incarnation=1, timeout=5)
+    client = Client(peers, sender=77, incarnation=1, timeout=120)
     try:
         yield Store(machine_of_part=c.machine_of_part, machine=7, client=client, rank=77, world_size=78)
     finally:

@@ -107,7 +107,7 @@ def test_pushes_arrive_in_the_order_they_were_made_while_pulls_share_the_lanes()
 
     with (
         Server({**handlers, Kind.PUSH: push}, threads=1, io_threads=2) as server,
-        Client({1: server.endpoints[0]}, sender=0, incarnation=1, timeout=20, lanes=LANES) as client,
+        Client({1: server.endpoints[0]}, sender=0, incarnation=1, timeout=120, lanes=LANES) as client,
     ):
         store = Store(machine_of_part=[1], machine=0, client=client)
         store.create("big", 5000, (7,), init=1.0, mutable=False)

@@ -78,7 +78,7 @@ def test_pushes_whose_beginning_went_with_an_earlier_life_are_not_waited_for():
         began = time.monotonic()
         with pytest.raises(ShardLost, match="machine 1's shard"):
             store.push("f", IDS, ONES).result()
-        assert time.monotonic() - began < 15  # the push itself had 20 s
+        assert time.monotonic() - began < 100  # the push itself had 120 s
 
 
 def test_a_lost_table_can_be_loaded_into_the_new_life_and_trained_on(tmp_path):
@@ -103,7 +103,7 @@ def test_a_step_that_waits_for_a_rank_ends_when_that_was_silent_for_too_long():
     with Server(shard.handlers()) as server:
         peers = {0: server.endpoints[0]}
         with (
-            Client(peers, sender=0, incarnation=1, timeout=20) as first,
+            Client(peers, sender=0, incarnation=1, timeout=120) as first,
             Client(peers, sender=1, incarnation=1) as late,
         ):
             stores = [
@@ -125,14 +125,15 @@ def test_a_server_knows_how_long_it_has_not_heard_of_a_client_that_only_shows_th
     with Server({Kind.STATUS: lambda _: None}) as server:
         options = {"sender": 5, "incarnation": 3, "lost_after": 0.8, "ping_interval": 0.05}
         with Client({0: server.endpoints[0]}, **options):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while server.counters()["kinds"].get("PING", {}).get("messages_in", 0) < 3:
                 assert time.monotonic() < deadline
-            assert server.liveness.silent_for(5, 3) < 5
+            assert server.liveness.silent_for(5, 3) < 60
         before = server.liveness.silent_for(5, 3)
         assert server.liveness.silent_for(5, 3) > before  # nothing comes any more
-        assert server.liveness.silent_for(6, 3) < 1  # never heard of: it counts from this question on
-        assert 0 < server.liveness.silent_for(6, 3) < 5
+        asked = time.monotonic()
+        assert server.liveness.silent_for(6, 3) <= time.monotonic() - asked  # never heard of: counts from this question
+        assert 0 < server.liveness.silent_for(6, 3) <= time.monotonic() - asked
 
 
 def test_the_end_of_a_process_is_seen_by_who_holds_on_to_it():

@@ -48,7 +48,7 @@ def test_a_step_that_could_not_be_sent_leaves_no_gap_that_later_pushes_wait_for(
         began = time.monotonic()
         store.push("e", IDS, torch.ones(3, 2)).result()
         store.step("e", IDS, torch.zeros(3, 2), ADAGRAD).result()
-        assert time.monotonic() - began < 15  # each had 20 s
+        assert time.monotonic() - began < 100  # each had 120 s
 
 
 def test_a_push_that_reached_one_shard_and_not_another_counts_as_lost():
@@ -69,18 +69,18 @@ def test_what_a_server_is_too_busy_for_is_sent_again():
 
     def hold(request: Request) -> Reply:
         began.set()
-        go_on.wait(20)
+        go_on.wait(120)
         return Reply()
 
     handlers = {**shard.handlers(), Kind.STATUS: hold}
     with (
         Server(handlers, threads=1, limits=Limits(max_queue=2)) as server,
-        Client({0: server.endpoints[0]}, sender=0, incarnation=1, timeout=20) as client,
+        Client({0: server.endpoints[0]}, sender=0, incarnation=1, timeout=120) as client,
     ):
         store = Store(machine_of_part=[0], machine=7, client=client)
         store.register(spec)
         running = client.request(0, Kind.STATUS)
-        assert began.wait(20)
+        assert began.wait(120)
         first, second = store.push("e", IDS, torch.ones(3)), store.push("e", IDS, torch.ones(3))
         while not client.counters()["events"].get("busy"):
             client.request(0, Kind.PING).result()
@@ -104,7 +104,7 @@ def test_a_push_larger_than_what_may_be_under_way_waits_for_its_own_beginning(mo
 
     with (
         Server({**shard.handlers(), Kind.PUSH: slow}, threads=1, limits=Limits(max_client_bytes=8000)) as server,
-        Client({0: server.endpoints[0]}, sender=0, incarnation=1, timeout=20) as client,
+        Client({0: server.endpoints[0]}, sender=0, incarnation=1, timeout=120) as client,
     ):
         store = Store(machine_of_part=[0], machine=7, client=client)
         store.register(spec)

@@ -86,7 +86,7 @@ def test_promises_of_many_threads_never_add_up_to_more_than_the_limit() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert len(kept) == 33
 
 

@@ -192,7 +192,7 @@ def ours(case: Case, kind: Any, store: Store, barrier: Barrier) -> tuple[list[Te
         if store.rank == 0:
             embedding.table[:] = first_rows(i)
         embeddings.append(embedding)
-    barrier.wait(30)
+    barrier.wait(180)
     loop = Loop(case, embeddings, lambda e, **o: kind[0](e, **{**kind[2], **case.options, **o}), [store.rank], 1)
     scales = loop.run()
     return [embedding.table[:] for embedding in embeddings], scales
@@ -244,7 +244,7 @@ def test_gradients_that_are_not_finite_are_refused_on_every_rank_and_change_noth
         embeddings = [DistEmbedding(store, ROWS, DIM, f"emb{i}") for i in range(2)]
         optimizer = SparseAdam(embeddings, lr=0.1)
         before = [embedding.table[:] for embedding in embeddings]
-        barrier.wait(30)
+        barrier.wait(180)
         for bad in (torch.inf, torch.nan):
             for i, embedding in enumerate(embeddings):
                 rows = embedding(torch.tensor([3, ROWS - 1]))

@@ -16,7 +16,7 @@ from tests.support.processes import await_shared_memory_freed, run_ranks, shared
 TRAIN = """
 import json, sys, torch, gnnsys
 from gnnsys.store import DistEmbedding, SparseAdam
-with gnnsys.init(timeout=30) as session:
+with gnnsys.init(timeout=120) as session:
     graph = gnnsys.open(sys.argv[1])
     embedding = DistEmbedding(graph, graph.num_nodes(), 4, "embedding")
     optimizer = SparseAdam([embedding], lr=0.1)
@@ -43,7 +43,7 @@ def parts(tmp_path_factory):
 
 def test_training_on_two_machines_ends_where_training_alone_ends(parts, tmp_path):
     before = shared_memory()
-    ended = run_ranks(TRAIN, [1, 1], parts, tmp_path, timeout=90)
+    ended = run_ranks(TRAIN, [1, 1], parts, tmp_path)
     results = [json.loads(rank.stdout) for rank in ended]
     graph = gnnsys.open(parts)
     embedding = DistEmbedding(graph, graph.num_nodes(), 4, "embedding")

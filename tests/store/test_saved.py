@@ -83,15 +83,15 @@ def test_loading_makes_a_table_what_it_was_whatever_was_trained_since(tmp_path):
         optimizer = kinds[kind][0]([embedding], lr=0.1, **kinds[kind][1])
         train(store, optimizer, range(first))
         if folder is not None:
-            barrier.wait(30)
+            barrier.wait(180)
             if store.rank == 0:
                 store.save("emb", folder)
-            barrier.wait(30)
+            barrier.wait(180)
             train(store, optimizer, range(10, 14))
             train(store, kinds["adam" if kind == "adagrad" else "adagrad"][0]([embedding]), range(20, 22))
-            barrier.wait(30)
+            barrier.wait(180)
             store.load("emb", folder)
-            barrier.wait(30)
+            barrier.wait(180)
         train(store, optimizer, range(30, 33))
         return [embedding.table[:], *(store.tensor(f"emb/{state}")[:] for state in STATES[kind])]
 

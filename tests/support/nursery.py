@@ -146,6 +146,10 @@ def main() -> None:
     import_everything()
     do_not_wait_for_disks()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
+    if first_pid := os.environ.get("LAB_HOST"):
+        from tests.support.lab_host import move
+
+        move(int(first_pid))
     if os.environ.get("LOCAL_RANK") == "0":
         from tests.support.spare_servers import keep_spares
 
@@ -195,8 +199,15 @@ def settle(order: dict[str, Any]) -> None:
     import numpy as np
 
     os.setsid()
-    for number, name in ((1, "out"), (2, "err")):
-        file = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    flags = {
+        "in": os.O_RDONLY,
+        "out": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+        "err": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
+    }
+    for number, name in enumerate(flags):
+        if name not in order:
+            continue
+        file = os.open(order[name], flags[name], 0o600)
         os.dup2(file, number)
         os.close(file)
     os.environ.clear()

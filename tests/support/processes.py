@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # who starts no ranks need not wait for torch
 
 ROOT = Path(__file__).resolve().parents[2]
 TAIL = 6000
+HANGS_AFTER = 180.0  # seconds: what has not come by then does not come, however slow the machine is
 AGENT = "import sys; from tests.support.torchrun import main; main(sys.argv[1:])"  # torchrun, whose ranks are forked
 
 
@@ -108,7 +109,7 @@ class Running:
         """What process `number` has printed so far."""
         return self._file(number, "out").read_text(errors="replace")
 
-    def await_output(self, number: int, text: str, timeout: float = 60.0, times: int = 1) -> str:
+    def await_output(self, number: int, text: str, timeout: float = HANGS_AFTER, times: int = 1) -> str:
         """Waits until process `number` has printed `text`, so many times; all that it has printed."""
         name, process = self.processes[number]
 
@@ -119,7 +120,7 @@ class Running:
         assert has_printed(), f"{name} ended without printing {text!r}\n" + "\n".join(map(str, self._ended()))
         return self.output(number)
 
-    def wait(self, timeout: float = 60.0) -> list[Ended]:
+    def wait(self, timeout: float = HANGS_AFTER) -> list[Ended]:
         """The results of all, failed or not; fails where one has not ended within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         for _, process in self.processes:
@@ -138,7 +139,7 @@ class Running:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         for _, process in self.processes:
-            process.wait(10)
+            process.wait(HANGS_AFTER)
 
     def _ended(self) -> list[Ended]:
         return [
@@ -167,7 +168,7 @@ def processes() -> Iterator[Running]:
 
 
 def run_code(
-    code: str, *arguments: object, timeout: float = 60.0, environment: Mapping[str, str] | None = None
+    code: str, *arguments: object, timeout: float = HANGS_AFTER, environment: Mapping[str, str] | None = None
 ) -> Ended:
     """What `python -c code arguments` printed and ended with, without the seconds in which it imports torch.
 
@@ -187,7 +188,7 @@ def run_ranks(
     program: str,
     trainers: int | Sequence[int],
     *arguments: object,
-    timeout: float = 60.0,
+    timeout: float = HANGS_AFTER,
     check: bool = True,
     environment: Mapping[str, str] | None = None,
     torchrun: bool = False,
@@ -293,7 +294,7 @@ def read_ranks(folder: Path) -> list[Ended]:
     return ranks
 
 
-def await_true(condition: Callable[[], bool], what: str, timeout: float = 30.0) -> None:
+def await_true(condition: Callable[[], bool], what: str, timeout: float = HANGS_AFTER) -> None:
     """Looks again and again until `condition()` holds; fails, naming `what`, when the time is over."""
     deadline = time.monotonic() + timeout
     while not condition():
