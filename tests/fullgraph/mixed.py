@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gnnsys.fullgraph import HybridParallel
 from tests.fullgraph.dense import adjacency
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, close, loss_of
 
 LR = 1e-3

@@ -14,7 +14,7 @@ from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, SAGEConv
 from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, agree, dense_sampled, drawn, inputs, train
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
 from tests.support.grid import every_pair
 

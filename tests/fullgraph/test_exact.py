@@ -14,7 +14,7 @@ from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.graph import Graph
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 
 TOLERANCE = 1e-10

@@ -20,7 +20,7 @@ from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, GINConv, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, random_ranks, unequal_sage
 from tests.fullgraph.test_moves import LateStreams
 

@@ -14,7 +14,8 @@ from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, Staleness
 from gnnsys.fullgraph.run import approximate
 from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
-from tests.fullgraph.ranks import DEADLINE, run_ranks
+from tests.fullgraph.ranks import DEADLINE
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, close, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
 from tests.support.grid import every_pair
 from tests.support.processes import processes, start_ranks

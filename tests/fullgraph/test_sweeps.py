@@ -22,7 +22,7 @@ from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, SAGEConv
 from gnnsys.ops import WholeDegrees
 from tests.fullgraph.dense import adjacency, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, normed, random_ranks, skipping, unequal_sage
 from tests.fullgraph.test_moves import LateStreams
 from tests.fullgraph.test_pieces import bring, hub_graph
