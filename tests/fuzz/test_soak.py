@@ -13,7 +13,7 @@ def test_a_server_under_load_with_clients_coming_and_going_stays_as_it_is(tmp_pa
     """What others do on the machine shows in intervals this short, and passes; a leak shows every time."""
     told = []
     while len(told) < 3:
-        told.append(soak(tmp_path / f"parts-{len(told)}", seconds=4, every=0.4))
+        told.append(soak(tmp_path / f"parts-{len(told)}", seconds=2.4, every=0.3))
         if told[-1] is None:
             return
     pytest.fail("; ".join(told))
