@@ -21,7 +21,7 @@ from gnnsys.fullgraph import BinSchedule, HybridParallel, JoinKept, Keep, Packin
 from gnnsys.fullgraph.run.call_layer import arguments
 from gnnsys.graph import Graph
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 TOLERANCE = 1e-10
 ROUNDING = 1e-12  # of numbers about 1 in float64: all there is where batch normalisation is given equal rows

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from gnnsys.fullgraph import HybridParallel
 from tests.fullgraph.dense import adjacency
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, close, loss_of
+from tests.fullgraph.thread_ranks import run_ranks
 
 LR = 1e-3
 Mix = Callable[[Tensor, Tensor], Tensor]
@@ -133,8 +133,20 @@ def inputs(graph: Any, width_out: int, dtype: torch.dtype = torch.float64) -> tu
 
 
 def train(
-    layers, graph, ranks, world_size, x, target, approximate, *, passes=3, x_grad=False, evaluate=False, **options
-) -> list[Trained]:
+    layers,
+    graph,
+    ranks,
+    world_size,
+    x,
+    target,
+    approximate,
+    *,
+    passes=3,
+    x_grad=False,
+    evaluate=False,
+    run=run_ranks,
+    **options,
+) -> list[Trained]:  # fmt: skip
     """Passes of gradient descent on all ranks; with `evaluate`, the exact answer is checked between them."""
     a = adjacency(graph)
 
@@ -162,7 +174,7 @@ def train(
             check_evaluation(model, mine, own, x, a)
         return out
 
-    return run_ranks(world_size, work)
+    return run(world_size, work)
 
 
 def check_evaluation(model, layers, own, x, a) -> None:

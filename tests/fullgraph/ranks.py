@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -30,16 +32,34 @@ def run_ranks(
     if linked:
         with patch.object(rank_exchange, "DeviceRoute", partial(_host_route, store)):
             return run_ranks(world_size, work, timeout)
+    limit = timedelta(seconds=timeout)
+    return run_threads(world_size, work, lambda rank: dist.ProcessGroupGloo(store, rank, world_size, limit), timeout)
+
+
+def run_threads(
+    world_size: int,
+    work: Callable[[int, Any], T],
+    join: Callable[[int], Any],
+    timeout: float,
+    failed: Callable[[int], None] = lambda rank: None,
+) -> list[T]:
+    """As `run_ranks`, by threads whose group is what `join(rank)` returns; `failed` is told of ranks with an error.
+
+    All are on one processor: Python runs one of them at a time, and on several they lose half of their time handing its
+    lock over.
+    """
     results: list[Any] = [None] * world_size
     errors: list[tuple[int, BaseException]] = []
+    processor = this_processor()
 
     def main(rank: int) -> None:
         torch.set_num_threads(1)
+        os.sched_setaffinity(0, {processor})  # of this thread and those that it starts
         try:
-            group = dist.ProcessGroupGloo(store, rank, world_size, timedelta(seconds=timeout))
-            results[rank] = work(rank, group)
+            results[rank] = work(rank, join(rank))
         except BaseException as error:
             errors.append((rank, error))
+            failed(rank)
 
     threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(world_size)]
     for thread in threads:
@@ -52,6 +72,12 @@ def run_ranks(
     for rank, error in errors:
         raise AssertionError(f"rank {rank} failed") from error
     return results
+
+
+def this_processor() -> int:
+    """The one that this thread runs on."""
+    fields = Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[36])
 
 
 def _host_route(store: dist.Store, group: Any) -> DeviceRoute:

@@ -20,7 +20,7 @@ from gnnsys.graph import Graph
 from gnnsys.graph.datasets import available_datasets, dataset
 from gnnsys.nn import GCNConv, SAGEConv
 from gnnsys.partition import PartitionOptions, assign_parts
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

@@ -13,9 +13,9 @@ from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import GATConv
 from gnnsys.ops import dropout_rows, stream_key
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
 from tests.fullgraph.test_moves import LateStreams
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 
 N, WIDTH, SEED = 60, 5, 9

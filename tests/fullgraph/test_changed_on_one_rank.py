@@ -12,7 +12,7 @@ from gnnsys.fullgraph import HybridParallel
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.changed import GRAPH, RANKS, narrowing, seeded, x
 from tests.fullgraph.customised import WIDTH
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 
 def test_layers_that_one_rank_alone_changed_are_refused_on_all():

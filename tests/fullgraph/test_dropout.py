@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph import BinSchedule, Dropout, HybridParallel, Packing, Residual
 from gnnsys.nn import GCN, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 N, WIDTH = 40, 16
 GRAPH = random_graph(N, 150, 1)

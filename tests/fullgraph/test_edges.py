@@ -28,7 +28,7 @@ from gnnsys.ops.memo import STRUCTURES
 from gnnsys.partition import partition_graph
 from gnnsys.session.open_parts import open_alone
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 
 TOLERANCE = 1e-10

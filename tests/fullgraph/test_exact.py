@@ -14,7 +14,8 @@ from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.graph import Graph
 from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.ranks import run_ranks as run_gloo_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 
 TOLERANCE = 1e-10
@@ -86,7 +87,7 @@ def expected(
     return loss.detach(), x.grad, [p.grad for layer in layers for p in layer.parameters()]
 
 
-def distributed(layers, graph, ranks, x, target, world_size, schedule=None, x_grad=True, **options):
+def distributed(layers, graph, ranks, x, target, world_size, schedule=None, x_grad=True, run=run_ranks, **options):
     def work(rank, group):
         mine = copy.deepcopy(list(layers))
         model = HybridParallel(mine, graph, ranks=ranks, schedule=schedule, group=group, timeout=60, **options)
@@ -96,7 +97,7 @@ def distributed(layers, graph, ranks, x, target, world_size, schedule=None, x_gr
         total = model.total(loss.detach())
         return total, model.nodes, own.grad, [p.grad for layer in mine for p in layer.parameters()]
 
-    return run_ranks(world_size, work)
+    return run(world_size, work)
 
 
 def check(make: Layers, graph: Graph, ranks: Tensor, world_size: int, schedule=None, **options) -> None:
@@ -133,7 +134,8 @@ MODELS: list[Layers] = [unequal_sage, gcn, gat, gin, normed, skipping]
     ("world_size", "make"), [*((size, make) for size in (1, 4) for make in MODELS), (2, skipping), (3, skipping)]
 )
 def test_losses_and_gradients_are_those_of_one_dense_computation(make, world_size):
-    check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size)
+    """Over gloo's connections."""
+    check(make, random_graph(N, 300, 1), random_ranks(world_size), world_size, run=run_gloo_ranks)
 
 
 PACKINGS = {
@@ -300,12 +302,12 @@ def test_a_reference_model_is_taken_as_it_is():
 
 
 def test_runs_give_the_same_bits():
-    graph, layers = random_graph(400, 6000, 9), seeded(skipping)
+    graph, layers = random_graph(150, 2000, 9), seeded(skipping)
     layers = [layer.float() for layer in layers]
-    x = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(150, WIDTH, generator=torch.Generator().manual_seed(2))
 
     def work(rank, group):
-        model = HybridParallel(copy.deepcopy(layers), graph, ranks=random_ranks(4, 400), group=group, timeout=60)
+        model = HybridParallel(copy.deepcopy(layers), graph, ranks=random_ranks(4, 150), group=group, timeout=60)
         model(x[model.nodes]).square().sum().backward()
         return [p.grad for p in model.parameters()]
 

@@ -11,8 +11,8 @@ from gnnsys.fullgraph import BinSchedule, Packing, infer
 from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.nn import GAT, GCN, GIN, GraphSAGE
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import close, random_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 N = 80
 MODELS = {

@@ -18,8 +18,8 @@ from gnnsys.fullgraph.plan.pass_planner import PassPlan
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from gnnsys.store import memory_budget
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, gat, normed, random_ranks, skipping, unequal_sage
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 
 CPU = torch.device("cpu")

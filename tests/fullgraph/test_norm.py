@@ -12,9 +12,9 @@ from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing
 from gnnsys.fullgraph.plan import pass_planner
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, normed, random_ranks, seeded
 from tests.fullgraph.test_moves import LateStreams
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 
 

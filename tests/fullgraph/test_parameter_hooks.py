@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph import HybridParallel
 from tests.fullgraph.changed import GRAPH, RANKS, narrowing, x
 from tests.fullgraph.customised import bins
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 HOOKS_OF_PARAMETERS = {
     "doubles": lambda grad: 2 * grad,

@@ -16,7 +16,7 @@ from gnnsys.partition import partition_graph
 from gnnsys.sampling import DistGraph
 from gnnsys.session.open_parts import open_alone
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 TOLERANCE = 1e-10
 N, WIDTH, OUT = 90, 5, 3

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph import HybridParallel
 from gnnsys.nn import GATConv, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 TOLERANCE = 1e-10
 N, WIDTH = 50, 5

@@ -15,8 +15,8 @@ from gnnsys.fullgraph.plan.bins import Costs, bin_bounds
 from gnnsys.graph import Graph
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import random_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 N = 120
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph import BinSchedule, Dropout, HybridParallel, Packing, Residual, infer
 from gnnsys.fullgraph.offload.copy_streams import HostStreams
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

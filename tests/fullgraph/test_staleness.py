@@ -14,8 +14,10 @@ from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, Staleness
 from gnnsys.fullgraph.run import approximate
 from tests.fullgraph.dense import adjacency, random_graph
 from tests.fullgraph.mixed import LR, LateHalo, agree, check_evaluation, inputs, train
-from tests.fullgraph.ranks import DEADLINE, run_ranks
+from tests.fullgraph.ranks import DEADLINE
+from tests.fullgraph.ranks import run_ranks as run_gloo_ranks
 from tests.fullgraph.test_exact import WIDTH, N, close, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
+from tests.fullgraph.thread_ranks import run_ranks
 from tests.support.grid import every_pair
 from tests.support.processes import processes, start_ranks
 from tests.support.processes import run_ranks as run_processes
@@ -57,7 +59,8 @@ def test_losses_and_gradients_are_those_of_a_dense_computation_with_a_late_halo(
 
 @pytest.mark.parametrize("make", [unequal_sage, gcn])
 def test_features_that_train_are_never_late(make):
-    check(make, 3, x_grad=True)
+    """Over gloo's connections."""
+    check(make, 3, x_grad=True, run=run_gloo_ranks)
 
 
 @every_pair(

@@ -22,10 +22,11 @@ from gnnsys.graph import Graph
 from gnnsys.nn import GCNConv, SAGEConv
 from gnnsys.ops import WholeDegrees
 from tests.fullgraph.dense import adjacency, random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, normed, random_ranks, skipping, unequal_sage
 from tests.fullgraph.test_moves import LateStreams
 from tests.fullgraph.test_pieces import bring, hub_graph
+from tests.fullgraph.thread_ranks import run_ranks
+from tests.support.grid import every_pair
 
 CPU = torch.device("cpu")
 OPTIONS = {
@@ -52,9 +53,7 @@ def swept(monkeypatch) -> list[SourceSweeps]:
     return found
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("make", [unequal_sage, gcn, gin, skipping, normed], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("world_size", [1, 2])
+@every_pair(make=[unequal_sage, gcn, gin, skipping, normed], options=OPTIONS, world_size=[1, 2])
 def test_sweeps_give_the_dense_answer_however_late_copies_are(make, options, world_size, swept):
     ranks = torch.zeros(N, dtype=torch.int64) if world_size == 1 else random_ranks(world_size)
     check(make, hub_graph(N, 200), ranks, world_size, **options)

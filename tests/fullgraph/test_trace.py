@@ -11,8 +11,8 @@ import torch
 from gnnsys.fullgraph import BinSchedule, HybridParallel
 from gnnsys.observe import PassTrace
 from tests.fullgraph.dense import random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import WIDTH, random_ranks, seeded, unequal_sage
+from tests.fullgraph.thread_ranks import run_ranks
 
 NUM_NODES = 300
 

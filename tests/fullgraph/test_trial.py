@@ -12,7 +12,7 @@ from gnnsys.fullgraph.plan.layer_trial import _sample
 from gnnsys.nn import SAGEConv
 from tests.fullgraph.changed import GRAPH, RANKS, seeded, x
 from tests.fullgraph.customised import WIDTH, bins
-from tests.fullgraph.ranks import run_ranks
+from tests.fullgraph.thread_ranks import run_ranks
 
 
 def test_a_default_device_of_torchs_is_not_where_plans_are_made():

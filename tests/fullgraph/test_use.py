@@ -12,8 +12,8 @@ from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing
 from gnnsys.nn import GATConv, GCNConv, SAGEConv
 from gnnsys.ops import CSC, spmm
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
-from tests.fullgraph.ranks import run_ranks
 from tests.fullgraph.test_exact import close, random_ranks, seeded
+from tests.fullgraph.thread_ranks import run_ranks
 
 N, WIDTH = 60, 6
 GRAPH = random_graph(N, 300, 11)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -20,21 +19,14 @@ def compiler() -> str | None:
 
 
 def build_native_tests(binary: Path, extra: list[str] | None = None) -> Path:
-    """Fails with what the compiler said."""
+    """As one source, so that headers, which take most of the time, are read once. Fails with what the compiler said."""
     from torch.utils.cpp_extension import include_paths
 
     flags = [*FLAGS, *(extra or []), *DEFINES, CORE, *(f"-isystem{path}" for path in include_paths())]
-    objects = Path(f"{binary}.objects")
-    objects.mkdir(parents=True, exist_ok=True)
-
-    def compile_one(source: Path) -> Path:
-        target = objects / f"{source.stem}.o"
-        call(["-c", str(source), "-o", str(target), *flags])
-        return target
-
-    with ThreadPoolExecutor(2) as pool:
-        parts = list(pool.map(compile_one, sorted(HERE.glob("*.cpp"))))
-    call([*map(str, parts), "-o", str(binary), "-pthread", *(extra or [])])
+    source = Path(f"{binary}.cpp")
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text("".join(f'#include "{file}"\n' for file in sorted(HERE.glob("*.cpp"))))
+    call([str(source), "-o", str(binary), *flags])
     return binary
 
 
@@ -46,18 +38,27 @@ def build_planted(library: Path, extra: list[str]) -> Path:
     return library
 
 
-def build_thrown(library: Path, extra: list[str]) -> Path:
-    """An op that throws what csrc/cuda throws, as a library that torch takes it from."""
+def compile_thrown(folder: Path) -> list[Path]:
+    """An op that throws what csrc/cuda throws, as objects for `link_thrown`."""
     from sysconfig import get_path
 
-    from torch.utils.cpp_extension import include_paths, library_paths
+    from torch.utils.cpp_extension import include_paths
 
     includes = [CORE, *(f"-isystem{path}" for path in [*include_paths(), get_path("include")])]
-    sources = [str(HERE / "thrown" / "thrown.cpp"), str(HERE.parents[1] / "csrc" / "cuda" / "out_of_memory.cpp")]
+    sources = [HERE / "thrown" / "thrown.cpp", HERE.parents[1] / "csrc" / "cuda" / "out_of_memory.cpp"]
     defines = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DPy_LIMITED_API=0x030A0000"]
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    for source, target in zip(sources, objects, strict=True):
+        call(["-c", "-fPIC", "-fvisibility=hidden", *FLAGS, *defines, *includes, str(source), "-o", str(target)])
+    return objects
+
+
+def link_thrown(objects: list[Path], library: Path, extra: list[str]) -> Path:
+    """As a library that torch takes the op from."""
+    from torch.utils.cpp_extension import library_paths
+
     torch = [flag for path in library_paths() for flag in (f"-L{path}", f"-Wl,-rpath,{path}")]
-    flags = ["-shared", "-fPIC", "-fvisibility=hidden", *FLAGS]
-    call([*flags, *extra, *defines, *includes, *sources, "-o", str(library), *torch, "-ltorch_cpu"])
+    call(["-shared", *extra, *map(str, objects), "-o", str(library), *torch, "-ltorch_cpu"])
     return library
 
 

@@ -44,10 +44,11 @@ class Random {
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
-#define TEST(sentence)                                                                            \
-  static void JOIN(test_, __LINE__)();                                                            \
-  static const native_test::Register JOIN(register_, __LINE__)(sentence, &JOIN(test_, __LINE__)); \
-  static void JOIN(test_, __LINE__)()
+#define TEST(sentence) TEST_(sentence, __COUNTER__)  // all tests are one source: lines would meet
+#define TEST_(sentence, number)                                                             \
+  static void JOIN(test_, number)();                                                        \
+  static const native_test::Register JOIN(register_, number)(sentence, &JOIN(test_, number)); \
+  static void JOIN(test_, number)()
 
 #define EXPECT(condition)                                                              \
   do {                                                                                 \

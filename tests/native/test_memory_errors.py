@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.build_native import COMPILE_SECONDS, build_thrown, compiler
+from tests.native.build_native import COMPILE_SECONDS, compile_thrown, compiler, link_thrown
 
 CALLS = """
 import ctypes, sys, torch
@@ -29,13 +29,18 @@ for call in (lambda: run_out(x), lambda: run_out.default(x), lambda: Fails.apply
 """
 
 
-@pytest.mark.parametrize("link", [[], ["-static-libstdc++"]], ids=["shared libstdc++", "a libstdc++ of its own"])
-def test_no_device_memory_is_torchs_own_error(tmp_path: Path, link: list[str]):
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     if os.environ.get("GNNSYS_SANITIZER"):
         pytest.skip("the library that throws is not instrumented")
     if compiler() is None or sys.platform == "darwin":
         pytest.skip("there is no C++ compiler, or one without libstdc++")
-    library = build_thrown(tmp_path / "thrown.so", link)
+    return compile_thrown(tmp_path_factory.mktemp("thrown"))
+
+
+@pytest.mark.parametrize("link", [[], ["-static-libstdc++"]], ids=["shared libstdc++", "a libstdc++ of its own"])
+def test_no_device_memory_is_torchs_own_error(objects: list[Path], tmp_path: Path, link: list[str]):
+    library = link_thrown(objects, tmp_path / "thrown.so", link)
     done = subprocess.run(
         [sys.executable, "-c", CALLS, str(library)], capture_output=True, text=True, timeout=COMPILE_SECONDS
     )

@@ -17,6 +17,7 @@ from gnnsys.nn import GAT, GraphSAGE
 from gnnsys.ops import CSC
 
 SAGE, GAT_TWO_HEADS = (lambda: GraphSAGE(8, 8, 2, 3)), (lambda: GAT(8, 8, 2, 3, heads=2))
+GAT_ONE_LAYER = lambda: GAT(8, 8, 1, 3, heads=2)  # noqa: E731
 
 
 @pytest.fixture(autouse=True)
@@ -28,15 +29,17 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     torch._dynamo.reset()
 
 
-def batches() -> Iterator[Batch]:
+def batches(num_hops: int = 2) -> Iterator[Batch]:
     graph = sbm(400, num_classes=3, avg_degree=8, num_features=8, seed=1)
-    return islice(NeighborLoader(graph, [4, 3], batch_size=32, seed=2), 2)
+    return islice(NeighborLoader(graph, [4, 3][:num_hops], batch_size=32, seed=2), 2)
 
 
 @pytest.mark.parametrize(
     ("make", "trimmed", "backend"),
     [
-        pytest.param(GAT_TWO_HEADS, True, "aot_eager", id="gat, trimmed"),
+        pytest.param(SAGE, True, "aot_eager", id="sage, trimmed"),
+        pytest.param(GAT_ONE_LAYER, False, "aot_eager", id="gat, one layer"),
+        pytest.param(GAT_TWO_HEADS, True, "aot_eager", id="gat, trimmed", marks=pytest.mark.long),
         pytest.param(SAGE, True, "inductor", id="sage, trimmed, inductor", marks=pytest.mark.long),
         pytest.param(GAT_TWO_HEADS, False, "aot_eager", id="gat", marks=pytest.mark.long),
     ],
@@ -51,7 +54,7 @@ def test_a_compiled_model_has_the_losses_and_gradients_of_the_plain_one(
         model = make()
         call = torch.compile(model, backend=backend, dynamic=True) if is_compiled else model
         losses.append([])
-        for batch in batches():
+        for batch in batches(len(model.convs)):
             given = {"num_sampled_nodes": batch.num_sampled_nodes} if trimmed else {}
             out = call(batch.x, batch.edge_index, **given)[: batch.batch_size]
             loss = F.cross_entropy(out, batch.y[: batch.batch_size])

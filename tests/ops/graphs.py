@@ -1,5 +1,7 @@
 """Small graphs for the tests of aggregation, and the dense matrices that are their oracle."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 
 from gnnsys.ops import CSC
@@ -28,3 +30,8 @@ def dense(csc: CSC, values: torch.Tensor) -> torch.Tensor:
     """The matrix [num_dst, num_src] whose entries add up `values` [num_edges] over parallel edges; differentiable."""
     flat = csc.dst() * csc.num_src + csc.indices.long()
     return values.new_zeros(csc.num_dst * csc.num_src).index_add(0, flat, values).view(csc.num_dst, csc.num_src)
+
+
+def gradients_are_right(op: Callable[..., object], inputs: Sequence[torch.Tensor]) -> bool:
+    """By finite differences: number by number, or, where there are many, along a random direction of each input."""
+    return torch.autograd.gradcheck(op, inputs, fast_mode=sum(each.numel() for each in inputs) > 500)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -32,6 +34,25 @@ class DictTable:
         return [self.numbers[i] for i in ids.tolist()], fresh
 
 
+SIZES = (10, 0, 1000, 150_000, 5)
+
+
+@cache
+def first_sight(bound: int) -> list[tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]], dict[int, int]]]:
+    """Of two rounds: seeds, then ids with the numbers and the new ids that the oracle has for them, and all numbers."""
+    generator, rounds = torch.Generator().manual_seed(bound), []
+    for _ in range(2):
+        oracle, calls = DictTable(), []
+        seeds = torch.randint(0, bound, (300,), generator=generator)
+        oracle.insert_seeds(seeds)
+        for size in SIZES:
+            ids = torch.randint(0, bound, (size,), generator=generator)
+            local, fresh = oracle.insert(ids)
+            calls.append((ids, torch.tensor(local, dtype=torch.int64), torch.tensor(fresh, dtype=torch.int64)))
+        rounds.append((seeds, calls, oracle.numbers))
+    return rounds
+
+
 @pytest.mark.parametrize(
     ("bound", "dtype"),
     [(bound, dtype) for bound in (100, 50_000, 1 << 20) for dtype in (torch.int32, torch.int64)]
@@ -39,28 +60,22 @@ class DictTable:
 )
 @grid(threads=[1, 2, 7])
 def test_numbers_follow_first_sight_across_calls(threads: int, bound: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(bound)
-    table, oracle = IdTable(bound), DictTable()
+    table, (*_, numbers) = IdTable(bound), first_sight(bound)[-1]
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for round_ in range(2):  # the second time on a table that has been used
+        for seeds, calls, _ in first_sight(bound):  # the second time on a table that has been used
             table.clear()
-            oracle = DictTable()
-            seeds = torch.randint(0, bound, (300,), generator=generator).to(dtype)
-            table.insert_seeds(seeds)
-            oracle.insert_seeds(seeds)
-            for size in (10, 0, 1000, 150_000, 5):
-                ids = torch.randint(0, bound, (size,), generator=generator).to(dtype)
-                local, fresh = table.insert(ids)
-                assert (local.tolist(), fresh.tolist()) == oracle.insert(ids), f"round {round_}, {size} ids"
-                assert fresh.dtype == dtype and local.dtype == torch.int64
+            table.insert_seeds(seeds.to(dtype))
+            for ids, local, fresh in calls:
+                found = table.insert(ids.to(dtype))
+                assert torch.equal(found[0], local) and torch.equal(found[1], fresh.to(dtype)), f"{len(ids)} ids"
     finally:
         torch.set_num_threads(before)
-    unseen = torch.tensor([i for i in range(100) if i not in oracle.numbers], dtype=dtype)
+    unseen = torch.tensor([i for i in range(100) if i not in numbers], dtype=dtype)
     assert bool((table.lookup(unseen) == -1).all())
-    known = torch.tensor(list(oracle.numbers)[:1000], dtype=dtype)
-    assert table.lookup(known).tolist() == list(oracle.numbers.values())[:1000]
+    known = torch.tensor(list(numbers)[:1000], dtype=dtype)
+    assert table.lookup(known).tolist() == list(numbers.values())[:1000]
 
 
 def test_ids_that_all_hash_to_one_slot_are_slow_but_right() -> None:
