@@ -5,6 +5,7 @@ from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.labor import LaborSampler
+from gnnsys.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerWiseSampler
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.owners import part_bounds
@@ -33,10 +34,13 @@ __all__ = [
     "Block",
     "DistGraph",
     "DrawRule",
+    "FastGCNSampler",
     "GraphService",
     "HopRequest",
     "InEdges",
     "LaborSampler",
+    "LadiesSampler",
+    "LayerWiseSampler",
     "Mask",
     "NeighborSampler",
     "PartMasks",
