@@ -85,7 +85,8 @@ class LayerWiseSampler(Sampler):
             raise ValueError(f"seeds must be in [0, {total}), got {int(nodes.min())} to {int(nodes.max())}")
         table = IdTable(total)
         table.insert_seeds(nodes)
-        num_nodes, num_edges, blocks = [nodes.numel()], [], []
+        num_nodes, num_edges = [nodes.numel()], []
+        blocks: list[Block] = []
         for hop, number in enumerate(self.num_nodes):
             words = _words(stream_key(key.seed, key.epoch, key.batch, hop), number)
             edges, scale = self._layer(nodes, words)
@@ -98,8 +99,9 @@ class LayerWiseSampler(Sampler):
                 weight = weight / torch.zeros(num_dst, dtype=torch.float64).index_add_(0, dst, weight)[dst]
             edge_ids = self._hoods.edge_ids(self._edge_type, edges.positions)
             csc = CSC(edges.indptr, local, nodes.numel(), edge_ids)
-            sizes = ({self._node_type: n} for n in (nodes.numel(), num_dst))
-            blocks.insert(0, Block({self._edge_type: csc}, *sizes, {self._edge_type: weight.float()}))
+            num_src, num_dst_of = {self._node_type: nodes.numel()}, {self._node_type: num_dst}
+            weights = {self._edge_type: weight.float()}
+            blocks.insert(0, Block({self._edge_type: csc}, num_src, num_dst_of, weights))
             num_nodes.append(fresh.numel())
             num_edges.append(local.numel())
         counts = ({self._node_type: num_nodes}, {self._edge_type: num_edges})
@@ -141,8 +143,10 @@ class LayerWiseSampler(Sampler):
 
 
 class FastGCNSampler(LayerWiseSampler):
-    """FastGCN: q of the whole graph, made once. A process keeps 16 bytes per node; on parts the first sampler of a
-    graph has all edges looked at, which those of other machines are sent for."""
+    """FastGCN: q of the whole graph, made once, when the sampler is.
+
+    A process keeps 16 bytes per node. Making q looks at all edges: on parts those of other machines travel once.
+    """
 
     def __init__(self, graph: AnyGraph, num_nodes: Sequence[int], *, normalize: bool = True) -> None:
         super().__init__(graph, num_nodes, normalize=normalize)
