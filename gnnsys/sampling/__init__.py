@@ -9,6 +9,7 @@ from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import GuidedSampler, main_part
 from gnnsys.sampling.induced import induced, with_edges
 from gnnsys.sampling.labor import LaborSampler
+from gnnsys.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerWiseSampler
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.node_scores import NodeScores
@@ -44,11 +45,14 @@ __all__ = [
     "ClusterSampler",
     "DistGraph",
     "DrawRule",
+    "FastGCNSampler",
     "GraphService",
     "GuidedSampler",
     "HopRequest",
     "InEdges",
     "LaborSampler",
+    "LadiesSampler",
+    "LayerWiseSampler",
     "Mask",
     "NeighborSampler",
     "NodeScores",
