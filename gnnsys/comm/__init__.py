@@ -2,6 +2,7 @@
 
 from gnnsys.comm.address import agree_on_address, endpoint, interface_of, is_loopback, resolve
 from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
+from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
 from gnnsys.comm.context import RequestContext, current_context, set_context, use_context
@@ -72,10 +73,12 @@ __all__ = [
     "Turns",
     "WireError",
     "agree_on_address",
+    "close_in_forks",
     "current_context",
     "default_lanes",
     "default_server_io_threads",
     "default_server_threads",
+    "end_with_parent",
     "endpoint",
     "export_array",
     "interface_of",

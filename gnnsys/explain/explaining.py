@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import gnnsys
+from gnnsys.comm import close_in_forks
 from gnnsys.explain.guide import Guide
 from gnnsys.explain.mailbox import Mailbox, message_bytes
 from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
@@ -215,8 +216,7 @@ class Explaining:
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None
-        pipes = [process.stdin, process.stdout]
-        os.register_at_fork(after_in_child=lambda: _close_all(pipes))  # forks do not keep it alive
+        close_in_forks([process.stdin, process.stdout])
         orders = {
             "path": str(Path(self._graph.parts.path).resolve()),
             "guide": dataclasses.asdict(self.guide),
@@ -359,9 +359,3 @@ def _end(process: subprocess.Popen[bytes], timeout: float) -> None:
         process.kill()
         process.wait()
     process.stdout.close()
-
-
-def _close_all(pipes: list[Any]) -> None:
-    for pipe in pipes:
-        with contextlib.suppress(OSError, ValueError):
-            pipe.close()

@@ -6,7 +6,6 @@ that input closes, however its parent ended. Errors of a round are lines of JSON
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnnsys.comm import end_with_parent
 from gnnsys.explain.explainers import Explainer, frozen
 from gnnsys.explain.explanation_graph import explain_part, pool_part
 from gnnsys.explain.guide import Guide
@@ -28,7 +28,6 @@ from gnnsys.explain.weights import check_layout, layout_of, load_state_bytes
 from gnnsys.graph import NODE
 from gnnsys.partition import Part, open_parts
 
-_PR_SET_PDEATHSIG = 1
 _NICE = 10  # trainers come first
 
 
@@ -116,7 +115,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes where errors go
     if orders["parent_death"]:
-        _end_with_parent(int(orders["parent"]))
+        end_with_parent(int(orders["parent"]))
     os.nice(_NICE)
     torch.set_num_threads(1)
     sys.path += [path for path in orders["paths"] if path not in sys.path]
@@ -158,14 +157,6 @@ def _tell(pipe: Any, error: Exception, *, is_final: bool) -> None:
         pipe.flush()
     except OSError:
         pass  # nobody listens any more
-
-
-def _end_with_parent(parent: int) -> None:
-    """A second belt beside the pipe: forked children of a dead trainer may still hold the pipe open."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ until that input closes, however its parent ended.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -14,10 +13,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from gnnsys.comm import Keys
+from gnnsys.comm import Keys, end_with_parent
 from gnnsys.session.graph_server import GraphServer, wait_for_end
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -29,7 +26,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes where errors go: the pipe is for the one answer
     if orders["parent_death"]:
-        _end_with_parent(int(orders["parent"]))
+        end_with_parent(int(orders["parent"]))
     try:
         graph_server = _make(orders)
         endpoints = graph_server.start()
@@ -64,14 +61,6 @@ def _make(orders: Mapping[str, Any]) -> GraphServer:
 def _answer(pipe: Any, value: dict[str, Any]) -> None:
     with pipe:
         pipe.write(json.dumps(value) + "\n")
-
-
-def _end_with_parent(parent: int) -> None:
-    """A second belt beside the pipe: forked children of a dead trainer may still hold the pipe open."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import gnnsys
-from gnnsys.comm import Keys
+from gnnsys.comm import Keys, close_in_forks
 
 _END_SECONDS = 10.0
 
@@ -39,8 +39,7 @@ class ServerProcess:
             start_new_session=True,
         )
         pipes = [self._process.stdin, self._process.stdout]
-        # Called in every child that this process forks. It refers to the pipes alone, not to this object.
-        os.register_at_fork(after_in_child=lambda: _close_all(pipes))
+        close_in_forks(pipes)  # which refers to the pipes alone, not to this object
         self._pipes = pipes
 
     def order(
@@ -129,9 +128,3 @@ class ServerProcess:
                 return b""
             line += piece
         return line
-
-
-def _close_all(pipes: list[Any]) -> None:
-    for pipe in pipes:
-        with contextlib.suppress(OSError, ValueError):
-            pipe.close()

@@ -37,8 +37,16 @@ class Planted:
         return area(masks.sn, ~self.is_noise[masks.ids]), area(masks.sf, self.is_signal)
 
 
-def plant(folder: Path, *, method: str = "random", seed: int = 0, num_nodes: int = 8000, train: float = 0.5) -> Planted:
-    graph = planted_noise(num_nodes, num_classes=8, separation=5.0, train=train, seed=seed)
+def plant(
+    folder: Path,
+    *,
+    method: str = "random",
+    seed: int = 0,
+    num_nodes: int = 8000,
+    train: float = 0.5,
+    separation: float = 5.0,
+) -> Planted:
+    graph = planted_noise(num_nodes, num_classes=8, separation=separation, train=train, seed=seed)
     partition_graph(graph, NUM_PARTS, folder / "parts", method=method)
     parts = open_parts(folder / "parts")
     x, y, mask = (graph.node_data["node"][name] for name in ("x", "y", "train_mask"))
