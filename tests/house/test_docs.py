@@ -84,8 +84,16 @@ PAGES = {
         ),
         programs=("gnnsys", "gnnsys"),
     ),
-    "docs/samplers.md": Setup(python=2, prints=("in each layer the mean", "LadiesSampler [64, ")),
-    "docs/samplers.md": Setup(python=6, prints=("8 batches of clusters", "subgraphs were counted")),
+    "docs/samplers.md": Setup(
+        python=9,
+        prints=(
+            "in each layer the mean",
+            "LadiesSampler [64, ",
+            "8 batches of clusters",
+            "drawn by these scores",
+            "subgraphs were counted",
+        ),
+    ),
     "docs/sampling.md": Setup(python=4),
     "docs/store.md": Setup(
         python=6,
