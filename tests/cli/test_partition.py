@@ -210,3 +210,15 @@ def test_the_communication_objective_says_how_many_rows_travel(tmp_path: Path, c
     parts = open_parts(tmp_path / "p")
     received = sum(parts.part(i).num_halo() for i in range(3))
     assert int(line.split()[3].replace(",", "")) == received == parts.info["rows"]["in the end"]
+
+
+def test_clusters_are_cut_inside_parts_and_their_edges_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "parts"
+    given = ["--parts", "2", "--clusters", "9", "--out", str(out)]
+    assert main(["partition", "sbm-2k:num_classes=4", *given]) == 0
+    assert "edges between clusters" in capsys.readouterr().out
+    clusters = open_parts(out).clusters
+    assert clusters is not None and clusters.bounds.tolist() == [0, 4, 9]
+    assert verify_parts(out, against=dataset("sbm-2k:num_classes=4")).ok
+    assert main(["partition", "no-such-source", *given[:3], "1", "--out", str(tmp_path / "q")]) != 0
+    assert "at least so many, got 1" in capsys.readouterr().err
