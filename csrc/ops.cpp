@@ -37,6 +37,7 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "sample_labor(Tensor indptr, Tensor indices, Tensor seeds, int num_src, int fanout, int key, "
       "Tensor? source_ids, Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
+  m.def("source_words(Tensor ids, int key) -> Tensor");
 
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(

@@ -353,8 +353,37 @@ LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tens
   });
 }
 
+// The words themselves, for rules that compare them with probabilities of their own: the 63 high bits of each.
+Tensor source_words(const Tensor& ids, int64_t key) {
+  check_ids(ids, "ids");
+  Tensor words = empty_cpu({ids.numel()}, ScalarType::Long);
+  auto* const out = mutable_data<int64_t>(words);
+  dispatch_ids(ids, [&](auto id) {
+    const auto* const nodes = const_data<decltype(id)>(ids);
+    parallel_for(ids.numel(), 1 << 14, [&](int64_t lo, int64_t hi) {
+      WordBlock block;
+      for (int64_t first = lo; first < hi; first += kWordBlock) {
+        const int64_t size = std::min(kWordBlock, hi - first);
+        for (int64_t u = 0; u < size; ++u) {
+          const auto node = static_cast<uint64_t>(nodes[first + u]);
+          block.low[u] = static_cast<uint32_t>(node);
+          block.high[u] = static_cast<uint32_t>(node >> 32);
+        }
+        make_words64(&block, size, static_cast<uint64_t>(key));
+        for (int64_t u = 0; u < size; ++u) {
+          out[first + u] = static_cast<int64_t>(block.word[u] >> 1);
+        }
+      }
+    });
+  });
+  return words;
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) { REGISTER_OP(m, "sample_labor", &sample_labor); }
+STABLE_TORCH_LIBRARY_IMPL(gnnsys, CPU, m) {
+  REGISTER_OP(m, "sample_labor", &sample_labor);
+  REGISTER_OP(m, "source_words", &source_words);
+}
 
 }  // namespace gnnsys

@@ -24,7 +24,7 @@ from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within
-from gnnsys.ops.labor import sample_labor
+from gnnsys.ops.labor import sample_labor, source_words
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -155,6 +155,7 @@ __all__ = [
     "scaled_spmm",
     "scatter_rows",
     "sddmm",
+    "source_words",
     "sparse_adagrad_step",
     "sparse_adam_step",
     "spmm",

@@ -1,4 +1,4 @@
-"""LABOR-0 on one CSC: typed face of `sample_labor` (cpu/sample_labor.cpp)."""
+"""LABOR on one CSC: typed faces of `sample_labor` and `source_words` (cpu/sample_labor.cpp)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,18 @@ def sample_labor(
     )  # fmt: skip
 
 
+def source_words(ids: Tensor, *, key: int) -> Tensor:
+    """The random numbers that `sample_labor` compares: of each source the 63 high bits, int64, tree 0."""
+    return native.source_words(ids.contiguous(), key)
+
+
 @torch.library.register_fake("gnnsys::sample_labor")
 def _(indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree):
     size = torch.library.get_ctx().new_dynamic_size()
     weight = indptr.new_empty(size, dtype=torch.float32)
     return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size), weight
+
+
+@torch.library.register_fake("gnnsys::source_words")
+def _(ids, key):
+    return ids.new_empty(ids.shape, dtype=torch.int64)

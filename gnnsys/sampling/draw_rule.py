@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import some
-from gnnsys.ops import CSC, Neighbors, sample_guided, sample_labor, sample_neighbors
+from gnnsys.ops import CSC, Neighbors, sample_guided, sample_labor, sample_neighbors, source_words
+from gnnsys.sampling.labor_importance import importance
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RuleSource:
 class DrawRule(ABC):
     """How up to `fanout` in-edges of each seed are chosen."""
 
-    name: ClassVar[str]  # what views and requests call it
+    name: str  # what views and requests call it
     needs_sources: ClassVar[bool] = False  # whether it reads `RuleSource.source_ids`
     needs_scores: ClassVar[bool] = False  # whether it reads `RuleSource.score`
     weighs: bool = False  # whether its edges have a weight each
@@ -86,6 +87,43 @@ class LaborRule(DrawRule):
         return sample_labor(source.csc, seeds, fanout, key=key, source_ids=ids, exclude=exclude, tree=tree)
 
 
+class ImportanceRule(LaborRule):
+    """LABOR-i: probabilities of edges come from all seeds of a hop, so one process must have their in-edges."""
+
+    needs_sources = False
+
+    def __init__(self, rounds: int) -> None:
+        self.name, self.rounds = f"labor-{rounds}", rounds
+
+    def draw(
+        self,
+        source: RuleSource,
+        seeds: Tensor,
+        fanout: int,
+        *,
+        key: int,
+        exclude: Tensor | None,
+        tree: Tensor | None,
+        rng_ids: Tensor | None,
+    ) -> Neighbors:
+        if source.part >= 0:
+            raise ValueError(f"{self.name} needs the whole graph in one process: use labor-0 on parts")
+        if fanout <= 0:
+            return super().draw(source, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
+        edges = sample_neighbors(source.csc, seeds, -1, key=key, exclude=exclude)
+        ids, place = edges.ids.unique(return_inverse=True)
+        probability = importance(edges.indptr, place, fanout, self.rounds)
+        r = source_words(ids, key=key).double() * 2.0**-63  # may round up to 1, where a probability of 1 takes it too
+        taken = ((r[place] < probability) | (probability >= 1.0)).nonzero().view(-1)
+        degree = edges.indptr.diff()
+        column = torch.repeat_interleave(degree, output_size=place.numel())
+        indptr = torch.zeros_like(edges.indptr)
+        torch.cumsum(torch.bincount(column[taken], minlength=degree.numel()), 0, out=indptr[1:])
+        weight = 1.0 / (probability[taken] * degree[column[taken]])
+        return Neighbors(indptr, edges.ids[taken], edges.positions[taken], weight.float())
+
+
+MAX_ROUNDS = 10  # of LABOR-i: probabilities hardly change after three
 SPLITS = ("local", "proportional")
 
 
@@ -157,7 +195,8 @@ def check_guided(deviation: float, split: str, unbiased: bool) -> None:
         raise ValueError(f"unbiased must be True or False, got {unbiased!r}")
 
 
-RULES: Mapping[str, DrawRule] = MappingProxyType({rule.name: rule for rule in (LaborRule(), GuidedRule())})
+_ALL = (LaborRule(), *(ImportanceRule(rounds) for rounds in range(1, MAX_ROUNDS + 1)), GuidedRule())
+RULES: Mapping[str, DrawRule] = MappingProxyType({rule.name: rule for rule in _ALL})
 
 
 def find_rule(text: str) -> DrawRule:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, edge_type_key
+from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
 from gnnsys.ops import stream_key
-from gnnsys.sampling.draw_rule import LaborRule
+from gnnsys.sampling.draw_rule import MAX_ROUNDS
 from gnnsys.sampling.fanouts import Fanouts
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph
@@ -26,12 +26,15 @@ _EVERY_HOP = -1  # stands for the hop in the key where all hops share their rand
 
 
 class LaborSampler(NeighborSampler):
-    """LABOR-0 on a `Graph` or a `DistGraph`, bit-equal. `num_neighbors` are expected numbers of neighbours per hop.
+    """LABOR on a `Graph` or, bit-equal, on a `DistGraph`. `num_neighbors` are expected numbers of neighbours per hop.
 
     Every edge has a weight: the sum of weight * row over a node's sampled in-edges stands for the mean over all its
     in-edges. The weight is 1 / (degree * probability), which makes that sum exact in expectation (Horvitz-Thompson).
     With `normalize` the weights of a node's in-edges are divided by their sum (Hajek, as DGL does): less variance
     where rows are far from zero, and no longer exact, because a node may draw no neighbour at all.
+
+    `importance_sampling=i` is LABOR-i, on a graph in memory alone: i rounds make sources likelier that many nodes share
+    (`labor_importance.py`), for fewer nodes still. A node's neighbours then depend on the others of its batch.
 
     `layer_dependency` is DGL's: one r_u for all hops of a batch, so that a node which is seen by several is likelier to
     be the same one. Edge types with the same source type always share r_u. Parallel edges are taken together.
@@ -47,16 +50,24 @@ class LaborSampler(NeighborSampler):
         graph: AnyGraph,
         num_neighbors: Fanouts,
         *,
+        importance_sampling: int = 0,
         layer_dependency: bool = False,
         normalize: bool = False,
         disjoint: bool = False,
         expand: Literal["new", "frontier"] = "new",
     ) -> None:
-        super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, rule=LaborRule.name)
+        if not 0 <= importance_sampling <= MAX_ROUNDS:
+            raise ValueError(f"importance_sampling must be 0 to {MAX_ROUNDS} rounds, got {importance_sampling}")
+        if importance_sampling and not isinstance(graph, Graph):
+            raise ValueError("LABOR-i needs the whole graph in one process: pass importance_sampling=0 on parts")
+        if importance_sampling and disjoint:
+            raise ValueError("LABOR-i is about nodes that trees share, and disjoint trees share none: leave one away")
+        self.rule = f"labor-{importance_sampling}"
+        super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, rule=self.rule)
         self.layer_dependency, self.normalize = layer_dependency, normalize
 
     def options(self) -> dict[str, Any]:
-        labor = {"rule": LaborRule.name, "layer_dependency": self.layer_dependency, "normalize": self.normalize}
+        labor = {"rule": self.rule, "layer_dependency": self.layer_dependency, "normalize": self.normalize}
         return super().options() | labor
 
     def draw_key(self, key: SampleKey, hop: int, edge_type: EdgeType) -> int:

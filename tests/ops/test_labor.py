@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, sample_labor, sample_neighbors, stream_key
+from gnnsys.ops import CSC, sample_labor, sample_neighbors, source_words, stream_key
 from tests.ops.test_sampling import random_csc, star
 from tests.support.grid import grid
 
@@ -93,6 +93,11 @@ def test_whether_the_words_of_all_sources_are_made_changes_nothing() -> None:
             alone = sample_labor(csc, seeds[i : i + 1], 7, key=3, source_ids=source_ids)
             begin, end = found.indptr[i : i + 2].tolist()
             assert torch.equal(alone.positions, found.positions[begin:end])
+
+
+def test_words_of_sources_are_those_that_are_compared() -> None:
+    for ids in (torch.arange(1500), torch.arange(1500, dtype=torch.int32), torch.arange(40) + (1 << 50)):
+        assert source_words(ids, key=-9).tolist() == [word(u, 0, -9) >> 1 for u in ids.tolist()]
 
 
 def test_threads_change_nothing() -> None:

@@ -13,6 +13,7 @@ from gnnsys.graph import EDGE, NODE, Graph, NodeType, rmat
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.partition import relabel
 from gnnsys.sampling import LaborSampler, NeighborSampler, Sample, SampleKey
+from gnnsys.sampling.labor_importance import importance
 from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
 
 KEY = SampleKey(seed=3, epoch=1, batch=4)
@@ -172,6 +173,56 @@ def test_fewer_nodes_than_uniform_at_the_same_variance_of_two_layers() -> None:
         errors[name] = sum(float((output(s, rows) - exact).square().mean()) for s in found) / 8
     assert nodes["labor"] <= 0.8 * nodes["uniform"], nodes
     assert errors["labor"] <= errors["uniform"], errors
+
+
+def test_importance_gives_each_node_the_variance_of_its_fanout_and_rounds_lower_the_nodes() -> None:
+    """The sum that fixes c by brute force, and the expected number of sources: max p, as edges of one share r_u."""
+    graph = homogeneous(80, 3000)
+    csc = graph.csc()
+    source, degree = csc.indices.long(), csc.in_degrees()
+    expected = []
+    for rounds in range(4):
+        p = importance(csc.indptr, source, 6, rounds)
+        assert float(p.max()) <= 1 and float(p.min()) > 0
+        sums = torch.zeros(80, dtype=torch.float64).index_add_(0, csc.dst(), 1 / p)
+        big = degree > 6
+        assert torch.allclose(sums[big], degree[big].double().square() / 6)
+        assert bool((p[(degree <= 6)[csc.dst()]] == 1).all())
+        expected.append(float(torch.zeros(80, dtype=torch.float64).scatter_reduce_(0, source, p, "amax").sum()))
+    assert expected[0] > expected[1] > expected[2] >= expected[3] - 1e-9, expected
+    uniform = importance(csc.indptr, source, 6, 0)
+    assert torch.allclose(uniform, (6 / degree.double()).clamp(max=1)[csc.dst()])
+
+
+def test_labor_i_is_exact_in_expectation_and_has_fewer_nodes() -> None:
+    graph = homogeneous(60, 900)
+    rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    exact = exact_output(graph, rows)[:20]
+    nodes, seeds = [], {NODE: torch.arange(20)}
+    for rounds in (0, 1, 3):
+        sampler = LaborSampler(graph, [6, 6], expand="frontier", importance_sampling=rounds)
+        samples = [sampler.sample(seeds, key=SampleKey(0, 0, batch)) for batch in range(2000 if rounds == 1 else 300)]
+        nodes.append(sum(s.node[NODE].numel() for s in samples) / len(samples))
+        if rounds == 1:
+            found = torch.stack([output(s, rows) for s in samples])
+            error = (found.mean(0) - exact).abs() / (found.std(0) / 2000**0.5).clamp(min=1e-9)
+            assert float(error.max()) < 4
+    assert nodes[0] > nodes[1] > nodes[2], nodes
+
+
+def test_labor_i_excludes_edges_and_is_refused_where_it_cannot_be(tmp_path: Path) -> None:
+    graph = homogeneous()
+    edges = graph.edge_index()
+    src, dst = edges[:, torch.isin(edges[1], SEEDS[NODE])][:, ::2]
+    sampler = LaborSampler(graph, [4, 0, 3], importance_sampling=2)
+    exclude = {EDGE: sampler.find_edges(EDGE, src, dst)}
+    sample = sampler.sample(SEEDS, key=KEY, exclude=exclude)
+    assert not torch.isin(sample.edge[EDGE], graph.csc().edge_ids[exclude[EDGE]].long()).any()
+    for options, message in (({"disjoint": True}, "leave one away"), ({"importance_sampling": -1}, "0 to 10 rounds")):
+        with pytest.raises(ValueError, match=message):
+            LaborSampler(graph, [4], **{"importance_sampling": 1, **options})
+    with machines(graph, tmp_path / "p", 2) as graphs, pytest.raises(ValueError, match="whole graph in one process"):
+        LaborSampler(graphs[0], [4], importance_sampling=1)
 
 
 def test_loaders_hand_out_the_weights() -> None:
