@@ -130,7 +130,7 @@ SPLITS = ("local", "proportional")
 class GuidedRule(DrawRule):
     """Local sources first, remote ones by score; see `gnnsys.ops.sample_guided`."""
 
-    name: ClassVar[str] = "guided"
+    name = "guided"
     needs_scores: ClassVar[bool] = True
 
     def __init__(self, deviation: float = 0.1, split: str = "local", unbiased: bool = False) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gnnsys.partition import Parts
 
 MOST_VERSIONS = 8  # of a requester, kept at once
-_MOST_TABLES = 16  # scores by local id, kept at once: one per part, requester and version in use
+_MOST_TABLES = 128  # scores by local id, kept at once: one per part, requester and version in use
 _MEDIAN_OF_NONE = 128
 
 
