@@ -57,7 +57,7 @@ class Masks:
 
     def node_scores(self) -> NodeScores:
         """SN as guided draws take it: `GuidedSampler.use(masks.node_scores())`."""
-        return NodeScores(self.requester, self.version, self.ids, self.sn)
+        return NodeScores(self.requester, self.ids, self.sn)
 
     def of(self, version: int, position: int, seconds: float) -> Masks:
         """The same masks as a round of a process has them."""

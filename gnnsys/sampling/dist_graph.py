@@ -243,8 +243,9 @@ class DistGraph:
         self._views.scores.add(scores)
         self._send_scores(scores)
         with self._lock:
-            self._scores[scores.requester, scores.version] = scores
-            for old in sorted(v for r, v in self._scores if r == scores.requester)[:-MOST_VERSIONS]:
+            self._scores.pop((scores.requester, scores.version), None)
+            self._scores[scores.requester, scores.version] = scores  # the last one is the newest
+            for old in [v for r, v in self._scores if r == scores.requester][:-MOST_VERSIONS]:
                 del self._scores[scores.requester, old]
 
     def _send_scores(self, scores: NodeScores) -> None:

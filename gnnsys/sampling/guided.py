@@ -98,8 +98,9 @@ class GuidedSampler(NeighborSampler):
                     f"free is {soonest[1] + 1} of epoch {soonest[0]}"
                 )
             self._versions.append((position, scores.version))
-            self._scores[scores.version] = scores
-            for old in sorted(self._scores)[:-MOST_VERSIONS]:
+            self._scores.pop(scores.version, None)
+            self._scores[scores.version] = scores  # the last one is the newest
+            for old in list(self._scores)[:-MOST_VERSIONS]:
                 del self._scores[old]
             return position
 
@@ -129,19 +130,20 @@ class GuidedSampler(NeighborSampler):
         with self._lock:
             return {
                 "versions": [[*position, version] for position, version in self._versions],
-                "scores": {version: scores.to_arrays() for version, scores in self._scores.items()},
+                "scores": [scores.to_arrays() for scores in self._scores.values()],
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != {"versions", "scores"}:
             raise ValueError(f"this state is of another sampler: expected versions and scores, got {[*state]}")
         versions = [((int(epoch), int(batch)), int(version)) for epoch, batch, version in state["versions"]]
-        scores = {int(version): NodeScores.from_arrays(arrays) for version, arrays in state["scores"].items()}
+        scores = [NodeScores.from_arrays(arrays) for arrays in state["scores"]]
         assert isinstance(self.graph, DistGraph)
-        for known in scores.values():
+        for known in scores:
             self.graph.add_scores(known)
         with self._lock:
-            self._versions, self._scores, self._begun = versions, scores, _BEFORE_ALL
+            self._versions, self._begun = versions, _BEFORE_ALL
+            self._scores = {known.version: known for known in scores}
 
 
 def main_part(graph: DistGraph, ids: Tensor) -> int:

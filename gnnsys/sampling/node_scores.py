@@ -1,19 +1,23 @@
 """Scores of nodes: how much each remote node counts for a part, one byte each, by version. What guided draws read.
 
-A part (the requester) gives its scores a version; owners of other parts keep the last few of every requester and look
-them up by source node. A node that nobody scored has the median. Local and remote are about parts, never machines.
+Scores belong to a part (the requester). Their version is made of what they say, so that the same number means the same
+scores on every machine and after any restart. Owners of other parts keep the last few of every requester and look them
+up by source node. A node that nobody scored has the median. Local and remote are about parts, never machines.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from gnnsys.ops import as_bytes
 from gnnsys.partition import Parts
 
 MOST_VERSIONS = 8  # of a requester, kept at once
@@ -27,10 +31,9 @@ class ScoresNotHere(ValueError):
 
 @dataclass(frozen=True)
 class NodeScores:
-    """How much remote nodes count for part `requester`: 1 to 255. `version` is at least 1."""
+    """How much remote nodes count for part `requester`: 1 to 255."""
 
     requester: int
-    version: int
     ids: Tensor  # int64, global ids, ascending
     scores: Tensor  # uint8, as many
 
@@ -41,8 +44,8 @@ class NodeScores:
                 "scores must be int64 ids and as many uint8 scores, got "
                 f"{ids.dtype} {list(ids.shape)} and {scores.dtype} {list(scores.shape)}"
             )
-        if self.version < 1 or self.requester < 0:
-            raise ValueError(f"scores need a version of at least 1 and a part, got {self.version}, {self.requester}")
+        if self.requester < 0:
+            raise ValueError(f"scores need the number of a part, got {self.requester}")
         if ids.numel() and (int(ids[0]) < 0 or bool((ids.diff() <= 0).any()) or int(scores.min()) == 0):
             raise ValueError("ids of scores must be global ids that ascend, and scores in [1, 255]")
 
@@ -51,21 +54,24 @@ class NodeScores:
         """The score of nodes that are not among `ids`."""
         return int(self.scores.median()) if self.scores.numel() else _MEDIAN_OF_NONE
 
-    def is_equal(self, other: NodeScores) -> bool:
-        return torch.equal(self.ids, other.ids) and torch.equal(self.scores, other.scores)
+    @cached_property
+    def version(self) -> int:
+        """Made of what they say: SHA-256 of requester, ids and scores, 62 bits, never 0."""
+        told = hashlib.sha256(self.requester.to_bytes(8, "little"))
+        for rows in (self.ids, self.scores):
+            told.update(as_bytes(rows.contiguous()).numpy().data)
+        return int.from_bytes(told.digest()[:8], "little") >> 2 or 1
 
     def to_arrays(self) -> list[Tensor]:
         """As a GUIDE message has them."""
-        head = torch.tensor([self.requester, self.version], dtype=torch.int64, device="cpu")
-        return [head, self.ids, self.scores]
+        return [torch.tensor([self.requester], dtype=torch.int64, device="cpu"), self.ids, self.scores]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[Tensor]) -> NodeScores:
         """Reads what `to_arrays` wrote; ValueError for anything else."""
-        if len(arrays) != 3 or arrays[0].dtype != torch.int64 or arrays[0].shape != (2,):
-            raise ValueError("scores are three arrays: requester and version, ids, scores")
-        requester, version = arrays[0].tolist()
-        return cls(requester, version, *(rows.clone() for rows in arrays[1:]))
+        if len(arrays) != 3 or arrays[0].dtype != torch.int64 or arrays[0].shape != (1,):
+            raise ValueError("scores are three arrays: requester, ids, scores")
+        return cls(int(arrays[0]), *(rows.clone() for rows in arrays[1:]))
 
 
 class ScoreBook:
@@ -78,7 +84,7 @@ class ScoreBook:
         self._lock = threading.Lock()
 
     def add(self, scores: NodeScores) -> None:
-        """Keeps a version, and drops the oldest of a requester's beyond `MOST_VERSIONS`."""
+        """Keeps scores, and drops those of a requester that came before the last `MOST_VERSIONS`."""
         book = self._parts.book
         if len(self._parts.schema.node_types) != 1:
             raise ValueError("scores guide draws on graphs with one node type, this one has several")
@@ -89,15 +95,10 @@ class ScoreBook:
             raise ValueError(f"ids of scores must be in [0, {num_nodes}), got {int(scores.ids[-1])}")
         with self._lock:
             known = self._known.setdefault(scores.requester, OrderedDict())
-            before = known.get(scores.version)
-            if before is not None and not before.is_equal(scores):
-                raise ValueError(
-                    f"version {scores.version} of part {scores.requester} is known with other scores: give new scores "
-                    "a new version"
-                )
             known[scores.version] = scores
+            known.move_to_end(scores.version)
             while len(known) > MOST_VERSIONS:
-                known.pop(min(known))
+                known.popitem(last=False)
 
     def get(self, requester: int, version: int) -> NodeScores:
         with self._lock:

@@ -15,11 +15,11 @@ SEEDS = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
 FANOUTS = [3, 2]
 
 
-def some_scores(graph, requester: int, version: int, seed: int = 0) -> NodeScores:
+def some_scores(graph, requester: int, seed: int = 0) -> NodeScores:
     g = torch.Generator().manual_seed(seed)
     own = graph.book.part_range(requester, NODE)
     ids = torch.tensor([i for i in range(graph.num_nodes(NODE)) if i not in own and i % 3], dtype=torch.int64)
-    return NodeScores(requester, version, ids, torch.randint(1, 256, ids.shape, generator=g).to(torch.uint8))
+    return NodeScores(requester, ids, torch.randint(1, 256, ids.shape, generator=g).to(torch.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_every_machine_draws_for_a_requester_what_one_process_draws(parted, whol
         answers = []
         for graph in (alone, *parted):
             sampler = GuidedSampler(graph, FANOUTS, requester=requester, deviation=0.4, **options)
-            sampler.use(some_scores(graph, requester, 1), at=(0, 0))
+            sampler.use(some_scores(graph, requester), at=(0, 0))
             answers.append(original(graph, sampler.sample(to_global(graph, SEEDS), key=KEY)))
         for answer in answers[1:]:
             for ours, theirs in zip(answer, answers[0], strict=True):
@@ -73,7 +73,7 @@ def test_every_machine_draws_for_a_requester_what_one_process_draws(parted, whol
 def test_draws_are_those_of_the_graph_before_it_was_cut(parted, whole):
     for graph in parted:
         sampler = GuidedSampler(graph, FANOUTS, requester=0, deviation=0.4)
-        scores = some_scores(graph, 0, 1)
+        scores = some_scores(graph, 0)
         sampler.use(scores, at=(0, 0))
         sample = sampler.sample(to_global(graph, SEEDS), key=KEY)
         wanted = expected_first_hop(whole, graph, scores, SEEDS[NODE], 0.4)
@@ -99,7 +99,7 @@ def test_own_nodes_come_first_so_fewer_rows_are_remote(two, whole):
         own = graph.book.part_range(number, NODE)
         seeds = {NODE: torch.arange(own.start, own.stop)}
         guided = GuidedSampler(graph, [2], deviation=0.0)
-        guided.use(some_scores(graph, number, 1), at=(0, 0))
+        guided.use(some_scores(graph, number), at=(0, 0))
         remote = [
             int(((nodes < own.start) | (nodes >= own.stop)).sum())
             for nodes in (s.sample(seeds, key=KEY).node[NODE] for s in (guided, NeighborSampler(graph, [2])))
@@ -112,14 +112,16 @@ def test_a_version_begins_where_nobody_was_and_a_batch_keeps_its_draws(two):
     graph = two[0]
     sampler, seeds = GuidedSampler(graph, FANOUTS), to_global(graph, SEEDS)
     before = original(graph, sampler.sample(seeds, key=SampleKey(0, 2, 5)))
-    assert sampler.use(some_scores(graph, 0, 1)) == (2, 6)
-    assert [sampler.version_at(at) for at in ((2, 5), (2, 6), (3, 0))] == [0, 1, 1]
+    first, second = some_scores(graph, 0), some_scores(graph, 0, seed=1)
+    assert 0 < first.version != second.version > 0
+    assert sampler.use(first) == (2, 6)
+    assert [sampler.version_at(at) for at in ((2, 5), (2, 6), (3, 0))] == [0, first.version, first.version]
     assert torch.equal(original(graph, sampler.sample(seeds, key=SampleKey(0, 2, 5)))[1], before[1])
     for at in ((2, 5), (2, 6)):
         with pytest.raises(ValueError, match="was begun already, or has a version"):
-            sampler.use(some_scores(graph, 0, 2, seed=1), at=at)
-    assert sampler.use(some_scores(graph, 0, 2, seed=1), at=(4, 0)) == (4, 0)
-    assert sampler.version_at((3, 9)) == 1 and sampler.version_at((4, 0)) == 2
+            sampler.use(second, at=at)
+    assert sampler.use(second, at=(4, 0)) == (4, 0)
+    assert sampler.version_at((3, 9)) == first.version and sampler.version_at((4, 0)) == second.version
 
 
 def test_a_resumed_loader_draws_by_the_versions_it_had(two):
@@ -133,11 +135,11 @@ def test_a_resumed_loader_draws_by_the_versions_it_had(two):
     seen = []
     for number, batch in enumerate(loader):
         if number == 2:
-            sampler.use(some_scores(graph, 0, 1))
+            sampler.use(some_scores(graph, 0))
         if number == 5:
             state = loader.state_dict()
         seen.append(batch.n_id)
-    assert state["sampler"]["versions"][0][2] == 1
+    assert state["sampler"]["versions"][0][2] == some_scores(graph, 0).version
     loader.close()
     again, resumed = make()
     resumed.load_state_dict(state)
@@ -151,12 +153,11 @@ def test_an_owner_that_has_lost_the_scores_is_sent_them_again(tmp_path, whole):
     with machines(whole, tmp_path / "parts", 2) as graphs:
         graph = graphs[0]
         sampler = GuidedSampler(graph, FANOUTS, deviation=0.4)
-        sampler.use(some_scores(graph, 0, 1), at=(0, 0))
+        sampler.use(some_scores(graph, 0), at=(0, 0))
         seeds = to_global(graph, SEEDS)
         before = original(graph, sampler.sample(seeds, key=KEY))
-        for version in range(1, MOST_VERSIONS + 3):  # another trainer's later versions have displaced it
-            graphs[1]._views.scores.add(some_scores(graph, 1, version))
-            graph._send_scores(some_scores(graph, 0, version + 1, seed=version))
+        for other in range(1, MOST_VERSIONS + 3):  # those of other trainers of the part have displaced it
+            graph._send_scores(some_scores(graph, 0, seed=other))
         after = original(graph, sampler.sample(seeds, key=KEY))
         assert all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
@@ -164,7 +165,7 @@ def test_an_owner_that_has_lost_the_scores_is_sent_them_again(tmp_path, whole):
 def test_links_keep_their_own_edges_out_of_guided_batches(two, whole):
     graph = two[0]
     sampler = GuidedSampler(graph, [-1], deviation=0.2)
-    sampler.use(some_scores(graph, 0, 1), at=(0, 0))
+    sampler.use(some_scores(graph, 0), at=(0, 0))
     ids = torch.arange(30)
     src, dst = graph.edge_ends(ids)
     loader = LinkNeighborLoader(
@@ -192,23 +193,15 @@ def test_bad_use_says_what_to_do(two, whole, tmp_path):
             GuidedSampler(graph, FANOUTS, **options)
     sampler = GuidedSampler(graph, FANOUTS)
     with pytest.raises(ValueError, match="are of part 1"):
-        sampler.use(some_scores(graph, 1, 1))
-    sampler.use(some_scores(graph, 0, 1))
-    with pytest.raises(ValueError, match="give new scores a new version"):
-        sampler.use(some_scores(graph, 0, 1, seed=9))
+        sampler.use(some_scores(graph, 1))
+    sampler.use(some_scores(graph, 0))
     with pytest.raises(ValueError, match="another sampler"):
         sampler.load_state_dict({"seen": 3})
     ids, ones = torch.tensor([3, 5]), torch.ones(2, dtype=torch.uint8)
-    for bad in (
-        (0, 0, ids, ones),
-        (-1, 1, ids, ones),
-        (0, 1, ids.flip(0), ones),
-        (0, 1, ids, ones * 0),
-        (0, 1, ids, ids),
-    ):
+    for bad in ((-1, ids, ones), (0, ids.flip(0), ones), (0, ids, ones * 0), (0, ids, ids), (0, ids[:1], ones)):
         with pytest.raises(ValueError, match="scores"):
             NodeScores(*bad)
     with pytest.raises(ValueError, match="ids of scores must be in"):
-        graph.add_scores(NodeScores(0, 5, torch.tensor([1000]), torch.ones(1, dtype=torch.uint8)))
+        graph.add_scores(NodeScores(0, torch.tensor([1000]), torch.ones(1, dtype=torch.uint8)))
     with pytest.raises(ValueError, match="are told deviation"):
         NeighborSampler(graph, FANOUTS, rule="guided:1")

@@ -101,4 +101,4 @@ def every_score(graph: DistGraph, requester: int) -> NodeScores:
     own, num_nodes = graph.book.part_range(requester, NODE), graph.num_nodes(NODE)
     ids = torch.cat([torch.arange(own.start, device="cpu"), torch.arange(own.stop, num_nodes, device="cpu")])
     generator = torch.Generator().manual_seed(0)
-    return NodeScores(requester, 1, ids, torch.randint(1, 256, ids.shape, generator=generator, device="cpu").byte())
+    return NodeScores(requester, ids, torch.randint(1, 256, ids.shape, generator=generator, device="cpu").byte())

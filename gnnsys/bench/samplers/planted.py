@@ -207,6 +207,6 @@ class _Trainer:
         explained = explain_part(pooled, model, x[self.own.start : self.own.stop], x[pooled.ids])
         masks = self.variant.explainer.importance(model, explained)
         self.version += 1
-        scores = masks.of(self.version, -1, 0.0).node_scores()
+        scores = masks.node_scores()
         self.other_bytes += (NUM_PARTS - 1) * sum(array.nbytes for array in scores.to_arrays())
         self.sampler.use(scores)
