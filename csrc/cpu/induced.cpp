@@ -5,6 +5,7 @@
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
+#include "common/prefetch.h"
 #include "common/register.h"
 #include "common/tensors.h"
 
@@ -19,6 +20,7 @@ namespace {
 constexpr int kIdBits = 40;
 constexpr int64_t kMostTrees = int64_t{1} << 23;
 constexpr int64_t kColumnsPerShare = 64;
+constexpr int64_t kAhead = 12;  // columns whose ids are asked for before they are needed; twice as many for their bounds
 
 // (tree, id) -> its first place in a list. Open addressing, at most half full, behind a bitmap of 8 to 16 bits per entry.
 class Members {
@@ -103,6 +105,14 @@ std::tuple<Tensor, Tensor, Tensor> collect(const Tensor& indptr, const Tensor& i
     Found& mine = found[static_cast<size_t>(t)];
     const Range share = share_of(num_columns, t, n);
     for (int64_t i = share.begin; i < share.end; ++i) {
+      if (i + 2 * kAhead < share.end) {
+        prefetch_read(from + columns[i + 2 * kAhead], sizeof(int64_t));
+      }
+      if (i + kAhead < share.end) {
+        const int64_t soon = from[columns[i + kAhead]];
+        const int64_t size = from[columns[i + kAhead] + 1] - soon;
+        prefetch_read(neighbor + soon, std::min<int64_t>(size * static_cast<int64_t>(sizeof(id_t)), 4 * kCacheLine));
+      }
       const int64_t end = from[columns[i] + 1];
       int64_t p = from[columns[i]];
       const uint64_t tree = Members::key(trees ? trees[i] : 0, 0);
