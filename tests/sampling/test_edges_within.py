@@ -17,6 +17,7 @@ from gnnsys.ops import CSC, draw_below
 from gnnsys.ops import edges_within as csc_edges_within
 from gnnsys.partition import open_parts
 from gnnsys.sampling import GraphService, NeighborSampler, SampleKey, WithinRequest, edges_within, induced, inner_edges
+from gnnsys.sampling.edges_within import _by_lookup
 from gnnsys.sampling.hop_message import InnerDraw, InnerRequest, Slot, SourceList
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
 
@@ -72,6 +73,16 @@ def test_the_op_finds_what_is_found_by_hand(dtype: torch.dtype, trees: bool) -> 
                 finally:
                     torch.set_num_threads(1)
                 assert as_lists(*found) == expected
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_what_a_device_does_finds_the_same(trees: bool) -> None:
+    """All in-edges gathered, then looked up: the way of a device, on the host."""
+    graph = homogeneous()
+    for without in (None, torch.arange(0, 900, 3)):
+        r = lists(120, 120, EDGE, trees=trees)._replace(exclude=without)
+        (found,), (expected,) = _by_lookup(graph, [r], torch.device("cpu")), inner_edges(graph, [r])
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_the_op_refuses_what_does_not_fit() -> None:
