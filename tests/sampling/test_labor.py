@@ -176,7 +176,7 @@ def test_fewer_nodes_than_uniform_at_the_same_variance_of_two_layers() -> None:
 
 
 def test_importance_gives_each_node_the_variance_of_its_fanout_and_rounds_lower_the_nodes() -> None:
-    """The sum that fixes c by brute force, and the expected number of sources: max p, as edges of one share r_u."""
+    """The sum that fixes c, by brute force, and the expected number of sources: edges of one share r_u."""
     graph = homogeneous(80, 3000)
     csc = graph.csc()
     source, degree = csc.indices.long(), csc.in_degrees()
