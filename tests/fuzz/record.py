@@ -90,6 +90,7 @@ def _train(graph: gnnsys.sampling.DistGraph, folder: Path) -> None:
     head = torch.tensor([view, 0, 0, 10, 1, 10])
     pending = graph.client.request(0, Kind.FIND_EDGES, [head, links[0][:20], torch.arange(20)])
     pending.result()
+    _sample(graph, ids[:40])
     gnnsys.sampling.expected_visits(graph, [5, 3], ids[:200], batch_size=10)
     table = store.create("fuzzed", NUM_NODES, (8,))
     store.pull([Pull("fuzzed", ids[:100]), Pull(f"node/{node_type}/x", ids), Pull("fuzzed", ids)]).result()
@@ -104,3 +105,15 @@ def _train(graph: gnnsys.sampling.DistGraph, folder: Path) -> None:
         embedding(ids[ids < 500][:60]).square().sum().backward()
         optimizer.step()
     store.drop("fuzzed")
+
+
+def _sample(graph: gnnsys.sampling.DistGraph, seeds: torch.Tensor) -> None:
+    """By rules, by scores, and edges among chosen nodes."""
+    (node_type,), key = graph.node_types, gnnsys.sampling.SampleKey()
+    guided = gnnsys.sampling.GuidedSampler(graph, [3, 2], requester=0)
+    remote = torch.arange(graph.book.part_range(0, node_type).stop, graph.num_nodes(node_type))
+    scores = torch.randint(1, 256, remote.shape, generator=torch.Generator().manual_seed(4)).byte()
+    guided.use(gnnsys.sampling.NodeScores(0, remote, scores), at=(0, 0))
+    for sampler in (guided, gnnsys.sampling.LaborSampler(graph, [3, 2])):
+        sampler.sample({node_type: seeds}, key=key)
+    gnnsys.sampling.edges_within(graph, seeds, torch.arange(100))
