@@ -16,7 +16,7 @@ namespace gnnsys {
 
 constexpr int64_t kWordBlock = 512;  // sources whose words are made together: all about them stays in the first cache
 
-// low and high halves of the sources' ids, and their trees; overwritten by the words. Padded to kLanes.
+// low and high halves of the sources' ids, and their trees; then their words. Padded to kLanes.
 struct WordBlock {
   alignas(64) uint32_t low[kWordBlock] = {};
   alignas(64) uint32_t high[kWordBlock] = {};

@@ -191,10 +191,13 @@ class GuidedCollector {
 
   // Uniformly: places are drawn until enough different ones have come, at most half of all; else by keys.
   void take_local(const Stream& stream, int64_t begin, int64_t count) {
-    if (!take_all(local_, num_local_, begin, count) &&
-        !take_by_rejection(stream, kLocal, local_, num_local_, begin, count, [](uint32_t) { return true; })) {
-      take_by_keys(local_, num_local_, begin, count, [&](uint32_t place) { return unit(stream, place); });
+    if (take_all(local_, num_local_, begin, count)) {
+      return;
     }
+    const size_t start = positions.size();
+    const int64_t left =
+        take_by_rejection(stream, kLocal, local_, num_local_, begin, count, [](uint32_t) { return true; });
+    take_by_keys(local_, num_local_, begin, start, left, [&](uint32_t place) { return unit(stream, place); });
   }
 
   // In proportion to the scores, one after the other without putting back: a place is drawn uniformly and taken with
@@ -208,11 +211,11 @@ class GuidedCollector {
       uint64_t low;
       return mul_high64(fraction, highest_, &low) < score_at(begin, place);
     };
-    if (!take_by_rejection(stream, kRemote, remote_, num_remote_, begin, count, accept, &fraction)) {
-      take_by_keys(remote_, num_remote_, begin, count, [&](uint32_t place) {
-        return negative_log(unit(stream, place)) / static_cast<double>(score_at(begin, place));
-      });
-    }
+    const size_t start = positions.size();
+    const int64_t left = take_by_rejection(stream, kRemote, remote_, num_remote_, begin, count, accept, &fraction);
+    take_by_keys(remote_, num_remote_, begin, start, left, [&](uint32_t place) {
+      return negative_log(unit(stream, place)) / static_cast<double>(score_at(begin, place));
+    });
   }
 
   bool take_all(const std::vector<uint32_t>& places, int64_t size, int64_t begin, int64_t count) {
@@ -226,12 +229,13 @@ class GuidedCollector {
   }
 
   // One word says a place (its product with their number, high half) and, by the low half, a fraction to accept it by.
-  // False, with nothing taken, where more than half are wanted or the tries are used up.
+  // How many are still wanted: all where that is more than half, some where the tries are used up. What was taken is
+  // kept then: which tries succeed depends on what is taken.
   template <typename Accept>
-  bool take_by_rejection(const Stream& stream, uint32_t purpose, const std::vector<uint32_t>& places, int64_t size,
+  int64_t take_by_rejection(const Stream& stream, uint32_t purpose, const std::vector<uint32_t>& places, int64_t size,
                          int64_t begin, int64_t count, Accept accept, uint64_t* fraction = nullptr) {
     if (2 * count > size || count > kMostSearched) {
-      return false;
+      return count;
     }
     const size_t start = positions.size();
     const auto most = static_cast<uint64_t>(32 * count + 64);
@@ -251,19 +255,23 @@ class GuidedCollector {
       positions.push_back(position);
       --left;
     }
-    if (left > 0) {
-      positions.resize(start);
-    }
-    return left == 0;
+    return left;
   }
 
-  // The places with the smallest keys (Efraimidis and Spirakis).
+  // The places with the smallest keys (Efraimidis and Spirakis), among those that are not in positions[start..] yet.
   template <typename Key>
-  void take_by_keys(const std::vector<uint32_t>& places, int64_t size, int64_t begin, int64_t count, Key key) {
+  void take_by_keys(const std::vector<uint32_t>& places, int64_t size, int64_t begin, size_t start, int64_t count,
+                    Key key) {
+    if (count == 0) {
+      return;
+    }
     keyed_.clear();
+    const auto taken = positions.begin() + static_cast<int64_t>(start);
     for (int64_t j = 0; j < size; ++j) {
       const uint32_t place = places[static_cast<size_t>(j)];
-      keyed_.emplace_back(key(place), place);
+      if (std::find(taken, positions.end(), begin + place) == positions.end()) {
+        keyed_.emplace_back(key(place), place);
+      }
     }
     std::nth_element(keyed_.begin(), keyed_.begin() + count, keyed_.end());
     for (int64_t j = 0; j < count; ++j) {

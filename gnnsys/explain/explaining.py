@@ -31,6 +31,7 @@ from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
 from gnnsys.explain.weights import check_layout, layout_of, plain_model, state_to_bytes
 from gnnsys.graph import NODE, some
 from gnnsys.sampling import DistGraph
+from gnnsys.store import DistTensor
 
 _log = logging.getLogger(__name__)
 
@@ -333,6 +334,11 @@ def check_guided(graph: Any, guide: Guide) -> None:
     if guide.features not in graph.node_data[NODE]:
         raise ValueError(f"features={guide.features!r} is not among the rows of nodes, {some(graph.node_data[NODE])}")
     table = graph.node_data[NODE][guide.features]
+    if not isinstance(table, DistTensor) or table.store is not graph.store:
+        raise ValueError(
+            f"features={guide.features!r} must be rows that the parts have, not given to this process alone: partition "
+            "the graph with these rows"
+        )
     if len(table.shape) != 2 or not table.dtype.is_floating_point:
         raise ValueError(f"features={guide.features!r} must be rows of floating point, got {table.dtype} {table.shape}")
 

@@ -28,8 +28,9 @@ class Guide:
     """What decides masks and guided draws.
 
     `model`: an importable function without arguments that makes the model, "package.module:function".
-    `eps`: the share of a draw that is moved from local to remote neighbours. `num_features` (N_f): the share of columns
-    that is pulled of remote rows. `every` (T_ex): steps from one explanation to the next. `num_steps` (T_E) and
+    `eps`: the share of a draw that is moved from local to remote neighbours, for `GuidedSampler(deviation=)`.
+    `num_features` (N_f): the share of columns that is kept, for `Masks.columns`; loaders fetch whole rows.
+    `every` (T_ex): steps from one explanation to the next. `num_steps` (T_E) and
     `threshold` (L): how long masks are trained. `pools`: nodes that the core of a part is pooled into, 1 as in the
     thesis. `explainer`: one of EXPLAINERS. "trained" is the thesis, "mixed" trains the mask of columns and takes that
     of nodes from gradients; the default is what finds the noise of a planted graph best (docs/explanation.md).

@@ -58,7 +58,7 @@ class Mailbox:
             os.close(descriptor)
             raise ValueError(f"{size} bytes of shared memory for a mailbox cannot be had: {error}") from error
         made = cls(memory, capacity, descriptor)
-        made._numbers[:3] = torch.tensor([_MAGIC, secrets.randbits(62), capacity])
+        made._numbers[:3] = torch.tensor([_MAGIC, secrets.randbits(62), capacity], device="cpu")
         return made
 
     @classmethod

@@ -103,7 +103,7 @@ def masks_from_arrays(arrays: Sequence[Tensor]) -> Masks:
     _check(ids, torch.int64, num_ids, "ids")
     _check(sn, torch.uint8, num_ids, "sn")
     _check(sf, torch.float32, num_columns, "sf")
-    if num_ids and (int(ids[0]) < 0 or bool((ids.diff() <= 0).any())):
+    if num_ids and (int(ids[0]) < 0 or bool((ids[1:] <= ids[:-1]).any())):
         raise ValueError("ids of masks must be global ids that ascend")
     if num_ids and int(sn.min()) == 0:
         raise ValueError("sn of masks must be in [1, 255]")

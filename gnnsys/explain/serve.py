@@ -40,6 +40,7 @@ class PartExplanation:
         self.core_rows = part.node_data[NODE][guide.features]
         self._rows: Tensor | None = None
         self._rows_number, self._slice, self._num_slices = 0, -1, 1
+        self._explained = 0  # the number of the rows that were explained last
         self._sn = torch.zeros(self.pooled.num_remote, dtype=torch.uint8, device="cpu")  # 0: never explained
         self.version = 0
         written = masks.read()  # by the process before this one
@@ -48,13 +49,18 @@ class PartExplanation:
             self.version = found.version
             self._sn[torch.searchsorted(self.pooled.ids, found.ids)] = found.sn
 
-    def has_slice(self, number: int) -> bool:
-        """Whether rows of slice `number` are here, looking for new ones."""
+    def has_rows(self, number: int) -> bool:
+        """Whether rows of slice `number` are here, or others that no round has seen, looking for new ones.
+
+        Rows may come slower than weights: then waiting for the slice of the newest weights could last for ever.
+        """
         if self._rows_box.newest != self._rows_number and (found := self._rows_box.read()) is not None:
             self._rows_number, (head, rows) = found[0], (found[1][0], found[1][1])
             self._slice, self._num_slices = head.tolist()
             self._rows = rows.view(-1, self.core_rows.shape[1])
-        return self._slice == number % self._num_slices
+        return self._rows is not None and (
+            self._slice == number % self._num_slices or self._rows_number != self._explained
+        )
 
     def explain(self, model: nn.Module, explainer: Explainer, version: int, position: int) -> None:
         """One round: masks of the rows that are here, written with what earlier rounds found of the others."""
@@ -74,7 +80,7 @@ class PartExplanation:
             seconds,
         )  # fmt: skip
         self.masks_box.write(masks_to_arrays(masks))
-        self.version = version
+        self.version, self._explained = version, self._rows_number
 
 
 class ExplainingProcess:
@@ -98,7 +104,7 @@ class ExplainingProcess:
             return
         version, (head, state) = found
         position, number = head.tolist()
-        waiting = [part for part in self._parts if part.version < version and part.has_slice(number)]
+        waiting = [part for part in self._parts if part.version < version and part.has_rows(number)]
         if waiting:
             load_state_bytes(self._model, state)
         for part in waiting:

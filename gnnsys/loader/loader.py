@@ -184,6 +184,8 @@ class Loader:
                     raise RuntimeError("another iteration over this loader has begun: use one loader for each")
                 batch = next(pipeline)
                 said = self._context.at(self._position)
+                if self._sampler is not None:
+                    self._sampler.consumed((epoch, self._position - self._schedule.first(epoch)))
                 set_context(said)  # what is asked for while the batch is used, rows of embeddings say, is of this batch
                 self._position += 1
                 self._ending = epoch if self._position == end else None
@@ -259,8 +261,9 @@ class Loader:
             if state.get(name) != ours:
                 raise ValueError(f"this state is of a loader with {name}={state.get(name)}, here it is {ours}")
         self._identity.check(state)
-        self._load_sampler(state)
-        self._go_to(Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state))
+        ticket, leftover = Ticket(int(state["epoch"]), int(state["batch"])), self._ranks.leftover_of(state)
+        self._load_sampler([state], ticket)
+        self._go_to(ticket, leftover)
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
         """Makes the next `iter` go on where all ranks were, however many; `states` are theirs, in the order of ranks.
@@ -276,14 +279,18 @@ class Loader:
         leftover = self._ranks.deal(states, ours)
         for state in states:
             self._identity.check_sampling(state)
-        self._load_sampler(states[0])
-        self._go_to(Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first), leftover)
+        ticket = Ticket(int(states[0]["epoch"]), 0 if leftover is None else leftover.first)
+        self._load_sampler(states, ticket)
+        self._go_to(ticket, leftover)
 
-    def _load_sampler(self, state: Mapping[str, Any]) -> None:
+    def _load_sampler(self, states: Sequence[Mapping[str, Any]], ticket: Ticket) -> None:
+        """What samplers of all ranks had learned, one or several, before the batch of `ticket`."""
         if self._sampler is not None:
-            if state.get("sampler") or self._sampler.state_dict():
+            learned = [state.get("sampler", {}) for state in states]
+            if any(learned) or self._sampler.state_dict():
                 self.close()  # stages that run now draw by what was known before
-            self._sampler.load_state_dict(state.get("sampler", {}))
+            self._sampler.load_state_dicts(learned)
+            self._sampler.consumed((ticket.epoch, ticket.batch - 1))
 
     def _go_to(self, ticket: Ticket, leftover: Leftover | None) -> None:
         if leftover is not None or self._schedule.leftover is not None:

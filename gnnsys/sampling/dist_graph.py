@@ -23,6 +23,7 @@ from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
+from gnnsys.sampling.draw_rule import find_rule
 from gnnsys.sampling.edges_within import WithinRequest, inner_edges_of_parts
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
@@ -196,7 +197,7 @@ class DistGraph:
 
         On `device`, by default where the structure is. Rules draw on the host.
         """
-        spec = ViewSpec(weight, time, rule)
+        spec = ViewSpec(weight, time, None if rule is None else find_rule(rule).text)
         with self._lock:
             if spec not in self._prepared:
                 if spec != UNIFORM:
@@ -252,7 +253,7 @@ class DistGraph:
         sent = []
         for machine in self._owners.away:
             assert self.client is not None
-            sent.append(self.client.request(machine, Kind.GUIDE, scores.to_arrays(), timeout=_PREPARE_SECONDS))
+            sent.append(self.client.request(machine, Kind.GUIDE, scores.to_arrays()))
         for pending in sent:
             pending.result()
 

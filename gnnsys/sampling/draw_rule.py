@@ -42,6 +42,11 @@ class DrawRule(ABC):
     needs_scores: ClassVar[bool] = False  # whether it reads `RuleSource.score`
     weighs: bool = False  # whether its edges have a weight each
 
+    @property
+    def text(self) -> str:
+        """The rule with its options, as requests and views name it."""
+        return self.name
+
     def with_options(self, options: str) -> DrawRule:
         """The rule with options, given as "name:options"; ValueError where it has none."""
         raise ValueError(f"the rule {self.name!r} has no options, got {options!r}")

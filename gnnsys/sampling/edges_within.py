@@ -66,6 +66,9 @@ def edges_within(graph: AnyGraph, dst: Tensor, src: Tensor, edge_type: EdgeType 
         if len(graph.edge_types) != 1:
             raise ValueError(f"edge_type must be named, one of {graph.edge_types}")
         (edge_type,) = graph.edge_types
+    num_src = graph.num_nodes(edge_type[0])
+    if src.numel() and not 0 <= int(src.min()) <= int(src.max()) < num_src:
+        raise ValueError(f"src must be in [0, {num_src}), got {int(src.min())} to {int(src.max())}")
     (found,) = inner_edges(graph, [WithinRequest(edge_type, dst, src)])
     return Neighbors(found.indptr, gather_rows(src.contiguous(), found.places), found.positions)
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from gnnsys.comm import RemoteValueError
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.sampling.dist_graph import DistGraph
 from gnnsys.sampling.draw_rule import GuidedRule, check_guided
 from gnnsys.sampling.fanouts import Fanouts
 from gnnsys.sampling.neighbor import NeighborSampler
-from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
+from gnnsys.sampling.node_scores import NodeScores, ScoresNotHere
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey
 
@@ -69,12 +70,15 @@ class GuidedSampler(NeighborSampler):
         self._versions: list[tuple[Position, int]] = []  # from which position on, ascending
         self._scores: dict[int, NodeScores] = {}
         self._begun = _BEFORE_ALL
+        self._is_pruned = False  # whether versions were forgotten
+        self._parts = graph
         self._lock = threading.Lock()
         super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, rule=self._rule.text)
 
     def options(self) -> dict[str, Any]:
-        own = {"requester": self.requester, "deviation": self._rule.deviation, "split": self._rule.split}
-        return {**super().options(), **own, "unbiased": self._rule.weighs}
+        """What all ranks share; the requester is each one's own, and in the state."""
+        own = {"deviation": self._rule.deviation, "split": self._rule.split, "unbiased": self._rule.weighs}
+        return {**super().options(), **own}
 
     # -- versions ----------------------------------------------------------------------------------------------------
 
@@ -86,29 +90,45 @@ class GuidedSampler(NeighborSampler):
         """
         if scores.requester != self.requester:
             raise ValueError(f"these scores are of part {scores.requester}, this sampler is for part {self.requester}")
-        assert isinstance(self.graph, DistGraph)
-        self.graph.add_scores(scores)
+        self._parts.add_scores(scores)
         with self._lock:
             last = self._versions[-1][0] if self._versions else _BEFORE_ALL
             soonest = max(self._begun, last)
-            position = (soonest[0], soonest[1] + 1) if at is None else (int(at[0]), int(at[1]))
-            if position <= soonest:
+            free = max((soonest[0], soonest[1] + 1), (0, 0))
+            position = free if at is None else (int(at[0]), int(at[1]))
+            if position < free:
                 raise ValueError(
                     f"epoch {position[0]}, batch {position[1]} was begun already, or has a version: the first that is "
-                    f"free is {soonest[1] + 1} of epoch {soonest[0]}"
+                    f"free is batch {free[1]} of epoch {free[0]}"
                 )
             self._versions.append((position, scores.version))
-            self._scores.pop(scores.version, None)
-            self._scores[scores.version] = scores  # the last one is the newest
-            for old in list(self._scores)[:-MOST_VERSIONS]:
-                del self._scores[old]
+            self._scores[scores.version] = scores
             return position
 
     def version_at(self, position: Position) -> int:
         """The version by which the batch at (epoch, batch) is drawn; 0: uniformly."""
         with self._lock:
-            found = bisect_right(self._versions, position, key=lambda entry: entry[0])
-            return self._versions[found - 1][1] if found else 0
+            return self._version_of(position)
+
+    def _version_of(self, position: Position) -> int:
+        found = bisect_right(self._versions, position, key=lambda entry: entry[0])
+        if not found and self._is_pruned and position >= (0, 0):
+            raise ValueError(
+                f"epoch {position[0]}, batch {position[1]} was consumed, and its scores are forgotten: load a state of "
+                "that time to draw it again"
+            )
+        return self._versions[found - 1][1] if found else 0
+
+    def consumed(self, position: Position) -> None:
+        """Forgets versions that ended before (epoch, batch); batches up to it count as begun."""
+        with self._lock:
+            self._begun = max(self._begun, position)
+            in_force = bisect_right(self._versions, position, key=lambda entry: entry[0]) - 1
+            if in_force > 0:
+                del self._versions[:in_force]
+                used = {version for _, version in self._versions}
+                self._scores = {version: scores for version, scores in self._scores.items() if version in used}
+                self._is_pruned = True
 
     def steering(self, key: SampleKey) -> tuple[int | None, int]:
         return self.requester, self.version_at((key.epoch, key.batch))
@@ -122,28 +142,55 @@ class GuidedSampler(NeighborSampler):
         tree: Mapping[NodeType, Tensor] | None = None,
         exclude: Mapping[EdgeType, Tensor] | None = None,
     ) -> Sample:
+        self.refuse(seed_time=seed_time)
+        position = (key.epoch, key.batch)
         with self._lock:
-            self._begun = max(self._begun, (key.epoch, key.batch))
-        return super().sample(seeds, key=key, seed_time=seed_time, tree=tree, exclude=exclude)
+            self._begun = max(self._begun, position)
+        try:
+            return super().sample(seeds, key=key, tree=tree, exclude=exclude)
+        except (ScoresNotHere, RemoteValueError) as error:  # displaced by scores of other samplers of this part
+            if getattr(error, "remote_type", ScoresNotHere.__name__) != ScoresNotHere.__name__:
+                raise
+            with self._lock:
+                scores = self._scores.get(self._version_of(position))
+            if scores is None:
+                raise
+            self._parts.add_scores(scores)
+            return super().sample(seeds, key=key, tree=tree, exclude=exclude)
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
             return {
+                "requester": self.requester,
+                "is_pruned": self._is_pruned,
                 "versions": [[*position, version] for position, version in self._versions],
                 "scores": [scores.to_arrays() for scores in self._scores.values()],
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if set(state) != {"versions", "scores"}:
+        if set(state) != {"requester", "is_pruned", "versions", "scores"}:
             raise ValueError(f"this state is of another sampler: expected versions and scores, got {[*state]}")
         versions = [((int(epoch), int(batch)), int(version)) for epoch, batch, version in state["versions"]]
-        scores = [NodeScores.from_arrays(arrays) for arrays in state["scores"]]
-        assert isinstance(self.graph, DistGraph)
-        for known in scores:
-            self.graph.add_scores(known)
+        scores = {known.version: known for known in map(NodeScores.from_arrays, state["scores"])}
+        requesters = {int(state["requester"]), *(known.requester for known in scores.values())}
+        if requesters != {self.requester}:
+            raise ValueError(f"this state is of part {sorted(requesters)}, this sampler is for part {self.requester}")
+        positions = [position for position, _ in versions]
+        if positions != sorted(set(positions)) or any(version not in scores for _, version in versions):
+            raise ValueError("this state has versions without scores, or out of order: it was altered")
+        for known in scores.values():
+            self._parts.add_scores(known)
         with self._lock:
-            self._versions, self._begun = versions, _BEFORE_ALL
-            self._scores = {known.version: known for known in scores}
+            self._versions, self._scores, self._begun = versions, scores, _BEFORE_ALL
+            self._is_pruned = bool(state["is_pruned"])
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Takes up the state of a rank that sampled for the same part; without one draws begin uniformly again."""
+        own = [state for state in states if state and state.get("requester") == self.requester]
+        if own or len(states) == 1:
+            return self.load_state_dict((own or states)[0])
+        with self._lock:
+            self._versions, self._scores, self._begun, self._is_pruned = [], {}, _BEFORE_ALL, False
 
 
 def main_part(graph: DistGraph, ids: Tensor) -> int:

@@ -51,7 +51,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class PartsRequest:
-    """What one machine is asked in one hop. `requester` is a part of the asker (-1: none), for masks to come."""
+    """What one machine is asked in one hop. `requester` is the part it is for (-1: none): draws by scores need it."""
 
     view: int
     parts: list[int]

@@ -20,7 +20,7 @@ def importance(indptr: Tensor, source: Tensor, fanout: int, rounds: int) -> Tens
     degree = indptr.diff()
     column = torch.repeat_interleave(degree, output_size=source.numel())
     num_src = int(source.max()) + 1 if source.numel() else 0
-    pi = torch.ones(num_src, dtype=torch.float64)
+    pi = torch.ones(num_src, dtype=torch.float64, device="cpu")
     for _ in range(rounds):
         scaled = _solve(indptr, column, pi[source], fanout) * pi[source]
         pi = torch.zeros_like(pi).scatter_reduce_(0, source, scaled, "amax", include_self=False)
@@ -39,12 +39,12 @@ def _solve(indptr: Tensor, column: Tensor, pi: Tensor, fanout: int) -> Tensor:
     sorted_pi = pi[order]
     inverse = 1.0 / sorted_pi
     done = torch.cat([inverse.new_zeros(1), inverse.cumsum(0)])
-    place = torch.arange(pi.numel()) - indptr[column]
+    place = torch.arange(pi.numel(), device="cpu") - indptr[column]
     rest = done[indptr[1:]][column] - done[:-1]  # of this edge and those after it in its column
     target = degree.double().square() / fanout
     scale = rest / (target[column] - place)
     fits = (scale * sorted_pi <= 1.0) | (place == degree[column] - 1)
-    first = torch.full((degree.numel(),), pi.numel(), dtype=torch.int64)
+    first = torch.full((degree.numel(),), pi.numel(), dtype=torch.int64, device="cpu")
     first.scatter_reduce_(0, column[fits], fits.nonzero().view(-1), "amin")
     all_taken = degree <= fanout
     per_column = torch.where(all_taken, 0.0, scale[first.clamp(max=max(0, pi.numel() - 1))] if pi.numel() else 0.0)

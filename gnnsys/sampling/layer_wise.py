@@ -80,7 +80,9 @@ class LayerWiseSampler(Sampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time, tree=tree, exclude=exclude)
         total = self.graph.num_nodes()
-        nodes = ids_of(seeds.get(self._node_type, torch.empty(0, dtype=torch.int64)), total, "seeds").long()
+        nodes = ids_of(
+            seeds.get(self._node_type, torch.empty(0, dtype=torch.int64, device="cpu")), total, "seeds"
+        ).long()
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < total:
             raise ValueError(f"seeds must be in [0, {total}), got {int(nodes.min())} to {int(nodes.max())}")
         table = IdTable(total)
@@ -96,7 +98,9 @@ class LayerWiseSampler(Sampler):
             dst = torch.repeat_interleave(edges.indptr.diff(), output_size=local.numel())
             weight = scale if self.normalize else scale / self._degrees(nodes[:num_dst])[dst]
             if self.normalize:
-                weight = weight / torch.zeros(num_dst, dtype=torch.float64).index_add_(0, dst, weight)[dst]
+                weight = (
+                    weight / torch.zeros(num_dst, dtype=torch.float64, device="cpu").index_add_(0, dst, weight)[dst]
+                )
             edge_ids = self._hoods.edge_ids(self._edge_type, edges.positions)
             csc = CSC(edges.indptr, local, nodes.numel(), edge_ids)
             num_src, num_dst_of = {self._node_type: nodes.numel()}, {self._node_type: num_dst}
@@ -151,12 +155,12 @@ class FastGCNSampler(LayerWiseSampler):
     def __init__(self, graph: AnyGraph, num_nodes: Sequence[int], *, normalize: bool = True) -> None:
         super().__init__(graph, num_nodes, normalize=normalize)
         total = graph.num_nodes()
-        share = torch.zeros(total, dtype=torch.int64)
+        share = torch.zeros(total, dtype=torch.int64, device="cpu")
         for first in range(0, total, _NODES_PER_PIECE):
-            edges = self._in_edges(torch.arange(first, min(first + _NODES_PER_PIECE, total)))
+            edges = self._in_edges(torch.arange(first, min(first + _NODES_PER_PIECE, total), device="cpu"))
             degrees = edges.indptr.diff()
             share.index_add_(0, edges.ids.long(), self._share(degrees.clamp(min=1)).repeat_interleave(degrees))
-        ids = torch.arange(total)
+        ids = torch.arange(total, device="cpu")
         self._ids = ids if isinstance(graph, Graph) else self._originals(ids).argsort()
         self._ends = share[self._ids].cumsum(0)
 
@@ -171,7 +175,7 @@ class LadiesSampler(LayerWiseSampler):
         edges = self._in_edges(nodes)
         degrees = edges.indptr.diff()
         ids, place = edges.ids.long().unique(return_inverse=True)
-        share = torch.zeros(ids.numel(), dtype=torch.int64)
+        share = torch.zeros(ids.numel(), dtype=torch.int64, device="cpu")
         share.index_add_(0, place, self._share(degrees.clamp(min=1)).repeat_interleave(degrees))
         order = self._originals(ids).argsort()
         return self._kept(edges, _draw(ids[order], share[order].cumsum(0), words))
@@ -186,7 +190,7 @@ def _words(key: int, number: int) -> np.ndarray:
 def _draw(ids: Tensor, ends: Tensor, words: np.ndarray) -> _Drawn:
     """A node per word, `ids[i]` with probability (ends[i] - ends[i - 1]) / ends[-1], exact to 2^-64."""
     if not ids.numel() or int(ends[-1]) == 0:
-        return _Drawn(ids[:0], torch.empty(0, dtype=torch.float64))
+        return _Drawn(ids[:0], torch.empty(0, dtype=torch.float64, device="cpu"))
     total = int(ends[-1])
     at = torch.searchsorted(ends, torch.from_numpy(_scaled(words, total).view(np.int64)), right=True)
     place, times = at.unique(return_counts=True)

@@ -46,7 +46,7 @@ class NodeScores:
             )
         if self.requester < 0:
             raise ValueError(f"scores need the number of a part, got {self.requester}")
-        if ids.numel() and (int(ids[0]) < 0 or bool((ids.diff() <= 0).any()) or int(scores.min()) == 0):
+        if ids.numel() and (int(ids[0]) < 0 or bool((ids[1:] <= ids[:-1]).any()) or int(scores.min()) == 0):
             raise ValueError("ids of scores must be global ids that ascend, and scores in [1, 255]")
 
     @property
@@ -98,7 +98,9 @@ class ScoreBook:
             known[scores.version] = scores
             known.move_to_end(scores.version)
             while len(known) > MOST_VERSIONS:
-                known.popitem(last=False)
+                gone, _ = known.popitem(last=False)
+                for key in [k for k in self._tables if k[1:] == (scores.requester, gone)]:
+                    del self._tables[key]
 
     def get(self, requester: int, version: int) -> NodeScores:
         with self._lock:
@@ -118,7 +120,8 @@ class ScoreBook:
                 return table
         table = self._make_table(part, self.get(requester, version))
         with self._lock:
-            self._tables[key] = table
+            if version in self._known.get(requester, ()):  # not dropped meanwhile
+                self._tables[key] = table
             while len(self._tables) > _MOST_TABLES:
                 self._tables.popitem(last=False)
         return table

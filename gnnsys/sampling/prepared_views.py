@@ -21,6 +21,7 @@ from gnnsys.sampling.node_scores import ScoreBook
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by, halo_sources, whole_csc
 
 _SEEDS_PER_PIECE = 1 << 14
+_MOST_VIEWS = 256
 _SEEDS_PER_PIECE_OF_ALL = 1 << 11  # with fanout -1 a seed may have any number of neighbours
 _EDGES_PER_PIECE = 1 << 22  # that are looked at or drawn: a hub may be asked for again and again
 
@@ -57,6 +58,8 @@ class PreparedViews:
         with self._lock:
             if self.has(spec):
                 return
+            if len(self._views) >= _MOST_VIEWS:
+                raise ValueError(f"{_MOST_VIEWS} ways of drawing are prepared here already: open the graph anew")
             for where, ids in self.wanted(spec).items():
                 given = halo_rows.get(where)
                 if given is None or given.shape != ids.shape or given.dtype != torch.int64:

@@ -7,7 +7,7 @@ what `options` and `state_dict` say, and of nothing else: that is why a run can 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -68,6 +68,13 @@ class Sampler(ABC):
         """Takes up what `state_dict` gave; ValueError where that is of another sampler."""
         if state:
             raise ValueError(f"this state is of another sampler: {type(self).__name__} learns nothing, got {[*state]}")
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Takes up what the samplers of all ranks had learned, however many they were."""
+        self.load_state_dict(states[0])
+
+    def consumed(self, position: tuple[int, int]) -> None:  # noqa: B027 - most do not care
+        """A loader has handed out the batch at (epoch, batch): what only batches before it need may be forgotten."""
 
     def refuse(self, **given: object) -> None:
         """ValueError for arguments of `sample` that this sampler has no use for, unless they are None."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
+from gnnsys.sampling.draw_rule import find_rule
 from gnnsys.sampling.edges_within import answer_inner
 from gnnsys.sampling.hop_message import HopAnswer, InnerRequest, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
@@ -52,7 +53,8 @@ class GraphService:
         names = [request.options.get(name) for name in ViewSpec._fields]
         if not all(name is None or isinstance(name, str) for name in names):
             raise ValueError(f"weight, time and rule must be names, got {names}")
-        spec = ViewSpec(*names)
+        weight, time, rule = names
+        spec = ViewSpec(weight, time, None if rule is None else find_rule(rule).text)
         if self.views.has(spec):
             return Reply(options={"ready": True})
         wanted = self.views.wanted(spec)

@@ -6,7 +6,7 @@ A sample is a function of the inputs, the key and what `options` says, and of no
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +54,13 @@ class SubgraphSampler(ABC):
         """Takes up what `state_dict` gave; ValueError where that is of another sampler."""
         if state:
             raise ValueError(f"this state is of another sampler: {type(self).__name__} learns nothing, got {[*state]}")
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Takes up what the samplers of all ranks had learned, however many they were."""
+        self.load_state_dict(states[0])
+
+    def consumed(self, position: tuple[int, int]) -> None:  # noqa: B027 - most do not care
+        """A loader has handed out the batch at (epoch, batch): what only batches before it need may be forgotten."""
 
 
 def check_inputs(inputs: Tensor, num_inputs: int) -> Tensor:

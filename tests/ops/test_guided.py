@@ -84,6 +84,22 @@ def test_remote_ones_are_drawn_by_their_scores_and_local_ones_alike():
     assert float(taken[6:9].sum()) < 0.05 * float(taken[9:].sum())
 
 
+@pytest.mark.parametrize("k", [2, 3])
+def test_one_heavy_node_among_many_light_ones_is_taken_as_often_as_its_score_says(k):
+    """One after the other without putting back: of 100, one has score 255 and the others 1."""
+    runs, size = 20_000, 100
+    indptr = torch.arange(0, size * runs + 1, size)
+    csc = CSC(indptr, torch.arange(size, dtype=torch.int32).repeat(runs), size)
+    score = torch.ones(size, dtype=torch.uint8)
+    score[7] = 255
+    found = sample_guided(csc, torch.arange(runs, dtype=torch.int32), k, key=3, score=score)
+    missed = 1.0
+    for taken in range(k):
+        missed *= 1 - 255 / (255 + size - 1 - taken)
+    rate = float((found.ids == 7).sum()) / runs
+    assert abs(rate - (1 - missed)) < 4 * (missed * (1 - missed) / runs) ** 0.5
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_unbiased_draws_have_the_mean_over_all_in_neighbours_as_their_expectation(split):
     csc, score, runs = lists(), scores(), 2000

@@ -61,7 +61,7 @@ def test_answers_that_do_not_fit_the_seeds_are_refused(order, segments, message:
 
 
 def test_a_piece_whose_counts_lie_is_refused() -> None:
-    counts, ids, edges = piece([[1], [2, 3]], 0, torch.int32, torch.int32)
+    counts, ids, edges, _ = piece([[1], [2, 3]], 0, torch.int32, torch.int32)
     for wrong in (
         PartNeighbors(counts + 1, ids, edges),
         PartNeighbors(counts - 2, ids, edges),

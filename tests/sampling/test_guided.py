@@ -162,6 +162,54 @@ def test_an_owner_that_has_lost_the_scores_is_sent_them_again(tmp_path, whole):
         assert all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_scores_that_a_batch_needs_are_there_however_many_came_since(two):
+    graph = two[0]
+    first, second = GuidedSampler(graph, FANOUTS, deviation=0.4), GuidedSampler(graph, FANOUTS, deviation=0.4)
+    first.use(some_scores(graph, 0), at=(0, 0))
+    seeds = to_global(graph, SEEDS)
+    before = original(graph, first.sample(seeds, key=KEY))
+    for number in range(1, MOST_VERSIONS + 3):
+        second.use(some_scores(graph, 0, seed=number), at=(0, number))
+    after = original(graph, first.sample(seeds, key=KEY))
+    assert all(a is b or torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    for number in range(1, MOST_VERSIONS + 3):
+        assert second.version_at((0, number)) == some_scores(graph, 0, seed=number).version
+        second.sample(seeds, key=SampleKey(0, 0, number))
+
+
+def test_what_no_batch_needs_any_more_is_forgotten_and_old_batches_say_so(two):
+    graph = two[0]
+    sampler = GuidedSampler(graph, FANOUTS)
+    for number in range(4):
+        sampler.use(some_scores(graph, 0, seed=number), at=(0, 10 * number))
+    sampler.consumed((0, 25))
+    state = sampler.state_dict()
+    assert [entry[:2] for entry in state["versions"]] == [[0, 20], [0, 30]] and len(state["scores"]) == 2
+    assert sampler.version_at((0, 25)) == some_scores(graph, 0, seed=2).version
+    with pytest.raises(ValueError, match="its scores are forgotten"):
+        sampler.version_at((0, 5))
+    assert sampler.use(some_scores(graph, 0, seed=9)) == (0, 31)
+
+
+def test_a_state_goes_to_the_rank_of_the_same_part_and_nothing_else_is_taken(two):
+    graph = two[0]
+    mine, other = GuidedSampler(graph, FANOUTS, requester=0), GuidedSampler(graph, FANOUTS, requester=1)
+    mine.use(some_scores(graph, 0))
+    other.use(some_scores(graph, 1))
+    states = [other.state_dict(), mine.state_dict()]
+    again = GuidedSampler(graph, FANOUTS, requester=0)
+    again.load_state_dicts(states)
+    assert again.state_dict()["versions"] == mine.state_dict()["versions"]
+    with pytest.raises(ValueError, match="this sampler is for part 0"):
+        again.load_state_dict(states[0])
+    with pytest.raises(ValueError, match="versions without scores"):
+        again.load_state_dict({**states[1], "scores": []})
+    with pytest.raises(ValueError, match="out of order"):
+        again.load_state_dict({**states[1], "versions": states[1]["versions"] * 2})
+    again.load_state_dicts([states[0], states[0]])
+    assert again.version_at((9, 9)) == 0
+
+
 def test_links_keep_their_own_edges_out_of_guided_batches(two, whole):
     graph = two[0]
     sampler = GuidedSampler(graph, [-1], deviation=0.2)
@@ -198,7 +246,15 @@ def test_bad_use_says_what_to_do(two, whole, tmp_path):
     with pytest.raises(ValueError, match="another sampler"):
         sampler.load_state_dict({"seen": 3})
     ids, ones = torch.tensor([3, 5]), torch.ones(2, dtype=torch.uint8)
-    for bad in ((-1, ids, ones), (0, ids.flip(0), ones), (0, ids, ones * 0), (0, ids, ids), (0, ids[:1], ones)):
+    wrapped = torch.tensor([2**63 - 1, -(2**63)])
+    for bad in (
+        (-1, ids, ones),
+        (0, ids.flip(0), ones),
+        (0, ids, ones * 0),
+        (0, ids, ids),
+        (0, ids[:1], ones),
+        (0, wrapped, ones),
+    ):
         with pytest.raises(ValueError, match="scores"):
             NodeScores(*bad)
     with pytest.raises(ValueError, match="ids of scores must be in"):
