@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from gnnsys.graph import sbm
 from gnnsys.partition import partition_graph
 from gnnsys.session import init
 from tests.explain.models import CLASSES, WIDTH, Failing, sage
+from tests.support.forked_popen import forking
 from tests.support.processes import run_ranks
 
 PROGRAM = """
@@ -45,6 +47,13 @@ def graph(tmp_path_factory):
     partition_graph(sbm(600, num_classes=CLASSES, num_features=WIDTH, avg_degree=6), 2, folder)
     with init() as session:
         yield session.open(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked():
+    """Processes that need not import torch; that of `PROGRAM` is a fresh one."""
+    with forking(sys.modules["gnnsys.explain.explaining"]):
+        yield
 
 
 def until(what: Callable[[], bool]) -> None:
