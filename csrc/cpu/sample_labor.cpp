@@ -219,8 +219,10 @@ bool is_table_worth(const LaborRequest<id_t, source_t>& q) {
   }
   int64_t edges = 0;
   for (int64_t i = 0; i < q.num_seeds; ++i) {
-    const int64_t degree = q.indptr[q.seeds[i] + 1] - q.indptr[q.seeds[i]];
-    edges += degree > q.fanout ? std::min(degree, q.num_edges) : 0;
+    const int64_t begin = q.indptr[q.seeds[i]];
+    const int64_t end = q.indptr[q.seeds[i] + 1];
+    const bool is_row = 0 <= begin && begin <= end && end <= q.num_edges;
+    edges += is_row && end - begin > q.fanout ? end - begin : 0;
   }
   return edges > q.num_src;
 }
