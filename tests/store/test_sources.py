@@ -165,7 +165,7 @@ def test_what_a_cache_has_not_is_asked_for_once_while_it_is_in_flight(machines: 
     both = torch.isin(remote[1], remote[0])
     assert [context.counts["rows_asked"] for context, _, _ in begun] == [remote[0].numel(), int((~both).sum())]
     assert begun[1][0].counts["rows_shared"] == int(both.sum()) > 0
-    assert [(request.header.batch) for _, request in machines.pulls[-2:]] == [0, 50]
+    assert sorted(request.header.batch for _, request in machines.pulls[-2:]) == [0, 50]  # served by several threads
 
 
 def test_counts_say_where_rows_came_from(machines: Cluster) -> None:
