@@ -43,6 +43,9 @@ def check(csc: CSC, seeds: Tensor, fanout: int, pinned: bool = False, **options:
     }
     got = sample_neighbors(on_device(csc, pinned), seeds.cuda(), fanout, **moved)  # type: ignore[arg-type]
     for name, mine, reference in zip(got._fields, got, expected, strict=True):
+        if reference is None:  # no weights without a rule
+            assert mine is None, name
+            continue
         assert mine.is_cuda and mine.dtype == reference.dtype, name
         assert torch.equal(mine.cpu(), reference), name
     return expected.ids.numel()
@@ -205,7 +208,7 @@ def test_three_hops_repeat_themselves() -> None:
         expected = sample_neighbors(csc, frontier, fanout, key=hop)
         for _ in range(2):
             got = sample_neighbors(device_csc, frontier.cuda(), fanout, key=hop)
-            assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(got[:3], expected[:3], strict=True))
         frontier = expected.ids
 
 
@@ -291,7 +294,7 @@ def test_a_sample_made_on_a_side_stream_follows_its_order() -> None:
         got = sample_neighbors(device_csc, seeds, 6, key=3)
     torch.cuda.current_stream().wait_stream(stream)
     expected = sample_neighbors(csc, torch.arange(50), 6, key=3)
-    assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(got[:3], expected[:3], strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])

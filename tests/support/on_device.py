@@ -40,6 +40,8 @@ HOST_ONLY = (
     "where_bytes_came_from",
     "without_a_search_in_a_view",
     "summed_in_the_order_of_their_edges",
+    "the_default_makes_the_batches_of_one_thread",
+    "had_no_memory_for",
 )
 
 
@@ -67,7 +69,8 @@ class NativeOps(TorchDispatchMode):
             func(*tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, args), **kwargs)
         there = _with_transpose(func, self._there(args))
         out = func(*there, **self._there(kwargs))
-        for argument, value, moved in zip(func._schema.arguments, args, there, strict=True):
+        # The arguments that are not given have their defaults.
+        for argument, value, moved in zip(func._schema.arguments, args, there, strict=False):
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written and isinstance(value, Tensor) and value.is_cpu:
                 value.copy_(moved)
