@@ -20,6 +20,7 @@ from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import (
     DeviceTable,
+    DeviceWindow,
     DistTensor,
     InFlightWindow,
     PendingRead,
@@ -82,6 +83,8 @@ class Fetch:
             "buffers": RowBuffers(BufferPool(max_free=0)),
         }  # fmt: skip
         self._window: InFlightWindow | None = None
+        self._device = device
+        self._device_window: DeviceWindow | None = None
         self._counts = ReadContext().counts
         self._lock = threading.Lock()
 
@@ -104,10 +107,14 @@ class Fetch:
     def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._of_reads["buffers"] = buffers
-        self._arrays, self._window = self._own, None
+        self._arrays, self._window, self._device_window = self._own, None, None
         if num_in_flight > 0:
             self._window = window = InFlightWindow(num_in_flight, keep)
-            self._arrays = {key: [_shared(array, window, key) for array in a] for key, a in self._own.items()}
+            if self._device is not None:
+                self._device_window = DeviceWindow(self._device, keep)
+            self._arrays = {
+                key: [_shared(array, key, window, self._device_window) for array in a] for key, a in self._own.items()
+            }
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
@@ -152,8 +159,9 @@ class Fetch:
 
     def forget(self) -> None:
         """Nothing that is under way now is shared with batches to come."""
-        if self._window is not None:
-            self._window.forget()
+        for window in (self._window, self._device_window):
+            if window is not None:
+                window.forget()
 
 
 class _Reading:
@@ -193,13 +201,17 @@ def _read_by(device: torch.device | None, graph: Graph | DistGraph, array: Array
     return array._replace(source=source, waits=source.is_remote)
 
 
-def _shared(array: Array, window: InFlightWindow, key: AnyType) -> Array:
-    """Rows from other processes that never change are shared between the batches of a window."""
+def _shared(array: Array, key: AnyType, window: InFlightWindow, on_device: DeviceWindow | None) -> Array:
+    """Rows from other processes that never change are shared between the batches of a window: on the device where that
+    reads the table, else on the host."""
     source = array.source
     if not source.is_remote or source.mutable is not False:
         return array
     if isinstance(source, DeviceTable):
-        return array._replace(source=source.with_remote(SharedInFlight(source.remote, window, kind=key)))
+        on_host = SharedInFlight(source.remote, window, kind=key)  # where the device has no memory for them
+        if on_device is not None and source.device == on_device.device:
+            return array._replace(source=source.sharing(on_device, key, otherwise=on_host))
+        return array._replace(source=source.with_remote(on_host))
     if source.device.type != "cpu":
         return array
     return array._replace(source=SharedInFlight(source, window, kind=key))
