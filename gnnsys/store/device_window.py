@@ -58,13 +58,20 @@ class DeviceWindow:
         return sum(ring.num_bytes for ring in list(self._rings.values()) if ring is not None)
 
     def _ring_of(self, leg: DeviceLeg) -> _Ring | None:
+        capacity = (self._keep + 1) * leg.ids.numel()
         if leg.key not in self._rings:
-            capacity = (self._keep + 1) * leg.ids.numel()
-            needed = _Ring.bytes_for(leg.num_ids, capacity, leg.sources)
-            fits = needed <= MemoryBudget.of(self.device).left() // _SHARE_OF_DEVICE
-            self._rings[leg.key] = _Ring(leg.num_ids, capacity, leg.sources, self.device) if fits else None
+            self._rings[leg.key] = self._made(leg, capacity)
         ring = self._rings[leg.key]
+        if ring is not None and 2 * ring.capacity < capacity:  # it was made for a small batch
+            self._rings[leg.key] = ring = None  # and goes first
+            self._rings[leg.key] = ring = self._made(leg, capacity)
         return ring if ring is not None and leg.ids.numel() <= ring.capacity else None
+
+    def _made(self, leg: DeviceLeg, capacity: int) -> _Ring | None:
+        needed = _Ring.bytes_for(leg.num_ids, capacity, leg.sources)
+        if needed > MemoryBudget.of(self.device).left() // _SHARE_OF_DEVICE:
+            return None
+        return _Ring(leg.num_ids, capacity, leg.sources, self.device)
 
 
 class DeviceLeg:

@@ -105,6 +105,17 @@ def test_places_are_given_in_turn_and_no_id_has_anothers() -> None:
             at[place], held[new] = new, place
 
 
+def test_a_ring_that_was_made_for_a_small_batch_is_made_anew_for_a_large_one() -> None:
+    window, source = DeviceWindow(HOST, 0), Breaking()
+    for ids, shared in ((torch.arange(2), 0), (torch.arange(20), 0), (torch.arange(20), 20)):
+        context = ReadContext()
+        flight = window.flight(context)
+        leg, _ = flight.add("node", ids, source, source)
+        context.send()
+        flight.complete()
+        assert torch.equal(leg.rows[0], torch.zeros(ids.numel(), 2)) and context.counts["rows_shared"] == shared
+
+
 class Breaking:
     """Rows of zeros, until `broken` is set: then a read that is under way fails."""
 
