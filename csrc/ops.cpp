@@ -34,8 +34,8 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
   m.def(
       "sample_hops(Tensor indptr, Tensor[] indices, Tensor[] halo, Tensor? bounds, Tensor? edge_ids, Tensor? original, "
-      "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool wide, Tensor on) "
-      "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts)");
+      "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool labor, bool wide, Tensor on) "
+      "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts, Tensor weight)");
 
   // LABOR: cpu/sample_labor.cpp, cpu/normalize_rows.cpp
   m.def(

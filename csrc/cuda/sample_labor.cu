@@ -1,15 +1,11 @@
-// sample_labor and source_words on the device, bit-equal to cpu/sample_labor.cpp, where LABOR-0 is explained.
-//
-// Which edges are taken is known edge by edge: a word of the source against a limit of the seed. One launch finds each
-// seed's limit and counts what is below it, a warp per seed or a block where a row is long (sample_filter.cuh); sums; the
-// host reads size and faults once; a second launch makes the words again and writes. Work: two Philox blocks and two
-// reads of an index per in-edge of the seeds that have more than the fanout; 12 + sizeof(id_t) bytes per edge taken.
+// sample_labor and source_words on the device, bit-equal to cpu/sample_labor.cpp. How it draws is in sample_labor.cuh;
+// the host reads size and faults once, between counting and taking.
 #include "common/register.h"
 #include "common/tensors.h"
 #include "cuda/arguments.h"
 #include "cuda/columns.cuh"
-#include "cuda/sample.cuh"
-#include "cuda/sample_filter.cuh"
+#include "cuda/group.cuh"
+#include "cuda/sample_labor.cuh"
 
 #include <optional>
 #include <tuple>
@@ -19,206 +15,33 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A seed's in-edges, and which of them are taken.
-struct alignas(16) LaborRow {
-  int64_t begin;
-  uint64_t limit;  // words below it are taken; 0: all, without a word
-  uint32_t size;   // 0 also where nothing is to be taken
-  uint32_t gaps;   // excluded ones among them
-  float weight;
-
-  __device__ int64_t end() const { return begin + size; }
-};
-
-template <typename id_t, typename source_t>
-struct Labor {
-  Request<id_t> q;
-  Report* report;
-  LaborRow* rows;
-  const source_t* source_ids;  // original ids of the sources; the sources themselves when null
-  int64_t num_src;
-
-  __device__ LaborRow find(int64_t i) const {
-    LaborRow row{};
-    int64_t begin;
-    int64_t end;
-    if (!q.row(i, &begin, &end, report) || q.fanout == 0) {
-      return row;
-    }
-    const int64_t gaps = q.num_exclude > 0 ? q.excluded_before(end) - q.excluded_before(begin) : 0;
-    const int64_t degree = end - begin - gaps;
-    if (degree <= 0) {  // negative only when exclude is out of order
-      return row;
-    }
-    const bool all = q.fanout < 0 || degree <= q.fanout;
-    row.begin = begin;
-    row.size = static_cast<uint32_t>(end - begin);
-    row.gaps = static_cast<uint32_t>(gaps);
-    row.limit = all ? 0 : limit_of(static_cast<uint64_t>(degree));
-    row.weight = __fdiv_rn(1.0f, static_cast<float>(all ? degree : q.fanout));
-    return row;
-  }
-
-  // The number of words w with w * degree < fanout * 2^64: that product divided by the degree and rounded up, 32 bits at
-  // a time. The fanout is below the degree, and the degree below 2^32.
-  __device__ uint64_t limit_of(uint64_t degree) const {
-    const uint64_t wanted = static_cast<uint64_t>(q.fanout) << 32;
-    const uint64_t high = wanted / degree;
-    const uint64_t rest = (wanted - high * degree) << 32;
-    const uint64_t low = rest / degree;
-    return (high << 32 | low) + (rest - low * degree != 0);
-  }
-
-  __device__ uint32_t tree(int64_t i) const { return q.tree ? static_cast<uint32_t>(q.tree[i]) : 0u; }
-
-  __device__ bool takes(const LaborRow& row, uint32_t tree, int64_t p) const {
-    if (row.gaps > 0 && q.is_excluded(p)) {
-      return false;
-    }
-    return row.limit == 0 || Stream{q.key, original(p), tree}.word64(0, 0) < row.limit;
-  }
-
-  __device__ uint64_t original(int64_t p) const {
-    const auto source = static_cast<uint64_t>(static_cast<int64_t>(q.indices.ids[p]));
-    if (source_ids == nullptr) {
-      return source;
-    }
-    if (source >= static_cast<uint64_t>(num_src)) {
-      note(&report->bad_source, p);
-      return 0;
-    }
-    return static_cast<uint64_t>(static_cast<int64_t>(source_ids[source]));
-  }
-};
-
-// The rows of for_rows: those that count_labor finds, or has found.
-template <typename id_t, typename source_t, bool kFinds>
-struct LaborRows {
-  Labor<id_t, source_t> labor;
-  int64_t num_rows;
-
-  __device__ void row(int64_t i, int64_t* begin, int64_t* end) const {
-    LaborRow row;
-    if constexpr (kFinds) {
-      row = labor.find(i);
-      if (threadIdx.x % kWarp == 0) {
-        labor.rows[i] = row;
-      }
-      __syncwarp();
-    } else {
-      row = labor.rows[i];
-    }
-    *begin = row.begin;
-    *end = row.end();
-  }
-};
-
-template <typename id_t, typename source_t>
-__global__ void __launch_bounds__(kFilterThreads) count_labor(Labor<id_t, source_t> labor, int64_t* counts) {
-  __shared__ int64_t block_counts[kFilterWarps];
-  const int lane = threadIdx.x % kWarp;
-  const auto tally = [&](int64_t i, const LaborRow& row, int first, int step) {
-    int64_t count = 0;
-    const uint32_t tree = labor.tree(i);
-    for (int64_t p = row.begin + first; p < row.end(); p += step) {
-      count += labor.takes(row, tree, p);
-    }
-    return warp_sum(count);
-  };
-  labor.q.check_exclude(labor.report);
-  for_rows(
-      LaborRows<id_t, source_t, true>{labor, labor.q.num_seeds},
-      [&](int64_t i, int64_t, int64_t) {
-        const LaborRow row = labor.rows[i];
-        const int64_t count = row.limit == 0 ? int64_t{row.size} - row.gaps : tally(i, row, lane, kWarp);
-        if (lane == 0) {
-          counts[i] = count;
-        }
-      },
-      [&](int64_t i, int64_t, int64_t) {
-        const LaborRow row = labor.rows[i];
-        if (row.limit == 0) {
-          if (threadIdx.x == 0) {
-            counts[i] = int64_t{row.size} - row.gaps;
-          }
-          return;
-        }
-        int64_t count = tally(i, row, threadIdx.x, kFilterThreads);
-        if (lane == 0) {
-          block_counts[threadIdx.x / kWarp] = count;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-          for (int w = 1; w < kFilterWarps; ++w) {
-            count += block_counts[w];
-          }
-          counts[i] = count;
-        }
-        __syncthreads();
-      });
-}
-
-template <typename id_t, typename source_t>
-__global__ void __launch_bounds__(kFilterThreads)
-    take_labor(Labor<id_t, source_t> labor, const int64_t* offsets, id_t* neighbors, int64_t* positions,
-               float* weights) {
-  const int lane = threadIdx.x % kWarp;
-  const auto write = [&](const LaborRow& row, int64_t p, int64_t slot) {
-    positions[slot] = p;
-    neighbors[slot] = labor.q.indices.ids[p];
-    weights[slot] = row.weight;
-  };
-  for_rows(
-      LaborRows<id_t, source_t, false>{labor, labor.q.num_seeds},
-      [&](int64_t i, int64_t, int64_t) {
-        const LaborRow row = labor.rows[i];
-        const uint32_t tree = labor.tree(i);
-        int64_t slot = offsets[i];
-        for (int64_t base = row.begin; base < row.end(); base += kWarp) {
-          const int64_t p = base + lane;
-          const bool keep = p < row.end() && labor.takes(row, tree, p);
-          const unsigned kept = __ballot_sync(kAllLanes, keep);
-          if (keep) {
-            write(row, p, slot + __popc(kept & ((1u << lane) - 1)));
-          }
-          slot += __popc(kept);
-        }
-      },
-      [&](int64_t i, int64_t, int64_t) {
-        const LaborRow row = labor.rows[i];
-        const uint32_t tree = labor.tree(i);
-        int64_t slot = offsets[i];
-        for (int64_t base = row.begin; base < row.end(); base += kFilterThreads) {
-          const int64_t p = base + threadIdx.x;
-          const bool keep = p < row.end() && labor.takes(row, tree, p);
-          int kept;
-          const int before = block_exclusive_sum<kFilterThreads>(static_cast<int>(keep), &kept);
-          if (keep) {
-            write(row, p, slot + before);
-          }
-          slot += kept;
-        }
-      });
-}
-
 using LaborResult = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-template <typename id_t, typename source_t>
-LaborResult collect_labor(const Device& device, const Request<id_t>& q, const source_t* source_ids, int64_t num_src) {
+// The weight of a seed's edges is the same for all.
+__global__ void __launch_bounds__(kGroupThreads)
+    write_weights(const int64_t* offsets, int64_t num_seeds, int64_t total, const LaborRow* rows, float* weights) {
+  for_each_edge(offsets, num_seeds, total, [&](int64_t at, int64_t seed) { weights[at] = rows[seed].weight; });
+}
+
+template <typename id_t>
+LaborResult collect_labor(const Device& device, const Request<id_t>& q, const std::optional<Tensor>& source_ids,
+                          int64_t num_src) {
   const Tensor offsets = device.empty({q.num_seeds + 1}, ScalarType::Long);
   auto* const offset = mutable_data<int64_t>(offsets);
   const Tensor rows = device.workspace<LaborRow>(q.num_seeds);
   const Tensor reports = device.workspace<Report>(1);
   auto* const report = mutable_data<Report>(reports);
   CUDA_CHECK(cudaMemsetAsync(report, 0xFF, sizeof(Report), device.stream()));
-  const Labor<id_t, source_t> labor{q, report, mutable_data<LaborRow>(rows), source_ids, num_src};
-  const unsigned blocks = num_blocks(q.num_seeds, kFilterWarps);
-  count_labor<<<blocks, kFilterThreads, 0, device.stream()>>>(labor, offset);
-  CUDA_CHECK_LAUNCH();
+  const Labor<id_t> labor{q,
+                          report,
+                          mutable_data<LaborRow>(rows),
+                          source_ids ? source_ids->const_data_ptr() : nullptr,
+                          source_ids && source_ids->scalar_type() == ScalarType::Long,
+                          num_src,
+                          nullptr};
+  count_labor(device, labor, offset);
   exclusive_sum(device, q.num_seeds, CountsAt<int64_t>{offset}, offset, reinterpret_cast<int64_t*>(&report->total));
-  Report read;
-  device.read(reinterpret_cast<word_t*>(&read), reinterpret_cast<const word_t*>(report), kReportWords);
-  check_report(device, q, read);
+  const Report read = read_report(device, q, report);
   if (read.bad_source != kNoFault) {
     CHECK_ARG(false, "sources must be in [0, ", num_src, "), got ", read_one(device, q.indices.ids + read.bad_source));
   }
@@ -227,9 +50,9 @@ LaborResult collect_labor(const Device& device, const Request<id_t>& q, const so
   const Tensor positions = device.empty({total}, ScalarType::Long);
   const Tensor weights = device.empty({total}, ScalarType::Float);
   if (total > 0) {
-    take_labor<<<blocks, kFilterThreads, 0, device.stream()>>>(labor, offset, mutable_data<id_t>(neighbors),
-                                                               mutable_data<int64_t>(positions),
-                                                               mutable_data<float>(weights));
+    take_labor(device, labor, offset, mutable_data<id_t>(neighbors), mutable_data<int64_t>(positions));
+    write_weights<<<num_blocks(total, kEdgeTile), kGroupThreads, 0, device.stream()>>>(
+        offset, q.num_seeds, total, labor.rows, mutable_data<float>(weights));
     CUDA_CHECK_LAUNCH();
   }
   return {offsets, neighbors, positions, weights};
@@ -265,10 +88,7 @@ LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tens
     q.tree = optional_int64(tree, device, Where::kDevice, q.num_seeds, "tree");
     q.exclude = optional_int64(exclude, device, Where::kDevice, -1, "exclude");
     q.num_exclude = exclude ? exclude->numel() : 0;
-    return dispatch_ids(source_ids ? *source_ids : indices, [&](auto source) -> LaborResult {
-      using source_t = decltype(source);
-      return collect_labor<id_t, source_t>(device, q, source_ids ? const_data<source_t>(*source_ids) : nullptr, num_src);
-    });
+    return collect_labor(device, q, source_ids, num_src);
   });
 }
 

@@ -21,7 +21,6 @@ from gnnsys.sampling.device_structure import DeviceStructure, PartsRun
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot
 from gnnsys.sampling.neighborhoods import HopRequest, to_device
-from gnnsys.sampling.part_view import UNIFORM
 
 
 class DeviceNeighborhoods:
@@ -186,8 +185,9 @@ class DeviceNeighborhoods:
         return self._host.csc(edge_type)
 
     def joined(self, edge_type: EdgeType) -> CSC | JoinedParts | None:
-        """What `sample_hops` samples from, where it can: uniform draws, and all parts are here."""
-        return self.structure.joined(edge_type, self._host.own_view) if self._host.spec == UNIFORM else None
+        """What native calls read as one: structure in its own order, where all parts are here."""
+        is_plain = self._host.spec.weight is None and self._host.spec.time is None
+        return self.structure.joined(edge_type, self._host.own_view) if is_plain else None
 
     def original(self, node_type: NodeType) -> Tensor:
         """Original ids of all nodes, where all parts are here."""

@@ -36,6 +36,7 @@ class DrawRule(ABC):
     needs_sources: ClassVar[bool] = False  # whether it reads `RuleSource.source_ids`
     needs_scores: ClassVar[bool] = False  # whether it reads `RuleSource.score`
     draws_on_devices: ClassVar[bool] = False  # whether it draws the same on a GPU; others draw on the host
+    drawn_in_hops: ClassVar[bool] = False  # whether `gnnsys.ops.sample_hops` draws by it: LABOR-0 alone
     weighs: bool = False  # whether its edges have a weight each
 
     @property

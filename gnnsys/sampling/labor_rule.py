@@ -17,7 +17,7 @@ class LaborRule(DrawRule):
 
     name = "labor-0"
     needs_sources = True
-    draws_on_devices = True
+    draws_on_devices = drawn_in_hops = True
     weighs = True
 
     def draw(
@@ -42,7 +42,7 @@ class ImportanceRule(LaborRule):
     """
 
     needs_sources = False
-    draws_on_devices = False
+    draws_on_devices = drawn_in_hops = False
 
     def __init__(self, rounds: int) -> None:
         self.name, self.rounds = f"labor-{rounds}", rounds

@@ -43,8 +43,8 @@ class NeighborSampler(Sampler):
 
     `device` is where samples are made: by default where the graph's structure is, a GPU also for a graph in pinned host
     memory. There all work of a sample goes to the current stream, and the host waits for sizes alone, twice per hop and
-    edge type; or once per hop where a graph with one edge type is sampled uniformly, which is one native call. Seeds
-    may be given on the host.
+    edge type; or once per hop where a graph with one edge type is sampled uniformly, or by LABOR-0, which is one native
+    call. Seeds may be given on the host.
 
     A subclass may draw by a rule of its own (`rule`, see `draw_rule.py`) where nothing of the above is asked for. Rules
     that do not draw on devices draw on the host, wherever parts were placed.
@@ -92,9 +92,10 @@ class NeighborSampler(Sampler):
         self.weighs = drawn_by is not None and drawn_by.weighs
         self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
-        self._plain = self._plain_hops() if weight is None and rule is None else None
+        is_plain = weight is None and (drawn_by is None or drawn_by.drawn_in_hops)
+        self._plain = self._plain_hops(labor=drawn_by is not None) if is_plain else None
 
-    def _plain_hops(self) -> PlainHops | None:
+    def _plain_hops(self, labor: bool) -> PlainHops | None:
         """All hops in one native call, where they are plain enough for it."""
         graph = self.graph
         if self.device.type != "cuda" or self.disjoint or self.expand != "new" or self.num_hops == 0:
@@ -113,7 +114,9 @@ class NeighborSampler(Sampler):
         original = None if isinstance(hoods, GraphNeighborhoods) else hoods.original(edge_type[0])
         if not self.replace:
             fanouts = tuple(hoods.bounded(edge_type, fanout) for fanout in fanouts)
-        return PlainHops(csc, edge_type, fanouts, replace=self.replace, device=self.device, original=original)
+        return PlainHops(
+            csc, edge_type, fanouts, replace=self.replace, labor=labor, device=self.device, original=original
+        )
 
     def options(self) -> dict[str, Any]:
         """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
@@ -150,7 +153,8 @@ class NeighborSampler(Sampler):
         """
         seeds = {t: ids_of(ids, self.graph.num_nodes(t), f"seeds of {t!r}") for t, ids in seeds.items()}
         if self._plain is not None and not exclude:
-            return self._plain.sample(seeds, key)
+            (edge_type,) = self._fanouts
+            return self._plain.sample(seeds, [self.draw_key(key, hop, edge_type) for hop in range(self.num_hops)])
         with self._tables() as tables:
             walk = _DisjointWalk(self, seeds, seed_time, tree, tables) if self.disjoint else _Walk(self, seeds, tables)
             for hop in range(self.num_hops):

@@ -168,13 +168,17 @@ def test_samples_are_the_hosts(place: str, wide: bool, option: str, fanouts: lis
     whole = homogeneous(wide=wide)
     there = LaborSampler(placed(whole, place), fanouts, device="cuda", **OPTIONS[option])
     here = LaborSampler(whole, fanouts, **OPTIONS[option])
+    walk = LaborSampler(placed(whole, place), fanouts, device="cuda", **OPTIONS[option])
+    assert (there._plain is not None) == (option in ("plain", "normalized", "one number for all hops"))
+    walk._plain = None  # hop by hop, which is how what is not plain is drawn
     for number, count in enumerate((1, 97, 300)):
         seeds = {NODE: torch.randint(0, 600, (count,), generator=torch.Generator().manual_seed(number))}
-        a, b = (sampler.sample(seeds, key=KEY._replace(batch=number)) for sampler in (there, here))
-        same_sample(a, b)
-        same_weights(a, b)
-        for mine, other in zip(a.blocks, b.blocks, strict=True):
-            same_weights(mine, other)
+        a, b, c = (sampler.sample(seeds, key=KEY._replace(batch=number)) for sampler in (there, here, walk))
+        for mine in (a, c):
+            same_sample(mine, b)
+            same_weights(mine, b)
+            for block, other in zip(mine.blocks, b.blocks, strict=True):
+                same_weights(block, other)
 
 
 @pytest.mark.parametrize("place", PLACES)
