@@ -66,7 +66,10 @@ def assert_induced(batch: Batch, graph: Graph) -> None:
     assert torch.equal(batch.x, graph.node_data[NODE]["x"][batch.n_id])
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory) -> tuple[Graph, DistGraph]:
     graph, folder = homogeneous(), tmp_path_factory.mktemp("parts") / "p"
     partition_graph(graph, request.param, folder, clusters=14, balance=[])

@@ -32,7 +32,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory):
     graph = homogeneous()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:

@@ -94,7 +94,7 @@ def test_two_layers_are_exact_in_expectation_without_normalizing(kind: type[Laye
     assert_exact_in_expectation(found, exact_output(graph, rows)[:20])
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_parts", [1, 2, *(pytest.param(number, marks=pytest.mark.long) for number in (3, 4))])
 def test_every_machine_samples_what_one_process_samples(tmp_path: Path, num_parts: int) -> None:
     graph = homogeneous()
     with machines(graph, tmp_path / "p", num_parts) as graphs:
