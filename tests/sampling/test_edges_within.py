@@ -121,7 +121,10 @@ def test_numbers_drawn_below_a_bound_are_uniform_and_depend_on_key_and_id_alone(
     assert not torch.equal(draw_below(ids, 7, key=6), drawn)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory) -> Iterator[tuple]:
     graph, seen = homogeneous(), list[Request]()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param, seen=seen) as graphs:

@@ -28,7 +28,10 @@ KEY = SampleKey(seed=3, epoch=1, batch=4)
 ROOTS = torch.tensor([7, 11, 80, 7, 118, 3])
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory) -> Iterator[tuple]:
     graph, seen = homogeneous(), list[Request]()
     folder = tmp_path_factory.mktemp("parts") / "p"
