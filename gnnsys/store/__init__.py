@@ -3,6 +3,7 @@
 from gnnsys.store.cache_plan import ExpectedReads, expected_reads, remote_rows, rows_to_cache
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
+from gnnsys.store.columns import ColumnChoice, ColumnSource, NarrowReading, NarrowRows, begin_narrowed
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.device_table import DeviceTable, TablePiece, copied_pieces, runs_of
 from gnnsys.store.dist_tensor import DistTensor
@@ -41,6 +42,8 @@ __all__ = [
     "CHUNK_BYTES",
     "CacheCounters",
     "Candidate",
+    "ColumnChoice",
+    "ColumnSource",
     "DeviceCache",
     "DeviceTable",
     "DistEmbedding",
@@ -53,6 +56,8 @@ __all__ = [
     "MemoryBudget",
     "MemoryPromise",
     "MemoryUse",
+    "NarrowReading",
+    "NarrowRows",
     "PendingPull",
     "PendingPush",
     "PendingRead",
@@ -74,6 +79,7 @@ __all__ = [
     "TableSpec",
     "TensorSource",
     "as_source",
+    "begin_narrowed",
     "check_policy",
     "copied_pieces",
     "edge_table",

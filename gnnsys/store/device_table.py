@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnsys.ops import DeviceReads, gather_rows, read_table
 from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
+from gnnsys.store.columns import ColumnChoice, DeviceColumns
 from gnnsys.store.device_cache import CacheCounters
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.memory_budget import MemoryBudget
@@ -67,7 +68,12 @@ class DeviceTable:
     mutable = False
 
     def __init__(
-        self, table: DistTensor, pieces: Sequence[TablePiece], device: torch.device, remote: Source | None = None
+        self,
+        table: DistTensor,
+        pieces: Sequence[TablePiece],
+        device: torch.device,
+        remote: Source | None = None,
+        choice: ColumnChoice | None = None,
     ) -> None:
         if table.mutable:
             raise ValueError(f"table {table.name!r} changes while it is read: a device cannot keep its rows")
@@ -82,6 +88,7 @@ class DeviceTable:
         self.is_remote = sum(piece.rows.shape[0] for piece in self._pieces) < self._shape[0]
         self._kept = _Kept()
         self._reads = DeviceReads()
+        self.columns = None if choice is None else DeviceColumns(choice, self._dtype, device)
         if remote is None:  # the others share its rows
             MemoryBudget.of(device).watch(self, f"rows of {table.name}", DeviceTable._device_bytes)
 
@@ -119,6 +126,13 @@ class DeviceTable:
         """The same rows, those that are not here read from `remote`: the table with another policy, or shared between
         batches."""
         other = DeviceTable(self.table, self._pieces, self.device, remote)
+        other._kept = self._kept
+        return other
+
+    def narrowed(self, choice: ColumnChoice, remote: Source) -> DeviceTable:
+        """The same rows, those of other parts by the chosen columns. `remote` has those that are not here: narrow, or
+        whole where some of the own part are among them."""
+        other = DeviceTable(self.table, self._pieces, self.device, remote, choice)
         other._kept = self._kept
         return other
 
@@ -212,7 +226,7 @@ class DeviceTable:
         if at.numel() == 0:
             return None
         rows = torch.empty(
-            (at.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
+            (at.numel(), *self.remote.shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
         )
         return _Missing(self.remote.begin(wanted, rows, context), rows, at)
 
@@ -272,8 +286,12 @@ class _TableReading(NamedTuple):
             arrived = self.missing.reading.result()
             if arrived is not self.missing.rows:
                 self.missing.rows.copy_(arrived)
-            out.index_copy_(0, self.missing.at, send(self.missing.rows, table.device))  # each place once
-        return out
+            arrived = send(self.missing.rows, table.device)
+            if table.columns is not None and arrived.shape[1:] != out.shape[1:]:
+                table.columns.put(arrived, out, self.missing.at)
+            else:
+                out.index_copy_(0, self.missing.at, arrived)  # each place once
+        return out if table.columns is None else table.columns.narrow(out, self.ids)
 
 
 def copied_pieces(rows: Sequence[tuple[int, Tensor]], device: torch.device) -> list[TablePiece]:
