@@ -115,6 +115,12 @@ class GuidedSampler(NeighborSampler):
         if scores is not None:
             self._check_requester(scores)
             self._parts.add_scores(scores)
+        return self.begin_version(scores, choice, at)
+
+    def begin_version(
+        self, scores: NodeScores | None, choice: ColumnChoice | None, at: Position | None = None
+    ) -> Position:
+        """The same where every owner has the scores already."""
         with self._lock:
             last = self._versions[-1].position if self._versions else _BEFORE_ALL
             soonest = max(self._begun, last)
