@@ -218,8 +218,12 @@ def test_bad_use_says_what_to_do(graph, tmp_path: Path) -> None:
             Guide(**{"model": MODEL, **bad})
     with pytest.raises(ValueError, match="cannot be imported"):
         make_loader(graph, Guide(model="tests.explain.models:nobody"))
-    with pytest.raises(ValueError, match="fails"):
+    with pytest.raises(ValueError, match="no model today"):
         make_loader(graph, Guide(model="tests.explain.models:broken"))
+    with pytest.raises(ValueError, match="Pass `arguments` that"):
+        make_loader(graph, Guide(model="gnnsys.nn:GraphSAGE", arguments={"width": 3}))
+    with pytest.raises(ValueError, match="go to another process as JSON"):
+        Guide(model="gnnsys.nn:GraphSAGE", arguments={"in_channels": torch.tensor(3)})
     make_loader(graph, guide)
     with pytest.raises(ValueError, match="guides another loader"):
         make_loader(graph, guide)
