@@ -205,13 +205,13 @@ class ExplainedSampler(GuidedSampler):
     def _find_reader(self) -> MaskReader | None:
         """Reads what the machine's first trainer has explained, once it has said where that is."""
         if self._reader is None and self._board is not None:
-            (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
-            address = dict(zip(_ADDRESS, row, strict=True))
-            if address["pid"]:
-                try:
+            try:
+                (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
+                address = dict(zip(_ADDRESS, row, strict=True))
+                if address["pid"]:
                     self._reader = MaskReader.of({self.requester: Mailbox.open(address)})
-                except ValueError as error:  # of a trainer that was killed: the one in its place will say so
-                    _log.debug("masks of part %s: %s", self.requester, error)
+            except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
+                _log.debug("masks of part %s: %s", self.requester, error)
         return self._reader
 
     # -- batches -------------------------------------------------------------------------------------------------------

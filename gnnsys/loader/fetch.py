@@ -175,6 +175,8 @@ class Fetch:
         if sampled.trace is not None:
             for flow in ("local", "remote", "shared"):
                 sampled.trace.bytes[flow] = moved[f"bytes_{flow}"]
+            if sampled.columns is not None:
+                sampled.trace.bytes["left_out"] = moved["bytes_left_out"]
         with self._lock:
             for name, count in moved.items():
                 self._counts[name] += count
