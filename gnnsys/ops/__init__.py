@@ -24,7 +24,7 @@ from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
 from gnnsys.ops.induced import InnerEdges, draw_below, edges_within
-from gnnsys.ops.labor import sample_labor, source_words
+from gnnsys.ops.labor import normalize_rows, sample_labor, source_words
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -69,12 +69,15 @@ from gnnsys.ops.store import (
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 from gnnsys.ops.table_rows import read_table
+from gnnsys.ops.walks import COIN_SIDES, MAX_WALKS, random_walks
 
 __all__ = [
     "BY_DESTINATION",
+    "COIN_SIDES",
     "CSC",
     "HAS_CUDA_KERNELS",
     "IN_REPLAYS",
+    "MAX_WALKS",
     "NOT_KNOWN",
     "STRUCTURES",
     "WEIGHT",
@@ -140,11 +143,13 @@ __all__ = [
     "name_neighbors",
     "narrow_weights",
     "native",
+    "normalize_rows",
     "num_versions",
     "parse_table",
     "planted_edges",
     "planted_labels",
     "random_permutation",
+    "random_walks",
     "read_table",
     "refine_cut",
     "refine_volume",

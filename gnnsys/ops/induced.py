@@ -1,7 +1,4 @@
-"""Edges among chosen nodes, and numbers drawn by key: typed faces of cpu/induced.cpp and cpu/draw_below.cpp.
-
-CPU only. On CUDA devices `induced_subgraph` and `IdTable` do the first, see `gnnsys.sampling.edges_within`.
-"""
+"""Edges among chosen nodes, and numbers drawn by key: typed faces of `edges_within` (induced.*) and `draw_below`."""
 
 from __future__ import annotations
 

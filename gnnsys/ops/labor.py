@@ -1,4 +1,4 @@
-"""LABOR on one CSC: typed faces of `sample_labor` and `source_words` (cpu/sample_labor.cpp)."""
+"""LABOR on one CSC: typed faces of `sample_labor` and `source_words` (sample_labor.*), and of `normalize_rows`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sample_labor(
 
     `weight` is 1 / (degree(v) * probability of the edge): the sum of weight * row over a seed's taken edges is, in
     expectation over keys, the mean over all its in-edges. The comparison is of integers, exact to 2^-64. Work:
-    O(degree) per seed; a table of 4 bytes per source where seeds have more in-edges than there are sources.
+    O(degree) per seed; on the host a table of 4 bytes per source where seeds have more in-edges than there are sources.
     """
     return Neighbors(
         *native.sample_labor(
@@ -42,6 +42,15 @@ def source_words(ids: Tensor, *, key: int) -> Tensor:
     return native.source_words(ids.contiguous(), key)
 
 
+def normalize_rows(indptr: Tensor, weight: Tensor) -> Tensor:
+    """Of each row its weights divided by their sum, float32. Sums are made in the order of the row, on every device.
+
+    >>> normalize_rows(torch.tensor([0, 2, 2, 3]), torch.tensor([1.0, 3.0, 5.0]))
+    tensor([0.2500, 0.7500, 1.0000])
+    """
+    return native.normalize_rows(indptr.contiguous(), weight.contiguous())
+
+
 @torch.library.register_fake("gnnsys::sample_labor")
 def _(indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree):
     size = torch.library.get_ctx().new_dynamic_size()
@@ -52,3 +61,8 @@ def _(indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree):
 @torch.library.register_fake("gnnsys::source_words")
 def _(ids, key):
     return ids.new_empty(ids.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("gnnsys::normalize_rows")
+def _(indptr, weight):
+    return torch.empty_like(weight)

@@ -3,7 +3,7 @@
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
-from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
+from gnnsys.sampling.draw_rule import DrawRule, RuleSource
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
@@ -17,6 +17,7 @@ from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.pinsage import PinSAGESampler
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
+from gnnsys.sampling.rules import RULES, find_rule
 from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, ids_of
 from gnnsys.ops import IdTable, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
+from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.walks import check_walks, walk
@@ -26,7 +26,8 @@ class PinSAGESampler(Sampler):
     """`num_neighbors[hop]` nodes for each node of a hop: those that `num_walks` walks of `length` steps visit most.
 
     Before each step a walk goes back with `restart_prob`. Of nodes that are visited equally often those that were
-    visited first are taken. For graphs with one node and edge type, on the host.
+    visited first are taken. For graphs with one node and edge type. Samples are made on `device`, by default where the
+    structure is.
 
     >>> sampler = PinSAGESampler(graph, [10, 5], num_walks=20, length=3)  # doctest: +SKIP
     """
@@ -36,7 +37,14 @@ class PinSAGESampler(Sampler):
     takes_links: ClassVar[bool] = False
 
     def __init__(
-        self, graph: AnyGraph, num_neighbors: list[int], *, num_walks: int, length: int, restart_prob: float = 0.5
+        self,
+        graph: AnyGraph,
+        num_neighbors: list[int],
+        *,
+        num_walks: int,
+        length: int,
+        restart_prob: float = 0.5,
+        device: torch.device | str | None = None,
     ) -> None:
         if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
             raise ValueError(f"PinSAGESampler is for graphs with one node and edge type, got {graph.edge_types}")
@@ -45,7 +53,7 @@ class PinSAGESampler(Sampler):
                 f"num_neighbors, num_walks and length must be at least 1, got {num_neighbors}, {num_walks} and {length}"
             )
         check_walks(length, restart_prob)
-        self.graph, self.device = graph, torch.device("cpu")
+        self.graph, self.device = graph, sampling_device(graph, device)
         self._fanouts, self._num_walks, self._length = list(num_neighbors), num_walks, length
         self._restart_prob = restart_prob
         self._hoods = neighborhoods(graph, device=self.device)
@@ -66,8 +74,11 @@ class PinSAGESampler(Sampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time, tree=tree, exclude=exclude)
         num_nodes = self.graph.num_nodes()
-        frontier = ids_of(seeds[self._node_type], num_nodes, "seeds").long().cpu()
-        table, nodes, first = IdTable(num_nodes), [frontier], 0
+        given = ids_of(seeds[self._node_type], num_nodes, "seeds").long()
+        if given.numel() and not 0 <= int(given.min()) <= int(given.max()) < num_nodes:
+            raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(given.min())} to {int(given.max())}")
+        frontier = to_device(given, self.device)
+        table, nodes, first = IdTable(num_nodes, device=self.device), [frontier], 0
         table.insert_seeds(frontier)
         row, col, weight = [], [], []
         for hop, fanout in enumerate(self._fanouts):
@@ -96,23 +107,25 @@ class PinSAGESampler(Sampler):
         """The `most` nodes that walks from each of `nodes` visit most often, the node itself left out."""
         roots = torch.repeat_interleave(nodes, self._num_walks)
         walks = walk(self._hoods, self._edge_type, roots, self._length, key, self._restart_prob)[:, 1:]
-        number = torch.arange(nodes.numel(), device="cpu").repeat_interleave(self._num_walks * self._length)
+        number = torch.arange(nodes.numel(), device=nodes.device).repeat_interleave(self._num_walks * self._length)
         visits = walks.reshape(-1)
         counted = (visits >= 0) & (visits != nodes[number])
         pairs = number[counted] * self.graph.num_nodes() + visits[counted]
         found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
         seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
-            0, which, torch.arange(pairs.numel(), device="cpu"), "amin"
+            0, which, torch.arange(pairs.numel(), device=nodes.device), "amin"
         )
         order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
         order = order[torch.argsort(counts[order], descending=True, stable=True)]
         root = torch.div(found, self.graph.num_nodes(), rounding_mode="floor")
         order = order[torch.argsort(root[order], stable=True)]
         sizes = torch.bincount(root, minlength=nodes.numel())
-        rank = torch.arange(order.numel(), device="cpu") - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+        before = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes, output_size=order.numel())
+        rank = torch.arange(order.numel(), device=nodes.device) - before
         order = order[rank < most]
         root, counts = root[order], counts[order].double()
-        total = torch.zeros(nodes.numel(), dtype=torch.float64, device="cpu").index_add_(0, root, counts)
+        # Whole numbers: their sums are the same in any order.
+        total = torch.zeros(nodes.numel(), dtype=torch.float64, device=nodes.device).index_add_(0, root, counts)
         return Visited(root, found[order] % self.graph.num_nodes(), (counts / total[root]).float())
 
 
