@@ -1,13 +1,14 @@
 """DGS (thesis, chapter 3): what of other parts a model needs, explained beside training.
 
-For users: `Guide`, and `Explaining`, which makes `Masks` of the parts of a machine in a process of its own;
-`MaskReader` reads them in the machine's other trainers.
+For users: `Guide`, which a loader is given; `Explaining`, which makes `Masks` of the parts of a machine in a process of
+its own; `MaskReader`, which reads them in the machine's other trainers.
 
 For other rooms: the explanation graph of a part (`pool_part`, `explain_part`), what makes masks of it (`Explainer`:
 `TrainedMasks`, `GradientInput`, `MixedMasks`, `ColumnNorms`, `Degrees`, `RandomMasks`), masks as arrays
 (`masks_to_arrays`, `masks_from_arrays`), and `Mailbox`, messages in shared memory.
 """
 
+from gnnsys.explain.explained_sampler import ExplainedSampler
 from gnnsys.explain.explainers import (
     ColumnNorms,
     Degrees,
@@ -27,6 +28,7 @@ __all__ = [
     "EXPLAINERS",
     "ColumnNorms",
     "Degrees",
+    "ExplainedSampler",
     "Explainer",
     "Explaining",
     "ExplanationGraph",

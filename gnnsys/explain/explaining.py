@@ -7,7 +7,6 @@ also starts the process again when it ends. Killed, stopped or slow, it has no n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,18 @@ class MaskReader:
         made._boxes, made._seen = dict(boxes), dict.fromkeys(boxes, 0)
         return made
 
+    def skip(self) -> None:
+        """What is there now counts as taken."""
+        self._seen = {part: box.newest for part, box in self._boxes.items()}
+
+    def at(self, part: int, position: int) -> Masks | None:
+        """Masks of a part that were made of the weights of `position`, the newest or those before; None without."""
+        for back in (0, 1):
+            found = self._boxes[part].read(back)
+            if found is not None and (masks := masks_from_arrays(found[1])).position == position:
+                return masks
+        return None
+
     @property
     def torn(self) -> int:
         """Reads that met a message in the making."""
@@ -79,9 +91,21 @@ class Explaining:
     ...     ...                                    # a step
     ...     explaining.give(model, position)
     ...     masks = explaining.take()              # None, or newer masks of one part
+
+    A run that goes on where another stopped gives the masks that it had then (`before`, by part), and how often weights
+    had been handed over (`rounds`).
     """
 
-    def __init__(self, graph: DistGraph, model: nn.Module, guide: Guide, *, parts: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        graph: DistGraph,
+        model: nn.Module,
+        guide: Guide,
+        *,
+        parts: Sequence[int] | None = None,
+        before: Mapping[int, Masks] | None = None,
+        rounds: int = 0,
+    ) -> None:
         self.guide, self._graph = guide, graph
         self._parts = list(graph.parts_here if parts is None else parts)
         check_guided(graph, guide)
@@ -97,14 +121,18 @@ class Explaining:
         self._weights = Mailbox.create(message_bytes([_head(0, 0), state_to_bytes(plain_model(model))]))
         self._rows_boxes = {part: Mailbox.create(self._rows_capacity(part)) for part in self._parts}
         self._mask_boxes = {part: Mailbox.create(self._masks_capacity(part)) for part in self._parts}
-        self._reader = MaskReader.of(self._mask_boxes)
+        self._reader, self._rounds = MaskReader.of(self._mask_boxes), rounds
+        for part, masks in (before or {}).items():
+            if part in self._mask_boxes:
+                self._mask_boxes[part].write(masks_to_arrays(replace(masks, version=0)))
+        self._reader.skip()
         self._given: int | None = None  # the position of the newest weights
         self._newest: dict[int, Masks] = {}
         self._num_masks = self._mask_bytes = self._row_bytes = self._wire_row_bytes = self._restarts = 0
         self.error = ""  # what the process said last
         self._is_over = False  # it is not started again
         self._is_closed = False
-        self._wanted = 0  # the slice of rows that the newest weights are explained with
+        self._wanted = rounds  # the slice of rows that the newest weights are explained with
         self._news = threading.Condition()
         self._piping = threading.Lock()  # held while a pipe is used or closed: its number may be another file's then
         self._process = self._start()
@@ -121,7 +149,7 @@ class Explaining:
             raise ValueError("this explanation is closed: make another")
         if self._given is not None and 0 <= position - self._given < self.guide.every:
             return False
-        wanted = self._weights.newest  # counted by what was given: the same in every run
+        wanted = self._rounds + self._weights.newest  # counted by what was given: the same in every run
         self._weights.write([_head(position, wanted), state_to_bytes(plain_model(model))])
         self._given = position
         if any(count > 1 for count in self._num_slices.values()):
@@ -220,7 +248,7 @@ class Explaining:
         close_in_forks([process.stdin, process.stdout])
         orders = {
             "path": str(Path(self._graph.parts.path).resolve()),
-            "guide": dataclasses.asdict(self.guide),
+            "guide": self.guide.options(),
             "layout": self._layout,
             "weights": self._weights.address(),
             "parts": {
@@ -229,7 +257,6 @@ class Explaining:
             },
             "paths": sys.path,
             "parent": os.getpid(),
-            "parent_death": threading.current_thread() is threading.main_thread(),
         }
         with contextlib.suppress(BrokenPipeError):  # it ended at once; the keeper sees to that
             process.stdin.write(json.dumps(orders).encode() + b"\n")
@@ -341,6 +368,10 @@ def check_guided(graph: Any, guide: Guide) -> None:
         )
     if len(table.shape) != 2 or not table.dtype.is_floating_point:
         raise ValueError(f"features={guide.features!r} must be rows of floating point, got {table.dtype} {table.shape}")
+    if table.mutable:
+        raise ValueError(
+            f"features={guide.features!r} trains, and masks are made of rows that stay: leave the guide out"
+        )
 
 
 def remote_ids(graph: DistGraph, part: int) -> Tensor:

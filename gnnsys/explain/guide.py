@@ -1,13 +1,14 @@
-"""Guide: how samplers are guided, with the defaults of the thesis (§3.4), and the user's model made from a name."""
+"""Guide: how a loader is guided, with the defaults of the thesis (§3.4), and the user's model made from a name."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from gnnsys.explain.explainers import (
     ColumnNorms,
@@ -19,28 +20,50 @@ from gnnsys.explain.explainers import (
     TrainedMasks,
 )
 from gnnsys.graph import did_you_mean
+from gnnsys.loader import BatchNumbers
+from gnnsys.sampling import FILLS
+
+if TYPE_CHECKING:
+    from gnnsys.explain.explained_sampler import ExplainedSampler
 
 EXPLAINERS = ("gradient", "trained", "mixed", "norms", "degree", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """What decides masks and guided draws.
+    """What decides masks, guided draws and the columns that rows of other parts are read by.
 
-    `model`: an importable function without arguments that makes the model, "package.module:function".
-    `eps`: the share of a draw that is moved from local to remote neighbours, for `GuidedSampler(deviation=)`.
-    `num_features` (N_f): the share of columns that is kept, for `Masks.columns`; loaders fetch whole rows.
+    >>> guide = Guide(model="my_models:make")  # doctest: +SKIP
+    >>> loader = gnnsys.NeighborLoader(graph, [10, 10], input_nodes=seeds, guide=guide)  # doctest: +SKIP
+    >>> for batch in loader:  # doctest: +SKIP
+    ...     ...                  # a step
+    ...     guide.update(model)  # hands weights over every `every` steps, takes masks as they come, waits for nothing
+
+    `model`: an importable function or class that makes the model, "package.module:function"; `arguments`: what it is
+    called with, by name, as JSON has it.
+    `eps`: the share of a draw that is moved from local to remote neighbours. `nodes`: False leaves draws uniform.
+    `num_features` (N_f): the share of columns that rows of other parts are read by, 1.0 for whole rows. `fill`: what
+    the others become, the "mean" over the own part or "zero". `column_gain`: columns are changed only where the new
+    ones are worth so much more, as a share of what the old ones are worth now.
     `every` (T_ex): steps from one explanation to the next. `num_steps` (T_E) and
     `threshold` (L): how long masks are trained. `pools`: nodes that the core of a part is pooled into, 1 as in the
     thesis. `explainer`: one of EXPLAINERS. "trained" is the thesis, "mixed" trains the mask of columns and takes that
     of nodes from gradients; the default is what finds the noise of a planted graph best (docs/explanation.md).
     `features`: the rows of nodes that the model reads. `row_bytes`: remote rows that are kept for explanations, in all;
     where there are more, slices take turns.
+
+    `exact`: masks of the weights of step n are used from batch n + every + ahead on, and `update` waits for them,
+    `timeout` seconds at most: two runs are then the same bit by bit. `ahead` must be more than the batches that a
+    loader has in flight. Else masks are used as soon as they are there, and what happened is in the loader's state.
     """
 
     model: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     eps: float = 0.1
+    nodes: bool = True
     num_features: float = 0.85
+    fill: Literal["mean", "zero"] = "mean"
+    column_gain: float = 0.02
     every: int = 30
     num_steps: int = 50
     threshold: float = 0.01
@@ -49,6 +72,10 @@ class Guide:
     features: str = "x"
     row_bytes: int = 256 << 20
     seed: int = 0
+    exact: bool = False
+    ahead: int = 32
+    timeout: float = 300.0
+    _samplers: list[ExplainedSampler] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.num_features <= 1:
@@ -58,7 +85,17 @@ class Guide:
             )
         if not 0 <= self.eps <= 1:
             raise ValueError(f"eps is the share of a draw that is moved and must be in [0, 1], got {self.eps}")
-        for name in ("every", "num_steps", "pools", "row_bytes"):
+        if not self.nodes and self.num_features == 1:
+            raise ValueError(
+                "nodes=False with num_features=1 guides nothing: leave nodes out, or keep fewer columns, 0.85 say"
+            )
+        if self.fill not in FILLS:
+            raise ValueError(f"fill must be one of {', '.join(FILLS)}, got {self.fill!r}")
+        if not self.column_gain >= 0:
+            raise ValueError(f"column_gain must be at least 0, got {self.column_gain}: 0 takes any better columns")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout is the seconds that exact=True waits for masks, got {self.timeout}")
+        for name in ("every", "num_steps", "pools", "row_bytes", "ahead"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -76,9 +113,68 @@ class Guide:
                 "function into a module of its own, since another process imports it"
             )
 
+        try:
+            json.dumps(dict(self.arguments))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"arguments of the model go to another process as JSON, and these cannot: {error}. Pass numbers, text "
+                "and lists of them, by name"
+            ) from error
+
+    def options(self) -> dict[str, Any]:
+        """What it was made of."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    # -- at work -----------------------------------------------------------------------------------------------------
+
+    def make_sampler(self, graph: Any, num_neighbors: Any, seeds: Tensor, batches: BatchNumbers) -> ExplainedSampler:
+        """The sampler of a loader that is given this guide; a guide is for one loader."""
+        from gnnsys.explain.explained_sampler import ExplainedSampler
+
+        if self._samplers:
+            raise ValueError("this guide guides another loader: make one for each, dataclasses.replace(guide) say")
+        made = ExplainedSampler(graph, num_neighbors, self, seeds=seeds, batches=batches)
+        self._samplers.append(made)
+        return made
+
+    def watch(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Is told what the loader's fetch stage counts."""
+        self._sampler().fetched = counts
+
+    def update(self, model: nn.Module) -> None:
+        """Called after every step, and before a checkpoint is saved. Without `exact` it waits for nothing.
+
+        Hands the model's weights over every `every` steps, and has batches that nobody has begun guided by masks that
+        have come.
+        """
+        self._sampler().update(model)
+
+    def status(self) -> dict[str, float]:
+        """What guiding does and costs: see docs/explanation.md."""
+        return self._sampler().status()
+
+    def close(self) -> None:
+        """Ends the explaining process; batches go on as they are guided now. A session does this when it is closed."""
+        for sampler in self._samplers:
+            sampler.close()
+
+    def _sampler(self) -> ExplainedSampler:
+        if not self._samplers:
+            raise ValueError("this guide guides no loader: give it to one, NeighborLoader(graph, ..., guide=guide)")
+        return self._samplers[0]
+
+    # -- what it makes -----------------------------------------------------------------------------------------------
+
     def make_model(self) -> nn.Module:
         """Calls the function; ValueError where it cannot be imported or makes no module."""
-        made = imported(self.model)()
+        function = imported(self.model)
+        try:
+            made = function(**self.arguments)
+        except Exception as error:  # of the user's code, whatever it is
+            raise ValueError(
+                f"model={self.model!r} cannot make a model of {dict(self.arguments)}: {error!r}. Pass `arguments` that "
+                "it takes, or a function of yours that takes none"
+            ) from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"model={self.model!r} must return a torch.nn.Module, got {type(made).__name__}")
         return made
@@ -97,7 +193,7 @@ class Guide:
         return makers[self.explainer]
 
 
-def imported(name: str) -> Callable[[], Any]:
+def imported(name: str) -> Callable[..., Any]:
     """The function "package.module:function"."""
     module, _, function = name.partition(":")
     try:

@@ -120,10 +120,11 @@ class Mailbox:
         self._numbers[3] = number
         return number
 
-    def read(self) -> tuple[int, list[Tensor]] | None:
-        """The newest message and its number, copied; None where there is none, or it is being written."""
+    def read(self, back: int = 0) -> tuple[int, list[Tensor]] | None:
+        """The newest message, or the one `back` before it, and its number, copied; None where there is none, or it is
+        being written over."""
         for _ in range(_TRIES):
-            number = self.newest
+            number = self.newest - back
             if number <= 0:
                 return None
             slot, at = self._slots[number % 2], self._slot_at(number % 2) + _SLOT_HEADER

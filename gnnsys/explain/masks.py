@@ -55,6 +55,15 @@ class Masks:
         best = torch.argsort(self.sf, descending=True, stable=True)[:count]
         return best.sort().values
 
+    def better_columns(self, share: float, current: Tensor | None, gain: float) -> Tensor:
+        """The best columns, or `current` where these are not worth `gain` more, as a share: frequent changes cost
+        accuracy (§3.4.2), and rows that batches share."""
+        best = self.columns(share)
+        if current is None or current.numel() != best.numel():
+            return best
+        worth = [float(self.sf[columns].double().sum()) for columns in (best, current)]
+        return best if worth[0] > (1 + gain) * worth[1] else current
+
     def node_scores(self) -> NodeScores:
         """SN as guided draws take it: `GuidedSampler.use(masks.node_scores())`."""
         return NodeScores(self.requester, self.ids, self.sn)

@@ -1,7 +1,8 @@
 """The explaining process of a machine: `python -m gnnsys.explain.serve`, started by `Explaining`.
 
 It is told what to do in one line on its standard input. A byte there means that weights or rows are new; it ends when
-that input closes, however its parent ended. Errors of a round are lines of JSON on its standard output.
+that input closes, and in the middle of a round when its parent ends. Errors of a round are lines of JSON on its
+standard output.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnnsys.comm import end_with_parent
 from gnnsys.explain.explainers import Explainer, frozen
 from gnnsys.explain.explanation_graph import explain_part, pool_part
 from gnnsys.explain.guide import Guide
@@ -52,14 +53,15 @@ class PartExplanation:
     def has_rows(self, number: int) -> bool:
         """Whether rows of slice `number` are here, or others that no round has seen, looking for new ones.
 
-        Rows may come slower than weights: then waiting for the slice of the newest weights could last for ever.
+        Rows may come slower than weights: then waiting for the slice of the newest weights could last for ever. Not
+        where the guide is exact: then weights wait for masks.
         """
         if self._rows_box.newest != self._rows_number and (found := self._rows_box.read()) is not None:
             self._rows_number, (head, rows) = found[0], (found[1][0], found[1][1])
             self._slice, self._num_slices = head.tolist()
             self._rows = rows.view(-1, self.core_rows.shape[1])
         return self._rows is not None and (
-            self._slice == number % self._num_slices or self._rows_number != self._explained
+            self._slice == number % self._num_slices or (self._rows_number != self._explained and not self.guide.exact)
         )
 
     def explain(self, model: nn.Module, explainer: Explainer, version: int, position: int) -> None:
@@ -120,8 +122,7 @@ def main() -> int:
         return 1  # whoever started this process has gone already
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes where errors go
-    if orders["parent_death"]:
-        end_with_parent(int(orders["parent"]))
+    _end_with(int(orders["parent"]))
     os.nice(_NICE)
     torch.set_num_threads(1)
     sys.path += [path for path in orders["paths"] if path not in sys.path]
@@ -139,6 +140,28 @@ def main() -> int:
                 _tell(answers, error, is_final=False)
         if not _wait_for_news():
             return 0
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent ends, whichever of the parent's threads has started it.
+
+    The kernel's own signal (`end_with_parent`) comes when that thread ends, so that it is of no use to a process that
+    was started again.
+    """
+    try:
+        descriptor = os.pidfd_open(parent)
+    except (OSError, AttributeError):  # an old kernel: it ends with its input, after a round
+        return
+    if os.getppid() != parent:
+        os._exit(1)
+
+    def watch() -> None:
+        waiting = select.poll()
+        waiting.register(descriptor, select.POLLIN)
+        waiting.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="gnnsys-parent", daemon=True).start()
 
 
 def _line() -> bytes:

@@ -16,7 +16,7 @@ from gnnsys.loader.link_seeds import (
     supervision_edges,
 )
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.neighbor_loader import NeighborLoader, check_times
+from gnnsys.loader.neighbor_loader import BatchNumbers, LoaderGuide, NeighborLoader, check_times
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.sampled import Inputs, Sampled
@@ -30,6 +30,7 @@ Store = TypeValues
 __all__ = [
     "NAME",
     "Batch",
+    "BatchNumbers",
     "EdgeInputs",
     "Fetch",
     "Inputs",
@@ -38,6 +39,7 @@ __all__ = [
     "LinkSeeder",
     "LinkSeeds",
     "Links",
+    "LoaderGuide",
     "LoadingWork",
     "Names",
     "NegativeSampling",

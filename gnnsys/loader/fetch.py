@@ -3,12 +3,16 @@
 Every array is a source (`gnnsys.store.Source`). `begin` begins a read of each, as soon as a batch is sampled, and sends
 what they have in common: one message per machine for all tables of a store. `finish`, in the batch's turn, first takes
 what is in memory, and then waits for the rest.
+
+A batch may say by which columns rows of other parts are read (`Sampled.columns`). Then only these are asked for, and a
+batch that goes to a device has them made whole there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,10 +23,14 @@ from gnnsys.loader.sampled import Sampled
 from gnnsys.ops import BufferPool
 from gnnsys.sampling import DistGraph
 from gnnsys.store import (
+    ColumnChoice,
+    ColumnSource,
     DeviceTable,
     DeviceWindow,
     DistTensor,
     InFlightWindow,
+    NarrowReading,
+    NarrowRows,
     PendingRead,
     Policy,
     ReadContext,
@@ -31,11 +39,13 @@ from gnnsys.store import (
     Source,
     TensorSource,
     as_source,
+    begin_narrowed,
     nearest,
 )
 
 AnyType: TypeAlias = NodeType | EdgeType
 Names: TypeAlias = Sequence[str] | Mapping[AnyType, Sequence[str]]
+_MOST_CHOICES = 4  # of columns whose sources are kept: those of batches in flight
 
 
 class Array(NamedTuple):
@@ -83,6 +93,8 @@ class Fetch:
             "buffers": RowBuffers(BufferPool(max_free=0)),
         }  # fmt: skip
         self._window: InFlightWindow | None = None
+        self.widens = True  # rows that come narrow are made whole here, and not by who makes a Batch of them
+        self._narrowed: dict[tuple[AnyType, str, bytes], _NarrowSources] = {}
         self._device = device
         self._device_window: DeviceWindow | None = None
         self._counts = ReadContext().counts
@@ -107,7 +119,7 @@ class Fetch:
     def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._of_reads["buffers"] = buffers
-        self._arrays, self._window, self._device_window = self._own, None, None
+        self._arrays, self._window, self._device_window, self._narrowed = self._own, None, None, {}
         if num_in_flight > 0:
             self._window = window = InFlightWindow(num_in_flight, keep)
             if self._device is not None:
@@ -120,13 +132,37 @@ class Fetch:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
         context = ReadContext(batch=sampled.position, **self._of_reads)
         reads = [
-            _Reading(key, array, array.source.begin(ids, None, context))
+            _Reading(key, array, self._begin(key, number, ids, sampled.columns, context))
             for key, ids in _ids_by_type(sampled)
-            for array in self._arrays[key]
+            for number, array in enumerate(self._arrays[key])
         ]
         context.send()
         sampled.pending = _Reads(context, reads)
         return sampled
+
+    def _begin(
+        self, key: AnyType, number: int, ids: Tensor, choice: ColumnChoice | None, context: ReadContext
+    ) -> PendingRead | NarrowReading:
+        array = self._arrays[key][number]
+        if choice is None or array.name != choice.rows or isinstance(key, tuple) or array.source.mutable is True:
+            return array.source.begin(ids, None, context)
+        sources = self._narrow_sources(key, number, choice)
+        if sources.narrow is None:
+            return sources.whole.begin(ids, None, context)
+        return begin_narrowed(sources.whole, sources.narrow, choice, ids, context, in_place=self.widens)
+
+    def _narrow_sources(self, key: AnyType, number: int, choice: ColumnChoice) -> _NarrowSources:
+        """An array by a choice of columns. Batches in flight share its rows with those of the same choice alone."""
+        name = key, self._arrays[key][number].name, choice.key
+        with self._lock:
+            found = self._narrowed.pop(name, None)
+            if found is None:
+                own, shared = self._own[key][number], self._arrays[key][number]
+                found = _narrow(own, shared, choice, key, self._window, self._device_window)
+            self._narrowed[name] = found  # the last one is the newest
+            while len(self._narrowed) > _MOST_CHOICES:
+                del self._narrowed[next(iter(self._narrowed))]
+        return found
 
     def finish(self, sampled: Sampled) -> Sampled:
         """Gathers what is in memory, while the rest arrives; then waits for the rest."""
@@ -139,11 +175,16 @@ class Fetch:
             arrived |= {reading: reading.read.result() for reading in begun.reads if reading.array.waits}
         sampled.rows = {key: {} for key, _ in _ids_by_type(sampled)}
         for reading in begun.reads:  # in the graph's order
-            sampled.rows.setdefault(reading.key, {})[reading.array.name] = arrived[reading]
+            rows = arrived[reading]
+            if self.widens and isinstance(rows, NarrowRows):
+                rows = rows.widen()
+            sampled.rows.setdefault(reading.key, {})[reading.array.name] = rows
         moved = begun.context.counts
         if sampled.trace is not None:
             for flow in ("local", "remote", "shared"):
                 sampled.trace.bytes[flow] = moved[f"bytes_{flow}"]
+            if sampled.columns is not None:
+                sampled.trace.bytes["left_out"] = moved["bytes_left_out"]
         with self._lock:
             for name, count in moved.items():
                 self._counts[name] += count
@@ -169,8 +210,40 @@ class _Reading:
 
     __slots__ = ("array", "key", "read")
 
-    def __init__(self, key: AnyType, array: Array, read: PendingRead) -> None:
+    def __init__(self, key: AnyType, array: Array, read: PendingRead | NarrowReading) -> None:
         self.key, self.array, self.read = key, array, read
+
+
+class _NarrowSources(NamedTuple):
+    """An array by a choice of columns: `whole` reads all rows as they are to be where there is no `narrow`."""
+
+    whole: Source
+    narrow: Source | None
+
+
+def _narrow(
+    own: Array,
+    shared: Array,
+    choice: ColumnChoice,
+    key: AnyType,
+    window: InFlightWindow | None,
+    on_device: DeviceWindow | None,
+) -> _NarrowSources:
+    """`own` is the array, `shared` the same with rows shared in flight, where they are."""
+    source = own.source
+    if choice.fill.numel() != prod(source.shape[1:]) or len(source.shape) != 2:
+        raise ValueError(
+            f"columns are chosen of rows of {choice.fill.numel()} values, {own.name!r} has rows of "
+            f"{list(source.shape[1:])}"
+        )
+    first = torch.tensor(choice.own[:1], dtype=torch.int64, device="cpu")
+    is_here = choice.own[0] == choice.own[1] or not source.locate(first)[0].serving.is_remote
+    if isinstance(source, DeviceTable):
+        remote = ColumnSource(source.remote, choice.columns) if is_here else source.remote
+        narrowed = own._replace(source=source.narrowed(choice, remote))
+        return _NarrowSources(_shared(narrowed, key, window, on_device).source, None)
+    narrow = own._replace(source=ColumnSource(source, choice.columns))
+    return _NarrowSources(source if is_here else shared.source, _shared(narrow, key, window, None).source)
 
 
 class _Reads(NamedTuple):
@@ -201,11 +274,11 @@ def _read_by(device: torch.device | None, graph: Graph | DistGraph, array: Array
     return array._replace(source=source, waits=source.is_remote)
 
 
-def _shared(array: Array, key: AnyType, window: InFlightWindow, on_device: DeviceWindow | None) -> Array:
+def _shared(array: Array, key: AnyType, window: InFlightWindow | None, on_device: DeviceWindow | None) -> Array:
     """Rows from other processes that never change are shared between the batches of a window: on the device where that
     reads the table, else on the host."""
     source = array.source
-    if not source.is_remote or source.mutable is not False:
+    if window is None or not source.is_remote or source.mutable is not False:
         return array
     if isinstance(source, DeviceTable):
         on_host = SharedInFlight(source.remote, window, kind=key)  # where the device has no memory for them

@@ -104,6 +104,7 @@ class Loader:
         MemoryBudget.of("cpu").watch(pool, "loader buffers", BufferPool.held_bytes)
         num_shared = layout.num_in_flight if waits and options.share else 0
         self._fetch.prepare(RowBuffers(pool, pin=target is not None), num_shared, options.keep)
+        self._fetch.widens = target is None or any(stage.after == "fetch" for stage in stages)
         self._trace = Trace(options.trace) if options.trace else None
         if target is None:
             self._fetch.check_on_host()
@@ -120,6 +121,7 @@ class Loader:
     def _make_stages(self, sample: Callable[[Ticket, torch.Tensor], Sampled], device: Any) -> list[Stage]:
         # These must not refer to the loader: threads hold the stages, and would keep it alive.
         schedule, trace, fetch, device_name = self._schedule, self._trace, self._fetch, str(device or "cpu")
+        sampler = self._sampler if isinstance(self._sampler, Sampler) else None
 
         def choose(ticket: Ticket) -> Inputs:
             chosen = schedule.inputs(ticket)
@@ -133,6 +135,8 @@ class Loader:
         def sample_inputs(inputs: Inputs) -> Sampled:
             sampled = sample(inputs.ticket, inputs.chosen)
             sampled.position = max(-1, schedule.position(inputs.ticket))
+            if sampler is not None:
+                sampled.columns = sampler.columns_at(inputs.ticket)
             if inputs.trace is not None:
                 sampled.trace = inputs.trace
                 describe(sampled, inputs.trace)

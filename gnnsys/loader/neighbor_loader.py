@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +33,24 @@ SampleFunction: TypeAlias = Callable[[Graph | DistGraph, dict[NodeType, Tensor],
 the device where that is to sample (a graph on it or pinned, `device="cuda"`), and there the current stream is ours."""
 
 
+class BatchNumbers(Protocol):
+    """Numbers of batches, counted across epochs, and their (epoch, batch)."""
+
+    def number(self, at: tuple[int, int]) -> int: ...
+
+    def ticket(self, position: int) -> tuple[int, int]: ...
+
+
+class LoaderGuide(Protocol):
+    """What steers a loader's draws and columns while it runs: `gnnsys.explain.Guide`."""
+
+    def make_sampler(self, graph: Any, num_neighbors: Any, seeds: Tensor, batches: BatchNumbers) -> NeighborSampler:
+        """The sampler of a loader of these seeds (global ids)."""
+
+    def watch(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Is told what the loader's fetch stage counts."""
+
+
 class NeighborLoader(Loader):
     """Batches of `batch_size` seed nodes, each with `num_neighbors[h]` neighbours of every node at hop h.
 
@@ -41,7 +59,8 @@ class NeighborLoader(Loader):
     `gnnsys.split` returns it: then every rank has the same number of batches, of sizes that differ by at most one.
     `num_neighbors`: one number per hop (-1: all), or a list per edge type. `input_time` is the seeds' time under
     temporal sampling (default: their own `time_attr`). `sampler`: any `gnnsys.sampling.Sampler`, or a function of
-    the user's own (`SampleFunction`), instead of `num_neighbors` and the options that say how to draw.
+    the user's own (`SampleFunction`), instead of `num_neighbors` and the options that say how to draw. `guide`: a
+    `gnnsys.explain.Guide`, by which less is read of other parts (docs/explanation.md).
     Everything random is a function of (seed, epoch, batch). Further options: see `Loader`.
 
     `device`: where batches arrive. A graph on a GPU (`graph.to("cuda")`) is sampled and gathered from there, by default
@@ -75,6 +94,7 @@ class NeighborLoader(Loader):
         weight_attr: str | None = None,
         expand: str = "new",
         sampler: Sampler | SampleFunction | None = None,
+        guide: LoaderGuide | None = None,
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
@@ -88,7 +108,7 @@ class NeighborLoader(Loader):
     ) -> None:
         sizes = as_pad_sizes(pad)
         if sizes is not None:
-            check_can_pad(sampler, subgraph_type, expand)
+            check_can_pad(sampler or guide, subgraph_type, expand)
         node_type, ids = resolve_nodes(graph, input_nodes)
         nodes = InputIds(ids)
         largest = input_nodes.largest if isinstance(input_nodes, Share) else None
@@ -98,10 +118,22 @@ class NeighborLoader(Loader):
         sample: Callable[[Ticket, Tensor], Sampled]
         options: dict[str, Any] = {"input_nodes of type": node_type, "sampler": "a user's own"}
         where = sampled_on(graph, target)
-        if sampler is not None:
-            ours_alone = (num_neighbors, time_attr, weight_attr, replace or None, disjoint or None)
-            if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
-                raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
+        of_draws = (time_attr, weight_attr, replace or None, disjoint or None)
+        is_plain = all(option is None for option in of_draws) and (subgraph_type, expand) == ("directional", "new")
+        if guide is not None:
+            if sampler is not None or num_neighbors is None or not is_plain or input_time is not None:
+                raise ValueError(
+                    "a guide decides how neighbours are drawn: give num_neighbors, and leave sampler, times, weights, "
+                    "replace, disjoint, subgraph_type and expand away"
+                )
+            if not hasattr(guide, "make_sampler"):
+                raise ValueError(f"guide must be a gnnsys.explain.Guide, got {type(guide).__name__}")
+            everything = nodes[torch.arange(len(nodes), device="cpu")]
+            sampler = guided = guide.make_sampler(graph, num_neighbors, everything, schedule)
+            if isinstance(graph, DistGraph) and target is not None and len(nodes):
+                fill_caches(graph, target, _Visits(guided, num_neighbors, node_type, nodes, batch_size, None), fetch)
+        elif sampler is not None and (num_neighbors is not None or not is_plain):
+            raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
         if isinstance(sampler, Sampler):
             drawn = check_sampler(sampler, graph)
             disjoint, time_attr = bool(drawn.get("disjoint")), drawn.get("time_attr")
@@ -161,6 +193,8 @@ class NeighborLoader(Loader):
             pipeline=pipeline,
             sampler=sampler if isinstance(sampler, Sampler) else None,
         )
+        if guide is not None:
+            guide.watch(self._fetch.counts)
 
 
 class _Visits:

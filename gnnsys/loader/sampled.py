@@ -15,6 +15,7 @@ from gnnsys.loader.schedule import Ticket
 from gnnsys.observe import BatchTrace
 from gnnsys.ops import BY_DESTINATION, STRUCTURES
 from gnnsys.sampling import DistGraph, Sample
+from gnnsys.store import ColumnChoice, NarrowRows
 
 FREE_THE_NAME = "rename it in the graph, or leave it out of batches with fetch=[...], the names of those you want"
 
@@ -34,10 +35,13 @@ class Sampled:
     sample: Sample
     input_type: NodeType | EdgeType
     values: dict[NodeType | EdgeType, dict[str, Any]] = field(default_factory=dict)  # about the seeds, by type
-    rows: dict[NodeType | EdgeType, dict[str, Tensor]] = field(default_factory=dict)  # what was fetched, by type
+    rows: dict[NodeType | EdgeType, dict[str, Any]] = field(
+        default_factory=dict
+    )  # what was fetched: Tensor or NarrowRows
     position: int = -1  # counted across epochs
     trace: BatchTrace | None = None
     pending: Any = None  # what the fetch stage has begun
+    columns: ColumnChoice | None = None  # by which rows of other parts are read
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Sampled:
         """The same with `function` applied to every tensor."""
@@ -96,7 +100,8 @@ class Compact:
 
 def _node_store(node_type: NodeType, sampled: Sampled) -> TypeValues:
     sample = sampled.sample
-    store = TypeValues(sampled.rows.get(node_type, {}))
+    rows = sampled.rows.get(node_type, {})
+    store = TypeValues({name: r.widen() if isinstance(r, NarrowRows) else r for name, r in rows.items()})
     store["n_id"] = sample.node[node_type]
     if node_type in sample.num_sampled_nodes:
         store["num_sampled_nodes"] = sample.num_sampled_nodes[node_type]

@@ -84,6 +84,10 @@ class Schedule:
     def position(self, ticket: Ticket) -> int:
         return self.first(ticket.epoch) + ticket.batch
 
+    def number(self, at: tuple[int, int]) -> int:
+        """The position of (epoch, batch), counted across epochs."""
+        return self.position(Ticket(*at))
+
     def tickets(self, position: int, end: int | None = None) -> Iterator[Ticket]:
         """From `position` on, without end unless one is given."""
         while len(self) and (end is None or position < end):

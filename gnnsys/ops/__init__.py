@@ -6,8 +6,8 @@ For users: `CSC` and what computes on one (`spmm`, `sddmm`, `edge_softmax`, `gat
 For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine_cut`, `stream_*`, `*_volume`,
 `fingerprint_*` and `mark_*` (partition); `*_edges`, `planted_labels`, `parse_table` (graph); `PartedCSC`,
 `PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling); `move_rows`,
-`update_rows`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store); `BufferPool`, `DeviceReads` (loader);
-`STRUCTURES` (what layers derive from a structure).
+`update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store);
+`BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure).
 `native` is the library itself, for ops that have no typed face.
 """
 
@@ -35,6 +35,7 @@ from gnnsys.ops.multilevel import (
     contract_clusters,
     refine_cut,
 )
+from gnnsys.ops.narrow_rows import fill_columns, widen_rows
 from gnnsys.ops.page_lock import PageLock
 from gnnsys.ops.parse import parse_table
 from gnnsys.ops.part_structure import (
@@ -122,6 +123,7 @@ __all__ = [
     "empty_bits",
     "even_out_volume",
     "expand_indptr",
+    "fill_columns",
     "fill_uniform",
     "find_edges",
     "fingerprint_edge_rows",
@@ -174,4 +176,5 @@ __all__ = [
     "sum_dtype",
     "traffic_matrix",
     "update_rows",
+    "widen_rows",
 ]

@@ -6,7 +6,7 @@ from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.draw_rule import DrawRule, RuleSource
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
-from gnnsys.sampling.guided import GuidedSampler, main_part
+from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
 from gnnsys.sampling.induced import induced, with_edges
 from gnnsys.sampling.labor import LaborSampler
 from gnnsys.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerWiseSampler
@@ -39,6 +39,7 @@ from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits,
 from gnnsys.sampling.walks import random_walks
 
 __all__ = [
+    "FILLS",
     "PLACES",
     "RULES",
     "AnyGraph",
@@ -48,6 +49,7 @@ __all__ = [
     "DrawRule",
     "FastGCNSampler",
     "GraphService",
+    "GuideVersion",
     "GuidedSampler",
     "HopRequest",
     "InEdges",

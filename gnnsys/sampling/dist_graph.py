@@ -35,7 +35,7 @@ from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.store import DeviceTable, DistTensor, ExpectedReads, RegisteredFiles, Source, edge_table, node_table
 
 if TYPE_CHECKING:
-    from gnnsys.comm import Client
+    from gnnsys.comm import Client, Pending
     from gnnsys.store import Store
 
 _PREPARE_SECONDS = 600.0  # to sort a part's edges by time
@@ -67,6 +67,8 @@ class DistGraph:
         self.cache: int | Literal["auto"] | None = None  # bytes of a cache of rows, which the first loader fills
         self.cache_plan: dict[NodeType, ExpectedReads] | None = None  # what is expected of it, once it is filled
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # of this graph: closed before a device lets go of it
+        self.guide_numbers = itertools.count(1)
+        self.guides: weakref.WeakSet[Any] = weakref.WeakSet()  # what explains models beside training on this graph
         self._tables: dict[str, DeviceTable] = {}
         self._placing, self.filling = threading.Lock(), threading.Lock()  # held while that is done, once
         self._owners = Owners(parts.book, self.machine_of_part, self.parts_here)
@@ -243,21 +245,30 @@ class DistGraph:
 
     def add_scores(self, scores: NodeScores) -> None:
         """Gives every machine a version of the scores by which guided draws are steered; waits until all have it."""
+        for pending in self.begin_scores(scores):
+            pending.result()
+
+    def begin_scores(self, scores: NodeScores) -> list[Pending]:
+        """The same without waiting: all have the version when every reply has come."""
         self._views.scores.add(scores)
-        self._send_scores(scores)
+        sent = self._begin_send(scores)
         with self._lock:
             self._scores.pop((scores.requester, scores.version), None)
             self._scores[scores.requester, scores.version] = scores  # the last one is the newest
             for old in [v for r, v in self._scores if r == scores.requester][:-MOST_VERSIONS]:
                 del self._scores[scores.requester, old]
+        return sent
 
     def _send_scores(self, scores: NodeScores) -> None:
-        sent = []
-        for machine in self._owners.away:
-            assert self.client is not None
-            sent.append(self.client.request(machine, Kind.GUIDE, scores.to_arrays()))
-        for pending in sent:
+        for pending in self._begin_send(scores):
             pending.result()
+
+    def _begin_send(self, scores: NodeScores) -> list[Pending]:
+        if not self._owners.away:
+            return []
+        assert self.client is not None
+        arrays = scores.to_arrays()
+        return [self.client.request(machine, Kind.GUIDE, arrays) for machine in self._owners.away]
 
     def _halo_rows(self, node_type: NodeType, ids: Tensor, spec: ViewSpec) -> Tensor:
         """What a view needs to know of nodes that other parts own."""
@@ -298,6 +309,11 @@ class DistGraph:
             return source
         table = self._tables.get(source.name)
         return source if table is None or table.device != device else table
+
+    def end_guides(self) -> None:
+        """Ends what explains models beside training."""
+        for guide in list(self.guides):
+            guide.close()
 
     def release_device(self) -> None:
         """Gives back what the device had of the graph: copies, caches, and files that were locked for it."""

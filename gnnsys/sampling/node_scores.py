@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from gnnsys.partition import Parts
 MOST_VERSIONS = 8  # of a requester, kept at once
 _MOST_TABLES = 128  # scores by local id, kept at once: one per part, requester and version in use
 _MEDIAN_OF_NONE = 128
+_MOST_ID = 1 << 62
+_INT_BYTES = 4
 
 
 class ScoresNotHere(ValueError):
@@ -63,15 +66,48 @@ class NodeScores:
         return int.from_bytes(told.digest()[:8], "little") >> 2 or 1
 
     def to_arrays(self) -> list[Tensor]:
-        """As a GUIDE message has them."""
-        return [torch.tensor([self.requester], dtype=torch.int64, device="cpu"), self.ids, self.scores]
+        """As a GUIDE message has them: requester and first id, which ids, and a byte for each.
+
+        Ids are a bit for each number from the first to the last (uint8), or numbers above the first (int32, int64),
+        whichever is smallest: between 1.1 bytes per node, where most nodes have scores, and 5 where few have.
+        """
+        first = int(self.ids[0]) if self.ids.numel() else 0
+        head = torch.tensor([self.requester, first], dtype=torch.int64, device="cpu")
+        return [head, _packed(self.ids - first), self.scores]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[Tensor]) -> NodeScores:
         """Reads what `to_arrays` wrote; ValueError for anything else."""
-        if len(arrays) != 3 or arrays[0].dtype != torch.int64 or arrays[0].shape != (1,):
-            raise ValueError("scores are three arrays: requester, ids, scores")
-        return cls(int(arrays[0]), *(rows.clone() for rows in arrays[1:]))
+        if len(arrays) != 3 or arrays[0].dtype != torch.int64 or arrays[0].shape != (2,):
+            raise ValueError("scores are three arrays: requester and first id, ids, scores")
+        requester, first = arrays[0].tolist()
+        if not 0 <= first <= _MOST_ID:
+            raise ValueError(f"the first id of scores must be in [0, 2**62], got {first}")
+        ids = _unpacked(arrays[1], arrays[2].numel())
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) > _MOST_ID):
+            raise ValueError("ids of scores must be numbers above the first")
+        return cls(requester, ids + first, arrays[2].clone())
+
+
+def _packed(ids: Tensor) -> Tensor:
+    """Ascending numbers from 0 on as bits, or in the smallest dtype that has them."""
+    bound = int(ids[-1]) + 1 if ids.numel() else 0
+    if bound <= 8 * _INT_BYTES * ids.numel():
+        bits = np.zeros(bound, dtype=np.uint8)
+        bits[ids.numpy()] = 1
+        return torch.from_numpy(np.packbits(bits, bitorder="little"))
+    return ids.int() if bound <= 1 << 31 else ids
+
+
+def _unpacked(packed: Tensor, count: int) -> Tensor:
+    """What `_packed` was given, int64; ValueError where that were more than `count` numbers, or less."""
+    if packed.dim() != 1 or packed.dtype not in (torch.uint8, torch.int32, torch.int64):
+        raise ValueError(f"ids of scores are bits (uint8) or numbers, got {packed.dtype} {list(packed.shape)}")
+    if packed.dtype != torch.uint8:
+        return packed.long().clone()
+    if packed.numel() > _INT_BYTES * count:
+        raise ValueError(f"{packed.numel()} bytes of bits for {count} scores: numbers would be shorter")
+    return torch.from_numpy(np.flatnonzero(np.unpackbits(packed.numpy(), bitorder="little")).astype(np.int64))
 
 
 class ScoreBook:

@@ -16,6 +16,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
 from gnnsys.sampling.sample import Sample
+from gnnsys.store import ColumnChoice
 
 
 class SampleKey(NamedTuple):
@@ -75,6 +76,10 @@ class Sampler(ABC):
 
     def consumed(self, position: tuple[int, int]) -> None:  # noqa: B027 - most do not care
         """A loader has handed out the batch at (epoch, batch): what only batches before it need may be forgotten."""
+
+    def columns_at(self, position: tuple[int, int]) -> ColumnChoice | None:
+        """By which columns rows of other parts are read for the batch at (epoch, batch); None: whole ones."""
+        return None
 
     def refuse(self, **given: object) -> None:
         """ValueError for arguments of `sample` that this sampler has no use for, unless they are None."""

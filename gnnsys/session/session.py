@@ -346,6 +346,7 @@ class Session:
             self.is_closed = True
         for graph in [*self._graphs.values(), *self._served]:
             try:
+                graph.end_guides()
                 graph.release_device()
             except Exception as error:  # of a device that is broken, say: the rest must end all the same
                 _log.warning("what a device had of %s could not be given back: %s", graph.parts.path, error)

@@ -3,6 +3,7 @@
 from gnnsys.store.cache_plan import ExpectedReads, expected_reads, remote_rows, rows_to_cache
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
+from gnnsys.store.columns import ColumnChoice, ColumnSource, NarrowReading, NarrowRows, begin_narrowed
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.device_table import DeviceTable, TablePiece, copied_pieces, runs_of
 from gnnsys.store.device_window import DeviceWindow
@@ -42,6 +43,8 @@ __all__ = [
     "CHUNK_BYTES",
     "CacheCounters",
     "Candidate",
+    "ColumnChoice",
+    "ColumnSource",
     "DeviceCache",
     "DeviceTable",
     "DeviceWindow",
@@ -55,6 +58,8 @@ __all__ = [
     "MemoryBudget",
     "MemoryPromise",
     "MemoryUse",
+    "NarrowReading",
+    "NarrowRows",
     "PendingPull",
     "PendingPush",
     "PendingRead",
@@ -76,6 +81,7 @@ __all__ = [
     "TableSpec",
     "TensorSource",
     "as_source",
+    "begin_narrowed",
     "check_policy",
     "copied_pieces",
     "edge_table",

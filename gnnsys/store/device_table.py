@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnsys.ops import DeviceReads, gather_rows, read_table
 from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
+from gnnsys.store.columns import ColumnChoice, DeviceColumns
 from gnnsys.store.device_cache import CacheCounters
 from gnnsys.store.device_window import DeviceFlight, DeviceLeg, DeviceWindow
 from gnnsys.store.dist_tensor import DistTensor
@@ -68,7 +69,12 @@ class DeviceTable:
     mutable = False
 
     def __init__(
-        self, table: DistTensor, pieces: Sequence[TablePiece], device: torch.device, remote: Source | None = None
+        self,
+        table: DistTensor,
+        pieces: Sequence[TablePiece],
+        device: torch.device,
+        remote: Source | None = None,
+        choice: ColumnChoice | None = None,
     ) -> None:
         if table.mutable:
             raise ValueError(f"table {table.name!r} changes while it is read: a device cannot keep its rows")
@@ -86,6 +92,8 @@ class DeviceTable:
         self._kind: Hashable = None
         self._otherwise: Source = self.remote
         self._reads = DeviceReads()
+        self._choice = choice
+        self.columns = None if choice is None else DeviceColumns(choice, self._dtype, device)
         if remote is None:  # the others share its rows
             MemoryBudget.of(device).watch(self, f"rows of {table.name}", DeviceTable._device_bytes)
 
@@ -122,7 +130,15 @@ class DeviceTable:
     def with_remote(self, remote: Source) -> DeviceTable:
         """The same rows, those that are not here read from `remote`: the table with another policy, or shared between
         batches."""
-        other = DeviceTable(self.table, self._pieces, self.device, remote)
+        return self._face(remote, self._choice)
+
+    def narrowed(self, choice: ColumnChoice, remote: Source) -> DeviceTable:
+        """The same rows, those of other parts by the chosen columns. `remote` has those that are not here: narrow, or
+        whole where some of the own part are among them."""
+        return self._face(remote, choice)
+
+    def _face(self, remote: Source, choice: ColumnChoice | None) -> DeviceTable:
+        other = DeviceTable(self.table, self._pieces, self.device, remote, choice)
         other._kept = self._kept
         return other
 
@@ -226,7 +242,7 @@ class DeviceTable:
             flight = self._window.flight(context)
             return _Shared(flight, *flight.add((self._kind, *cut), wanted, self.remote, self._otherwise), at)
         rows = torch.empty(
-            (at.numel(), *self._shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
+            (at.numel(), *self.remote.shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
         )
         asked = context.once(("on the host", *alike), lambda: wanted.to("cpu"))
         return _Asked(self.remote.begin(asked, rows, context), rows, at)
@@ -317,8 +333,12 @@ class _TableReading(NamedTuple):
             out = torch.empty((self.ids.numel(), *table.shape[1:]), dtype=table.dtype, device=table.device)
         table.fill(self.ids, out, self.cache)
         if self.missing is not None:
-            out.index_copy_(0, self.missing.at, self.missing.arrive(table.device))  # each place once
-        return out
+            arrived = self.missing.arrive(table.device)
+            if table.columns is not None and arrived.shape[1:] != out.shape[1:]:
+                table.columns.put(arrived, out, self.missing.at)
+            else:
+                out.index_copy_(0, self.missing.at, arrived)  # each place once
+        return out if table.columns is None else table.columns.narrow(out, self.ids)
 
 
 def copied_pieces(rows: Sequence[tuple[int, Tensor]], device: torch.device) -> list[TablePiece]:

@@ -42,6 +42,9 @@ class DeviceWindow:
     def enter(self, flight: DeviceFlight, legs: Sequence[DeviceLeg]) -> None:
         """Finds out which rows of the legs have to be asked for, and gives these their places."""
         with self._lock, self._planned:
+            if any(leg.key not in self._rings for leg in legs):  # rings of columns that others have replaced, say, go
+                keys = {leg.key for leg in legs}
+                self._rings = {key: ring for key, ring in self._rings.items() if key in keys}
             for leg in legs:
                 ring = self._ring_of(leg)
                 if ring is not None:

@@ -67,15 +67,26 @@ class DistTensor:
         """Where in `ids` those stand whose rows come from another process, int64, ascending by part."""
         return remote_positions(self.locate(ids) if self.is_remote else [], ids.numel())
 
-    def begin(self, ids: Tensor, out: Tensor | None, context: ReadContext, at: Tensor | None = None) -> TableRead:
-        """Adds a pull to those that leave with the context, one message per machine for all tables of the store."""
+    def begin(
+        self,
+        ids: Tensor,
+        out: Tensor | None,
+        context: ReadContext,
+        at: Tensor | None = None,
+        columns: Tensor | None = None,
+    ) -> TableRead:
+        """Adds a pull to those that leave with the context, one message per machine for all tables of the store.
+
+        `columns` (int64) takes some values of the flattened row.
+        """
         dtype, wire_dtype = self.dtype, context.wire_dtype
         ids = context.on(ids, HOST)
         if out is None and context.buffers is not None:
-            out = context.empty((ids.numel(), *self.shape[1:]), dtype)
+            row_shape = self.shape[1:] if columns is None else (columns.numel(),)
+            out = context.empty((ids.numel(), *row_shape), dtype)
         narrows = wire_dtype is not None and dtype.is_floating_point and wire_dtype.itemsize < dtype.itemsize
         pull = Pull(
-            self.name, ids, out=out, wire_dtype=wire_dtype if narrows else None, at=at,
+            self.name, ids, out=out, columns=columns, wire_dtype=wire_dtype if narrows else None, at=at,
             policy=context.policy or self.policy,
         )  # fmt: skip
         return context.collect(self.store, lambda: StorePulls(self.store)).add(pull)
@@ -164,8 +175,9 @@ class StorePulls:
     def _finish(self, pending: PendingPull, context: ReadContext) -> None:
         self._rows = pending.result()
         context.count(
-            rows_asked=pending.rows_remote, bytes_remote=pending.bytes_remote, bytes_local=pending.bytes_local
-        )
+            rows_asked=pending.rows_remote, bytes_remote=pending.bytes_remote, bytes_local=pending.bytes_local,
+            bytes_left_out=pending.bytes_left_out,
+        )  # fmt: skip
 
 
 class TableRead:

@@ -255,6 +255,7 @@ class InFlightWindow:
         with self._lock:
             flight.number, self._next = self._next, self._next + 1
             flight._window = self
+            self._drop_idle_places(legs)
             for leg in legs:
                 if leg.remote.numel():
                     self._plan(flight, leg)
@@ -365,6 +366,15 @@ class InFlightWindow:
                     theirs = other.legs[leg.key]
                     places.note(theirs.ids[theirs.remote if theirs.held is None else theirs.held], number << 32)
         return places
+
+    def _drop_idle_places(self, legs: Sequence[Leg]) -> None:
+        """Of sources that no flight reads any more, columns say that others have replaced; looked for when there are
+        new ones."""
+        if all(leg.key in self._places for leg in legs):
+            return
+        live = {leg.key for leg in legs} | {slab.key for slab in self._kept.values()}
+        live |= {key for flight in self._flights.values() for key in flight.legs}
+        self._places = {key: places for key, places in self._places.items() if key in live}
 
     def _take(self, flight: Flight, leg: Leg, places: Tensor, to: Tensor) -> None:
         """Has the rows at `places` brought to the positions `to` of the leg: by flights, or from what was kept."""

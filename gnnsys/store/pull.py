@@ -56,6 +56,7 @@ class Target:
         self.row_bytes = prod(out.shape[1:]) * out.element_size()
         dtype = spec.dtype if self.wire_dtype is None else self.wire_dtype
         self.wire_row_bytes = prod(out.shape[1:]) * dtype.itemsize
+        self.left_out_bytes = prod(spec.row_shape) * dtype.itemsize - self.wire_row_bytes  # of a row, by its columns
         self._near: dict[int, tuple[PartRows, Located | None]] = {}  # parts that are read together
 
     def takes(self, rows: PartRows | None) -> bool:
@@ -137,6 +138,7 @@ class PendingPull:
         self.bytes_remote = 0  # of rows that came from other processes; complete after result()
         asked = [(count, target.row_bytes) for _, message in answers for target, _, _, count in message.items]
         self.rows_remote = sum(count for count, _ in asked)
+        self.bytes_left_out = sum(item.num_rows * item.target.left_out_bytes for _, m in answers for item in m.items)
         self.bytes_local = num_bytes - sum(count * row_bytes for count, row_bytes in asked)  # read by this process
 
     def done(self) -> bool:
@@ -185,6 +187,7 @@ class RenewedPull(PendingPull):
         self._pending, self._start = pending, start
         self.bytes_remote = 0
         self.rows_remote, self.bytes_local = pending.rows_remote, pending.bytes_local
+        self.bytes_left_out = pending.bytes_left_out
 
     def done(self) -> bool:
         return self._pending.done()
@@ -197,6 +200,7 @@ class RenewedPull(PendingPull):
             rows = self._pending.result()
         self.bytes_remote = self._pending.bytes_remote
         self.rows_remote, self.bytes_local = self._pending.rows_remote, self._pending.bytes_local
+        self.bytes_left_out = self._pending.bytes_left_out
         return rows
 
 

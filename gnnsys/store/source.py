@@ -27,7 +27,7 @@ from gnnsys.ops import BufferPool, DeviceReads, gather_rows, move_rows
 from gnnsys.store.candidates import MEMORY, OWN, Candidate, Located, Policy
 
 HOST = torch.device("cpu")
-COUNTS = ("bytes_local", "bytes_remote", "bytes_shared", "rows_asked", "rows_shared")
+COUNTS = ("bytes_local", "bytes_remote", "bytes_shared", "bytes_left_out", "rows_asked", "rows_shared")
 
 
 class PendingRead(Protocol):

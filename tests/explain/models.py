@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +36,23 @@ class Failing(nn.Module):
 
 def failing() -> nn.Module:
     return Failing()
+
+
+class Slow(GraphSAGE):
+    """Says that it has begun, in the file that SLOW_MODEL names, and takes its time."""
+
+    def forward(self, *args: Any, **options: Any) -> Tensor:
+        Path(os.environ["SLOW_MODEL"]).touch()
+        threading.Event().wait(600)
+        return super().forward(*args, **options)
+
+
+def slow() -> nn.Module:
+    return Slow(WIDTH, 8, 2, CLASSES)
+
+
+def broken() -> nn.Module:
+    raise RuntimeError("no model today")
 
 
 def no_model() -> int:

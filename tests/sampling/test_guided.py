@@ -261,3 +261,36 @@ def test_bad_use_says_what_to_do(two, whole, tmp_path):
         graph.add_scores(NodeScores(0, torch.tensor([1000]), torch.ones(1, dtype=torch.uint8)))
     with pytest.raises(ValueError, match="are told deviation"):
         NeighborSampler(graph, FANOUTS, rule="guided:1")
+
+
+@pytest.mark.parametrize("ids", [range(0), range(7, 8), range(3, 40_000), range(5, 4_000_000, 97), [3, 2**40]])
+def test_scores_travel_with_as_few_bytes_as_their_ids_take(ids):
+    ids = torch.tensor(list(ids), dtype=torch.int64)
+    scores = NodeScores(1, ids, torch.randint(1, 256, ids.shape, generator=torch.Generator().manual_seed(0)).byte())
+    arrays = scores.to_arrays()
+    again = NodeScores.from_arrays(arrays)
+    assert again.version == scores.version and torch.equal(again.ids, ids) and torch.equal(again.scores, scores.scores)
+    size = sum(array.nbytes for array in arrays) - 16
+    span = int(ids[-1] - ids[0]) + 1 if ids.numel() else 0
+    of_ids = min(-(-span // 8), (4 if span <= 2**31 else 8) * ids.numel())
+    assert size == ids.numel() + of_ids
+
+
+def test_damaged_scores_are_refused():
+    ids = torch.tensor([4, 6, 9])
+    head, bits, scores = NodeScores(0, ids, torch.ones(3, dtype=torch.uint8)).to_arrays()
+    assert bits.dtype == torch.uint8
+    for bad in (
+        [head[:1], bits, scores],
+        [torch.tensor([0, -1]), bits, scores],
+        [torch.tensor([0, 2**63 - 1]), bits, scores],
+        [head, bits, scores[:2]],
+        [head, torch.zeros(13, dtype=torch.uint8), scores],  # numbers would be shorter
+        [head, bits.float(), scores],
+        [head, torch.tensor([-1, 0, 2]), scores],
+        [head, torch.tensor([0, 2**63 - 1, 3]), scores],
+        [head, bits.view(1, -1), scores],
+        [head, bits, scores.view(1, -1)],
+    ):
+        with pytest.raises(ValueError, match="scores"):
+            NodeScores.from_arrays(bad)

@@ -1,0 +1,317 @@
+"""The sampler of a loader that has a guide: guided draws whose versions come from the model that is being trained.
+
+`update`, after each step, hands weights to the explaining process and takes the masks that have come. A version is
+begun when every owner has its scores. Nothing waits, unless the guide is exact: then a version begins at a fixed batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from gnnsys.explain.explaining import Explaining, MaskReader, check_guided
+from gnnsys.explain.mailbox import Mailbox
+from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.weights import check_layout, layout_of, plain_model
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.loader import BatchNumbers
+from gnnsys.sampling import DistGraph, GuidedSampler, NodeScores, Sample, SampleKey, main_part
+from gnnsys.store import ColumnChoice, DistTensor
+
+if TYPE_CHECKING:
+    from gnnsys.comm import Pending
+    from gnnsys.explain.guide import Guide
+
+_log = logging.getLogger(__name__)
+_STATE = "explained"
+
+
+class _Offer(NamedTuple):
+    """A version that owners are being told of."""
+
+    masks: Masks
+    scores: NodeScores | None
+    choice: ColumnChoice | None
+    sent: Sequence[Pending]
+
+
+class ExplainedSampler(GuidedSampler):
+    """Made by `Guide.make_sampler`. The requester is the part that owns most of `seeds` (global ids).
+
+    The first trainer of a machine explains, for all parts of the machine where there are other trainers; these read
+    the masks. `batches` tells numbers and positions of batches from each other.
+    """
+
+    def __init__(
+        self, graph: DistGraph, num_neighbors: Any, guide: Guide, *, seeds: Tensor, batches: BatchNumbers
+    ) -> None:
+        check_guided(graph, guide)
+        self._guide, self._batches = guide, batches
+        requester = main_part(graph, seeds) if seeds.numel() else None
+        super().__init__(
+            graph, num_neighbors, requester=requester, deviation=guide.eps, features=guide.features, fill=guide.fill
+        )
+        if self.requester not in graph.parts_here:
+            raise ValueError(
+                f"most seeds of this trainer are of part {self.requester}, which is on machine "
+                f"{graph.machine_of_part[self.requester]}, and a guide reads it: give trainers the seeds of their own "
+                "machine, as gnnsys.split does"
+            )
+        self._made = guide.make_model()  # ValueError where there is none
+        self._is_checked = False  # whether it is the one that is trained
+        if guide.num_features < 1:
+            self.choice(torch.zeros(1, dtype=torch.int64, device="cpu"))  # what is left out becomes: read once, and now
+        self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester)
+        self._explaining: Explaining | None = None
+        self._reader: MaskReader | None = None
+        self._number = -1  # of the newest batch that the trainer has
+        self._newest: Masks | None = None  # that came
+        self._waited_for: int | None = None  # exact: the batch number whose weights are being explained
+        self._given = -1  # the batch number whose weights were handed over last
+        self._rounds = 0
+        self._offer: _Offer | None = None
+        self._scores_bytes = 0
+        self._drawn = {False: [0, 0], True: [0, 0]}  # by whether batches were guided: batches, nodes of other parts
+        self._is_closed = False
+        self.fetched: Callable[[], Mapping[str, int]] = dict  # what the loader's fetch stage counts
+        graph.guides.add(self)
+        self._start()
+
+    def options(self) -> dict[str, Any]:
+        own = {} if not self._guide.exact else {f"guide.{k}": v for k, v in self._guide.options().items()}
+        return {**super().options(), **own}
+
+    # -- after each step -----------------------------------------------------------------------------------------------
+
+    def update(self, model: nn.Module) -> None:
+        """See `Guide.update`."""
+        if self._is_closed:
+            raise ValueError("this guide is closed: make another, and a loader with it")
+        if not self._is_checked:
+            check_layout(layout_of(plain_model(model)), layout_of(self._made), self._guide.model)
+            self._is_checked = True
+        if self._guide.exact:
+            self._update_exactly(model)
+            return
+        self._hand_over(model)
+        masks = self._take()
+        if masks is not None:
+            self._newest, self._offer = masks, self._make_offer(masks)
+        if self._offer is not None and all(pending.done() for pending in self._offer.sent):
+            offer, self._offer = self._offer, None
+            try:
+                for pending in offer.sent:
+                    pending.result()
+            except Exception as error:  # of a machine that is lost, say: who samples hears of it there
+                _log.warning("version %s of masks is not used: %s", offer.masks.version, error)
+                return
+            self.begin_version(offer.scores, offer.choice)
+
+    def _update_exactly(self, model: nn.Module) -> None:
+        """Masks of the weights of batch n begin at n + every + ahead, which nobody has begun where they are awaited."""
+        if self._number < 0 or self._number % self._guide.every or self._number == self._given:
+            return
+        self._settle()
+        self._hand_over(model)
+        self._waited_for = self._number
+
+    def _settle(self) -> None:
+        """Waits for the masks that are being made, and fixes where they begin."""
+        if self._waited_for is None:
+            return
+        masks = self._wait(self._waited_for)
+        position = tuple(self._batches.ticket(self._waited_for + self._guide.every + self._guide.ahead))
+        offer = self._make_offer(masks)
+        self._newest, self._waited_for = masks, None
+        if offer is None:
+            return
+        for pending in offer.sent:
+            pending.result()
+        try:
+            self.begin_version(offer.scores, offer.choice, (position[0], position[1]))
+        except ValueError as error:
+            raise ValueError(
+                f"ahead={self._guide.ahead} is less than the batches that the loader has in flight: give the guide more"
+            ) from error
+
+    def _hand_over(self, model: nn.Module) -> None:
+        if self._explaining is None:
+            self._given = self._number  # the machine's first trainer does
+            return
+        if self._explaining.give(model, max(0, self._number)):
+            self._given, self._rounds = self._number, self._rounds + 1
+
+    def _make_offer(self, masks: Masks) -> _Offer | None:
+        """Tells owners of scores; None where batches are guided so already."""
+        guide, newest = self._guide, self.newest
+        choice = None
+        if guide.num_features < 1:
+            current = None if newest.columns is None else newest.columns.columns
+            columns = masks.better_columns(guide.num_features, current, guide.column_gain)
+            choice = newest.columns if columns is current else self.choice(columns)
+        scores = masks.node_scores() if guide.nodes else None
+        if newest.scores == (0 if scores is None else scores.version) and newest.columns is choice:
+            return None
+        sent = [] if scores is None else self._parts.begin_scores(scores)
+        if scores is not None:
+            self._scores_bytes += len(sent) * sum(array.nbytes for array in scores.to_arrays())
+        return _Offer(masks, scores, choice, sent)
+
+    # -- masks ---------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Starts the process, where this trainer does, and says where its masks are."""
+        if not self._is_lead or self._is_closed:
+            return
+        before = {} if self._newest is None else {self.requester: self._newest}
+        self._explaining = Explaining(
+            self._parts, self._made, self._guide, parts=self._parts_explained, before=before, rounds=self._rounds
+        )
+        if self._board is not None:
+            for part, address in self._explaining.addresses().items():
+                row = torch.tensor([[address[name] for name in _ADDRESS]], dtype=torch.int64, device="cpu")
+                self._board[torch.tensor([part], device="cpu")] = row
+
+    def _take(self) -> Masks | None:
+        """The newest masks of this part that were not taken before."""
+        source = self._explaining or self._find_reader()
+        newest = None
+        while source is not None and (masks := source.take()) is not None:
+            if masks.requester == self.requester:
+                newest = masks
+        return newest
+
+    def _wait(self, position: int) -> Masks:
+        if self._explaining is not None:
+            found = self._explaining.wait(position, self._guide.timeout)
+            return next(masks for masks in found if masks.requester == self.requester)
+        deadline = time.monotonic() + self._guide.timeout
+        while True:
+            reader = self._find_reader()
+            if reader is not None and (masks := reader.at(self.requester, position)) is not None:
+                return masks
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"no masks of part {self.requester} for batch {position} within {self._guide.timeout:g} s: the "
+                    "machine's first trainer explains, see what it says"
+                )
+            time.sleep(0.005)
+
+    def _find_reader(self) -> MaskReader | None:
+        """Reads what the machine's first trainer has explained, once it has said where that is."""
+        if self._reader is None and self._board is not None:
+            try:
+                (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
+                address = dict(zip(_ADDRESS, row, strict=True))
+                if address["pid"]:
+                    self._reader = MaskReader.of({self.requester: Mailbox.open(address)})
+            except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
+                _log.debug("masks of part %s: %s", self.requester, error)
+        return self._reader
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def sample(
+        self,
+        seeds: Mapping[NodeType, Tensor],
+        *,
+        key: SampleKey,
+        seed_time: Mapping[NodeType, Tensor] | None = None,
+        tree: Mapping[NodeType, Tensor] | None = None,
+        exclude: Mapping[EdgeType, Tensor] | None = None,
+    ) -> Sample:
+        sample = super().sample(seeds, key=key, seed_time=seed_time, tree=tree, exclude=exclude)
+        (ids,) = sample.node.values()
+        own = self._parts.book.part_range(self.requester, next(iter(sample.node)))
+        drawn = self._drawn[self.version_at((key.epoch, key.batch)) != 0]
+        with self._lock:
+            drawn[0] += 1
+            drawn[1] += int(((ids < own.start) | (ids >= own.stop)).sum())
+        return sample
+
+    def consumed(self, position: tuple[int, int]) -> None:
+        super().consumed(position)
+        self._number = self._batches.number(position)
+
+    # -- state and end -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the guide is exact, this waits for masks that are being made: they are part of the state."""
+        if self._guide.exact and self._number >= 0:
+            if self._number % self._guide.every == 0 and self._number != self._given:
+                raise ValueError(
+                    f"the weights of batch {self._number} were not handed over: call guide.update(model) after each "
+                    "step, before a checkpoint is saved"
+                )
+            self._settle()
+        newest = [] if self._newest is None else masks_to_arrays(self._newest)
+        own = {"masks": newest, "rounds": self._rounds, "given": self._given}
+        return {**super().state_dict(), _STATE: own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Also of a `GuidedSampler` that nobody has explained for."""
+        own = state.get(_STATE, {"masks": [], "rounds": 0, "given": -1})
+        newest = masks_from_arrays(own["masks"]) if own["masks"] else None
+        super().load_state_dict({name: value for name, value in state.items() if name != _STATE})
+        self._forget()
+        self._newest, self._rounds, self._given = newest, int(own["rounds"]), int(own["given"])
+        self._start()
+
+    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
+        self._forget()
+        super().load_state_dicts(states)
+        if self._explaining is None:  # there was no state of this part
+            self._start()
+
+    def _forget(self) -> None:
+        """What was under way is of no use to a run that goes on elsewhere."""
+        if self._explaining is not None:
+            self._explaining.close()
+        self._explaining, self._reader, self._offer, self._newest = None, None, None, None
+        self._waited_for, self._given, self._rounds = None, -1, 0
+
+    def status(self) -> dict[str, float]:
+        """Of the explaining process (`Explaining.counters`), of the version in force, and what it saves."""
+        told = {} if self._explaining is None else self._explaining.counters()
+        version, newest = self.newest, self._newest
+        (batches, nodes), (guided, of_guided) = self._drawn[False], self._drawn[True]
+        width = self._parts.node_data[self._parts.node_types[0]][self.features]
+        row_bytes = width.shape[1] * width.dtype.itemsize
+        saved = (nodes / batches * guided - of_guided) * row_bytes if batches and guided else 0.0
+        return {
+            **told,
+            "age": -1 if newest is None else self._number - newest.position,
+            "begins_at": -1 if version.position[0] < 0 else self._batches.number(version.position),
+            "num_columns": width.shape[1] if version.columns is None else version.columns.columns.numel(),
+            "guided_batches": guided,
+            "bytes_saved_by_nodes": saved,
+            "bytes_saved_by_columns": self.fetched().get("bytes_left_out", 0),
+            "score_bytes": self._scores_bytes,
+        }
+
+    def close(self) -> None:
+        """Ends the explaining process. Idempotent."""
+        self._is_closed = True
+        if self._explaining is not None:
+            self._explaining.close()
+
+
+_ADDRESS = ("pid", "fd", "token", "capacity")
+
+
+def _who_explains(graph: DistGraph, requester: int) -> tuple[bool, list[int], DistTensor | None]:
+    """Whether this trainer does, for which parts, and the table in which others are told where the masks are."""
+    placement = graph.placement
+    machines = (0,) if placement is None else placement.machine_of_rank
+    rank = 0 if placement is None else placement.rank
+    here = [other for other, machine in enumerate(machines) if machine == machines[rank]]
+    if len(here) == 1:
+        return True, [requester], None
+    name = f"guide/{next(graph.guide_numbers)}"
+    board = graph.store.create(name, graph.parts.num_parts, (len(_ADDRESS),), torch.int64)
+    return rank == here[0], list(graph.parts_here), board

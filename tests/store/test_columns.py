@@ -1,0 +1,112 @@
+"""Rows by some of their columns: made whole again with what stands in for the others, wherever they were read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnnsys.ops import fill_columns, widen_rows
+from gnnsys.store import ColumnChoice, ColumnSource, InFlightWindow, ReadContext, SharedInFlight, TensorSource
+from gnnsys.store.columns import begin_narrowed
+from tests.sampling.machines import homogeneous, machines
+from tests.store.test_device_table import IDS, on_host
+
+COLUMNS, WIDTH = torch.tensor([1, 3]), 4
+
+
+def choice_of(own: range, fill: Tensor | None = None) -> ColumnChoice:
+    values = torch.tensor([5.0, 6.0, 7.0, 8.0]) if fill is None else fill
+    return ColumnChoice("x", (own.start, own.stop), COLUMNS, values)
+
+
+def expected(table: Tensor, choice: ColumnChoice, ids: Tensor) -> Tensor:
+    rows = table[ids].clone()
+    for number, node in enumerate(ids.tolist()):
+        if not choice.own[0] <= node < choice.own[1]:
+            kept = rows[number, choice.columns].clone()
+            rows[number] = choice.fill
+            rows[number, choice.columns] = kept
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_widened_rows_have_their_columns_and_in_the_others_what_was_given(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randint(-9, 9, (7, 9), generator=g).to(dtype)
+    choice = ColumnChoice("x", (0, 0), torch.tensor([0, 2, 3, 8]), torch.arange(9).to(dtype))
+    at = torch.tensor([6, 1, 3])
+    out = torch.full((8, 9), -1).to(dtype)
+    before = out.clone()
+    narrow = rows[:3, choice.columns].contiguous()
+    widen_rows(narrow, out, at, choice.place, choice.dropped, choice.values(dtype))
+    before[at] = expected(rows, choice, torch.arange(3))
+    assert torch.equal(out, before)
+    whole = rows.clone()
+    is_own = torch.tensor([True, False] * 3 + [True])
+    fill_columns(whole, is_own, choice.dropped, choice.values(dtype))
+    other = torch.where(is_own[:, None], rows, expected(rows, choice, torch.arange(7)))
+    assert torch.equal(whole, other)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("owner", [[0, 0, 0], [0, 1, 0], [0, 1, 2]])
+def test_a_source_of_columns_brings_them_from_everywhere(tmp_path: Path, owner: list[int], in_place: bool) -> None:
+    with machines(homogeneous(), tmp_path / "p", 3, machine_of_part=owner) as graphs:
+        for mine in graphs:
+            table = mine.store.tensor("node/node/x")
+            rows, choice = table[torch.arange(120)], choice_of(mine.book.part_range(1))
+            for source in (table, TensorSource(rows)):
+                narrow = ColumnSource(source, COLUMNS)
+                assert narrow.shape == (120, 2) and narrow.is_remote == source.is_remote
+                for ids in (IDS, IDS[:0], torch.arange(120)):
+                    context = ReadContext()
+                    read = begin_narrowed(source, narrow, choice, ids, context, in_place=in_place)
+                    context.send()
+                    assert torch.equal(read.result().widen(), expected(rows, choice, ids))
+                scattered = torch.zeros(10, 2)
+                context = ReadContext()
+                begun = narrow.begin(IDS, scattered, context, at=torch.arange(8) + 1)
+                context.send()
+                assert torch.equal(begun.result()[1:9], rows[IDS][:, COLUMNS])
+
+
+@pytest.mark.parametrize("owner", [[0, 0, 0, 0], [0, 1, 0, 1], [0, 1, 2, 3]])
+def test_a_device_narrows_rows_that_are_here_or_cached_like_those_that_come(tmp_path: Path, owner: list[int]) -> None:
+    with machines(homogeneous(), tmp_path / "p", 4, machine_of_part=owner) as graphs:
+        for mine in graphs:
+            table, rows = mine.store.tensor("node/node/x"), on_host(mine, "node/node/x")
+            choice, all_rows = choice_of(mine.book.part_range(2)), table[torch.arange(120)]
+            is_here = 2 in mine.parts_here  # else own rows are among those that come, and all of them come whole
+            remote = SharedInFlight(ColumnSource(table, COLUMNS), InFlightWindow(2)) if is_here else table
+            narrowed = rows.narrowed(choice, remote)
+            for cached in (torch.empty(0).long(), torch.tensor([0, 3, 80, 118, 44, 119])):
+                rows.fill_cache(cached)
+                for ids in (IDS, torch.arange(120)):
+                    context = ReadContext()
+                    read = narrowed.begin(ids, None, context)
+                    context.send()
+                    assert torch.equal(read.result(), expected(all_rows, choice, ids))
+                    assert torch.equal(rows.read(ids), all_rows[ids])  # the cache is whole
+                    left_out = context.counts["rows_asked"] * 4 * (WIDTH - COLUMNS.numel())
+                    assert context.counts["bytes_left_out"] == (left_out if is_here else 0)
+
+
+def test_choices_are_equal_where_they_make_the_same_rows_and_bad_ones_say_why() -> None:
+    choice = choice_of(range(3, 9))
+    assert choice.key == ColumnChoice.of_state(choice.state()).key
+    different = [choice_of(range(3, 8)), choice_of(range(3, 9), torch.zeros(4))]
+    different.append(ColumnChoice("x", (3, 9), torch.tensor([1, 2]), choice.fill))
+    different.append(ColumnChoice("y", (3, 9), COLUMNS, choice.fill))
+    assert len({choice.key, *(each.key for each in different)}) == 5
+    for columns, told in (
+        (torch.tensor([1, 4]), r"in \[0, 4\)"),
+        (torch.tensor([2, 1]), "must ascend"),
+        (torch.tensor([1, 1]), "must ascend"),
+        (torch.tensor([1.0]), "must be int64"),
+        (torch.tensor([], dtype=torch.int64), "at least one"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            ColumnChoice("x", (0, 3), columns, torch.zeros(4))
