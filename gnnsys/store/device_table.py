@@ -245,7 +245,7 @@ class DeviceTable:
             (at.numel(), *self.remote.shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
         )
         asked = context.once(("on the host", *alike), lambda: wanted.to("cpu"))
-        return _Asked(self.remote.begin(asked, rows, context), rows, at)
+        return _Pulled(self.remote.begin(asked, rows, context), rows, at)
 
     def _missing(self, ids: Tensor, cache: RowCache | None) -> tuple[Tensor, Tensor]:
         """Where among the ids those stand that are not here, and what they are."""
@@ -288,7 +288,7 @@ class _Missing(Protocol):
         ...
 
 
-class _Asked(NamedTuple):
+class _Pulled(NamedTuple):
     """Rows on their way to the host."""
 
     reading: PendingRead
