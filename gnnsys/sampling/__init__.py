@@ -17,7 +17,7 @@ from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
 from gnnsys.sampling.pinsage import PinSAGESampler
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
-from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
+from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
@@ -62,6 +62,7 @@ __all__ = [
     "RuleSource",
     "SaintEdgeSampler",
     "SaintNodeSampler",
+    "SaintSampler",
     "SaintWalkSampler",
     "Sample",
     "SampleKey",

@@ -95,19 +95,27 @@ class SaintSampler(SubgraphSampler):
         inputs = check_inputs(inputs, self._num_inputs)
         if inputs.numel() > 1:
             self.check_batch_size(inputs.numel())
-        draws = [self._draw(stream_key(key.seed, key.epoch, int(i))) for i in inputs]
-        sample = self._induce(draws[0] if draws else torch.empty(0, dtype=torch.int64, device="cpu"))
+        numbers = inputs.tolist()
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        sample = self._induce(self.nodes(numbers[0], key=key) if numbers else none)
         if self._coverage:
             sample.edge_weight, sample.node_weight = self._weights(sample)
         return sample
+
+    def nodes(self, number: int, *, key: SampleKey) -> Tensor:
+        """Nodes of a subgraph, int64 on the host, each once, in the order they were drawn."""
+        return self._once(self._draw(stream_key(key.seed, key.epoch, number)))
 
     @abstractmethod
     def _draw(self, key: int) -> Tensor:
         """Nodes of one subgraph, in the order they were drawn; some may come twice."""
 
-    def _induce(self, drawn: Tensor) -> Sample:
+    def _once(self, drawn: Tensor) -> Tensor:
         table = IdTable(self._num_nodes, max(1, drawn.numel()))
         _, nodes = table.insert(drawn.long().contiguous())
+        return nodes
+
+    def _induce(self, nodes: Tensor) -> Sample:
         node = {self._node_type: to_device(nodes, self.device)}
         return Sample(node, *induced_edges(self.graph, node, self.graph.edge_types), {}, {})
 
@@ -128,16 +136,17 @@ class SaintSampler(SubgraphSampler):
 
         The first sample does it. A trainer calls it before, where the first batch is not to wait.
         """
-        return self._count()[0]
+        return self.counts()[0]
 
-    def _count(self) -> tuple[int, Tensor, Tensor]:
+    def counts(self) -> tuple[int, Tensor, Tensor]:
+        """How many subgraphs were counted, and how many of them have each node and each edge, int32 by id."""
         with self._counted:
             if self._counts is None:
                 nodes = torch.zeros(self._num_nodes, dtype=torch.int32, device="cpu")
                 edges = torch.zeros(self.graph.num_edges(), dtype=torch.int32, device="cpu")
                 number, seen = 0, 0
                 while seen < self._coverage * self._num_nodes:
-                    sample = self._induce(self._draw(stream_key(self._seed, _PRESAMPLING, number)))
+                    sample = self._induce(self._once(self._draw(stream_key(self._seed, _PRESAMPLING, number))))
                     chosen = sample.node[self._node_type].cpu()
                     nodes[chosen] += 1  # each is there once
                     edges[sample.edge[self._edge_type].cpu()] += 1
@@ -147,7 +156,7 @@ class SaintSampler(SubgraphSampler):
 
     def _weights(self, sample: Sample) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
         """edge_weight C(v) / C(u, v) and node_weight num_presamples / C(v); what was never counted counts once."""
-        number, nodes, edges = self._count()
+        number, nodes, edges = self.counts()
         of_node = nodes[sample.node[self._node_type].cpu()].clamp_(min=1).double()
         of_edge = edges[sample.edge[self._edge_type].cpu()].clamp_(min=1).double()
         edge_weight = (of_node[sample.col[self._edge_type].cpu()] / of_edge).float()
