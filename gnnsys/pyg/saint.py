@@ -46,7 +46,7 @@ class _GraphSAINT(InducedLoader):
         self.N, self.E = int(data.num_nodes), int(data.num_edges)
         self._csc = _by_source(edges_of(data), self.N)
         graph = Graph({NODE: self.N}, {EDGE: self._csc})
-        self._saint = self._make(graph, batch_size, num_subgraphs=num_steps, coverage=sample_coverage)
+        self._saint = self._make(graph, batch_size, num_subgraphs=num_steps, coverage=sample_coverage, ascending=True)
         self._open(data, torch.arange(num_steps, device="cpu"), seed, {"batch_size": 1, **kwargs})
         if sample_coverage:
             self.node_norm, self.edge_norm = self._norms(data)
@@ -57,7 +57,7 @@ class _GraphSAINT(InducedLoader):
     def make_batch(self, index: Tensor, key: SampleKey) -> Data:
         if index.numel() != 1:
             raise ValueError(f"a batch is one subgraph, got {index.numel()} numbers: batch_size says how large it is")
-        node = self._saint.nodes(int(index), key=key).sort().values
+        node = self._saint.nodes(int(index), key=key)
         found = edges_within(self._csc, node, node)
         row = expand_indptr(found.indptr, 0, torch.empty_like(found.places))
         edge = self._csc.edge_ids

@@ -66,6 +66,8 @@ class PinSAGESampler(Sampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time, tree=tree, exclude=exclude)
         num_nodes = self.graph.num_nodes()
+        if self._node_type not in seeds:
+            raise ValueError(f"seeds must be given as {{{self._node_type!r}: ids}}, got node types {[*seeds]}")
         frontier = ids_of(seeds[self._node_type], num_nodes, "seeds").long().cpu()
         table, nodes, first = IdTable(num_nodes), [frontier], 0
         table.insert_seeds(frontier)
@@ -76,7 +78,7 @@ class PinSAGESampler(Sampler):
             local, fresh = table.insert(visited.ids)
             row.append(local)
             col.append(visited.root + first)
-            weight.append(visited.share)
+            weight.append(visited.share(frontier.numel()))
             first += frontier.numel()
             frontier = fresh
             nodes.append(fresh)
@@ -96,24 +98,7 @@ class PinSAGESampler(Sampler):
         """The `most` nodes that walks from each of `nodes` visit most often, the node itself left out."""
         roots = torch.repeat_interleave(nodes, self._num_walks)
         walks = walk(self._hoods, self._edge_type, roots, self._length, key, self._restart_prob)[:, 1:]
-        number = torch.arange(nodes.numel(), device="cpu").repeat_interleave(self._num_walks * self._length)
-        visits = walks.reshape(-1)
-        counted = (visits >= 0) & (visits != nodes[number])
-        pairs = number[counted] * self.graph.num_nodes() + visits[counted]
-        found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
-        seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
-            0, which, torch.arange(pairs.numel(), device="cpu"), "amin"
-        )
-        order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
-        order = order[torch.argsort(counts[order], descending=True, stable=True)]
-        root = torch.div(found, self.graph.num_nodes(), rounding_mode="floor")
-        order = order[torch.argsort(root[order], stable=True)]
-        sizes = torch.bincount(root, minlength=nodes.numel())
-        rank = torch.arange(order.numel(), device="cpu") - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-        order = order[rank < most]
-        root, counts = root[order], counts[order].double()
-        total = torch.zeros(nodes.numel(), dtype=torch.float64, device="cpu").index_add_(0, root, counts)
-        return Visited(root, found[order] % self.graph.num_nodes(), (counts / total[root]).float())
+        return most_visited(walks.reshape(nodes.numel(), -1), most, without=nodes)
 
 
 class Visited(NamedTuple):
@@ -121,4 +106,34 @@ class Visited(NamedTuple):
 
     root: Tensor  # int64, a place in the nodes that were asked for
     ids: Tensor  # int64
-    share: Tensor  # float32, of the visits to those that were taken
+    visits: Tensor  # int64, how many
+
+    def share(self, num_roots: int) -> Tensor:
+        """Of the visits from a root to those that were taken, float32."""
+        count = self.visits.double()
+        total = torch.zeros(num_roots, dtype=torch.float64, device="cpu").index_add_(0, self.root, count)
+        return (count / total[self.root]).float()
+
+
+def most_visited(visits: Tensor, most: int, *, without: Tensor | None = None) -> Visited:
+    """Of each row of `visits`, int64 [num_roots, num_visits] with -1 for none, the `most` ids that it has most often.
+
+    `without[i]` does not count in row i. Of ids that are there equally often those come first that were seen first.
+    """
+    number = torch.arange(visits.shape[0], device="cpu").repeat_interleave(visits.shape[1])
+    ids = visits.reshape(-1)
+    counted = ids >= 0 if without is None else (ids >= 0) & (ids != without[number])
+    bound = 1 + int(ids.max()) if ids.numel() else 1
+    pairs = number[counted] * bound + ids[counted]
+    found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
+    seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
+        0, which, torch.arange(pairs.numel(), device="cpu"), "amin"
+    )
+    order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
+    order = order[torch.argsort(counts[order], descending=True, stable=True)]
+    root = torch.div(found, bound, rounding_mode="floor")
+    order = order[torch.argsort(root[order], stable=True)]
+    sizes = torch.bincount(root, minlength=visits.shape[0])
+    rank = torch.arange(order.numel(), device="cpu") - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
+    order = order[rank < most]
+    return Visited(root[order], found[order] % bound, counts[order])

@@ -40,6 +40,7 @@ class SaintSampler(SubgraphSampler):
 
     `num_subgraphs` is how many an epoch has (default: as many as it takes to draw every node once on average).
     `coverage`: subgraphs are counted until they have that many nodes for each node of the graph; 0 leaves weights out.
+    `ascending` sorts the nodes of a subgraph, which come in the order they were drawn otherwise.
     Counts take 4 bytes per node and edge of the whole graph in every process.
     """
 
@@ -57,6 +58,7 @@ class SaintSampler(SubgraphSampler):
         num_subgraphs: int | None = None,
         coverage: int = 50,
         seed: int = 0,
+        ascending: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
@@ -73,7 +75,7 @@ class SaintSampler(SubgraphSampler):
             raise ValueError(f"{type(self).__name__} needs a graph with edges")
         self._hoods = neighborhoods(graph, device=self.device)
         self._num_inputs = -(-self._num_nodes // size) if num_subgraphs is None else num_subgraphs
-        self._coverage, self._seed = coverage, seed
+        self._coverage, self._seed, self._ascending = coverage, seed, ascending
         self._counted = threading.Lock()
         self._counts: tuple[int, Tensor, Tensor] | None = None
 
@@ -88,7 +90,8 @@ class SaintSampler(SubgraphSampler):
             )
 
     def options(self) -> dict[str, Any]:
-        return {"size": self.size, "coverage": self._coverage, "presampling seed": self._seed}
+        told = {"size": self.size, "coverage": self._coverage, "presampling seed": self._seed}
+        return told | ({"ascending": True} if self._ascending else {})
 
     def sample(self, inputs: Tensor, *, key: SampleKey) -> Sample:
         """The subgraph with the number `inputs`, with its weights; an empty one for no input."""
@@ -103,7 +106,7 @@ class SaintSampler(SubgraphSampler):
         return sample
 
     def nodes(self, number: int, *, key: SampleKey) -> Tensor:
-        """Nodes of a subgraph, int64 on the host, each once, in the order they were drawn."""
+        """Nodes of a subgraph, int64 on the host, each once, in the order that the sampler has them."""
         return self._once(self._draw(stream_key(key.seed, key.epoch, number)))
 
     @abstractmethod
@@ -113,7 +116,7 @@ class SaintSampler(SubgraphSampler):
     def _once(self, drawn: Tensor) -> Tensor:
         table = IdTable(self._num_nodes, max(1, drawn.numel()))
         _, nodes = table.insert(drawn.long().contiguous())
-        return nodes
+        return nodes.sort().values if self._ascending else nodes
 
     def _induce(self, nodes: Tensor) -> Sample:
         node = {self._node_type: to_device(nodes, self.device)}
