@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader.cluster import Partition
 
 from gnnsys.graph import NODE, Graph
-from gnnsys.ops import CSC, edges_within, expand_indptr
+from gnnsys.ops import CSC, induced_coo
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data
 from gnnsys.sampling import SampleKey, cluster
 
@@ -110,10 +110,10 @@ class ClusterLoader(InducedLoader, torch_geometric.loader.ClusterLoader):
         sizes = end - first
         before = sizes.cumsum(0) - sizes
         node = torch.arange(int(sizes.sum()), device="cpu") + torch.repeat_interleave(first - before, sizes)
-        found = edges_within(self._csc, node, node)
-        ends = found.places, expand_indptr(found.indptr, 0, torch.empty_like(found.places))
-        col, row = ends if self.cluster_data.partition.sparse_format == "csr" else ends[::-1]
-        batch = self._joined(node, row, col, found.positions)
+        col, row, edge = induced_coo(self._csc, node, node)
+        if self.cluster_data.partition.sparse_format == "csc":
+            row, col = col, row
+        batch = self._joined(node, row, col, edge)
         where = self.cluster_data.partition.index.device
         batch.edge_index = torch.stack([row, col]).to(where)
         return batch

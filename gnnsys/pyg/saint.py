@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gnnsys.graph import EDGE, NODE, Graph
-from gnnsys.ops import CSC, edges_within, expand_indptr
+from gnnsys.ops import CSC, induced_coo
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data, edges_of
 from gnnsys.sampling import SaintEdgeSampler, SaintNodeSampler, SaintSampler, SaintWalkSampler, SampleKey
 
@@ -58,11 +58,8 @@ class _GraphSAINT(InducedLoader):
         if index.numel() != 1:
             raise ValueError(f"a batch is one subgraph, got {index.numel()} numbers: batch_size says how large it is")
         node = self._saint.nodes(int(index), key=key)
-        found = edges_within(self._csc, node, node)
-        row = expand_indptr(found.indptr, 0, torch.empty_like(found.places))
-        edge = self._csc.edge_ids
-        edge = found.positions if edge is None else edge[found.positions].long()
-        batch = self._joined(node, row, found.places, edge)
+        col, row, edge = induced_coo(self._csc, node, node)
+        batch = self._joined(node, row, col, edge)
         batch.num_nodes = node.numel()
         if self.sample_coverage:
             batch.node_norm, batch.edge_norm = self.node_norm[node], self.edge_norm[edge]

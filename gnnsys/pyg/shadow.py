@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Batch
 
 from gnnsys.graph import EDGE, NODE, Graph, ids_of
-from gnnsys.ops import CSC, edges_within, expand_indptr
+from gnnsys.ops import CSC, induced_coo
 from gnnsys.pyg.arguments import check_seeds
 from gnnsys.pyg.subgraph_loader import InducedLoader, check_data, edges_of
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -61,11 +61,8 @@ class ShaDowKHopSampler(InducedLoader, torch_geometric.loader.ShaDowKHopSampler)
         assert found.tree is not None
         tree, order = found.tree[NODE].sort(stable=True)  # roots come first in a sample, so each leads its tree
         node = found.node[NODE][order]
-        inner = edges_within(self._csc, node, node, dst_tree=tree, src_tree=tree)
-        col = expand_indptr(inner.indptr, 0, torch.empty_like(inner.places))
-        edge = self._csc.edge_ids
-        edge = inner.positions if edge is None else edge[inner.positions].long()
-        joined = self._joined(node, inner.places, col, edge)
+        row, col, edge = induced_coo(self._csc, node, node, dst_tree=tree, src_tree=tree)
+        joined = self._joined(node, row, col, edge)
         ptr = torch.zeros(index.numel() + 1, dtype=torch.int64, device="cpu")
         torch.cumsum(torch.bincount(tree, minlength=index.numel()), 0, out=ptr[1:])
         batch = Batch(batch=tree, ptr=ptr)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, ids_of
-from gnnsys.ops import IdTable, stream_key
+from gnnsys.ops import IdTable, count_visits, stream_key
 from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
@@ -120,20 +120,4 @@ def most_visited(visits: Tensor, most: int, *, without: Tensor | None = None) ->
 
     `without[i]` does not count in row i. Of ids that are there equally often those come first that were seen first.
     """
-    number = torch.arange(visits.shape[0], device="cpu").repeat_interleave(visits.shape[1])
-    ids = visits.reshape(-1)
-    counted = ids >= 0 if without is None else (ids >= 0) & (ids != without[number])
-    bound = 1 + int(ids.max()) if ids.numel() else 1
-    pairs = number[counted] * bound + ids[counted]
-    found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
-    seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
-        0, which, torch.arange(pairs.numel(), device="cpu"), "amin"
-    )
-    order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
-    order = order[torch.argsort(counts[order], descending=True, stable=True)]
-    root = torch.div(found, bound, rounding_mode="floor")
-    order = order[torch.argsort(root[order], stable=True)]
-    sizes = torch.bincount(root, minlength=visits.shape[0])
-    rank = torch.arange(order.numel(), device="cpu") - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-    order = order[rank < most]
-    return Visited(root[order], found[order] % bound, counts[order])
+    return Visited(*count_visits(visits, most, without))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, edge_type_key
-from gnnsys.ops import CSC, draw_below, sample_neighbors, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, Neighborhoods, neighborhoods
+from gnnsys.ops import CSC, csc_walks, draw_below, sample_neighbors, stream_key
+from gnnsys.sampling.neighborhoods import AnyGraph, GraphNeighborhoods, HopRequest, Neighborhoods, neighborhoods
 
 MAX_WALKS = 1 << 24  # what a draw's stream has room for
 _RESTART = 0x5253  # domain of the coins, apart from that of the steps
@@ -62,11 +62,15 @@ def walk(
     if roots.numel() > MAX_WALKS:
         raise ValueError(f"at most {MAX_WALKS} walks at once, got {roots.numel()}: take smaller batches")
     type_key, dtype = edge_type_key(edge_type), hoods.id_dtypes[edge_type[0]]
+    coin = round(restart_prob * _COIN)
+    if isinstance(hoods, GraphNeighborhoods) and hoods.is_plain and roots.is_cpu:
+        keys = [stream_key(key, step, type_key) for step in range(length)]
+        coin_keys = [stream_key(key, step, _RESTART) for step in range(length)] if coin else []
+        return csc_walks(hoods.csc(edge_type), roots.long(), keys, coin_keys=coin_keys, coin=coin, coin_bound=_COIN)
     out = roots.new_full((length + 1, roots.numel()), -1, dtype=torch.int64)
     out[0] = roots
     numbers = torch.arange(roots.numel(), device="cpu")
     walking, at = numbers, roots.to(dtype)  # walks that have not ended, and where they are
-    coin = round(restart_prob * _COIN)
     for step in range(length):
         if not walking.numel():
             break
