@@ -26,6 +26,9 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "edges_within(Tensor indptr, Tensor indices, Tensor dst, Tensor? dst_tree, Tensor src, Tensor? src_tree, "
       "Tensor? exclude) -> (Tensor indptr, Tensor places, Tensor positions)");
+  m.def(
+      "induced_coo(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor dst, Tensor? dst_tree, Tensor src, "
+      "Tensor? src_tree, Tensor? exclude) -> (Tensor row, Tensor col, Tensor edge)");
   m.def("draw_below(Tensor ids, int bound, int key) -> Tensor");
   // Walks along in-edges: cpu/walks.cpp
   m.def(
@@ -43,6 +46,12 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? source_ids, Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
   m.def("source_words(Tensor ids, int key) -> Tensor");
   m.def("normalize_rows(Tensor indptr, Tensor weight) -> Tensor");
+  // LABOR-i: cpu/labor_importance.cpp
+  m.def(
+      "sample_labor_importance(Tensor indptr, Tensor indices, Tensor seeds, int num_src, int fanout, int rounds, int key, "
+      "Tensor? exclude) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
+  // Whom walks visit: cpu/visits.cpp
+  m.def("most_visited(Tensor visits, int most, Tensor? without) -> (Tensor root, Tensor ids, Tensor visits)");
 
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(

@@ -1,4 +1,4 @@
-"""Random walks on one CSC: typed face of `random_walks` (cpu/walks.cpp, cuda/walks.cu)."""
+"""Random walks on one CSC, and whom they visit most: typed faces of walks.* and cpu/visits.cpp."""
 
 from __future__ import annotations
 
@@ -39,6 +39,23 @@ def random_walks(
     )
 
 
+def count_visits(visits: Tensor, most: int, without: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of `visits` [num_roots, num_visits] the `most` ids that it has most often: (row, id, how often).
+
+    Ids below 0 do not count, nor does `without[i]` in row i. Ids that are there equally often come as first seen.
+
+    >>> count_visits(torch.tensor([[4, 2, 2, -1]]), 1)
+    (tensor([0]), tensor([2]), tensor([2]))
+    """
+    return native.most_visited(visits.contiguous(), most, without)
+
+
 @torch.library.register_fake("gnnsys::random_walks")
 def _(indptr, indices, roots, step_keys, coin_keys, coin, original):
     return roots.new_empty(roots.shape[0], len(step_keys) + 1)
+
+
+@torch.library.register_fake("gnnsys::most_visited")
+def _(visits, most, without):
+    size = torch.library.get_ctx().new_dynamic_size()
+    return visits.new_empty(size), visits.new_empty(size), visits.new_empty(size)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gnnsys.ops import Neighbors, sample_labor, sample_neighbors, source_words
+from gnnsys.ops import Neighbors, sample_labor
 from gnnsys.sampling.draw_rule import DrawRule, RuleSource
-from gnnsys.sampling.labor_importance import importance
+from gnnsys.sampling.labor_importance import draw_by_importance
 
 MAX_ROUNDS = 10  # of LABOR-i: probabilities hardly change after three
 
@@ -62,14 +61,4 @@ class ImportanceRule(LaborRule):
             raise ValueError(f"{self.name} needs the whole graph in one process: use labor-0 on parts")
         if fanout <= 0:
             return super().draw(source, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
-        edges = sample_neighbors(source.csc, seeds, -1, key=key, exclude=exclude)
-        ids, place = edges.ids.unique(return_inverse=True)
-        probability = importance(edges.indptr, place, fanout, self.rounds)
-        r = source_words(ids, key=key).double() * 2.0**-63  # may round up to 1, where a probability of 1 takes it too
-        taken = ((r[place] < probability) | (probability >= 1.0)).nonzero().view(-1)
-        degree = edges.indptr.diff()
-        column = torch.repeat_interleave(degree, output_size=place.numel())
-        indptr = torch.zeros_like(edges.indptr)
-        torch.cumsum(torch.bincount(column[taken], minlength=degree.numel()), 0, out=indptr[1:])
-        weight = 1.0 / (probability[taken] * degree[column[taken]])
-        return Neighbors(indptr, edges.ids[taken], edges.positions[taken], weight.float())
+        return draw_by_importance(source.csc, seeds, fanout, self.rounds, key=key, exclude=exclude)

@@ -169,6 +169,12 @@ class GraphNeighborhoods:
             if source.csc.indices.dtype == torch.int64:
                 self.id_dtypes[edge_type[0]] = self.id_dtypes[edge_type[2]] = torch.int64
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether in-edges are drawn uniformly, on the host."""
+        weighs = any(source.weight is not None or source.time is not None for source in self._sources.values())
+        return self._rule is None and self._device.type == "cpu" and not weighs
+
     def sample(
         self,
         requests: Sequence[HopRequest],

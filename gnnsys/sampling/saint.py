@@ -40,6 +40,7 @@ class SaintSampler(SubgraphSampler):
 
     `num_subgraphs` is how many an epoch has (default: as many as it takes to draw every node once on average).
     `coverage`: subgraphs are counted until they have that many nodes for each node of the graph; 0 leaves weights out.
+    `ascending` sorts the nodes of a subgraph, which come in the order they were drawn otherwise.
     Counts take 4 bytes per node and edge of the whole graph in every process.
     """
 
@@ -57,6 +58,7 @@ class SaintSampler(SubgraphSampler):
         num_subgraphs: int | None = None,
         coverage: int = 50,
         seed: int = 0,
+        ascending: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
@@ -73,7 +75,7 @@ class SaintSampler(SubgraphSampler):
             raise ValueError(f"{type(self).__name__} needs a graph with edges")
         self._hoods = neighborhoods(graph, device=self.device)
         self._num_inputs = -(-self._num_nodes // size) if num_subgraphs is None else num_subgraphs
-        self._coverage, self._seed = coverage, seed
+        self._coverage, self._seed, self._ascending = coverage, seed, ascending
         self._counted = threading.Lock()
         self._counts: tuple[int, Tensor, Tensor] | None = None
 
@@ -88,26 +90,35 @@ class SaintSampler(SubgraphSampler):
             )
 
     def options(self) -> dict[str, Any]:
-        return {"size": self.size, "coverage": self._coverage, "presampling seed": self._seed}
+        told = {"size": self.size, "coverage": self._coverage, "presampling seed": self._seed}
+        return told | ({"ascending": True} if self._ascending else {})
 
     def sample(self, inputs: Tensor, *, key: SampleKey) -> Sample:
         """The subgraph with the number `inputs`, with its weights; an empty one for no input."""
         inputs = check_inputs(inputs, self._num_inputs)
         if inputs.numel() > 1:
             self.check_batch_size(inputs.numel())
-        draws = [self._draw(stream_key(key.seed, key.epoch, int(i))) for i in inputs]
-        sample = self._induce(draws[0] if draws else torch.empty(0, dtype=torch.int64, device=self.device))
+        numbers = inputs.tolist()
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        sample = self._induce(self.nodes(numbers[0], key=key) if numbers else none)
         if self._coverage:
             sample.edge_weight, sample.node_weight = self._weights(sample)
         return sample
+
+    def nodes(self, number: int, *, key: SampleKey) -> Tensor:
+        """Nodes of a subgraph, int64 on `device`, each once, in the order that the sampler has them."""
+        return self._once(self._draw(stream_key(key.seed, key.epoch, number)))
 
     @abstractmethod
     def _draw(self, key: int) -> Tensor:
         """Nodes of one subgraph, in the order they were drawn, on `device`; some may come twice."""
 
-    def _induce(self, drawn: Tensor) -> Sample:
+    def _once(self, drawn: Tensor) -> Tensor:
         table = IdTable(self._num_nodes, max(1, drawn.numel()), device=self.device)
         _, nodes = table.insert(drawn.long().contiguous())
+        return nodes.sort().values if self._ascending else nodes
+
+    def _induce(self, nodes: Tensor) -> Sample:
         node = {self._node_type: nodes}
         return Sample(node, *induced_edges(self.graph, node, self.graph.edge_types), {}, {})
 
@@ -127,9 +138,10 @@ class SaintSampler(SubgraphSampler):
 
         The first sample does it. A trainer calls it before, where the first batch is not to wait.
         """
-        return self._count()[0]
+        return self.counts()[0]
 
-    def _count(self) -> tuple[int, Tensor, Tensor]:
+    def counts(self) -> tuple[int, Tensor, Tensor]:
+        """How many subgraphs were counted, and how many of them have each node and each edge, int32 by id."""
         with self._counted:
             if self._counts is None:
                 where = self.graph.device if isinstance(self.graph, Graph) else torch.device("cpu")  # as the structure
@@ -137,7 +149,7 @@ class SaintSampler(SubgraphSampler):
                 edges = torch.zeros(self.graph.num_edges(), dtype=torch.int32, device=where)
                 number, seen = 0, 0
                 while seen < self._coverage * self._num_nodes:
-                    sample = self._induce(self._draw(stream_key(self._seed, _PRESAMPLING, number)))
+                    sample = self._induce(self._once(self._draw(stream_key(self._seed, _PRESAMPLING, number))))
                     chosen = sample.node[self._node_type].to(where)
                     nodes[chosen] += 1  # each is there once
                     edges[sample.edge[self._edge_type].to(where)] += 1
@@ -149,7 +161,7 @@ class SaintSampler(SubgraphSampler):
 
     def _weights(self, sample: Sample) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
         """edge_weight C(v) / C(u, v) and node_weight num_presamples / C(v); what was never counted counts once."""
-        number, nodes, edges = self._count()
+        number, nodes, edges = self.counts()
         of_node = nodes[sample.node[self._node_type].to(nodes.device)].clamp_(min=1).double()
         of_edge = edges[sample.edge[self._edge_type].to(nodes.device)].clamp_(min=1).double()
         edge_weight = (of_node[sample.col[self._edge_type].to(nodes.device)] / of_edge).float()

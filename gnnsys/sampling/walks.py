@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, edge_type_key
-from gnnsys.ops import COIN_SIDES, CSC, MAX_WALKS, DeviceReads, draw_below, stream_key
+from gnnsys.ops import COIN_SIDES, CSC, MAX_WALKS, DeviceReads, draw_below, sample_neighbors, stream_key
 from gnnsys.ops import random_walks as csc_random_walks
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.neighborhoods import (
@@ -134,4 +134,31 @@ def _walk_by_steps(
             if not coin:
                 walking, at = walking[reached], found.ids
         out[step + 1, walking] = at.long()
+    return out.T.contiguous()
+
+
+def metapath_walks(
+    steps: Sequence[CSC], roots: Tensor, num_traversals: int, *, key: int, stop_prob: float = 0.0
+) -> Tensor:
+    """Where walks are after each traversal of `steps`: int64 [num_roots, num_traversals], -1 behind an end.
+
+    A step goes to an entry of the node's column of a CSC, all of which are in memory. The last step leads to nodes of
+    the first one's columns. Before each traversal but the first a walk ends with `stop_prob`.
+    """
+    if roots.numel() > MAX_WALKS:
+        raise ValueError(f"at most {MAX_WALKS} walks at once, got {roots.numel()}: take smaller batches")
+    out = roots.new_full((num_traversals, roots.numel()), -1, dtype=torch.int64)
+    walking, at = torch.arange(roots.numel(), device=roots.device), roots
+    for traversal in range(num_traversals):
+        if traversal and stop_prob:
+            coins = draw_below(walking, COIN_SIDES, key=stream_key(key, traversal, _RESTART))
+            stays = (coins >= round(stop_prob * COIN_SIDES)).nonzero().view(-1)
+            walking, at = walking[stays], at[stays]
+        for number, csc in enumerate(steps):
+            drawn = stream_key(key, traversal, number)
+            found = sample_neighbors(csc, at.to(csc.indices.dtype), 1, key=drawn, tree=walking)
+            if found.ids.numel() < walking.numel():
+                walking = walking[found.indptr.diff() > 0]
+            at = found.ids
+        out[traversal, walking] = at.long()
     return out.T.contiguous()
