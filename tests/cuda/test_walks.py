@@ -27,7 +27,7 @@ from gnnsys.sampling import (
 from tests.cuda.places import PLACES, homogeneous, placed, same_batch, same_sample
 from tests.cuda.test_parts import placing
 from tests.cuda.test_sampling import graph, on_device
-from tests.sampling.device_parts import LAYOUTS, check_walks
+from tests.sampling.device_parts import LAYOUTS, check_subgraphs, check_walks
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -97,6 +97,12 @@ def test_walks_of_graphs_are_the_hosts(place: str, restart_prob: float) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_walks_on_parts_are_those_of_one_process(tmp_path: Path, layout: str, place: str) -> None:
     check_walks(tmp_path / "p", layout, placing(place))
+
+
+@pytest.mark.parametrize("place", ("device", "structure", "registered"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_subgraphs_of_parts_are_those_of_one_process(tmp_path: Path, layout: str, place: str) -> None:
+    check_subgraphs(tmp_path / "p", layout, placing(place))
 
 
 # -- samplers ----------------------------------------------------------------------------------------------------------

@@ -6,12 +6,23 @@ The same checks run with the host as the device (tests/sampling) and with a GPU 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from gnnsys.graph import EDGE
-from gnnsys.sampling import DistGraph, LaborSampler, NeighborSampler, random_walks
+from gnnsys.sampling import (
+    DistGraph,
+    LaborSampler,
+    NeighborSampler,
+    PinSAGESampler,
+    SaintEdgeSampler,
+    SaintNodeSampler,
+    SaintWalkSampler,
+    ShadowSampler,
+    random_walks,
+)
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
 from tests.sampling.test_dist import KEY, KINDS, SEEDS, seed_time
@@ -151,3 +162,36 @@ def check_walks(folder: Path, layout: str, place: Place) -> None:
                 walks = walks.cpu()
                 named = mine.original_ids(walks.clamp(min=0).view(-1)).view(walks.shape)
                 assert torch.equal(torch.where(walks >= 0, named, -1), expected)
+
+
+SUBGRAPHS = {
+    "nodes": partial(SaintNodeSampler, size=20, coverage=1),
+    "edges": partial(SaintEdgeSampler, size=12, coverage=1),
+    "walks": partial(SaintWalkSampler, size=6, length=3, coverage=1),
+}
+AROUND_SEEDS = {
+    "pinsage": partial(PinSAGESampler, num_neighbors=[5, 3], num_walks=10, length=3, restart_prob=0.3),
+    "shadow": partial(ShadowSampler, num_neighbors=[4, 3]),
+    "one shadow": partial(ShadowSampler, num_neighbors=[4, 3], disjoint=False),
+}
+
+
+def check_subgraphs(folder: Path, layout: str, place: Place) -> None:
+    """GraphSAINT, PinSAGE and shaDow."""
+    num_parts, owner, used = LAYOUTS[layout]
+    graph = homogeneous()
+    with machines(graph, folder, num_parts, machine_of_part=owner, used=used) as graphs:
+        for mine in graphs:
+            place(mine)
+        for make in SUBGRAPHS.values():
+            expected = make(graph).sample(torch.tensor([1]), key=KEY)
+            for mine in graphs:
+                sample = make(mine).sample(torch.tensor([1]), key=KEY)
+                assert sample.device == mine.sampled_on
+                assert_same_sample(sample, expected, mine)
+        for make_sampler in AROUND_SEEDS.values():
+            expected = make_sampler(graph).sample(SEEDS, key=KEY)
+            for mine in graphs:
+                sample = make_sampler(mine).sample(to_global(mine, SEEDS), key=KEY)
+                assert sample.device == mine.sampled_on
+                assert_same_sample(sample, expected, mine)

@@ -16,6 +16,7 @@ from tests.sampling.device_parts import (
     check_every_kind,
     check_exclusions,
     check_labor,
+    check_subgraphs,
     check_typed_kinds,
     check_walks,
 )
@@ -52,6 +53,11 @@ def test_a_device_draws_by_labor_what_one_process_draws(tmp_path: Path, layout: 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_device_walks_as_one_process_does(tmp_path: Path, layout: str) -> None:
     check_walks(tmp_path / "p", layout, place)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_device_makes_the_subgraphs_of_one_process(tmp_path: Path, layout: str) -> None:
+    check_subgraphs(tmp_path / "p", layout, place)
 
 
 def test_a_deeper_halo_changes_no_sample_of_a_device(tmp_path: Path) -> None:
