@@ -141,20 +141,18 @@ def _bytes(runs: _Runs) -> Iterator[Case]:
             sides = {each: partial(runs.megabytes, each) for each in (ours, beside)}
             yield figure_case(f"wide bytes/{ours}", value("MB"), ours, sides, Versus((beside,), target))
     explaining = {BOTH: lambda: fmean(runs.found(BOTH).explaining) / runs.task.num_epochs}
-    yield figure_case(
-        "wide bytes/explaining alone", value("MB"), BOTH, explaining, Versus((), required=False, label="-")
-    )
+    yield figure_case("wide bytes/explaining alone", value("MB"), BOTH, explaining, NOTHING)
 
 
 def _accuracy(runs: _Runs) -> Iterator[Case]:
+    sides: dict[str, Callable[[], float]]
     for name in ("nodes", "columns", BOTH):
         allowed = "all neighbours, less 0.5"
         sides = {name: partial(runs.accuracy, name), allowed: lambda: runs.accuracy(ALL) - 0.5}
         yield figure_case(f"wide accuracy/{name}", score("%"), name, sides, Versus((allowed,), 1.0))
     for fill in ("", ", zero"):
         name, beside = f"columns{fill}", f"random columns{fill}, and 1"
-        random: Callable[[], float] = partial(_with_a_point, runs, f"random columns{fill}")
-        sides = {name: partial(runs.accuracy, name), beside: random}
+        sides = {name: partial(runs.accuracy, name), beside: partial(_with_a_point, runs, f"random columns{fill}")}
         yield figure_case(f"wide accuracy/{name} beside random ones", score("%"), name, sides, Versus((beside,), 1.0))
     for name in (BOTH, "both by trained masks"):
         sides = {name: partial(runs.accuracy, name)}
