@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from gnnsys.bench.dist.task import Task
 from gnnsys.bench.dist.train import NODE, WAIT_SECONDS, PhaseTrainer, RankFigures, endless
 from gnnsys.explain import Guide
 from gnnsys.nn import GraphSAGE
-from gnnsys.sampling import FastGCNSampler, LaborSampler, LadiesSampler
+from gnnsys.sampling import FastGCNSampler, LaborSampler, LadiesSampler, Sampler
 
 SIZES = "GNNSYS_BENCH_MODEL"  # columns, hidden units, classes and layers: processes that explain have it from here
 START, FROZEN, AGAIN, BF16 = "-start", "-frozen", "-again", "-bf16"
@@ -31,7 +32,10 @@ GUIDES: dict[str, dict[str, Any]] = {
     "columns": {"nodes": False},
     "both": {},
 }
-LAYER_WISE = {"fastgcn": FastGCNSampler, "ladies": LadiesSampler}  # draws of a layer: in the task's graph, by name
+LAYER_WISE: dict[str, Callable[..., Sampler]] = {
+    "fastgcn": FastGCNSampler,
+    "ladies": LadiesSampler,
+}  # draws of a layer: in the task's graph, by name
 
 
 def make_model() -> GraphSAGE:

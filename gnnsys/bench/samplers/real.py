@@ -18,7 +18,7 @@ from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import NODE, available_datasets, dataset
 
 GRAPHS = ("amazon_computers", "pubmed")
-TASK = Task(num_epochs=6, num_seeds=3)
+TASK = Task(num_epochs=5, num_seeds=3)
 NAMES = (
     UNIFORM,
     "all neighbours",
@@ -26,10 +26,8 @@ NAMES = (
     "columns",
     "both",
     "random columns",
-    "uniform, 3/4 of the fanout",
     "uniform, 5/8 of the fanout",
     "labor",
-    "labor, 5/8 of the fanout",
     "local first, random columns",
 )
 
@@ -53,11 +51,11 @@ def _found(work: Workload, graph: str, name: str) -> Outcome:
 
 def split(work: Workload, name: str, seed: int) -> Trial:
     """The graph with its nodes dealt to train and test by the seed, in parts."""
-    graph = dataset(name, row_normalize=True)
+    graph = dataset(name)  # words as they are: rows that add up to one need many more steps
     count = graph.num_nodes()
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
     for which, (first, end) in {"train_mask": (0.0, 0.5), "test_mask": (0.75, 1.0)}.items():
         mask = torch.zeros(count, dtype=torch.bool, device="cpu")
         mask[order[round(first * count) : round(end * count)]] = True
         graph.set_node_data(which, mask, NODE)
-    return cut(graph, work.folder / f"{name}-{seed}")
+    return cut(graph, work.folder / f"{name}-raw-{seed}")

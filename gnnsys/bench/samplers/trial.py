@@ -9,7 +9,7 @@ to owners and lists of columns in requests count as well. Accuracy is on test no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -28,6 +28,7 @@ from gnnsys.graph import NODE, Graph
 from gnnsys.nn import GraphSAGE
 from gnnsys.partition import partition_graph
 from gnnsys.sampling import DistGraph, GuidedSampler, LaborSampler, NeighborSampler, SampleKey, Sampler
+from gnnsys.store import ColumnChoice
 
 COLUMN_GAIN = 0.02  # as `Guide` has it
 
@@ -114,10 +115,14 @@ def cut(graph: Graph, folder: Path, method: str = "multilevel") -> Trial:
 
 @dataclass
 class Outcome:
-    """Figures of one variant by seed: megabytes and accuracy of a run, and those of these bytes that explain."""
+    """Figures of one variant by seed: megabytes and accuracy of a run, and those of these bytes that explain.
+
+    `accuracy` is with whole rows, `as_read` with those of other parts by the columns that the last batches read.
+    """
 
     megabytes: list[float] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
+    as_read: list[float] = field(default_factory=list)
     explaining: list[float] = field(default_factory=list)
 
     @property
@@ -147,16 +152,18 @@ def train_seeds(variant: Variant, task: Task, trial_of: Callable[[int], Trial]) 
         run = train(trial_of(seed), variant, task, seed)
         found.megabytes.append(run.megabytes)
         found.accuracy.append(run.accuracy)
+        found.as_read.append(run.as_read)
         found.explaining.append(run.explaining)
     return found
 
 
 class RunFigures(NamedTuple):
-    """Megabytes in all, those of them that were fetched or sent to explain, and test accuracy."""
+    """Megabytes in all, those of them that were fetched or sent to explain, and test accuracy, as `Outcome` has it."""
 
     megabytes: float
     explaining: float
     accuracy: float
+    as_read: float
 
 
 def train(trial: Trial, variant: Variant, task: Task, seed: int) -> RunFigures:
@@ -181,17 +188,28 @@ def train(trial: Trial, variant: Variant, task: Task, seed: int) -> RunFigures:
         optimizer.step()
     explaining = sum(trainer.explain_bytes for trainer in trainers)
     total = explaining + sum(trainer.row_bytes for trainer in trainers)
-    return RunFigures(total / 1e6, explaining / 1e6, _accuracy(model, graph))
+    narrowed = any(trainer.choice is not None for trainer in trainers)
+    accuracy = _accuracy(model, trial)
+    as_read = _accuracy(model, trial, trainers) if narrowed else accuracy
+    return RunFigures(total / 1e6, explaining / 1e6, accuracy, as_read)
 
 
-def _accuracy(model: GraphSAGE, graph: Graph) -> float:
-    data = graph.node_data[NODE]
+def _accuracy(model: GraphSAGE, trial: Trial, trainers: Sequence[_Trainer] = ()) -> float:
+    """On test nodes, with all neighbours. Where trainers are given, each reads rows for the nodes of its part."""
+    graph, parts = trial
+    data, edges = graph.node_data[NODE], graph.edge_index().long()
+    test, ids = data["test_mask"].bool(), parts.global_ids(torch.arange(graph.num_nodes(), device="cpu"), NODE)
     with torch.no_grad():
         model.eval()
-        found = model(data["x"], graph.edge_index().long()).argmax(1)
+        if not trainers:
+            is_right = model(data["x"], edges).argmax(1) == data["y"]
+        else:
+            is_right = torch.zeros_like(test)
+            for trainer in trainers:
+                found = model(trainer.narrowed(data["x"], ids), edges).argmax(1) == data["y"]
+                is_right |= found & trainer.owns(ids)
         model.train()
-    test = data["test_mask"].bool()
-    return float((found == data["y"])[test].float().mean())
+    return float(is_right[test].float().mean())
 
 
 class _Trainer:
@@ -218,7 +236,7 @@ class _Trainer:
     def _read(self, x: Tensor, nodes: Tensor, position: tuple[int, int]) -> Tensor:
         """Rows as they arrive: those of other parts by the columns of the batch, in the type that they travel in."""
         found, choice, wire = x[nodes], self.sampler.columns_at(position), self.variant.wire
-        is_remote = (nodes < self.own.start) | (nodes >= self.own.stop)
+        is_remote = ~self.owns(nodes)
         num_columns, remote = x.shape[1], int(is_remote.sum())
         if wire != x.dtype:
             found[is_remote] = found[is_remote].to(wire).to(x.dtype)
@@ -227,6 +245,21 @@ class _Trainer:
             found[is_remote.nonzero(), choice.dropped] = choice.values(x.dtype)
             self.row_bytes += (NUM_PARTS - 1) * choice.columns.nbytes  # each request says which
         self.row_bytes += remote * num_columns * wire.itemsize
+        return found
+
+    @property
+    def choice(self) -> ColumnChoice | None:
+        """The columns that rows of other parts are read by now."""
+        return self.sampler.newest.columns if isinstance(self.sampler, GuidedSampler) else None
+
+    def owns(self, nodes: Tensor) -> Tensor:
+        return (nodes >= self.own.start) & (nodes < self.own.stop)
+
+    def narrowed(self, x: Tensor, ids: Tensor) -> Tensor:
+        """A copy of rows, of the nodes with these ids, in which those of other parts have the columns of now."""
+        found = x.clone()
+        if self.choice is not None:
+            found[(~self.owns(ids)).nonzero(), self.choice.dropped] = self.choice.values(x.dtype)
         return found
 
     def explain(self, model: GraphSAGE, x: Tensor) -> None:

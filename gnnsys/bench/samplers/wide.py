@@ -154,6 +154,12 @@ def _accuracy(runs: _Runs) -> Iterator[Case]:
         name, beside = f"columns{fill}", f"random columns{fill}, and 1"
         sides = {name: partial(runs.accuracy, name), beside: partial(_with_a_point, runs, f"random columns{fill}")}
         yield figure_case(f"wide accuracy/{name} beside random ones", score("%"), name, sides, Versus((beside,), 1.0))
+    for name in ("columns", "random columns", BOTH):
+        whole = f"{name}, whole rows"
+        as_read = partial(_as_read, runs, name)
+        sides = {name: as_read, whole: partial(runs.accuracy, name), UNIFORM: partial(runs.accuracy, UNIFORM)}
+        versus = [Versus((whole,)), Versus((UNIFORM,))]
+        yield figure_case(f"wide as read/{name}", score("%"), name, sides, *versus)
     for name in (BOTH, "both by trained masks"):
         sides = {name: partial(runs.accuracy, name)}
         for curve, points in CURVES.items():
@@ -162,6 +168,11 @@ def _accuracy(runs: _Runs) -> Iterator[Case]:
             sides[f"{other}, less noise"] = partial(_less_noise, runs, name, other)
         versus = [Versus((side,), 1.0) for side in sides if side != name]
         yield figure_case(f"wide at equal bytes/{name}", score("%"), name, sides, *versus)
+
+
+def _as_read(runs: _Runs, name: str) -> float:
+    """Accuracy on test nodes with rows of other parts as the last batches read them."""
+    return 100 * fmean(runs.found(name).as_read)
 
 
 def _with_a_point(runs: _Runs, name: str) -> float:
