@@ -76,6 +76,7 @@ SWEEPS: dict[str, dict[str, Variant]] = {
     "eps": {f"eps {eps}": guided(GradientInput(), share=KEPT, deviation=eps) for eps in (0.0, 0.05)},
 }
 METHODS = ("chunk", "random")
+ON_PARTS = (UNIFORM, BOTH, "nodes", "columns", "random columns")
 
 
 class _Runs:
@@ -195,7 +196,7 @@ def sweeps(work: Workload) -> Iterator[Case]:
         found = partial(runs.swept, base | variants)
         yield from table_cases(f"sweep {kind}", found, variants, BOTH, runs.task.num_epochs)
     for method in ("multilevel", *METHODS):
-        pair = {f"{name}, {method}": replace(VARIANTS[name], method=method) for name in (UNIFORM, BOTH)}
+        pair = {f"{name}, {method} parts": replace(VARIANTS[name], method=method) for name in ON_PARTS}
         yield from table_cases(
-            "sweep parts", partial(runs.swept, pair), pair, f"{UNIFORM}, {method}", runs.task.num_epochs
+            "sweep parts", partial(runs.swept, pair), pair, f"{UNIFORM}, {method} parts", runs.task.num_epochs
         )
