@@ -19,7 +19,7 @@ test: $(VENV)/.built $(VENV)/.tools ## make the same environment if needed, run 
 	$(BIN)/python -m pytest -m "not long" $(DURATIONS) $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.built $(VENV)/.tools ## some tests of every room, without processes (tests/support/quick.py)
-	$(BIN)/python -m pytest --quick $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --quick -m "not long" $(PYTEST_ARGS)
 
 # The order is that of what fails most often.
 check-all: lint ## style and types, all tests with the long ones, all native code under sanitizers

@@ -26,18 +26,32 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
   m.def(
       "edges_within(Tensor indptr, Tensor indices, Tensor dst, Tensor? dst_tree, Tensor src, Tensor? src_tree, "
       "Tensor? exclude) -> (Tensor indptr, Tensor places, Tensor positions)");
+  m.def(
+      "induced_coo(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor dst, Tensor? dst_tree, Tensor src, "
+      "Tensor? src_tree, Tensor? exclude) -> (Tensor row, Tensor col, Tensor edge)");
   m.def("draw_below(Tensor ids, int bound, int key) -> Tensor");
+  // Walks along in-edges: cpu/walks.cpp
+  m.def(
+      "random_walks(Tensor indptr, Tensor indices, Tensor roots, int[] step_keys, int[] coin_keys, int coin, "
+      "Tensor? original) -> Tensor");
   // All hops of a batch at once, on the device that `on` is on: cuda/sample_hops.cu alone.
   m.def(
       "sample_hops(Tensor indptr, Tensor[] indices, Tensor[] halo, Tensor? bounds, Tensor? edge_ids, Tensor? original, "
-      "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool wide, Tensor on) "
-      "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts)");
+      "Tensor seeds, int[] fanouts, int[] keys, bool replace, bool labor, bool wide, Tensor on) "
+      "-> (Tensor nodes, Tensor edge_index, Tensor edge_ids, Tensor counts, Tensor weight)");
 
-  // LABOR: cpu/sample_labor.cpp
+  // LABOR: cpu/sample_labor.cpp, cpu/normalize_rows.cpp
   m.def(
       "sample_labor(Tensor indptr, Tensor indices, Tensor seeds, int num_src, int fanout, int key, "
       "Tensor? source_ids, Tensor? exclude, Tensor? tree) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
   m.def("source_words(Tensor ids, int key) -> Tensor");
+  m.def("normalize_rows(Tensor indptr, Tensor weight) -> Tensor");
+  // LABOR-i: cpu/labor_importance.cpp
+  m.def(
+      "sample_labor_importance(Tensor indptr, Tensor indices, Tensor seeds, int num_src, int fanout, int rounds, int key, "
+      "Tensor? exclude) -> (Tensor indptr, Tensor neighbors, Tensor positions, Tensor weight)");
+  // Whom walks visit: cpu/visits.cpp
+  m.def("most_visited(Tensor visits, int most, Tensor? without) -> (Tensor root, Tensor ids, Tensor visits)");
 
   // Hops over several parts: cpu/sample_parts.cpp where all are at hand, cpu/stitch.cpp
   m.def(

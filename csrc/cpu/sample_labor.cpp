@@ -45,7 +45,7 @@ class LaborCollector {
       : q_(q), counts_(counts), weights_(weights), faults_(faults) {}
 
   std::vector<int64_t> positions;
-  int64_t bad_source = -1;  // a source without an original id
+  int64_t bad_position = -1;  // of an edge whose source has no original id
 
   void collect(int64_t i) {
     const int64_t row = q_.seeds[i];
@@ -125,7 +125,7 @@ class LaborCollector {
       return source;
     }
     if (source >= static_cast<uint64_t>(q_.num_src)) {
-      bad_source = static_cast<int64_t>(source);
+      bad_position = position;
       return 0;
     }
     return static_cast<uint64_t>(q_.source_ids[source]);
@@ -141,7 +141,7 @@ class LaborCollector {
       for (int64_t e = 0; e < size; ++e) {
         const auto source = static_cast<uint64_t>(q_.indices[begin + e]);
         if (__builtin_expect(source >= num_src, 0)) {
-          bad_source = static_cast<int64_t>(source);
+          bad_position = begin + e;
           return;
         }
         const uint32_t high = q_.high_words[source];
@@ -274,7 +274,8 @@ LaborResult collect_labor(LaborRequest<id_t, source_t> q) {
   });
   faults.raise();
   for (const auto& collector : collectors) {
-    CHECK_ARG(collector.bad_source < 0, "sources must be in [0, ", q.num_src, "), got ", collector.bad_source);
+    CHECK_ARG(collector.bad_position < 0, "sources must be in [0, ", q.num_src, "), got ",
+              static_cast<int64_t>(q.indices[collector.bad_position]));
   }
   offset[0] = 0;
   for (int64_t i = 0; i < q.num_seeds; ++i) {

@@ -56,12 +56,10 @@ T read_one(const Device& device, const T* from) {
   return value;
 }
 
-// The result's size, waited for; throws what is wrong with `nodes`, in the CPU's words.
+// Throws what is wrong with `nodes`, in the CPU's words.
 template <typename node_t>
-ColumnReport read_columns(const Device& device, const Columns<node_t>& columns, const char* name) {
+void check_columns(const Device& device, const Columns<node_t>& columns, const ColumnReport& r, const char* name) {
   constexpr word_t kNothing = ~word_t{0};
-  ColumnReport r;
-  device.read(reinterpret_cast<word_t*>(&r), reinterpret_cast<const word_t*>(columns.report), sizeof(r) / sizeof(word_t));
   if (r.bad_node != kNothing) {
     const auto place = static_cast<int64_t>(r.bad_node);
     CHECK_ARG(false, name, " must be in [0, ", columns.num_columns, "), got ", read_one(device, columns.nodes + place),
@@ -73,6 +71,14 @@ ColumnReport read_columns(const Device& device, const Columns<node_t>& columns, 
               " it goes from ", read_one(device, columns.indptr + node), " to ",
               read_one(device, columns.indptr + node + 1));
   }
+}
+
+// The result's size, waited for; throws what is wrong with `nodes`.
+template <typename node_t>
+ColumnReport read_columns(const Device& device, const Columns<node_t>& columns, const char* name) {
+  ColumnReport r;
+  device.read(reinterpret_cast<word_t*>(&r), reinterpret_cast<const word_t*>(columns.report), sizeof(r) / sizeof(word_t));
+  check_columns(device, columns, r, name);
   return r;
 }
 

@@ -3,6 +3,7 @@
 
 #include "cuda/group.cuh"
 #include "cuda/sample_contiguous.cuh"
+#include "cuda/sample_labor.cuh"
 
 namespace gnnsys::cuda {
 
@@ -34,6 +35,7 @@ struct Hop {
   int64_t first = 0;  // local id of the first seed
   word_t* count_words = nullptr;
   Row* rows = nullptr;
+  LaborRow* labor_rows = nullptr;  // in place of rows, where LABOR draws
   int64_t* offsets = nullptr;
 
   int64_t total = 0;
@@ -49,8 +51,12 @@ struct Hop {
 template <typename edge_t>
 __global__ void __launch_bounds__(kGroupThreads)
     join_edges_kernel(const int64_t* offsets, int64_t num_seeds, int64_t total, int64_t first, const int64_t* local,
-                      const int64_t* positions, const edge_t* edge_ids, int64_t* row, int64_t* col, int64_t* edge) {
+                      const int64_t* positions, const LaborRow* labor_rows, const edge_t* edge_ids, int64_t* row,
+                      int64_t* col, int64_t* edge, float* weight) {
   for_each_edge(offsets, num_seeds, total, [&](int64_t at, int64_t seed) {
+    if (labor_rows != nullptr) {
+      weight[at] = labor_rows[seed].weight;
+    }
     row[at] = local[at];
     col[at] = first + seed;
     edge[at] = edge_ids == nullptr ? positions[at] : static_cast<int64_t>(edge_ids[positions[at]]);

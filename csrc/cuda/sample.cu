@@ -5,6 +5,7 @@
 // Candidates that must be listed first (weights, unsorted times) are in sample_listed.cu.
 #include "common/register.h"
 #include "common/tensors.h"
+#include "cuda/arguments.h"
 #include "cuda/choose.cuh"
 #include "cuda/sample_contiguous.cuh"
 
@@ -43,25 +44,6 @@ Result sample_contiguous(const Device& device, const Request<id_t>& q) {
     write(Contiguous<false>{rows, nullptr, nullptr});
   }
   return {offsets, neighbors, positions};
-}
-
-// Whether it must be on the device itself, or may be read from pinned memory, which large per-graph arrays may.
-enum class Where { kDevice, kReadable };
-
-const int64_t* optional_int64(const std::optional<Tensor>& t, const Device& device, Where where, int64_t size,
-                              const char* name) {
-  if (!t.has_value()) {
-    return nullptr;
-  }
-  if (where == Where::kDevice) {
-    check_contiguous(*t, device, name);
-  } else {
-    check_readable(*t, device, name);
-  }
-  CHECK_ARG(t->dim() == 1, name, " must have one dimension, got ", t->dim());
-  check_dtype(*t, ScalarType::Long, name);
-  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
-  return const_data<int64_t>(*t);
 }
 
 Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, bool replace,

@@ -24,6 +24,7 @@ struct Report {
   word_t bad_weight;
   word_t no_time;
   word_t huge_degree;
+  word_t bad_source;  // position of an edge whose source has no original id; told by the op that reads those
 };
 
 constexpr int64_t kReportWords = sizeof(Report) / sizeof(word_t);

@@ -3,7 +3,8 @@
 // The graph is one CSC, or lies in parts as they are stored: the sources of edges are then read part by part, in local
 // ids, and get their global ids as they are read (one read of a halo for those that are not core nodes).
 //
-// A hop is a count (sample_contiguous.cuh), a choice (choose.cuh), and three steps that number what was found
+// A hop is a count (sample_contiguous.cuh), a choice (choose.cuh), or both by LABOR (sample_labor.cuh), which gives edges
+// a weight; and three steps that number what was found
 // (id_table.cuh); the new ids are the next hop's seeds. The host has to know how many edges a hop takes and how many
 // ids were new. The next hop's count is queued before the second is known and takes it from the device, so that both
 // are read together: one wait per hop, and one for the new ids of the last.
@@ -32,12 +33,13 @@ template <typename id_t>
 class Walk {
  public:
   Walk(const Device& device, const Request<id_t>& request, const std::vector<PartEdges>& parts,
-       const std::vector<int64_t>& fanouts, const std::vector<int64_t>& keys)
+       const std::vector<int64_t>& fanouts, const std::vector<int64_t>& keys, bool labor)
       : device_(device),
         request_(request),
         parts_(parts),
         fanouts_(fanouts),
         keys_(keys),
+        labor_(labor),
         hops_(fanouts.size() + 1),  // the last one has seeds alone: the nodes that the last hop found
         is_wide_(request.num_rows > int64_t{1} << 32) {}
 
@@ -51,7 +53,8 @@ class Walk {
     ended_early_ = hop < num_hops();
   }
 
-  std::tuple<Tensor, Tensor> edges(const std::optional<Tensor>& edge_ids) const {
+  // Both ends, edge ids and weights; of the last none where draws are uniform.
+  std::tuple<Tensor, Tensor, Tensor> edges(const std::optional<Tensor>& edge_ids) const {
     if (edge_ids.has_value()) {
       return dispatch_ids(*edge_ids, [&](auto id) { return join_edges(const_data<decltype(id)>(*edge_ids)); });
     }
@@ -126,7 +129,20 @@ class Walk {
     CUDA_CHECK(cudaMemsetAsync(places.memory, 0xFF, static_cast<size_t>(cleared), device_.stream()));
   }
 
-  static int64_t num_count_words(int64_t num_seeds) { return num_scan_words(num_blocks(num_seeds + 1, kCountThreads)); }
+  int64_t num_count_words(int64_t num_seeds) const {
+    return num_scan_words(num_blocks(num_seeds + 1, labor_ ? kScanTile : kCountThreads));
+  }
+
+  void take_rows(Places& places, Hop<id_t>& hop, int64_t num_seeds) const {
+    hop.rows = places.take<Row>(labor_ ? 0 : num_seeds);
+    hop.labor_rows = places.take<LaborRow>(labor_ ? num_seeds : 0);
+    hop.offsets = places.take<int64_t>(num_seeds + 1);
+  }
+
+  Labor<id_t> labor(size_t hop, const word_t* num_found) const {
+    const Request<id_t> q = request(hop);
+    return {q, &told_[hop].report, hops_[hop].labor_rows, q.original, q.wide_original, q.num_rows, num_found};
+  }
 
   void start(const Tensor& seeds) {
     const int64_t count = seeds.numel();
@@ -143,8 +159,7 @@ class Walk {
       told_ = places.take<Told>(static_cast<int64_t>(hops_.size()));
       hop.count_words = places.take<word_t>(num_count_words(count));
       const int64_t cleared = places.size;
-      hop.rows = places.take<Row>(count);
-      hop.offsets = places.take<int64_t>(count + 1);
+      take_rows(places, hop, count);
       ids = places.take<id_t>(count);
       parts = places.take<PartEdges>(static_cast<int64_t>(parts_.size()));
       return cleared;
@@ -173,6 +188,14 @@ class Walk {
   // `hop`'s edges per seed; its num_seeds is a bound where the number is still only on the device.
   void queue_count(size_t hop, const word_t* num_found) {
     const Hop<id_t>& at = hops_[hop];
+    if (labor_) {
+      count_labor(device_, labor(hop, num_found), at.offsets);
+      exclusive_sum_kernel<<<num_blocks(at.num_seeds + 1, kScanTile), kScanThreads, 0, device_.stream()>>>(
+          at.num_seeds, CountsAt<int64_t>{at.offsets}, at.offsets,
+          reinterpret_cast<int64_t*>(&told_[hop].report.total), at.count_words);
+      CUDA_CHECK_LAUNCH();
+      return;
+    }
     count_contiguous<<<num_blocks(at.num_seeds + 1, kCountThreads), kCountThreads, 0, device_.stream()>>>(
         request(hop), num_found, at.rows, nullptr, at.offsets, &told_[hop].report, at.count_words);
     CUDA_CHECK_LAUNCH();
@@ -190,6 +213,7 @@ class Walk {
     }
     if (hop < num_hops()) {
       check_report(device_, request(hop), told.report);
+      check_labor_sources(told.report, request_.num_rows);
       at.total = static_cast<int64_t>(told.report.total);
     }
   }
@@ -220,13 +244,16 @@ class Walk {
       at.slot_of = places.take<uint32_t>(total);
       fresh = places.take<id_t>(total);
       if (!is_last) {
-        next.rows = places.take<Row>(total);
-        next.offsets = places.take<int64_t>(total + 1);
+        take_rows(places, next, total);
       }
       return cleared;
     });
-    choose(device_, request(hop), Contiguous<false>{at.rows, nullptr, nullptr}, at.offsets, total, at.neighbors,
-           at.positions);
+    if (labor_) {
+      take_labor(device_, labor(hop, nullptr), at.offsets, at.neighbors, at.positions);
+    } else {
+      choose(device_, request(hop), Contiguous<false>{at.rows, nullptr, nullptr}, at.offsets, total, at.neighbors,
+             at.positions);
+    }
     make_room(hop, known + total);
     number(hop, known, fresh);
     next.seeds = fresh;
@@ -298,26 +325,29 @@ class Walk {
   }
 
   template <typename edge_t>
-  std::tuple<Tensor, Tensor> join_edges(const edge_t* edge_ids) const {
+  std::tuple<Tensor, Tensor, Tensor> join_edges(const edge_t* edge_ids) const {
     int64_t num_edges = 0;
     for (const auto& hop : hops_) {
       num_edges += hop.total;
     }
     const Tensor edge_index = device_.empty({2, num_edges}, ScalarType::Long);
     const Tensor edge = device_.empty({num_edges}, ScalarType::Long);
+    const Tensor weights = device_.empty({labor_ ? num_edges : 0}, ScalarType::Float);
     auto* row = mutable_data<int64_t>(edge_index);
     auto* to = mutable_data<int64_t>(edge);
+    auto* weight = mutable_data<float>(weights);
     for (const auto& hop : hops_) {
       if (hop.total > 0) {
         join_edges_kernel<<<num_blocks(hop.total, kEdgeTile), kGroupThreads, 0, device_.stream()>>>(
-            hop.offsets, hop.num_seeds, hop.total, hop.first, hop.local, hop.positions, edge_ids, row, row + num_edges,
-            to);
+            hop.offsets, hop.num_seeds, hop.total, hop.first, hop.local, hop.positions, labor_ ? hop.labor_rows : nullptr,
+            edge_ids, row, row + num_edges, to, weight);
         CUDA_CHECK_LAUNCH();
         row += hop.total;
         to += hop.total;
+        weight += labor_ ? hop.total : 0;
       }
     }
-    return {edge_index, edge};
+    return {edge_index, edge, weights};
   }
 
   const Device& device_;
@@ -325,6 +355,7 @@ class Walk {
   const std::vector<PartEdges>& parts_;
   const std::vector<int64_t>& fanouts_;
   const std::vector<int64_t>& keys_;
+  bool labor_;
   std::vector<Hop<id_t>> hops_;
   std::vector<Tensor> memory_;
   Told* told_ = nullptr;  // [num_hops + 1]
@@ -365,12 +396,13 @@ std::vector<PartEdges> check_parts(const Device& device, const std::vector<Tenso
   return parts;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, std::vector<Tensor> indices,
-                                                       std::vector<Tensor> halo, std::optional<Tensor> bounds,
-                                                       std::optional<Tensor> edge_ids, std::optional<Tensor> original,
-                                                       const Tensor& seeds, std::vector<int64_t> fanouts,
-                                                       std::vector<int64_t> keys, bool replace, bool wide,
-                                                       const Tensor& on) {
+using HopsResult = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+HopsResult sample_hops(const Tensor& indptr, std::vector<Tensor> indices, std::vector<Tensor> halo,
+                       std::optional<Tensor> bounds, std::optional<Tensor> edge_ids, std::optional<Tensor> original,
+                       const Tensor& seeds, std::vector<int64_t> fanouts, std::vector<int64_t> keys, bool replace,
+                       bool labor, bool wide, const Tensor& on) {
+  CHECK_ARG(!(labor && replace), "LABOR draws without replacement: leave one of labor and replace away");
   CHECK_ARG(on.is_cuda(), "on must be a tensor on the device that samples");
   const Device device(on);
   CHECK_ARG(!indices.empty(), "indices must be one array, or one for each part");
@@ -402,7 +434,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, std
     CHECK_ARG(original->dim() == 1 && original->numel() == indptr.numel() - 1,
               "original must have one id per row, ", indptr.numel() - 1, ", got ", original->numel());
   }
-  const auto run = [&](auto id) -> std::tuple<Tensor, Tensor, Tensor, Tensor> {
+  const auto run = [&](auto id) -> HopsResult {
     using id_t = decltype(id);
     Request<id_t> q{};
     q.indptr = const_data<int64_t>(indptr);
@@ -414,11 +446,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> sample_hops(const Tensor& indptr, std
       q.original = original->const_data_ptr();
       q.wide_original = original->scalar_type() == ScalarType::Long;
     }
-    Walk<id_t> walk(device, q, parts, fanouts, keys);
+    Walk<id_t> walk(device, q, parts, fanouts, keys, labor);
     walk.run(seeds);
-    const auto [edge_index, edge] = walk.edges(edge_ids);
+    const auto [edge_index, edge, weight] = walk.edges(edge_ids);
     const Tensor nodes = walk.nodes();
-    return {nodes, edge_index, edge, walk.counts()};
+    return {nodes, edge_index, edge, walk.counts(), weight};
   };
   if (in_parts) {
     return wide ? run(int64_t{}) : run(int32_t{});

@@ -3,6 +3,7 @@
 #include "common/register.h"
 #include "cuda/choose.cuh"
 #include "cuda/columns.cuh"
+#include "cuda/first_place.cuh"
 #include "cuda/sample_filter.cuh"
 
 #include <limits>
@@ -82,45 +83,6 @@ Result in_subgraph(const Tensor& indptr, const Tensor& indices, const Tensor& no
 
 // -- edges among nodes --------------------------------------------------------------------------------------------------
 
-// Node -> the first place it has in a list, by open addressing at most half full. All ones: empty.
-struct alignas(16) Slot {
-  word_t node;
-  word_t place;
-};
-
-struct FirstPlace {
-  Slot* slots;
-  int shift;  // 64 - log2(number of slots)
-
-  __device__ word_t hash(int64_t node) const {
-    return static_cast<word_t>(node) * 0x9E3779B97F4A7C15ull >> shift;
-  }
-  __device__ word_t mask() const { return ~word_t{0} >> shift; }
-
-  // Whoever comes first takes the slot, the smallest place stays: the same table for every order of threads, but for
-  // where in a run of slots a node is.
-  __device__ void insert(int64_t node, int64_t place) const {
-    const auto wanted = static_cast<word_t>(node);
-    for (word_t at = hash(node);; at = (at + 1) & mask()) {
-      const word_t found = atomicCAS(&slots[at].node, ~word_t{0}, wanted);
-      if (found == ~word_t{0} || found == wanted) {
-        atomicMin(&slots[at].place, static_cast<word_t>(place));
-        return;
-      }
-    }
-  }
-
-  // -1 when the node is not in the list.
-  __device__ int64_t operator()(int64_t node) const {
-    for (word_t at = hash(node);; at = (at + 1) & mask()) {
-      const Slot slot = slots[at];
-      if (slot.node == ~word_t{0} || slot.node == static_cast<word_t>(node)) {
-        return static_cast<int64_t>(slot.place);
-      }
-    }
-  }
-};
-
 template <typename id_t>
 __global__ void __launch_bounds__(kThreads)
     insert_sources(const id_t* sources, int64_t size, FirstPlace table, ColumnReport* report) {
@@ -167,13 +129,9 @@ Result induce(const Device& device, const Tensor& indptr, const Tensor& indices,
               const Tensor& sources) {
   const Tensor report = clear_report(device);
   const auto columns = make_columns<node_t>(indptr, indices, nodes, mutable_data<ColumnReport>(report));
-  int bits = 1;
-  while ((int64_t{1} << bits) < 2 * sources.numel()) {
-    ++bits;
-  }
+  const int bits = FirstPlace::bits_for(sources.numel());
   const Tensor slots = device.workspace<Slot>(int64_t{1} << bits);
-  const FirstPlace place{mutable_data<Slot>(slots), 64 - bits};
-  CUDA_CHECK(cudaMemsetAsync(place.slots, 0xFF, sizeof(Slot) << bits, device.stream()));
+  const FirstPlace place = FirstPlace::clear(device, slots, bits);
   dispatch_ids(sources, [&](auto source) {
     insert_sources<<<num_blocks(sources.numel(), kThreads), kThreads, 0, device.stream()>>>(
         const_data<decltype(source)>(sources), sources.numel(), place, columns.report);

@@ -12,7 +12,8 @@ from torch import Tensor
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.sampler import NeighborSampler
 from gnnsys.dgl.structure import DglStructure
-from gnnsys.loader import Batch, LoadingWork, NeighborLoader, default_num_threads, resolve
+from gnnsys.dgl.subgraphs import InducedSampler
+from gnnsys.loader import Batch, LoadingWork, NeighborLoader, SubgraphLoader, default_num_threads, resolve
 from gnnsys.pipeline import OfThisProcess
 from gnnsys.seeds import Share
 
@@ -24,6 +25,8 @@ class DataLoader:
     content of batches. With `use_ddp` each rank takes its share of `indices`, with the same number of batches on every
     rank. `state_dict` and `load_state_dict` resume in mid-epoch.
 
+    With a sampler of subgraphs (`ClusterGCNSampler`, `SAINTSampler`, `ShaDowKHopSampler`) batches are what it samples.
+
     `graph`: DGL's, or what `gnnsys.open` returns. With the latter, ids are global ids, blocks have only the prefetched
     features, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
     """
@@ -32,7 +35,7 @@ class DataLoader:
         self,
         graph: Any,
         indices: Any,
-        graph_sampler: NeighborSampler,
+        graph_sampler: NeighborSampler | InducedSampler,
         device: Any = None,
         use_ddp: bool = False,
         ddp_seed: int = 0,
@@ -50,47 +53,53 @@ class DataLoader:
         prefetch: int = 2,
         seed: int | None = None,
     ) -> None:
-        if not isinstance(graph_sampler, NeighborSampler):
+        if not isinstance(graph_sampler, (NeighborSampler, InducedSampler)):
             raise ValueError(
-                f"graph_sampler must be a gnnsys.dgl.NeighborSampler, got {type(graph_sampler).__name__}: "
+                f"graph_sampler must be a sampler of gnnsys.dgl, got {type(graph_sampler).__name__}: "
                 "use dgl.dataloading.DataLoader for other samplers"
             )
         if use_uva:
             raise ValueError("use_uva is not supported: graph and features stay in host memory, leave it False")
         self._of_this_process = OfThisProcess(type(self).__name__)
-        structure = graph_sampler.structure(graph)
-        seeds = _seeds(structure, indices, (shuffle, ddp_seed) if use_ddp else None)
-        to_load, fetch = structure.to_load(graph_sampler.prefetched)
         self.graph = graph
         self.graph_sampler = graph_sampler
         self.device = torch.device(device) if device is not None else None
         resolve(device)  # ValueError if there is no such device
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "seed": torch.initial_seed() if seed is None else seed,
+            "prefetch": prefetch,
+            "device": "cpu",  # DGL's graphs are made of it there
+        }
+        if isinstance(graph_sampler, InducedSampler):
+            if use_ddp:
+                indices = _share(torch.as_tensor(indices), shuffle, ddp_seed)
+            options["num_threads"] = num_workers or default_num_threads(LoadingWork.HOST, self.device)
+            self._loader: NeighborLoader | SubgraphLoader = graph_sampler.make_loader(graph, indices, options)
+            return
+        structure = graph_sampler.structure(graph)
+        seeds = _seeds(structure, indices, (shuffle, ddp_seed) if use_ddp else None)
+        to_load, fetch = structure.to_load(graph_sampler.prefetched)
         work = LoadingWork.MACHINES if getattr(to_load, "is_remote", False) else LoadingWork.HOST
         self._loader = NeighborLoader(
             to_load,
-            structure.num_neighbors,
             input_nodes=seeds,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            seed=torch.initial_seed() if seed is None else seed,
-            replace=graph_sampler.replace,
-            weight_attr=structure.weight,
-            expand="frontier",
             transform=_Blocks(structure, graph_sampler),  # type: ignore[arg-type]  # the last stage changes the type
             fetch=fetch,
             num_threads=num_workers or default_num_threads(work, self.device),
-            prefetch=prefetch,
-            device="cpu",  # blocks are made of it there
+            **options,
+            **graph_sampler.drawn_by(structure, to_load),
         )
 
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, list[Any]]]:
-        triple: Any  # the loader's batch after _Blocks
-        for triple in self._loader:
-            yield triple if self.device is None else _to_device(triple, self.device)
+    def __iter__(self) -> Iterator[Any]:
+        batch: Any  # the loader's batch after its last stage
+        for batch in self._loader:
+            yield batch if self.device is None else _to_device(batch, self.device)
 
     @property
     def epoch(self) -> int:
@@ -115,12 +124,12 @@ class _Blocks:
 
     def __init__(self, structure: DglStructure | PartsStructure, sampler: NeighborSampler) -> None:
         self._structure = structure
-        self._prefetched = sampler.prefetched
+        self._sampler = sampler
 
     def __call__(self, batch: Batch) -> tuple[Any, Any, list[Any]]:
         stores: dict[Any, dict[str, Any]] = {t: batch.nodes[t] for t in self._structure.graph.node_types}
-        blocks = self._structure.to_dgl(batch.blocks, {t: store["n_id"] for t, store in stores.items()})
-        self._structure.fill(blocks, stores, self._prefetched)
+        blocks = self._sampler.to_dgl(self._structure, batch.blocks, {t: store["n_id"] for t, store in stores.items()})
+        self._structure.fill(blocks, stores, self._sampler.prefetched)
         output_nodes = blocks[-1].dstdata[dgl.NID]
         if isinstance(output_nodes, Mapping):  # only the type of the seeds, as in DGL
             output_nodes = {t: ids for t, ids in output_nodes.items() if t == batch.input_type}
@@ -155,9 +164,10 @@ def _share(nodes: Tensor, shuffle: bool, seed: int) -> Tensor:
     return torch.cat([nodes, nodes.repeat(-(-missing // max(1, nodes.numel())))[:missing]])[rank::world]
 
 
-def _to_device(triple: tuple[Any, Any, list[Any]], device: torch.device) -> tuple[Any, Any, list[Any]]:
-    def move(value: Any) -> Any:
-        return {k: v.to(device) for k, v in value.items()} if isinstance(value, Mapping) else value.to(device)
-
-    input_nodes, output_nodes, blocks = triple
-    return move(input_nodes), move(output_nodes), [block.to(device) for block in blocks]
+def _to_device(value: Any, device: torch.device) -> Any:
+    """Whatever a sampler returns: graphs, blocks, ids, ids by type, and lists and tuples of them."""
+    if isinstance(value, Mapping):
+        return {k: _to_device(v, device) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to_device(v, device) for v in value)
+    return value.to(device)

@@ -6,6 +6,7 @@ Ids are global ids. A graph of one type has DGL's types "_N" and ("_N", "_E", "_
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import dgl
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.dgl.feature_names import Names, Prefetched, check_names, names_of
+from gnnsys.dgl.structure import WEIGHTS, mean_weights
 from gnnsys.graph import EDGE, NODE, EdgeType, NodeType, as_ids, ids_of, some
 from gnnsys.sampling import Block, DistGraph
 from gnnsys.sampling import NeighborSampler as Sampler
@@ -34,7 +36,12 @@ class PartsStructure:
         self.is_plain = graph.is_homogeneous
         self.weight = prob
         self.num_neighbors = self._hops(fanouts)
-        self.sampler = Sampler(graph, self.num_neighbors, replace=replace, weight=prob, expand="frontier", device="cpu")
+        self._replace = replace
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        options: dict[str, Any] = {"replace": self._replace, "weight": self.weight, "device": "cpu"}
+        return Sampler(self.graph, self.num_neighbors, expand="frontier", **options)
 
     def is_current(self, g: Any) -> bool:
         """Parts never change."""
@@ -121,6 +128,11 @@ class PartsStructure:
             assert ids is not None
             made.edges[edge_name].data[dgl.EID] = ids.long()
         return made
+
+    def weigh(self, made: Any, block: Block) -> None:
+        """As `DglStructure.weigh`."""
+        for edge_type in block.csc:
+            made.edges[_PLAIN_EDGE if self.is_plain else edge_type].data[WEIGHTS] = mean_weights(block, edge_type)
 
     def fill(self, blocks: list[Any], nodes: dict[NodeType, dict[str, Any]], prefetched: Prefetched) -> None:
         """Puts features into blocks. Reads here what no loader has fetched: edge features, or all without a loader."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import dgl
 import torch
+from torch import Tensor
 
 from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.parts import PartsStructure
 from gnnsys.dgl.structure import DglStructure
-from gnnsys.sampling import DistGraph, SampleKey
+from gnnsys.graph import NodeType
+from gnnsys.sampling import Block, DistGraph, SampleKey, Sampler
 
 
 class NeighborSampler(dgl.dataloading.BlockSampler):
@@ -70,12 +72,38 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
 
     def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> tuple[Any, Any, list[Any]]:
         structure = self.structure(g)
-        key = SampleKey(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
-        sample = structure.sampler.sample(
-            structure.by_type(seed_nodes), key=key, exclude=structure.positions(exclude_eids)
+        sample = self.native(structure).sample(
+            structure.by_type(seed_nodes), key=self._key(), exclude=structure.positions(exclude_eids)
         )
-        blocks = structure.to_dgl(sample.blocks, sample.node)
+        blocks = self.to_dgl(structure, sample.blocks, sample.node)
         return blocks[0].srcdata[dgl.NID], seed_nodes, blocks
+
+    def to_dgl(
+        self, structure: DglStructure | PartsStructure, blocks: list[Block], nodes: dict[NodeType, Tensor]
+    ) -> list[Any]:
+        """DGL's blocks of ours."""
+        return structure.to_dgl(blocks, nodes)
+
+    def native(self, structure: DglStructure | PartsStructure) -> Sampler:
+        """What draws for `sample_blocks`."""
+        return structure.sampler
+
+    def drawn_by(self, structure: DglStructure | PartsStructure, graph: Any) -> dict[str, Any]:
+        """How a `gnnsys.NeighborLoader` of `graph` is told to draw as this does."""
+        return {
+            "num_neighbors": structure.num_neighbors,
+            "replace": self.replace,
+            "weight_attr": structure.weight,
+            "expand": "frontier",
+        }
+
+    def _key(self) -> SampleKey:
+        return draw_key()
+
+
+def draw_key() -> SampleKey:
+    """Of a sample outside our DataLoader: by torch's generator, so that `torch.manual_seed` repeats it."""
+    return SampleKey(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
 
 
 MultiLayerNeighborSampler = NeighborSampler

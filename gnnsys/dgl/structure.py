@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import dgl
 import torch
-from dgl.utils import extract_edge_subframes, extract_node_subframes_for_block, set_new_frames
+from dgl.utils import (
+    extract_edge_subframes,
+    extract_node_subframes,
+    extract_node_subframes_for_block,
+    set_new_frames,
+)
 from torch import Tensor
 
 from gnnsys.dgl.feature_names import Prefetched, check_names, names_of
@@ -16,7 +22,16 @@ from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType, as_ids, from_dgl
 from gnnsys.sampling import Block
 from gnnsys.sampling import NeighborSampler as Sampler
 
+WEIGHTS = "edge_weights"  # what DGL's LaborSampler calls them
 _MASK = "__mask_weight__"
+
+
+def mean_weights(block: Block, edge_type: EdgeType) -> Tensor:
+    """Weights of a block's edges that add up to a node's in-degree, as DGL's do: messages times them have the weighted
+    mean as their mean. Ours add up to one."""
+    assert block.edge_weight is not None
+    degree = block.csc[edge_type].in_degrees()
+    return block.edge_weight[edge_type] * torch.repeat_interleave(degree, degree)
 
 
 class DglStructure:
@@ -38,8 +53,12 @@ class DglStructure:
             weights = {t: {prob: rows[prob]} for t, rows in whole.edge_data.items() if prob in rows}
         self.graph = Graph(self._num_nodes, {t: whole.csc(t) for t in whole.edge_types}, None, weights)
         self.num_neighbors = self._hops(fanouts)
-        self.sampler = Sampler(self.graph, self.num_neighbors, replace=replace, weight=self.weight, expand="frontier")
+        self._replace = replace
         self._position_of: dict[EdgeType, Tensor] = {}
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        return Sampler(self.graph, self.num_neighbors, replace=self._replace, weight=self.weight, expand="frontier")
 
     def _origin(self, g: Any) -> list[Any]:
         """The objects that this view was made from. DGL replaces its graph index when edges are added or removed."""
@@ -124,12 +143,41 @@ class DglStructure:
             out[ours] = self._position_of[ours][ids.long()].unique()
         return out
 
-    def to_dgl(self, blocks: list[Block], nodes: dict[NodeType, Tensor]) -> list[Any]:
-        """DGL's blocks, with ids, and with the graph's features, which DGL slices on access."""
+    def _alive(self) -> Any:
         g = self._g()
         if g is None:
             raise ValueError("the DGL graph that this loader samples from no longer exists: keep a reference to it")
+        return g
+
+    def to_dgl(self, blocks: list[Block], nodes: dict[NodeType, Tensor]) -> list[Any]:
+        """DGL's blocks, with ids, and with the graph's features, which DGL slices on access."""
+        g = self._alive()
         return [self._to_dgl(g, block, nodes) for block in blocks]
+
+    def to_subgraph(
+        self,
+        node: Mapping[NodeType, Tensor],
+        edges: Mapping[EdgeType, tuple[Tensor, Tensor]],
+        edge: Mapping[Any, Tensor],
+    ) -> Any:
+        """A DGL graph of these nodes and edges, with ids, and with features as `to_dgl` has them.
+
+        `edges` are (source, destination) by local id, `edge` their ids in the whole graph.
+        """
+        g = self._alive()
+        names = {t: NODE if self.is_plain else t for t in g.ntypes}
+        named = {t: EDGE if self.is_plain else t for t in g.canonical_etypes}
+        made = dgl.heterograph(
+            {t: tuple(ends.to(g.idtype) for ends in edges[ours]) for t, ours in named.items()},
+            {t: node[ours].numel() for t, ours in names.items()},
+            idtype=g.idtype,
+        )
+        set_new_frames(
+            made,
+            node_frames=extract_node_subframes(g, [node[ours].to(g.idtype) for ours in names.values()]),
+            edge_frames=extract_edge_subframes(g, [edge[ours].to(g.idtype) for ours in named.values()]),
+        )
+        return made
 
     def _to_dgl(self, g: Any, block: Block, nodes: dict[NodeType, Tensor]) -> Any:
         edges = {}
@@ -158,6 +206,20 @@ class DglStructure:
             edge_frames=extract_edge_subframes(g, edge_ids),
         )
         return made
+
+    def fill_subgraph(self, made: Any, nodes: Mapping[NodeType, Mapping[str, Any]], prefetched: Prefetched) -> None:
+        """Puts features into a subgraph, as `fill` does into blocks."""
+        for t in made.ntypes:
+            for name in names_of(prefetched.node_feats, t):
+                made.nodes[t].data[name] = nodes[NODE if self.is_plain else t][name]
+        for edge_type in made.canonical_etypes:
+            for name in names_of(prefetched.edge_feats, edge_type):
+                made.edges[edge_type].data[name] = made.edges[edge_type].data[name]
+
+    def weigh(self, made: Any, block: Block) -> None:
+        """Gives a DGL block the weights of our block's edges, by DGL's name."""
+        for t in made.canonical_etypes:
+            made.edges[t].data[WEIGHTS] = mean_weights(block, EDGE if self.is_plain else t)
 
     def fill(self, blocks: list[Any], nodes: dict[NodeType, dict[str, Any]], prefetched: Prefetched) -> None:
         """Puts features into blocks: those of nodes from the loader; labels and edge features are sliced here."""

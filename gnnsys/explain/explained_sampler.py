@@ -62,7 +62,8 @@ class ExplainedSampler(GuidedSampler):
                 f"{graph.machine_of_part[self.requester]}, and a guide reads it: give trainers the seeds of their own "
                 "machine, as gnnsys.split does"
             )
-        self._layout = layout_of(guide.make_model())  # ValueError where there is none
+        self._made = guide.make_model()  # ValueError where there is none
+        self._is_checked = False  # whether it is the one that is trained
         if guide.num_features < 1:
             self.choice(torch.zeros(1, dtype=torch.int64, device="cpu"))  # what is left out becomes: read once, and now
         self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester)
@@ -79,6 +80,7 @@ class ExplainedSampler(GuidedSampler):
         self._is_closed = False
         self.fetched: Callable[[], Mapping[str, int]] = dict  # what the loader's fetch stage counts
         graph.guides.add(self)
+        self._start()
 
     def options(self) -> dict[str, Any]:
         own = {} if not self._guide.exact else {f"guide.{k}": v for k, v in self._guide.options().items()}
@@ -90,8 +92,9 @@ class ExplainedSampler(GuidedSampler):
         """See `Guide.update`."""
         if self._is_closed:
             raise ValueError("this guide is closed: make another, and a loader with it")
-        if self._explaining is None and self._is_lead:
-            self._explaining = self._start(model)
+        if not self._is_checked:
+            check_layout(layout_of(plain_model(model)), layout_of(self._made), self._guide.model)
+            self._is_checked = True
         if self._guide.exact:
             self._update_exactly(model)
             return
@@ -161,17 +164,18 @@ class ExplainedSampler(GuidedSampler):
 
     # -- masks ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, model: nn.Module) -> Explaining:
-        check_layout(layout_of(plain_model(model)), self._layout, self._guide.model)
+    def _start(self) -> None:
+        """Starts the process, where this trainer does, and says where its masks are."""
+        if not self._is_lead or self._is_closed:
+            return
         before = {} if self._newest is None else {self.requester: self._newest}
-        started = Explaining(
-            self._parts, model, self._guide, parts=self._parts_explained, before=before, rounds=self._rounds
+        self._explaining = Explaining(
+            self._parts, self._made, self._guide, parts=self._parts_explained, before=before, rounds=self._rounds
         )
         if self._board is not None:
-            for part, address in started.addresses().items():
+            for part, address in self._explaining.addresses().items():
                 row = torch.tensor([[address[name] for name in _ADDRESS]], dtype=torch.int64, device="cpu")
                 self._board[torch.tensor([part], device="cpu")] = row
-        return started
 
     def _take(self) -> Masks | None:
         """The newest masks of this part that were not taken before."""
@@ -201,13 +205,13 @@ class ExplainedSampler(GuidedSampler):
     def _find_reader(self) -> MaskReader | None:
         """Reads what the machine's first trainer has explained, once it has said where that is."""
         if self._reader is None and self._board is not None:
-            (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
-            address = dict(zip(_ADDRESS, row, strict=True))
-            if address["pid"]:
-                try:
+            try:
+                (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
+                address = dict(zip(_ADDRESS, row, strict=True))
+                if address["pid"]:
                     self._reader = MaskReader.of({self.requester: Mailbox.open(address)})
-                except ValueError as error:  # of a trainer that was killed: the one in its place will say so
-                    _log.debug("masks of part %s: %s", self.requester, error)
+            except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
+                _log.debug("masks of part %s: %s", self.requester, error)
         return self._reader
 
     # -- batches -------------------------------------------------------------------------------------------------------
@@ -256,10 +260,13 @@ class ExplainedSampler(GuidedSampler):
         super().load_state_dict({name: value for name, value in state.items() if name != _STATE})
         self._forget()
         self._newest, self._rounds, self._given = newest, int(own["rounds"]), int(own["given"])
+        self._start()
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         self._forget()
         super().load_state_dicts(states)
+        if self._explaining is None:  # there was no state of this part
+            self._start()
 
     def _forget(self) -> None:
         """What was under way is of no use to a run that goes on elsewhere."""

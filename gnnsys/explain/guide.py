@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +39,8 @@ class Guide:
     ...     ...                  # a step
     ...     guide.update(model)  # hands weights over every `every` steps, takes masks as they come, waits for nothing
 
-    `model`: an importable function without arguments that makes the model, "package.module:function".
+    `model`: an importable function or class that makes the model, "package.module:function"; `arguments`: what it is
+    called with, by name, as JSON has it.
     `eps`: the share of a draw that is moved from local to remote neighbours. `nodes`: False leaves draws uniform.
     `num_features` (N_f): the share of columns that rows of other parts are read by, 1.0 for whole rows. `fill`: what
     the others become, the "mean" over the own part or "zero". `column_gain`: columns are changed only where the new
@@ -56,6 +58,7 @@ class Guide:
     """
 
     model: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     eps: float = 0.1
     nodes: bool = True
     num_features: float = 0.85
@@ -110,6 +113,14 @@ class Guide:
                 "function into a module of its own, since another process imports it"
             )
 
+        try:
+            json.dumps(dict(self.arguments))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"arguments of the model go to another process as JSON, and these cannot: {error}. Pass numbers, text "
+                "and lists of them, by name"
+            ) from error
+
     def options(self) -> dict[str, Any]:
         """What it was made of."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
@@ -158,10 +169,11 @@ class Guide:
         """Calls the function; ValueError where it cannot be imported or makes no module."""
         function = imported(self.model)
         try:
-            made = function()
+            made = function(**self.arguments)
         except Exception as error:  # of the user's code, whatever it is
             raise ValueError(
-                f"model={self.model!r} fails: {error!r}. Write a function without arguments that makes the model"
+                f"model={self.model!r} cannot make a model of {dict(self.arguments)}: {error!r}. Pass `arguments` that "
+                "it takes, or a function of yours that takes none"
             ) from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"model={self.model!r} must return a torch.nn.Module, got {type(made).__name__}")
@@ -181,7 +193,7 @@ class Guide:
         return makers[self.explainer]
 
 
-def imported(name: str) -> Callable[[], Any]:
+def imported(name: str) -> Callable[..., Any]:
     """The function "package.module:function"."""
     module, _, function = name.partition(":")
     try:

@@ -26,6 +26,7 @@ from gnnsys.store import (
     ColumnChoice,
     ColumnSource,
     DeviceTable,
+    DeviceWindow,
     DistTensor,
     InFlightWindow,
     NarrowReading,
@@ -94,6 +95,8 @@ class Fetch:
         self._window: InFlightWindow | None = None
         self.widens = True  # rows that come narrow are made whole here, and not by who makes a Batch of them
         self._narrowed: dict[tuple[AnyType, str, bytes], _NarrowSources] = {}
+        self._device = device
+        self._device_window: DeviceWindow | None = None
         self._counts = ReadContext().counts
         self._lock = threading.Lock()
 
@@ -116,10 +119,14 @@ class Fetch:
     def prepare(self, buffers: RowBuffers, num_in_flight: int, keep: int = 0) -> None:
         """What to gather into, how many batches in flight share rows (0 for none), and how many behind them."""
         self._of_reads["buffers"] = buffers
-        self._arrays, self._window, self._narrowed = self._own, None, {}
+        self._arrays, self._window, self._device_window, self._narrowed = self._own, None, None, {}
         if num_in_flight > 0:
             self._window = window = InFlightWindow(num_in_flight, keep)
-            self._arrays = {key: [_shared(array, window, key) for array in a] for key, a in self._own.items()}
+            if self._device is not None:
+                self._device_window = DeviceWindow(self._device, keep)
+            self._arrays = {
+                key: [_shared(array, key, window, self._device_window) for array in a] for key, a in self._own.items()
+            }
 
     def begin(self, sampled: Sampled) -> Sampled:
         """Begins a read of every array, and sends the requests for what is not in this process's memory."""
@@ -150,7 +157,8 @@ class Fetch:
         with self._lock:
             found = self._narrowed.pop(name, None)
             if found is None:
-                found = _narrow(self._own[key][number], self._arrays[key][number], choice, self._window, key)
+                own, shared = self._own[key][number], self._arrays[key][number]
+                found = _narrow(own, shared, choice, key, self._window, self._device_window)
             self._narrowed[name] = found  # the last one is the newest
             while len(self._narrowed) > _MOST_CHOICES:
                 del self._narrowed[next(iter(self._narrowed))]
@@ -175,6 +183,8 @@ class Fetch:
         if sampled.trace is not None:
             for flow in ("local", "remote", "shared"):
                 sampled.trace.bytes[flow] = moved[f"bytes_{flow}"]
+            if sampled.columns is not None:
+                sampled.trace.bytes["left_out"] = moved["bytes_left_out"]
         with self._lock:
             for name, count in moved.items():
                 self._counts[name] += count
@@ -190,8 +200,9 @@ class Fetch:
 
     def forget(self) -> None:
         """Nothing that is under way now is shared with batches to come."""
-        if self._window is not None:
-            self._window.forget()
+        for window in (self._window, self._device_window):
+            if window is not None:
+                window.forget()
 
 
 class _Reading:
@@ -211,7 +222,12 @@ class _NarrowSources(NamedTuple):
 
 
 def _narrow(
-    own: Array, shared: Array, choice: ColumnChoice, window: InFlightWindow | None, key: AnyType
+    own: Array,
+    shared: Array,
+    choice: ColumnChoice,
+    key: AnyType,
+    window: InFlightWindow | None,
+    on_device: DeviceWindow | None,
 ) -> _NarrowSources:
     """`own` is the array, `shared` the same with rows shared in flight, where they are."""
     source = own.source
@@ -223,13 +239,11 @@ def _narrow(
     first = torch.tensor(choice.own[:1], dtype=torch.int64, device="cpu")
     is_here = choice.own[0] == choice.own[1] or not source.locate(first)[0].serving.is_remote
     if isinstance(source, DeviceTable):
-        assert isinstance(shared.source, DeviceTable)
-        remote: Source = ColumnSource(source.remote, choice.columns)
-        if window is not None:
-            remote = SharedInFlight(remote, window, kind=key)
-        return _NarrowSources(source.narrowed(choice, remote if is_here else shared.source.remote), None)
-    narrow = _shared(own._replace(source=ColumnSource(source, choice.columns)), window, key).source
-    return _NarrowSources(source if is_here else shared.source, narrow)
+        remote = ColumnSource(source.remote, choice.columns) if is_here else source.remote
+        narrowed = own._replace(source=source.narrowed(choice, remote))
+        return _NarrowSources(_shared(narrowed, key, window, on_device).source, None)
+    narrow = own._replace(source=ColumnSource(source, choice.columns))
+    return _NarrowSources(source if is_here else shared.source, _shared(narrow, key, window, None).source)
 
 
 class _Reads(NamedTuple):
@@ -260,13 +274,17 @@ def _read_by(device: torch.device | None, graph: Graph | DistGraph, array: Array
     return array._replace(source=source, waits=source.is_remote)
 
 
-def _shared(array: Array, window: InFlightWindow | None, key: AnyType) -> Array:
-    """Rows from other processes that never change are shared between the batches of a window."""
+def _shared(array: Array, key: AnyType, window: InFlightWindow | None, on_device: DeviceWindow | None) -> Array:
+    """Rows from other processes that never change are shared between the batches of a window: on the device where that
+    reads the table, else on the host."""
     source = array.source
     if window is None or not source.is_remote or source.mutable is not False:
         return array
     if isinstance(source, DeviceTable):
-        return array._replace(source=source.with_remote(SharedInFlight(source.remote, window, kind=key)))
+        on_host = SharedInFlight(source.remote, window, kind=key)  # where the device has no memory for them
+        if on_device is not None and source.device == on_device.device:
+            return array._replace(source=source.sharing(on_device, key, otherwise=on_host))
+        return array._replace(source=source.with_remote(on_host))
     if source.device.type != "cpu":
         return array
     return array._replace(source=SharedInFlight(source, window, kind=key))

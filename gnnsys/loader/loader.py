@@ -84,7 +84,9 @@ class Loader:
         check_user_stages(stages)
         fetch_threads = 1
         if num_threads is None:
-            work = LoadingWork.MACHINES if waits else LoadingWork.DEVICE if on_device else LoadingWork.HOST
+            here = LoadingWork.DEVICE if on_device else LoadingWork.HOST
+            across = LoadingWork.DEVICE_MACHINES if on_device else LoadingWork.MACHINES
+            work = across if waits else here
             if on_device and not waits and _reads_bus(graph):
                 work = LoadingWork.BUS
             if work is LoadingWork.HOST and (transform is not None or any(stage.is_inline for stage in stages)):

@@ -22,7 +22,7 @@ class BatchTrace:
     num_seeds: int = 0
     nodes: dict[str, list[int]] = field(default_factory=dict)  # per node type, per hop, entry 0 the seeds
     edges: dict[str, list[int]] = field(default_factory=dict)  # per edge type, "src|relation|dst", per hop
-    bytes: dict[str, int] = field(default_factory=dict)  # per flow: local, remote, shared, device
+    bytes: dict[str, int] = field(default_factory=dict)  # per flow: local, remote, shared, left_out, device
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and end
 
     def as_dict(self) -> dict[str, Any]:

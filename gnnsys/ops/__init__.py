@@ -23,8 +23,8 @@ from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
 from gnnsys.ops.generate import class_features, planted_edges, planted_labels, random_permutation, rmat_edges
 from gnnsys.ops.guided import sample_guided
-from gnnsys.ops.induced import InnerEdges, draw_below, edges_within
-from gnnsys.ops.labor import sample_labor, source_words
+from gnnsys.ops.induced import InnerEdges, draw_below, edges_within, induced_coo
+from gnnsys.ops.labor import normalize_rows, sample_labor, sample_labor_importance, source_words
 from gnnsys.ops.memo import BY_DESTINATION, IN_REPLAYS, NOT_KNOWN, STRUCTURES, ReplayedEdges
 from gnnsys.ops.multilevel import (
     Level,
@@ -69,12 +69,15 @@ from gnnsys.ops.store import (
 from gnnsys.ops.stream import NodeRun, PairTable, drop_pages, stream_cluster, stream_cut, stream_refine
 from gnnsys.ops.structure import bfs_order, degrees, expand_indptr, in_subgraph, induced_subgraph
 from gnnsys.ops.table_rows import read_table
+from gnnsys.ops.walks import COIN_SIDES, MAX_WALKS, count_visits, random_walks
 
 __all__ = [
     "BY_DESTINATION",
+    "COIN_SIDES",
     "CSC",
     "HAS_CUDA_KERNELS",
     "IN_REPLAYS",
+    "MAX_WALKS",
     "NOT_KNOWN",
     "STRUCTURES",
     "WEIGHT",
@@ -111,6 +114,7 @@ __all__ = [
     "compact",
     "compact_scratch",
     "contract_clusters",
+    "count_visits",
     "degrees",
     "draw_below",
     "drop_pages",
@@ -131,6 +135,7 @@ __all__ = [
     "gather_parts",
     "gather_rows",
     "in_subgraph",
+    "induced_coo",
     "induced_subgraph",
     "is_captured",
     "local_columns",
@@ -140,11 +145,13 @@ __all__ = [
     "name_neighbors",
     "narrow_weights",
     "native",
+    "normalize_rows",
     "num_versions",
     "parse_table",
     "planted_edges",
     "planted_labels",
     "random_permutation",
+    "random_walks",
     "read_table",
     "refine_cut",
     "refine_volume",
@@ -152,6 +159,7 @@ __all__ = [
     "sample_guided",
     "sample_hops",
     "sample_labor",
+    "sample_labor_importance",
     "sample_neighbors",
     "sample_parts",
     "scaled_spmm",

@@ -1,7 +1,4 @@
-"""Edges among chosen nodes, and numbers drawn by key: typed faces of cpu/induced.cpp and cpu/draw_below.cpp.
-
-CPU only. On CUDA devices `induced_subgraph` and `IdTable` do the first, see `gnnsys.sampling.edges_within`.
-"""
+"""Edges among chosen nodes, and numbers drawn by key: typed faces of `edges_within` (induced.*) and `draw_below`."""
 
 from __future__ import annotations
 
@@ -47,6 +44,26 @@ def edges_within(
     )
 
 
+def induced_coo(
+    csc: CSC,
+    dst: Tensor,
+    src: Tensor,
+    *,
+    dst_tree: Tensor | None = None,
+    src_tree: Tensor | None = None,
+    exclude: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The edges of `edges_within` as (place of the source, place of the destination, edge id), int64 each.
+
+    >>> chain = CSC(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), 2)
+    >>> induced_coo(chain, torch.tensor([1, 0]), torch.tensor([1, 0]))
+    (tensor([1, 0]), tensor([0, 1]), tensor([1, 0]))
+    """
+    dst_tree, src_tree = (None if tree is None else tree.contiguous() for tree in (dst_tree, src_tree))
+    ids, dst, src = csc.edge_ids, dst.contiguous(), src.contiguous()
+    return native.induced_coo(csc.indptr, csc.indices, ids, dst, dst_tree, src, src_tree, exclude)
+
+
 def draw_below(ids: Tensor, bound: int, *, key: int) -> Tensor:
     """For each id a number in [0, bound), int64: uniform, and a function of `key` and the id alone.
 
@@ -60,6 +77,12 @@ def draw_below(ids: Tensor, bound: int, *, key: int) -> Tensor:
 def _(indptr, indices, dst, dst_tree, src, src_tree, exclude):
     size = torch.library.get_ctx().new_dynamic_size()
     return indptr.new_empty(dst.shape[0] + 1), indptr.new_empty(size), indptr.new_empty(size)
+
+
+@torch.library.register_fake("gnnsys::induced_coo")
+def _(indptr, indices, edge_ids, dst, dst_tree, src, src_tree, exclude):
+    size = torch.library.get_ctx().new_dynamic_size()
+    return indptr.new_empty(size), indptr.new_empty(size), indptr.new_empty(size)
 
 
 @torch.library.register_fake("gnnsys::draw_below")

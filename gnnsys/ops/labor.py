@@ -1,4 +1,4 @@
-"""LABOR on one CSC: typed faces of `sample_labor` and `source_words` (cpu/sample_labor.cpp)."""
+"""LABOR on one CSC: typed faces of sample_labor.*, of cpu/labor_importance.cpp, and of `normalize_rows`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sample_labor(
 
     `weight` is 1 / (degree(v) * probability of the edge): the sum of weight * row over a seed's taken edges is, in
     expectation over keys, the mean over all its in-edges. The comparison is of integers, exact to 2^-64. Work:
-    O(degree) per seed; a table of 4 bytes per source where seeds have more in-edges than there are sources.
+    O(degree) per seed; on the host a table of 4 bytes per source where seeds have more in-edges than there are sources.
     """
     return Neighbors(
         *native.sample_labor(
@@ -37,9 +37,31 @@ def sample_labor(
     )  # fmt: skip
 
 
+def sample_labor_importance(
+    csc: CSC, seeds: Tensor, fanout: int, rounds: int, *, key: int, exclude: Tensor | None = None
+) -> Neighbors:
+    """LABOR-i: `sample_labor` with edges u -> v of probability min(1, c_v * pi_u), pi made by `rounds` rounds.
+
+    c_v gives v the variance that `fanout` uniform draws have; a round sets pi_u to the largest c_v * pi_u of u's edges
+    (cpu/labor_importance.cpp). r_u is the same number as in `sample_labor`, cut to 63 bits. Seeds of at most `fanout`
+    in-edges take all. Work: a few passes over the seeds' in-edges per round, 4 bytes for each and 24 per source.
+    """
+    found = native.sample_labor_importance(csc.indptr, csc.indices, seeds, csc.num_src, fanout, rounds, key, exclude)
+    return Neighbors(*found)
+
+
 def source_words(ids: Tensor, *, key: int) -> Tensor:
     """The random numbers that `sample_labor` compares: of each source the 63 high bits, int64, tree 0."""
     return native.source_words(ids.contiguous(), key)
+
+
+def normalize_rows(indptr: Tensor, weight: Tensor) -> Tensor:
+    """Of each row its weights divided by their sum, float32. Sums are made in the order of the row, on every device.
+
+    >>> normalize_rows(torch.tensor([0, 2, 2, 3]), torch.tensor([1.0, 3.0, 5.0]))
+    tensor([0.2500, 0.7500, 1.0000])
+    """
+    return native.normalize_rows(indptr.contiguous(), weight.contiguous())
 
 
 @torch.library.register_fake("gnnsys::sample_labor")
@@ -49,6 +71,18 @@ def _(indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree):
     return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size), weight
 
 
+@torch.library.register_fake("gnnsys::sample_labor_importance")
+def _(indptr, indices, seeds, num_src, fanout, rounds, key, exclude):
+    size = torch.library.get_ctx().new_dynamic_size()
+    weight = indptr.new_empty(size, dtype=torch.float32)
+    return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size), weight
+
+
 @torch.library.register_fake("gnnsys::source_words")
 def _(ids, key):
     return ids.new_empty(ids.shape, dtype=torch.int64)
+
+
+@torch.library.register_fake("gnnsys::normalize_rows")
+def _(indptr, weight):
+    return torch.empty_like(weight)

@@ -79,6 +79,7 @@ class SampledHops(NamedTuple):
     edge_index: Tensor  # int64 [2, num_edges], local ids of sources and destinations
     edge_ids: Tensor  # int64 [num_edges], or positions where the CSC has no ids
     counts: list[int]  # nodes per hop, the seeds first, then edges per hop
+    weight: Tensor | None = None  # float32 [num_edges], where LABOR draws
 
 
 class JoinedParts(NamedTuple):
@@ -101,23 +102,24 @@ def sample_hops(
     *,
     keys: Sequence[int],
     replace: bool = False,
+    labor: bool = False,
     on: Tensor,
     original: Tensor | None = None,
 ) -> SampledHops:
     """Hop after hop, up to `fanouts[hop]` in-edges (-1: all) of each node that the hop before it was the first to see.
 
-    Each hop is a `sample_neighbors` by `keys[hop]`; `original` are the original ids of all nodes, where they were
-    relabelled. On CUDA devices only: on the one that has the tensor `on`, which reads the structure in its own or in
-    pinned memory. Seeds are on the host, int64. Waits once per hop, and once more.
+    Each hop is a `sample_neighbors`, or with `labor` a `sample_labor`, by `keys[hop]`; `original` are the original ids
+    of all nodes, where they were relabelled. On CUDA devices only: on the one that has the tensor `on`, which reads the
+    structure in its own or in pinned memory. Seeds are on the host, int64. Waits once per hop, and once more.
     """
     if isinstance(csc, JoinedParts):
         indices, halo, bounds, edge_ids, wide = csc.indices, csc.halo, csc.bounds, None, csc.wide
     else:
         indices, halo, bounds, edge_ids, wide = [csc.indices], [], None, csc.edge_ids, False
-    nodes, edge_index, edge_ids, counts = native.sample_hops(
-        csc.indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, wide, on
+    nodes, edge_index, edge_ids, counts, weight = native.sample_hops(
+        csc.indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, labor, wide, on
     )
-    return SampledHops(nodes, edge_index, edge_ids, counts.tolist())
+    return SampledHops(nodes, edge_index, edge_ids, counts.tolist(), weight if labor else None)
 
 
 def find_edges(csc: CSC, src: Tensor, dst: Tensor) -> Tensor:
@@ -140,10 +142,11 @@ def _(
 
 
 @torch.library.register_fake("gnnsys::sample_hops")
-def _(indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, wide, on):
+def _(indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, labor, wide, on):
     num_nodes, num_edges = (torch.library.get_ctx().new_dynamic_size() for _ in range(2))
     nodes, edge_index = (on.new_empty(shape, dtype=torch.int64) for shape in ((num_nodes,), (2, num_edges)))
-    return nodes, edge_index, edge_index.new_empty(num_edges), seeds.new_empty(2 * len(fanouts) + 1)
+    weight = on.new_empty(num_edges if labor else 0, dtype=torch.float32)
+    return nodes, edge_index, edge_index.new_empty(num_edges), seeds.new_empty(2 * len(fanouts) + 1), weight
 
 
 @torch.library.register_fake("gnnsys::find_edges")

@@ -94,7 +94,9 @@ def check_clusters(num_clusters: int, num_subparts: int) -> None:
         )
 
 
-def cut_clusters(graph: Graph, assignment: Assignment, num_clusters: int, *, seed: int = 0) -> Clustering:
+def cut_clusters(
+    graph: Graph, assignment: Assignment, num_clusters: int, *, seed: int = 0, recursive: bool = False
+) -> Clustering:
     """Cuts every subpart into clusters by METIS, num_clusters in all, as many for each subpart as for the others.
 
     Takes the memory of one subpart at a time. No cluster is empty where its subpart has as many nodes as clusters.
@@ -107,7 +109,7 @@ def cut_clusters(graph: Graph, assignment: Assignment, num_clusters: int, *, see
         nodes = {t: (assignment.subpart[t] == subpart).nonzero().view(-1) for t in graph.node_types}
         number = bounds[subpart + 1] - bounds[subpart]
         cut = _without_empty(
-            metis(_level(graph, nodes), number, recursive=False, seed=seed, imbalance=_IMBALANCE), number
+            metis(_level(graph, nodes), number, recursive=recursive, seed=seed, imbalance=_IMBALANCE), number
         )
         for (node_type, ids), own in zip(
             nodes.items(), cut.split([ids.numel() for ids in nodes.values()]), strict=True

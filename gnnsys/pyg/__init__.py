@@ -12,16 +12,25 @@ except ImportError as error:
         "(gnnsys.NeighborLoader needs nothing but torch)"
     ) from error
 
+from gnnsys.pyg.clusters import ClusterData, ClusterLoader
 from gnnsys.pyg.loaders import LinkNeighborLoader, NeighborLoader
+from gnnsys.pyg.saint import GraphSAINTEdgeSampler, GraphSAINTNodeSampler, GraphSAINTRandomWalkSampler
 from gnnsys.pyg.sampler import NeighborSampler
+from gnnsys.pyg.shadow import ShaDowKHopSampler
 from gnnsys.pyg.stores import PartEdgeAttr, PartsFeatureStore, PartsGraphStore, stores
 
 __all__ = [
+    "ClusterData",
+    "ClusterLoader",
+    "GraphSAINTEdgeSampler",
+    "GraphSAINTNodeSampler",
+    "GraphSAINTRandomWalkSampler",
     "LinkNeighborLoader",
     "NeighborLoader",
     "NeighborSampler",
     "PartEdgeAttr",
     "PartsFeatureStore",
     "PartsGraphStore",
+    "ShaDowKHopSampler",
     "stores",
 ]

@@ -125,6 +125,13 @@ def check_links(inputs: EdgeSamplerInput, data: Any, sampler: BaseSampler, may_b
             raise ValueError(f"{name} must have one entry per link, {inputs.row.numel()}, got {values.shape[0]}")
 
 
+def check_seeds(name: str, ids: Tensor, num_nodes: int) -> None:
+    """ValueError for no seeds at all, and for some that are no nodes."""
+    if ids.numel() == 0:
+        raise ValueError(f"{name} is empty: there are no seeds to sample from")
+    _check_range(name, ids, num_nodes)
+
+
 def _is_hetero(sampler: BaseSampler) -> bool:
     return isinstance(sampler, NeighborSampler) and sampler.is_hetero
 

@@ -1,4 +1,4 @@
-"""The base of our two loaders for PyG: the steps of a batch, which threads run them, and state. Workers are threads."""
+"""The base of our loaders for PyG: the steps of a batch, which threads run them, and state. Workers are threads."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
     def _prepare(
         self,
         data: Any,
-        sampler: BaseSampler,
+        sampler: BaseSampler | None,
         seed: int | None,
         kwargs: dict[str, Any],
         inputs: Any = None,
@@ -195,7 +195,8 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             out = self.transform_sampler_output(out)
         if not isinstance(out, (SamplerOutput, HeteroSamplerOutput)):
             raise TypeError(f"'{type(self).__name__}' found invalid type: '{type(out)}'")
-        batch = self.join_step(in_edge_order(out, self._sampler.edge_permutation))
+        permutation = None if self._sampler is None else self._sampler.edge_permutation
+        batch = self.join_step(in_edge_order(out, permutation))
         return batch if self.transform is None else self.transform(batch)
 
     def _describe(self, batch: Any, out: Output) -> None:
@@ -348,7 +349,7 @@ class ThreadedLoader(torch.utils.data.DataLoader):
             self.worker_init_fn = before
 
 
-def is_plain(sampler: BaseSampler) -> bool:
+def is_plain(sampler: BaseSampler | None) -> bool:
     """Whether sampling is our code alone: not a user's sampler, nor a subclass that overrides methods."""
     names = ("sample_from_nodes", "sample_from_edges")
     return isinstance(sampler, NeighborSampler) and all(
@@ -356,5 +357,5 @@ def is_plain(sampler: BaseSampler) -> bool:
     )
 
 
-def _graph_of(sampler: BaseSampler) -> AnyGraph | None:
+def _graph_of(sampler: BaseSampler | None) -> AnyGraph | None:
     return sampler.graph if isinstance(sampler, NeighborSampler) else None

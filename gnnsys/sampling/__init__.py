@@ -3,7 +3,7 @@
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
-from gnnsys.sampling.draw_rule import RULES, DrawRule, RuleSource, find_rule
+from gnnsys.sampling.draw_rule import DrawRule, RuleSource
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
@@ -15,9 +15,10 @@ from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, t
 from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import core_csc
-from gnnsys.sampling.pinsage import PinSAGESampler
+from gnnsys.sampling.pinsage import PinSAGESampler, Visited, most_visited
 from gnnsys.sampling.place import PLACES, Placed, check_device, check_place, ranks_on_device
-from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintWalkSampler
+from gnnsys.sampling.rules import RULES, find_rule
+from gnnsys.sampling.saint import SaintEdgeSampler, SaintNodeSampler, SaintSampler, SaintWalkSampler
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.select import Mask, PartMasks, count_true, mask_column, select_true
@@ -35,7 +36,7 @@ from gnnsys.sampling.shadow import ShadowSampler
 from gnnsys.sampling.subgraph_sampler import SubgraphSampler
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.sampling.visits import batch_visits, degree_visits, expected_visits, presampled_visits, sample_batches
-from gnnsys.sampling.walks import random_walks
+from gnnsys.sampling.walks import metapath_walks, random_walks
 
 __all__ = [
     "FILLS",
@@ -64,12 +65,14 @@ __all__ = [
     "RuleSource",
     "SaintEdgeSampler",
     "SaintNodeSampler",
+    "SaintSampler",
     "SaintWalkSampler",
     "Sample",
     "SampleKey",
     "Sampler",
     "ShadowSampler",
     "SubgraphSampler",
+    "Visited",
     "WithinRequest",
     "batch_visits",
     "check_device",
@@ -90,6 +93,8 @@ __all__ = [
     "loader_context",
     "main_part",
     "mask_column",
+    "metapath_walks",
+    "most_visited",
     "neighborhoods",
     "part_bounds",
     "part_rows",

@@ -22,15 +22,17 @@ from gnnsys.sampling.sampler import SampleKey
 from gnnsys.sampling.subgraph_sampler import SubgraphSampler, check_inputs
 
 
-def cluster(graph: Graph, num_clusters: int, *, seed: int = 0) -> Clustering:
+def cluster(graph: Graph, num_clusters: int, *, seed: int = 0, recursive: bool = False) -> Clustering:
     """Cuts a graph in memory into clusters of about equal size, with few edges between them, by METIS.
+
+    `recursive`: by bisection of bisections instead of into all clusters at once.
 
     >>> clusters = cluster(graph, 100)  # doctest: +SKIP
     """
     if not isinstance(graph, Graph):
         raise ValueError("parts are cut into clusters when they are made: gnnsys partition ... --clusters N")
     nodes = {t: torch.zeros(graph.num_nodes(t), dtype=torch.int32, device="cpu") for t in graph.node_types}
-    return cut_clusters(graph, Assignment(1, 1, nodes), num_clusters, seed=seed)
+    return cut_clusters(graph, Assignment(1, 1, nodes), num_clusters, seed=seed, recursive=recursive)
 
 
 class ClusterSampler(SubgraphSampler):

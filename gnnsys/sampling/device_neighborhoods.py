@@ -21,7 +21,6 @@ from gnnsys.sampling.device_structure import DeviceStructure, PartsRun
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot
 from gnnsys.sampling.neighborhoods import HopRequest, to_device
-from gnnsys.sampling.part_view import UNIFORM
 
 
 class DeviceNeighborhoods:
@@ -109,8 +108,9 @@ class DeviceNeighborhoods:
             Draw(self._host.number_of(r.edge_type), seeds[i].slot, r.fanout, r.key, self._host.excluded(r, parts))
             for i, r in ((i, requests[i]) for i in drawn)
         ]
-        requester = next(iter(self._host.owners.here), -1)
-        return PartsRequest(self._host.spec.key, parts, asked, draws, replace, last, requester=requester)
+        first = requests[0]
+        requester = next(iter(self._host.owners.here), -1) if first.requester is None else first.requester
+        return PartsRequest(self._host.spec.key, parts, asked, draws, replace, last, requester, first.version)
 
     def _sample_run(
         self, run: PartsRun, request: HopRequest, seeds: _OwnedSeeds, answers: _SeedAnswers, replace: bool, last: bool
@@ -129,7 +129,7 @@ class DeviceNeighborhoods:
             tree=None if seeds.tree is None else seeds.tree[first:end],
             seed_time=None if seeds.seed_time is None else seeds.seed_time[first:end],
         )  # fmt: skip
-        answers.add(first, found.indptr.diff(), found.ids, found.positions)
+        answers.add(first, found.indptr.diff(), found.ids, found.positions, found.weight)
 
     def _take(
         self,
@@ -145,14 +145,16 @@ class DeviceNeighborhoods:
         of, part = seeds[number], asked.parts[answer.part]
         if answer.first + answer.size > of.count(part):
             raise ValueError(f"part {part} answers {answer.first + answer.size} seeds, {of.count(part)} were asked")
-        counts, ids, edges, _ = answer.piece  # rules draw on the host
+        counts, ids, edges, weight = answer.piece
         total = int(counts.sum())
-        if total != ids.numel() or total != edges.numel() or (counts.numel() and int(counts.min()) < 0):
+        weighed = total if weight is None else weight.numel()
+        if {total} != {ids.numel(), edges.numel(), weighed} or (counts.numel() and int(counts.min()) < 0):
             raise ValueError(
                 f"part {part} answers with counts that add up to {total}, {ids.numel()} ids and {edges.numel()} edges"
             )
         counts, ids, edges = (to_device(rows, self.device) for rows in (counts, ids, edges))
-        answers[number].add(of.starts[part] + answer.first, counts.long(), ids, edges.long())
+        weight = None if weight is None else to_device(weight, self.device)
+        answers[number].add(of.starts[part] + answer.first, counts.long(), ids, edges.long(), weight)
 
     def _finish(self, request: HopRequest, seeds: _OwnedSeeds, found: _SeedAnswers, is_drawn: bool) -> Neighbors:
         """The answers in the order of the seeds."""
@@ -160,16 +162,17 @@ class DeviceNeighborhoods:
         num_seeds = order.numel()
         if not is_drawn:
             return Neighbors(order.new_zeros(num_seeds + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
-        counts, ids, edges = found.joined(num_seeds, dtype)
+        counts, ids, edges, weight = found.joined(num_seeds, dtype)
         indptr = torch.zeros(num_seeds + 1, dtype=torch.int64, device=self.device)
         torch.cumsum(counts, 0, out=indptr[1:])
         if seeds.has_one_owner:  # they stand in their order already
-            return Neighbors(indptr, ids, edges)
+            return Neighbors(indptr, ids, edges, weight)
         inverse = torch.empty_like(order)
         inverse[order] = torch.arange(num_seeds, device=self.device)
         stitched = in_subgraph(CSC(indptr, ids, 0), inverse.to(dtype))
         assert isinstance(stitched.edge_ids, Tensor)
-        return Neighbors(stitched.indptr, stitched.indices, gather_rows(edges, stitched.edge_ids))
+        weight = None if weight is None else gather_rows(weight, stitched.edge_ids)
+        return Neighbors(stitched.indptr, stitched.indices, gather_rows(edges, stitched.edge_ids), weight)
 
     def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
         return positions
@@ -182,8 +185,9 @@ class DeviceNeighborhoods:
         return self._host.csc(edge_type)
 
     def joined(self, edge_type: EdgeType) -> CSC | JoinedParts | None:
-        """What `sample_hops` samples from, where it can: uniform draws, and all parts are here."""
-        return self.structure.joined(edge_type, self._host.own_view) if self._host.spec == UNIFORM else None
+        """What native calls read as one: structure in its own order, where all parts are here."""
+        is_plain = self._host.spec.weight is None and self._host.spec.time is None
+        return self.structure.joined(edge_type, self._host.own_view) if is_plain else None
 
     def original(self, node_type: NodeType) -> Tensor:
         """Original ids of all nodes, where all parts are here."""
@@ -226,6 +230,7 @@ class _AnsweredSeeds(NamedTuple):
     counts: Tensor
     ids: Tensor
     edges: Tensor
+    weight: Tensor | None
 
 
 @dataclass
@@ -234,11 +239,11 @@ class _SeedAnswers:
 
     pieces: list[_AnsweredSeeds] = field(default_factory=list)
 
-    def add(self, first: int, counts: Tensor, ids: Tensor, edges: Tensor) -> None:
-        self.pieces.append(_AnsweredSeeds(first, counts, ids, edges))
+    def add(self, first: int, counts: Tensor, ids: Tensor, edges: Tensor, weight: Tensor | None) -> None:
+        self.pieces.append(_AnsweredSeeds(first, counts, ids, edges, weight))
 
-    def joined(self, num_seeds: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts, ids and edges of all grouped seeds, in their order; ValueError where some have no answer."""
+    def joined(self, num_seeds: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Counts, ids, edges and weights of all grouped seeds, in their order; ValueError where some have none."""
         covered = 0
         self.pieces.sort(key=lambda piece: piece.first)
         for piece in self.pieces:
@@ -249,4 +254,8 @@ class _SeedAnswers:
             raise ValueError(f"answers must cover {num_seeds} seeds, they cover {covered}")
         counts = torch.cat([piece.counts for piece in self.pieces])
         ids = torch.cat([piece.ids.to(dtype) for piece in self.pieces])
-        return counts, ids, torch.cat([piece.edges for piece in self.pieces])
+        weights = [piece.weight for piece in self.pieces if piece.weight is not None]
+        if weights and len(weights) != len(self.pieces):
+            raise ValueError("some answers have weights and others none: all machines must draw by the same rule")
+        edges = torch.cat([piece.edges for piece in self.pieces])
+        return counts, ids, edges, torch.cat(weights) if weights else None

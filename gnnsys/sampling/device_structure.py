@@ -19,9 +19,11 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, DeviceReads, JoinedParts, Neighbors, gather_rows, sample_neighbors
 from gnnsys.partition import Part, Parts, id_dtype
+from gnnsys.sampling.draw_rule import DrawRule, RuleSource
 from gnnsys.sampling.edge_sources import EdgeSource
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec
+from gnnsys.sampling.rules import find_rule
 from gnnsys.store import MemoryBudget, RegisteredFiles, runs_of
 
 _CHUNK = 1 << 24  # edges that are named at once while structure is copied
@@ -48,7 +50,8 @@ class LocalNames:
 class PartsRun:
     """Parts that follow each other as one, on a device. Columns are numbered from the run's first node on.
 
-    `names` tells what the indices are: None for global ids.
+    `names` tells what the indices are: None for global ids. Where a `rule` draws, `source_ids` are the original ids of
+    what the indices name, if it reads them.
     """
 
     def __init__(
@@ -59,12 +62,15 @@ class PartsRun:
         sources: Mapping[EdgeType, EdgeSource],
         order: Mapping[EdgeType, Tensor | None],
         names: Mapping[NodeType, LocalNames] | None,
+        rule: DrawRule | None = None,
+        source_ids: Mapping[NodeType, Tensor] | None = None,
     ) -> None:
         book = parts.book
         self.parts = list(run)
         self._dtypes = {t: id_dtype(book.num_ids(t)) for t in parts.schema.node_types}
         self._first_edge = {t: book.part_range(run[0], t).start for t in parts.schema.edge_types}
         self.original, self.sources, self._order, self.names = original, sources, order, names
+        self._rule, self.source_ids = rule, dict(source_ids or {})
         self._largest: dict[EdgeType, int] = {}
         self._reads = DeviceReads()
 
@@ -87,12 +93,21 @@ class PartsRun:
             csc = source.csc
             self._reads(columns.device, csc.indptr, csc.indices, source.weight, source.time, self.original[dst])
             self._reads(columns.device, self._order[edge_type], None if self.names is None else self.names[src].halo)
+            self._reads(columns.device, self.source_ids.get(src))
             fanout = fanout if replace else self.bounded(edge_type, fanout)
+        seeds, original = columns.to(source.csc.indices.dtype), gather_rows(self.original[dst], columns)
+        rng_ids = original if original.dtype == seeds.dtype else original.long()
+        if self._rule is not None:
+            csc, ids = source.csc, self.source_ids.get(src)
+            if ids is not None:
+                csc = CSC(csc.indptr, csc.indices, ids.numel())  # no core edge comes from a later hop of the halo
+            at = RuleSource(csc, ids, self.parts[0])
+            found = self._rule.draw(at, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
+            return self._named(edge_type, found)
         timed: dict[str, Any] = {}
         if source.time is not None and seed_time is not None:
             timed = {"time": source.time, "seed_time": seed_time, "last": last}
             timed |= {"node_time": source.node_time, "time_sorted": source.time_sorted}
-        seeds, original = columns.to(source.csc.indices.dtype), gather_rows(self.original[dst], columns)
         found = sample_neighbors(
             source.csc,
             seeds,
@@ -102,13 +117,18 @@ class PartsRun:
             weight=source.weight,
             exclude=exclude,
             tree=tree,
-            rng_ids=original if original.dtype == seeds.dtype else original.long(),
+            rng_ids=rng_ids,
             **timed,
         )
+        return self._named(edge_type, found)
+
+    def _named(self, edge_type: EdgeType, found: Neighbors) -> Neighbors:
+        """In global ids and edge ids."""
+        src = edge_type[0]
         ids = found.ids.to(self._dtypes[src]) if self.names is None else self.names[src](found.ids, self._dtypes[src])
         order = self._order[edge_type]
         edges = found.positions if order is None else gather_rows(order, found.positions).long()
-        return Neighbors(found.indptr, ids, edges + self._first_edge[edge_type])
+        return Neighbors(found.indptr, ids, edges + self._first_edge[edge_type], found.weight)
 
     def bounded(self, edge_type: EdgeType, fanout: int) -> int:
         """A fanout that takes all in-edges of every node, as the smallest such: kernels reserve room for a fanout."""
@@ -142,7 +162,7 @@ class DeviceStructure:
                 numbers = self._numbers()
                 bases: Sequence[PartsRun | None] = self._runs.get(UNIFORM, [None] * len(numbers))
                 self._runs[spec] = [
-                    self._make(run, [view(part) for part in run], base)
+                    self._make(spec, run, [view(part) for part in run], base)
                     for run, base in zip(numbers, bases, strict=True)
                 ]
                 self._wait()
@@ -189,7 +209,7 @@ class DeviceStructure:
         # A part without nodes of a type is in a run by its number: ids follow each other all the same.
         return [[self.own_parts[k] for k in run] for run in runs_of([(p, p + 1) for p in self.own_parts])]
 
-    def _make(self, run: list[int], views: Sequence[PartView], base: PartsRun | None) -> PartsRun:
+    def _make(self, spec: ViewSpec, run: list[int], views: Sequence[PartView], base: PartsRun | None) -> PartsRun:
         """`base` is the run as it is drawn from uniformly, if it is there: structure in the same order is its own."""
         parts = [self.parts.part(p) for p in run]
         original = self._original_ids(tuple(run), parts)
@@ -202,7 +222,36 @@ class DeviceStructure:
             order[edge_type] = self._join_orders(orders, [source.csc.num_edges for source in of_parts])
             known = None if base is None or order[edge_type] is not None else base.sources[edge_type].csc
             sources[edge_type] = self._join(edge_type, of_parts, [name[edge_type[0]] for name in names], known)
-        return PartsRun(self.parts, run, original, sources, order, None if self.files is None else names[0])
+        rule = None if spec.rule is None else find_rule(spec.rule)
+        source_ids = self._source_ids(views, names, original) if spec.needs_sources else None
+        local = None if self.files is None else names[0]
+        return PartsRun(self.parts, run, original, sources, order, local, rule, source_ids)
+
+    def _source_ids(
+        self,
+        views: Sequence[PartView],
+        names: Sequence[Mapping[NodeType, LocalNames]],
+        original: Mapping[NodeType, Tensor],
+    ) -> dict[NodeType, Tensor]:
+        """Original ids of what the indices name: local ids, or global ones, of which not all may be known here."""
+        found: dict[NodeType, Tensor] = {}
+        for node_type in self.parts.schema.node_types:
+            of_views = [view.source_ids(node_type) for view in views]
+            if all(ids is None for ids in of_views):
+                continue  # no edge type comes from there
+            if self.files is not None:
+                found[node_type] = self._copy(_only(of_views))
+            elif len(views) == self.parts.num_parts:
+                found[node_type] = original[node_type]
+            else:
+                num_nodes = self.parts.book.num_ids(node_type)
+                by_global = torch.zeros(num_nodes, dtype=id_dtype(num_nodes), device=self.device)
+                for ids, of_part in zip(of_views, names, strict=True):
+                    of_local = self._copy(_only([ids]))
+                    local = torch.arange(of_local.numel(), device=self.device)
+                    by_global[of_part[node_type](local, torch.int64)] = of_local.to(by_global.dtype)
+                found[node_type] = by_global
+        return found
 
     def _original_ids(self, run: tuple[int, ...], parts: Sequence[Part]) -> dict[NodeType, Tensor]:
         if run not in self._original:
@@ -272,7 +321,7 @@ class DeviceStructure:
         held |= {ids.data_ptr(): ids.nbytes for ids in list(self._all_original.values())}
         for runs in list(self._runs.values()):
             for run in runs:
-                tensors = [*run.original.values()]
+                tensors = [*run.original.values(), *run.source_ids.values()]
                 for source in run.sources.values():
                     tensors += [source.csc.indptr, source.csc.indices]
                     tensors += [rows for rows in (source.weight, source.time) if rows is not None]
@@ -291,6 +340,12 @@ def structure_bytes(parts: Parts, own_parts: Sequence[int]) -> int:
         for p in own_parts:
             total += size * len(book.part_range(p, edge_type)) + 8 * (len(book.part_range(p, edge_type[2])) + 1)
     return total
+
+
+def _only(rows: Sequence[Tensor | None]) -> Tensor:
+    (only,) = rows
+    assert only is not None
+    return only
 
 
 def _time_by_position(source: EdgeSource) -> Tensor:

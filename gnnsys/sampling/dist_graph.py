@@ -23,7 +23,6 @@ from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
-from gnnsys.sampling.draw_rule import find_rule
 from gnnsys.sampling.edges_within import WithinRequest, inner_edges_of_parts
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
 from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
@@ -31,6 +30,7 @@ from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by
 from gnnsys.sampling.place import HOST, Placed, place_parts_on
 from gnnsys.sampling.prepared_views import PreparedViews
+from gnnsys.sampling.rules import find_rule
 from gnnsys.sampling.tables import graph_tables, part_rows
 from gnnsys.store import DeviceTable, DistTensor, ExpectedReads, RegisteredFiles, Source, edge_table, node_table
 
@@ -197,9 +197,10 @@ class DistGraph:
     ) -> DistNeighborhoods | DeviceNeighborhoods:
         """In-edges to be drawn uniformly, by weight, up to a time or by a rule, prepared everywhere the first time.
 
-        On `device`, by default where the structure is. Rules draw on the host.
+        On `device`, by default where the structure is. Rules that do not draw on devices draw on the host.
         """
-        spec = ViewSpec(weight, time, None if rule is None else find_rule(rule).text)
+        drawn_by = None if rule is None else find_rule(rule)
+        spec = ViewSpec(weight, time, None if drawn_by is None else drawn_by.text)
         with self._lock:
             if spec not in self._prepared:
                 if spec != UNIFORM:
@@ -207,7 +208,8 @@ class DistGraph:
                 prepare = partial(self._prepare_again, spec)
                 self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
             host, structure = self._prepared[spec], self.structure
-            if structure is None or rule is not None or (device is not None and device != structure.device):
+            draws_there = drawn_by is None or drawn_by.draws_on_devices
+            if structure is None or not draws_there or (device is not None and device != structure.device):
                 return host
             if spec not in self._on_device:
                 self._on_device[spec] = DeviceNeighborhoods(structure, host)

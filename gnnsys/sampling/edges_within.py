@@ -16,6 +16,8 @@ from torch import Tensor
 from gnnsys.comm import Kind
 from gnnsys.graph import EdgeType, Graph, NodeType
 from gnnsys.ops import (
+    CSC,
+    DeviceReads,
     IdTable,
     InnerEdges,
     Neighbors,
@@ -25,6 +27,7 @@ from gnnsys.ops import (
 )
 from gnnsys.ops import edges_within as csc_edges_within
 from gnnsys.partition import Part, Parts, id_dtype
+from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.hop_message import (
     HopAnswer,
     InnerDraw,
@@ -33,7 +36,7 @@ from gnnsys.sampling.hop_message import (
     SourceList,
     answers_from_arrays,
 )
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
+from gnnsys.sampling.neighborhoods import AnyGraph, GraphNeighborhoods, HopRequest, Neighborhoods, neighborhoods
 from gnnsys.sampling.owners import Grouped, Owners
 from gnnsys.sampling.part_view import core_csc, local_sources
 
@@ -76,24 +79,39 @@ def edges_within(graph: AnyGraph, dst: Tensor, src: Tensor, edge_type: EdgeType 
 def inner_edges(graph: AnyGraph, requests: Sequence[WithinRequest]) -> list[InnerEdges]:
     """An answer per request; `places` are those in the request's `src`. Parts get one message per machine for all."""
     device = next((request.dst.device for request in requests), torch.device("cpu"))
-    if device.type != "cpu":
-        return _by_lookup(graph, requests, device)
-    if not isinstance(graph, Graph):
+    requests = [r if r.exclude is None else r._replace(exclude=r.exclude.to(device)) for r in requests]
+    if device.type == "cpu" and not isinstance(graph, Graph):
         return graph.inner_edges(requests)
-    sampling_device(graph, device)  # ValueError where the structure is elsewhere
-    return [
-        csc_edges_within(
-            graph.csc(r.edge_type), r.dst, r.src, dst_tree=r.dst_tree, src_tree=r.src_tree, exclude=r.exclude
-        )
-        for r in requests
-    ]
+    hoods = neighborhoods(graph, device=device)  # ValueError where the structure is elsewhere
+    cscs = [_whole(hoods, request.edge_type) for request in requests]
+    rest = iter(_by_lookup(graph, hoods, [r for r, csc in zip(requests, cscs, strict=True) if csc is None]))
+    return [next(rest) if csc is None else _in_csc(csc, r) for r, csc in zip(requests, cscs, strict=True)]
 
 
-def _by_lookup(graph: AnyGraph, requests: Sequence[WithinRequest], device: torch.device) -> list[InnerEdges]:
-    """On a device: all in-edges are gathered, and sources that are not listed dropped."""
-    hoods = neighborhoods(graph, device=device)
+def _whole(hoods: Neighborhoods, edge_type: EdgeType) -> CSC | None:
+    """The structure of an edge type, where those that draw have all of it as one; about to be read."""
+    if isinstance(hoods, GraphNeighborhoods):
+        hoods.note_read(edge_type)
+        return hoods.csc(edge_type)
+    joined = hoods.joined(edge_type) if isinstance(hoods, DeviceNeighborhoods) else None
+    if not isinstance(joined, CSC):
+        return None
+    if joined.indptr.is_cuda:
+        DeviceReads()(joined.indptr.device, joined.indptr, joined.indices)
+    return joined
+
+
+def _in_csc(csc: CSC, r: WithinRequest) -> InnerEdges:
+    return csc_edges_within(csc, r.dst, r.src, dst_tree=r.dst_tree, src_tree=r.src_tree, exclude=r.exclude)
+
+
+def _by_lookup(graph: AnyGraph, hoods: Neighborhoods, requests: Sequence[WithinRequest]) -> list[InnerEdges]:
+    """On parts that a device reads: all in-edges are gathered, and sources that are not listed dropped."""
+    if not requests:
+        return []
+    device = requests[0].dst.device
     asked = [
-        HopRequest(r.edge_type, r.dst.to(hoods.id_dtypes[r.edge_type[2]]), -1, key=0, exclude=r.exclude)
+        HopRequest(r.edge_type, r.dst.to(hoods.id_dtypes[r.edge_type[2]]), -1, key=0, exclude=_on_host(r.exclude))
         for r in requests
     ]
     found = []
@@ -112,6 +130,11 @@ def _by_lookup(graph: AnyGraph, requests: Sequence[WithinRequest], device: torch
         torch.cumsum(torch.bincount(column[inside], minlength=request.dst.numel()), 0, out=indptr[1:])
         found.append(InnerEdges(indptr, places[inside], neighbors.positions[inside]))
     return found
+
+
+def _on_host(rows: Tensor | None) -> Tensor | None:
+    """As other machines are asked to leave it out."""
+    return None if rows is None else rows.cpu()
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------

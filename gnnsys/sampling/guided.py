@@ -19,8 +19,8 @@ from torch import Tensor
 from gnnsys.comm import RemoteValueError
 from gnnsys.graph import EdgeType, Graph, NodeType, some
 from gnnsys.sampling.dist_graph import DistGraph
-from gnnsys.sampling.draw_rule import GuidedRule, check_guided
 from gnnsys.sampling.fanouts import Fanouts
+from gnnsys.sampling.guided_rule import GuidedRule, check_guided
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.node_scores import NodeScores, ScoresNotHere
 from gnnsys.sampling.sample import Sample

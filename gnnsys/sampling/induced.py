@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import expand_indptr
+from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.ops import expand_indptr, induced_coo
 from gnnsys.sampling.edges_within import WithinRequest, inner_edges
 from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
 from gnnsys.sampling.sample import Sample
@@ -39,15 +39,21 @@ def induced_edges(
     """Local ids of sources and destinations, and edge ids, of all edges among `node`."""
     row, col, edge = {}, {}, {}
     without, of = exclude or {}, tree or {}
+    device = next((ids.device for ids in node.values()), None)
+    if isinstance(graph, Graph) and graph.device.type == "cpu" and (device is None or device.type == "cpu"):
+        for t in edge_types:
+            trees = {"dst_tree": of.get(t[2]), "src_tree": of.get(t[0])}
+            found = induced_coo(graph.csc(t), node[t[2]], node[t[0]], exclude=without.get(t), **trees)
+            row[t], col[t], edge[t] = found
+        return row, col, edge
     requests = [
         WithinRequest(t, node[t[2]], node[t[0]], of.get(t[2]), of.get(t[0]), without.get(t)) for t in edge_types
     ]
-    device = next((ids.device for ids in node.values()), None)
     hoods = neighborhoods(graph, device=device)
-    for edge_type, found in zip(edge_types, inner_edges(graph, requests), strict=True):
-        row[edge_type] = found.places
-        col[edge_type] = expand_indptr(found.indptr, 0, torch.empty_like(found.places))
-        edge[edge_type] = hoods.edge_ids(edge_type, found.positions)
+    for edge_type, inner in zip(edge_types, inner_edges(graph, requests), strict=True):
+        row[edge_type] = inner.places
+        col[edge_type] = expand_indptr(inner.indptr, 0, torch.empty_like(inner.places))
+        edge[edge_type] = hoods.edge_ids(edge_type, inner.positions)
     return row, col, edge
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key
-from gnnsys.ops import stream_key
-from gnnsys.sampling.draw_rule import MAX_ROUNDS
+from gnnsys.ops import degrees, normalize_rows, stream_key
 from gnnsys.sampling.fanouts import Fanouts
+from gnnsys.sampling.labor_rule import MAX_ROUNDS
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph
 from gnnsys.sampling.sample import Sample
@@ -34,7 +34,8 @@ class LaborSampler(NeighborSampler):
     where rows are far from zero, and no longer exact, because a node may draw no neighbour at all.
 
     `importance_sampling=i` is LABOR-i, on a graph in memory alone: i rounds make sources likelier that many nodes share
-    (`labor_importance.py`), for fewer nodes still. A node's neighbours then depend on the others of its batch.
+    (`labor_importance.py`), for fewer nodes still. A node's neighbours then depend on the others of its batch, and are
+    drawn on the host. LABOR-0 draws on `device`, as `NeighborSampler` does.
 
     `layer_dependency` is DGL's: one r_u for all hops of a batch, so that a node which is seen by several is likelier to
     be the same one. Edge types with the same source type always share r_u. Parallel edges are taken together.
@@ -55,6 +56,7 @@ class LaborSampler(NeighborSampler):
         normalize: bool = False,
         disjoint: bool = False,
         expand: Literal["new", "frontier"] = "new",
+        device: torch.device | str | None = None,
     ) -> None:
         if not 0 <= importance_sampling <= MAX_ROUNDS:
             raise ValueError(f"importance_sampling must be 0 to {MAX_ROUNDS} rounds, got {importance_sampling}")
@@ -63,7 +65,7 @@ class LaborSampler(NeighborSampler):
         if importance_sampling and disjoint:
             raise ValueError("LABOR-i is about nodes that trees share, and disjoint trees share none: leave one away")
         self.rule = f"labor-{importance_sampling}"
-        super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, rule=self.rule)
+        super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, device=device, rule=self.rule)
         self.layer_dependency, self.normalize = layer_dependency, normalize
 
     def options(self) -> dict[str, Any]:
@@ -95,13 +97,10 @@ def _normalize(sample: Sample) -> None:
     """Divides weights by their sum over the edges of a destination."""
     if sample.edge_weight is not None:
         for t, weight in sample.edge_weight.items():
-            sample.edge_weight[t] = _divided(weight, sample.col[t], sample.node[t[2]].numel())
+            indptr = torch.zeros(sample.node[t[2]].numel() + 1, dtype=torch.int64, device=weight.device)
+            torch.cumsum(degrees(sample.col[t], indptr.numel() - 1), 0, out=indptr[1:])  # edges go by destination
+            sample.edge_weight[t] = normalize_rows(indptr, weight)
     for block in sample.blocks:
         assert block.edge_weight is not None
         for t, weight in block.edge_weight.items():
-            block.edge_weight[t] = _divided(weight, block.csc[t].dst(), block.num_dst[t[2]])
-
-
-def _divided(weight: Tensor, dst: Tensor, num_dst: int) -> Tensor:
-    total = torch.zeros(num_dst, dtype=torch.float32, device="cpu").index_add_(0, dst, weight)
-    return weight / total[dst]
+            block.edge_weight[t] = normalize_rows(block.csc[t].indptr, weight)

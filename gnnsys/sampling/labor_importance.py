@@ -10,9 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gnnsys.ops import CSC, Neighbors, sample_labor_importance
+
+
+def draw_by_importance(
+    csc: CSC, seeds: Tensor, fanout: int, rounds: int, *, key: int, exclude: Tensor | None = None
+) -> Neighbors:
+    """In-edges of the seeds, which are on the host, with their weights."""
+    return sample_labor_importance(csc, seeds, fanout, rounds, key=key, exclude=exclude)
+
 
 def importance(indptr: Tensor, source: Tensor, fanout: int, rounds: int) -> Tensor:
-    """The probability of each edge, float64, after `rounds` rounds.
+    """The probability of each edge, float64, after `rounds` rounds: what the kernel computes, in plain torch.
 
     Columns are those of `indptr`; `source` are numbers of sources from 0 on, one per edge. Columns of at most `fanout`
     edges take all. Work: a sort of the edges per round.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, ids_of
 from gnnsys.ops import CSC, IdTable, Neighbors, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device
+from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, host_of, neighborhoods
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 
@@ -61,7 +61,7 @@ class LayerWiseSampler(Sampler):
             raise ValueError(f"num_nodes must be a positive number of draws for each layer, got {list(num_nodes)}")
         self.graph, self.normalize = graph, normalize
         self.num_nodes = [int(number) for number in num_nodes]
-        self.device = sampling_device(graph, "cpu")
+        self.device = host_of(graph, name)
         self._hoods = neighborhoods(graph, device=self.device)
         (self._edge_type,), (self._node_type,) = graph.edge_types, graph.node_types
         self._one = 1 << (62 - max(1, graph.num_edges()).bit_length())  # no sum over edges reaches 2^62
@@ -80,9 +80,8 @@ class LayerWiseSampler(Sampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time, tree=tree, exclude=exclude)
         total = self.graph.num_nodes()
-        nodes = ids_of(
-            seeds.get(self._node_type, torch.empty(0, dtype=torch.int64, device="cpu")), total, "seeds"
-        ).long()
+        nodes = ids_of(seeds.get(self._node_type, torch.empty(0, dtype=torch.int64, device="cpu")), total, "seeds")
+        nodes = nodes.long().cpu()
         if nodes.numel() and not 0 <= int(nodes.min()) <= int(nodes.max()) < total:
             raise ValueError(f"seeds must be in [0, {total}), got {int(nodes.min())} to {int(nodes.max())}")
         table = IdTable(total)

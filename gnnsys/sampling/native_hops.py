@@ -2,23 +2,19 @@
 
 What `NeighborSampler` does hop by hop takes some seventy small calls, and a loading thread that makes them from Python
 and a training thread take the interpreter from each other. Where a graph has one type of nodes and edges, and they are
-drawn uniformly, the native core walks all hops by itself, and the sample is the same, bit for bit.
+drawn uniformly or by LABOR-0, the native core walks all hops by itself, and the sample is the same, bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, edge_type_key
-from gnnsys.ops import CSC, DeviceReads, JoinedParts, sample_hops, stream_key
+from gnnsys.graph import EdgeType, NodeType
+from gnnsys.ops import CSC, DeviceReads, JoinedParts, sample_hops
 from gnnsys.sampling.sample import Sample
-
-if TYPE_CHECKING:
-    from gnnsys.sampling.neighbor import SampleKey
 
 
 class PlainHops:
@@ -34,6 +30,7 @@ class PlainHops:
         fanouts: Sequence[int],
         *,
         replace: bool,
+        labor: bool,
         device: torch.device,
         original: Tensor | None = None,
     ) -> None:
@@ -41,20 +38,18 @@ class PlainHops:
         self._read = [csc.indptr, original]
         self._read += [csc.indices, csc.edge_ids] if isinstance(csc, CSC) else csc.halo
         self._node_type, self._edge_type = edge_type[0], edge_type
-        self._type_key = edge_type_key(edge_type)
         self._fanouts = list(fanouts)
-        self._replace = replace
+        self._replace, self._labor = replace, labor
         self._on = torch.empty(0, device=device)
         self._reads = DeviceReads()
 
-    def sample(self, seeds: Mapping[NodeType, Tensor], key: SampleKey) -> Sample:
-        """As `NeighborSampler.sample`. Seeds that are on the device are read back first."""
+    def sample(self, seeds: Mapping[NodeType, Tensor], keys: Sequence[int]) -> Sample:
+        """As `NeighborSampler.sample`, with a key per hop. Seeds that are on the device are read back first."""
         num_hops = len(self._fanouts)
         self._reads(self._on.device, *self._read)
-        keys = [stream_key(key.seed, key.epoch, key.batch, hop, self._type_key) for hop in range(num_hops)]
-        nodes, edge_index, edge_ids, counts = sample_hops(
-            self._csc, self._seeds(seeds), self._fanouts, keys=keys, replace=self._replace, on=self._on,
-            original=self._original,
+        nodes, edge_index, edge_ids, counts, weight = sample_hops(
+            self._csc, self._seeds(seeds), self._fanouts, keys=keys, replace=self._replace, labor=self._labor,
+            on=self._on, original=self._original,
         )  # fmt: skip
         row, col = edge_index.unbind()
         node_type, edge_type = self._node_type, self._edge_type
@@ -66,6 +61,7 @@ class PlainHops:
             {node_type: counts[: num_hops + 1]},
             {edge_type: counts[num_hops + 1 :]},
             by_destination=True,
+            edge_weight=None if weight is None else {edge_type: weight},
         )
 
     def _seeds(self, seeds: Mapping[NodeType, Tensor]) -> Tensor:

@@ -19,17 +19,18 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
-from gnnsys.sampling.draw_rule import find_rule
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
     AnyGraph,
     GraphNeighborhoods,
     HopRequest,
+    host_of,
     neighborhoods,
     sampling_device,
     to_device,
 )
+from gnnsys.sampling.rules import find_rule
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 
@@ -42,10 +43,11 @@ class NeighborSampler(Sampler):
 
     `device` is where samples are made: by default where the graph's structure is, a GPU also for a graph in pinned host
     memory. There all work of a sample goes to the current stream, and the host waits for sizes alone, twice per hop and
-    edge type; or once per hop where a graph with one edge type is sampled uniformly, which is one native call. Seeds
-    may be given on the host.
+    edge type; or once per hop where a graph with one edge type is sampled uniformly, or by LABOR-0, which is one native
+    call. Seeds may be given on the host.
 
-    A subclass may draw by a rule of its own (`rule`, see `draw_rule.py`) where nothing of the above is asked for.
+    A subclass may draw by a rule of its own (`rule`, see `draw_rule.py`) where nothing of the above is asked for. Rules
+    that do not draw on devices draw on the host, wherever parts were placed.
     """
 
     unbiased_for: ClassVar[str] = "in each layer the mean over a node's in-neighbours, where draws are uniform"
@@ -81,14 +83,19 @@ class NeighborSampler(Sampler):
         self._fanouts = check_fanouts(graph, num_neighbors)
         self._type_keys = {t: edge_type_key(t) for t in self._fanouts}
         self.num_hops = len(next(iter(self._fanouts.values()), ()))
-        self.device = sampling_device(graph, device if rule is None else "cpu")
+        drawn_by = None if rule is None else find_rule(rule)
+        if drawn_by is None or drawn_by.draws_on_devices:
+            self.device = sampling_device(graph, device)
+        else:
+            self.device = host_of(graph, f"{type(self).__name__}, by the rule {drawn_by.name!r},")
         self._neighborhoods = neighborhoods(graph, weight=weight, time=time, rule=rule, device=self.device)
-        self.weighs = rule is not None and find_rule(rule).weighs
+        self.weighs = drawn_by is not None and drawn_by.weighs
         self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
-        self._plain = self._plain_hops() if weight is None and rule is None else None
+        is_plain = weight is None and (drawn_by is None or drawn_by.drawn_in_hops)
+        self._plain = self._plain_hops(labor=drawn_by is not None) if is_plain else None
 
-    def _plain_hops(self) -> PlainHops | None:
+    def _plain_hops(self, labor: bool) -> PlainHops | None:
         """All hops in one native call, where they are plain enough for it."""
         graph = self.graph
         if self.device.type != "cuda" or self.disjoint or self.expand != "new" or self.num_hops == 0:
@@ -107,7 +114,9 @@ class NeighborSampler(Sampler):
         original = None if isinstance(hoods, GraphNeighborhoods) else hoods.original(edge_type[0])
         if not self.replace:
             fanouts = tuple(hoods.bounded(edge_type, fanout) for fanout in fanouts)
-        return PlainHops(csc, edge_type, fanouts, replace=self.replace, device=self.device, original=original)
+        return PlainHops(
+            csc, edge_type, fanouts, replace=self.replace, labor=labor, device=self.device, original=original
+        )
 
     def options(self) -> dict[str, Any]:
         """What decides a sample besides the graph, the seeds and the key, by the names that users give it."""
@@ -144,7 +153,8 @@ class NeighborSampler(Sampler):
         """
         seeds = {t: ids_of(ids, self.graph.num_nodes(t), f"seeds of {t!r}") for t, ids in seeds.items()}
         if self._plain is not None and not exclude:
-            return self._plain.sample(seeds, key)
+            (edge_type,) = self._fanouts
+            return self._plain.sample(seeds, [self.draw_key(key, hop, edge_type) for hop in range(self.num_hops)])
         with self._tables() as tables:
             walk = _DisjointWalk(self, seeds, seed_time, tree, tables) if self.disjoint else _Walk(self, seeds, tables)
             for hop in range(self.num_hops):
@@ -282,13 +292,13 @@ class _Walk:
             t: CSC(indptr, local, num_src[t[0]], partial(self.neighborhoods.edge_ids, t, positions))
             for t, (indptr, local, positions, _) in structure.items()
         }
-        weights = {t: _joined_weights([weight]) for t, (_, _, _, weight) in structure.items()}
+        weights = {t: _joined_weights([weight], self.sampler.device) for t, (_, _, _, weight) in structure.items()}
         self.blocks.insert(0, Block(csc, num_src, num_dst, weights if self.sampler.weighs else None))
 
     def finish(self) -> Sample:
         row, col, edge, weights = {}, {}, {}, {}
         for edge_type, hops in self.edges.items():
-            weights[edge_type] = _joined_weights([h.weight for h in hops])
+            weights[edge_type] = _joined_weights([h.weight for h in hops], self.sampler.device)
             row[edge_type], col[edge_type] = _join_edges(hops, self.sampler.device)
             positions = [h.positions for h in hops]
             if not positions:
@@ -383,10 +393,10 @@ class _DisjointWalk(_Walk):
         return sample
 
 
-def _joined_weights(weights: Sequence[Tensor | None]) -> Tensor:
+def _joined_weights(weights: Sequence[Tensor | None], device: torch.device) -> Tensor:
     """Of all hops; one that had nothing to draw has none."""
     known = [rows for rows in weights if rows is not None]
-    return torch.cat(known) if known else torch.empty(0, dtype=torch.float32, device="cpu")
+    return torch.cat(known) if known else torch.empty(0, dtype=torch.float32, device=device)
 
 
 def _join_edges(hops: Sequence[_HopEdges], device: torch.device) -> tuple[Tensor, Tensor]:

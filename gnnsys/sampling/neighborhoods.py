@@ -24,9 +24,10 @@ from gnnsys.ops import (
     gather_rows,
     sample_neighbors,
 )
-from gnnsys.sampling.draw_rule import RuleSource, find_rule
+from gnnsys.sampling.draw_rule import RuleSource
 from gnnsys.sampling.edge_sources import edge_sources
 from gnnsys.sampling.pinned_structure import read_by_device
+from gnnsys.sampling.rules import find_rule
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph
@@ -126,6 +127,16 @@ def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -
     return wanted
 
 
+def host_of(graph: AnyGraph, who: str) -> torch.device:
+    """The host, for samplers that draw nowhere else; ValueError where it does not have the structure."""
+    if isinstance(graph, Graph) and graph.device.type != "cpu":
+        raise ValueError(
+            f"{who} draws on the host, and the graph is on {graph.device}: give sampler and loader the same graph in "
+            f"host memory, graph.to('cpu').pin_memory(), and the loader device={str(graph.device)!r}"
+        )
+    return torch.device("cpu")
+
+
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on `device`. From the host through pinned memory: then nobody waits for the device."""
     if tensor.device == device or not tensor.is_cpu:
@@ -158,6 +169,12 @@ class GraphNeighborhoods:
             if source.csc.indices.dtype == torch.int64:
                 self.id_dtypes[edge_type[0]] = self.id_dtypes[edge_type[2]] = torch.int64
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether in-edges are drawn uniformly, on the host."""
+        weighs = any(source.weight is not None or source.time is not None for source in self._sources.values())
+        return self._rule is None and self._device.type == "cpu" and not weighs
+
     def sample(
         self,
         requests: Sequence[HopRequest],
@@ -170,8 +187,8 @@ class GraphNeighborhoods:
 
     def _sample(self, request: HopRequest, replace: bool, last: bool) -> Neighbors:
         source, fanout = self._sources[request.edge_type], request.fanout
+        self.note_read(request.edge_type)
         if self._device.type == "cuda":
-            self.note_read(request.edge_type)
             fanout = fanout if replace else self.bounded(request.edge_type, fanout)
         exclude = None if request.exclude is None else request.exclude.to(request.seeds.device)
         if self._rule is not None:
@@ -194,10 +211,11 @@ class GraphNeighborhoods:
         )
 
     def note_read(self, edge_type: EdgeType) -> None:
-        """The structure of an edge type is read by the current stream of the device."""
-        source = self._sources[edge_type]
-        csc = source.csc
-        self._reads(self._device, csc.indptr, csc.indices, source.weight, source.time)
+        """The structure of an edge type is about to be read, on a GPU by its current stream."""
+        if self._device.type == "cuda":
+            source = self._sources[edge_type]
+            csc = source.csc
+            self._reads(self._device, csc.indptr, csc.indices, source.weight, source.time)
 
     def bounded(self, edge_type: EdgeType, fanout: int) -> int:
         """A fanout that takes all in-edges of every node, as the smallest such: kernels reserve room for a fanout."""

@@ -25,7 +25,7 @@ from gnnsys.ops import (
     sample_neighbors,
 )
 from gnnsys.partition import Part, Parts, id_dtype
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource, find_rule
+from gnnsys.sampling.draw_rule import DrawRule, RuleSource
 from gnnsys.sampling.edge_sources import (
     EdgeSource,
     check_time,
@@ -37,6 +37,7 @@ from gnnsys.sampling.edge_sources import (
 )
 from gnnsys.sampling.node_scores import ScoreBook
 from gnnsys.sampling.owners import part_bounds
+from gnnsys.sampling.rules import find_rule
 
 _SMALL_FANOUT = 256
 _MAX_REPLACE = 1 << 22
@@ -106,7 +107,9 @@ class PartView:
         self._scores = scores
         self._source_ids: dict[NodeType, Tensor] = {}
         if spec.needs_sources:
-            self._source_ids = {t: torch.cat([part.original_ids(t).long(), ids]) for t, ids in halo_rows.items()}
+            self._source_ids = {
+                t: torch.cat([part.original_ids(t)[: part.num_core(t)].long(), ids]) for t, ids in halo_rows.items()
+            }
         for edge_type, by in draws_by(parts, spec).items():
             source = EdgeSource(core_csc(part, edge_type))
             rows = part.edge_data[edge_type]
@@ -120,11 +123,17 @@ class PartView:
                 source = with_node_time(source, torch.cat([own, halo_rows[edge_type[0]]]))
             csc, order = source.csc, source.csc.edge_ids
             self._order[edge_type] = None if order is None else order.to(id_dtype(order.numel()))
-            self._sources[edge_type] = replace(source, csc=CSC(csc.indptr, csc.indices, csc.num_src))  # not both orders
+            known = self._source_ids.get(edge_type[0])  # no core edge comes from a later hop of the halo
+            num_src = csc.num_src if known is None else known.numel()
+            self._sources[edge_type] = replace(source, csc=CSC(csc.indptr, csc.indices, num_src))  # not both orders
 
     def source(self, edge_type: EdgeType) -> EdgeSource:
         """What is sampled from: local ids, with weights or times by position, or times by local id."""
         return self._sources[edge_type]
+
+    def source_ids(self, node_type: NodeType) -> Tensor | None:
+        """Original ids of local ids that core edges come from, int64; None where the view does not need them."""
+        return self._source_ids.get(node_type)
 
     def order(self, edge_type: EdgeType) -> Tensor | None:
         """Where in the part's own order each edge of the view stands; None where it is the same."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType, ids_of
-from gnnsys.ops import IdTable, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods
+from gnnsys.ops import IdTable, count_visits, stream_key
+from gnnsys.sampling.neighborhoods import AnyGraph, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 from gnnsys.sampling.walks import check_walks, walk
@@ -26,7 +26,8 @@ class PinSAGESampler(Sampler):
     """`num_neighbors[hop]` nodes for each node of a hop: those that `num_walks` walks of `length` steps visit most.
 
     Before each step a walk goes back with `restart_prob`. Of nodes that are visited equally often those that were
-    visited first are taken. For graphs with one node and edge type, on the host.
+    visited first are taken. For graphs with one node and edge type. Samples are made on `device`, by default where the
+    structure is.
 
     >>> sampler = PinSAGESampler(graph, [10, 5], num_walks=20, length=3)  # doctest: +SKIP
     """
@@ -36,7 +37,14 @@ class PinSAGESampler(Sampler):
     takes_links: ClassVar[bool] = False
 
     def __init__(
-        self, graph: AnyGraph, num_neighbors: list[int], *, num_walks: int, length: int, restart_prob: float = 0.5
+        self,
+        graph: AnyGraph,
+        num_neighbors: list[int],
+        *,
+        num_walks: int,
+        length: int,
+        restart_prob: float = 0.5,
+        device: torch.device | str | None = None,
     ) -> None:
         if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
             raise ValueError(f"PinSAGESampler is for graphs with one node and edge type, got {graph.edge_types}")
@@ -45,7 +53,7 @@ class PinSAGESampler(Sampler):
                 f"num_neighbors, num_walks and length must be at least 1, got {num_neighbors}, {num_walks} and {length}"
             )
         check_walks(length, restart_prob)
-        self.graph, self.device = graph, torch.device("cpu")
+        self.graph, self.device = graph, sampling_device(graph, device)
         self._fanouts, self._num_walks, self._length = list(num_neighbors), num_walks, length
         self._restart_prob = restart_prob
         self._hoods = neighborhoods(graph, device=self.device)
@@ -66,8 +74,13 @@ class PinSAGESampler(Sampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time, tree=tree, exclude=exclude)
         num_nodes = self.graph.num_nodes()
-        frontier = ids_of(seeds[self._node_type], num_nodes, "seeds").long().cpu()
-        table, nodes, first = IdTable(num_nodes), [frontier], 0
+        if self._node_type not in seeds:
+            raise ValueError(f"seeds must be given as {{{self._node_type!r}: ids}}, got node types {[*seeds]}")
+        given = ids_of(seeds[self._node_type], num_nodes, "seeds").long()
+        if given.numel() and not 0 <= int(given.min()) <= int(given.max()) < num_nodes:
+            raise ValueError(f"seeds must be in [0, {num_nodes}), got {int(given.min())} to {int(given.max())}")
+        frontier = to_device(given, self.device)
+        table, nodes, first = IdTable(num_nodes, device=self.device), [frontier], 0
         table.insert_seeds(frontier)
         row, col, weight = [], [], []
         for hop, fanout in enumerate(self._fanouts):
@@ -76,7 +89,7 @@ class PinSAGESampler(Sampler):
             local, fresh = table.insert(visited.ids)
             row.append(local)
             col.append(visited.root + first)
-            weight.append(visited.share)
+            weight.append(visited.share(frontier.numel()))
             first += frontier.numel()
             frontier = fresh
             nodes.append(fresh)
@@ -96,24 +109,7 @@ class PinSAGESampler(Sampler):
         """The `most` nodes that walks from each of `nodes` visit most often, the node itself left out."""
         roots = torch.repeat_interleave(nodes, self._num_walks)
         walks = walk(self._hoods, self._edge_type, roots, self._length, key, self._restart_prob)[:, 1:]
-        number = torch.arange(nodes.numel(), device="cpu").repeat_interleave(self._num_walks * self._length)
-        visits = walks.reshape(-1)
-        counted = (visits >= 0) & (visits != nodes[number])
-        pairs = number[counted] * self.graph.num_nodes() + visits[counted]
-        found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
-        seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
-            0, which, torch.arange(pairs.numel(), device="cpu"), "amin"
-        )
-        order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
-        order = order[torch.argsort(counts[order], descending=True, stable=True)]
-        root = torch.div(found, self.graph.num_nodes(), rounding_mode="floor")
-        order = order[torch.argsort(root[order], stable=True)]
-        sizes = torch.bincount(root, minlength=nodes.numel())
-        rank = torch.arange(order.numel(), device="cpu") - torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes)
-        order = order[rank < most]
-        root, counts = root[order], counts[order].double()
-        total = torch.zeros(nodes.numel(), dtype=torch.float64, device="cpu").index_add_(0, root, counts)
-        return Visited(root, found[order] % self.graph.num_nodes(), (counts / total[root]).float())
+        return most_visited(walks.reshape(nodes.numel(), -1), most, without=nodes)
 
 
 class Visited(NamedTuple):
@@ -121,4 +117,41 @@ class Visited(NamedTuple):
 
     root: Tensor  # int64, a place in the nodes that were asked for
     ids: Tensor  # int64
-    share: Tensor  # float32, of the visits to those that were taken
+    visits: Tensor  # int64, how many
+
+    def share(self, num_roots: int) -> Tensor:
+        """Of the visits from a root to those that were taken, float32. Whole numbers: their sums have any order."""
+        count = self.visits.double()
+        total = count.new_zeros(num_roots).index_add_(0, self.root, count)
+        return (count / total[self.root]).float()
+
+
+def most_visited(visits: Tensor, most: int, *, without: Tensor | None = None) -> Visited:
+    """Of each row of `visits`, int64 [num_roots, num_visits] with -1 for none, the `most` ids that it has most often.
+
+    `without[i]` does not count in row i. Of ids that are there equally often those come first that were seen first.
+    """
+    count = count_visits if visits.is_cpu else _count_by_sorting
+    return Visited(*count(visits, most, without))
+
+
+def _count_by_sorting(visits: Tensor, most: int, without: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """`count_visits` by torch's own ops, on a device."""
+    num_roots, width = visits.shape
+    number = torch.arange(num_roots, device=visits.device).repeat_interleave(width)
+    flat = visits.reshape(-1)
+    counted = flat >= 0 if without is None else (flat >= 0) & (flat != without[number])
+    bound = int(flat.max()) + 1 if flat.numel() else 1
+    pairs = number[counted] * bound + flat[counted]
+    found, which, counts = torch.unique(pairs, return_inverse=True, return_counts=True)
+    seen = torch.full_like(found, pairs.numel()).scatter_reduce_(
+        0, which, torch.arange(pairs.numel(), device=visits.device), "amin"
+    )
+    order = torch.argsort(seen)  # then by count, then by root: each sort keeps what the ones before made
+    order = order[torch.argsort(counts[order], descending=True, stable=True)]
+    root = torch.div(found, bound, rounding_mode="floor")
+    order = order[torch.argsort(root[order], stable=True)]
+    sizes = torch.bincount(root, minlength=num_roots)
+    before = torch.repeat_interleave(sizes.cumsum(0) - sizes, sizes, output_size=order.numel())
+    order = order[torch.arange(order.numel(), device=visits.device) - before < most]
+    return root[order], found[order] % bound, counts[order]

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph
-from gnnsys.ops import IdTable, draw_below, stream_key
+from gnnsys.ops import MAX_WALKS, IdTable, draw_below, stream_key
 from gnnsys.sampling.induced import induced_edges
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, sampling_device, to_device
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey
 from gnnsys.sampling.subgraph_sampler import SubgraphSampler, check_inputs
-from gnnsys.sampling.walks import MAX_WALKS, walk
+from gnnsys.sampling.walks import walk
 
 _PRESAMPLING = -2  # the epoch of subgraphs that are counted: no loader has it
 _ROOTS, _STEPS = 0x524F, 0x5354  # domains of draws
@@ -40,6 +40,7 @@ class SaintSampler(SubgraphSampler):
 
     `num_subgraphs` is how many an epoch has (default: as many as it takes to draw every node once on average).
     `coverage`: subgraphs are counted until they have that many nodes for each node of the graph; 0 leaves weights out.
+    `ascending` sorts the nodes of a subgraph, which come in the order they were drawn otherwise.
     Counts take 4 bytes per node and edge of the whole graph in every process.
     """
 
@@ -57,6 +58,7 @@ class SaintSampler(SubgraphSampler):
         num_subgraphs: int | None = None,
         coverage: int = 50,
         seed: int = 0,
+        ascending: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         if len(graph.node_types) != 1 or len(graph.edge_types) != 1:
@@ -73,7 +75,7 @@ class SaintSampler(SubgraphSampler):
             raise ValueError(f"{type(self).__name__} needs a graph with edges")
         self._hoods = neighborhoods(graph, device=self.device)
         self._num_inputs = -(-self._num_nodes // size) if num_subgraphs is None else num_subgraphs
-        self._coverage, self._seed = coverage, seed
+        self._coverage, self._seed, self._ascending = coverage, seed, ascending
         self._counted = threading.Lock()
         self._counts: tuple[int, Tensor, Tensor] | None = None
 
@@ -88,34 +90,42 @@ class SaintSampler(SubgraphSampler):
             )
 
     def options(self) -> dict[str, Any]:
-        return {"size": self.size, "coverage": self._coverage, "presampling seed": self._seed}
+        told = {"size": self.size, "coverage": self._coverage, "presampling seed": self._seed}
+        return told | ({"ascending": True} if self._ascending else {})
 
     def sample(self, inputs: Tensor, *, key: SampleKey) -> Sample:
         """The subgraph with the number `inputs`, with its weights; an empty one for no input."""
         inputs = check_inputs(inputs, self._num_inputs)
         if inputs.numel() > 1:
             self.check_batch_size(inputs.numel())
-        draws = [self._draw(stream_key(key.seed, key.epoch, int(i))) for i in inputs]
-        sample = self._induce(draws[0] if draws else torch.empty(0, dtype=torch.int64, device="cpu"))
+        numbers = inputs.tolist()
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        sample = self._induce(self.nodes(numbers[0], key=key) if numbers else none)
         if self._coverage:
             sample.edge_weight, sample.node_weight = self._weights(sample)
         return sample
 
+    def nodes(self, number: int, *, key: SampleKey) -> Tensor:
+        """Nodes of a subgraph, int64 on `device`, each once, in the order that the sampler has them."""
+        return self._once(self._draw(stream_key(key.seed, key.epoch, number)))
+
     @abstractmethod
     def _draw(self, key: int) -> Tensor:
-        """Nodes of one subgraph, in the order they were drawn; some may come twice."""
+        """Nodes of one subgraph, in the order they were drawn, on `device`; some may come twice."""
 
-    def _induce(self, drawn: Tensor) -> Sample:
-        table = IdTable(self._num_nodes, max(1, drawn.numel()))
+    def _once(self, drawn: Tensor) -> Tensor:
+        table = IdTable(self._num_nodes, max(1, drawn.numel()), device=self.device)
         _, nodes = table.insert(drawn.long().contiguous())
-        node = {self._node_type: to_device(nodes, self.device)}
+        return nodes.sort().values if self._ascending else nodes
+
+    def _induce(self, nodes: Tensor) -> Sample:
+        node = {self._node_type: nodes}
         return Sample(node, *induced_edges(self.graph, node, self.graph.edge_types), {}, {})
 
     def _uniform(self, key: int) -> Tensor:
         """`size` nodes, each with the same probability."""
-        return self._ids(
-            draw_below(torch.arange(self.size, device="cpu"), self._num_nodes, key=stream_key(key, _ROOTS))
-        )
+        numbers = torch.arange(self.size, device=self.device)
+        return self._ids(draw_below(numbers, self._num_nodes, key=stream_key(key, _ROOTS)))
 
     def _ids(self, original: Tensor) -> Tensor:
         """What the graph calls nodes that were drawn by their original ids."""
@@ -128,29 +138,33 @@ class SaintSampler(SubgraphSampler):
 
         The first sample does it. A trainer calls it before, where the first batch is not to wait.
         """
-        return self._count()[0]
+        return self.counts()[0]
 
-    def _count(self) -> tuple[int, Tensor, Tensor]:
+    def counts(self) -> tuple[int, Tensor, Tensor]:
+        """How many subgraphs were counted, and how many of them have each node and each edge, int32 by id."""
         with self._counted:
             if self._counts is None:
-                nodes = torch.zeros(self._num_nodes, dtype=torch.int32, device="cpu")
-                edges = torch.zeros(self.graph.num_edges(), dtype=torch.int32, device="cpu")
+                where = self.graph.device if isinstance(self.graph, Graph) else torch.device("cpu")  # as the structure
+                nodes = torch.zeros(self._num_nodes, dtype=torch.int32, device=where)
+                edges = torch.zeros(self.graph.num_edges(), dtype=torch.int32, device=where)
                 number, seen = 0, 0
                 while seen < self._coverage * self._num_nodes:
-                    sample = self._induce(self._draw(stream_key(self._seed, _PRESAMPLING, number)))
-                    chosen = sample.node[self._node_type].cpu()
+                    sample = self._induce(self._once(self._draw(stream_key(self._seed, _PRESAMPLING, number))))
+                    chosen = sample.node[self._node_type].to(where)
                     nodes[chosen] += 1  # each is there once
-                    edges[sample.edge[self._edge_type].cpu()] += 1
+                    edges[sample.edge[self._edge_type].to(where)] += 1
                     number, seen = number + 1, seen + max(1, chosen.numel())
+                if where.type == "cuda":
+                    torch.cuda.synchronize(where)  # samples may be made on any stream
                 self._counts = number, nodes, edges
             return self._counts
 
     def _weights(self, sample: Sample) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
         """edge_weight C(v) / C(u, v) and node_weight num_presamples / C(v); what was never counted counts once."""
-        number, nodes, edges = self._count()
-        of_node = nodes[sample.node[self._node_type].cpu()].clamp_(min=1).double()
-        of_edge = edges[sample.edge[self._edge_type].cpu()].clamp_(min=1).double()
-        edge_weight = (of_node[sample.col[self._edge_type].cpu()] / of_edge).float()
+        number, nodes, edges = self.counts()
+        of_node = nodes[sample.node[self._node_type].to(nodes.device)].clamp_(min=1).double()
+        of_edge = edges[sample.edge[self._edge_type].to(nodes.device)].clamp_(min=1).double()
+        edge_weight = (of_node[sample.col[self._edge_type].to(nodes.device)] / of_edge).float()
         node_weight = (number / of_node).float()
         return (
             {self._edge_type: to_device(edge_weight, self.device)},
@@ -166,7 +180,10 @@ class SaintNodeSampler(SaintSampler):
 
     def __init__(self, graph: AnyGraph, size: int, **options: Any) -> None:
         super().__init__(graph, size, **options)
-        self._ends = graph.csc().indptr[1:].cpu() if isinstance(graph, Graph) else self._sum_degrees()
+        ends = graph.csc().indptr[1:] if isinstance(graph, Graph) else self._sum_degrees()
+        self._ends, self._num_draws = to_device(ends.contiguous(), self.device), graph.num_edges()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # samples may be made on any stream
 
     def _sum_degrees(self) -> Tensor:
         assert not isinstance(self.graph, Graph)
@@ -177,7 +194,8 @@ class SaintNodeSampler(SaintSampler):
         return torch.cumsum(ends, 0, out=ends)
 
     def _draw(self, key: int) -> Tensor:
-        edges = draw_below(torch.arange(self.size, device="cpu"), int(self._ends[-1]), key=stream_key(key, _ROOTS))
+        numbers = torch.arange(self.size, device=self.device)
+        edges = draw_below(numbers, self._num_draws, key=stream_key(key, _ROOTS))
         return self._ids(torch.searchsorted(self._ends, edges, right=True))
 
 
@@ -186,11 +204,11 @@ class SaintEdgeSampler(SaintSampler):
 
     def _draw(self, key: int) -> Tensor:
         nodes = self._uniform(key)
-        seeds = to_device(nodes.to(self._hoods.id_dtypes[self._node_type]), self.device)
-        tree = to_device(torch.arange(self.size, device="cpu"), self.device)
+        seeds = nodes.to(self._hoods.id_dtypes[self._node_type])
+        tree = torch.arange(self.size, device=self.device)
         (found,) = self._hoods.sample([HopRequest(self._edge_type, seeds, 1, stream_key(key, _STEPS), tree=tree)])
-        ends = nodes[found.indptr.diff().cpu() > 0]
-        return torch.stack([ends, found.ids.cpu().long()], dim=1).view(-1)
+        ends = nodes[found.indptr.diff() > 0]
+        return torch.stack([ends.long(), found.ids.long()], dim=1).view(-1)
 
 
 class SaintWalkSampler(SaintSampler):
@@ -201,8 +219,6 @@ class SaintWalkSampler(SaintSampler):
             raise ValueError(f"length must be at least 1, got {length}")
         self.length = length
         super().__init__(graph, size, **options)
-        if self.device.type != "cpu":
-            raise ValueError("walks are made on the host: pass device='cpu' with a graph that is there")
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"length": self.length}

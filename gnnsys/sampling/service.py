@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
-from gnnsys.sampling.draw_rule import find_rule
 from gnnsys.sampling.edges_within import answer_inner
 from gnnsys.sampling.hop_message import HopAnswer, InnerRequest, PartsRequest, answers_to_arrays
 from gnnsys.sampling.lookups import look_up
@@ -20,6 +19,7 @@ from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.part_view import ViewSpec
 from gnnsys.sampling.part_visits import PartHop, SourceSums
 from gnnsys.sampling.prepared_views import PreparedViews
+from gnnsys.sampling.rules import find_rule
 
 _CHUNK_BYTES = 1 << 20  # a reply is sent as soon as it has so much
 _CHUNK_PIECES = 128

@@ -6,14 +6,14 @@ The nodes are those that neighbour sampling finds; the edges are all edges of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.sampling.fanouts import Fanouts
-from gnnsys.sampling.induced import induced
+from gnnsys.sampling.induced import induced_edges, with_edges
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph
 from gnnsys.sampling.sample import Sample
@@ -23,7 +23,8 @@ from gnnsys.sampling.sampler import SampleKey, Sampler
 class ShadowSampler(Sampler):
     """Samples `num_neighbors` hop by hop around each seed, and takes every edge among what it found for that seed.
 
-    With `disjoint=False` all seeds of a batch share one subgraph, as in DGL's ShaDowKHopSampler.
+    With `disjoint=False` all seeds of a batch share one subgraph, as in DGL's ShaDowKHopSampler,
+    which expands all nodes that were seen in every hop, `expand="frontier"`.
 
     >>> loader = gnnsys.NeighborLoader(graph, sampler=ShadowSampler(graph, [10, 5]), batch_size=64)  # doctest: +SKIP
     """
@@ -38,10 +39,11 @@ class ShadowSampler(Sampler):
         disjoint: bool = True,
         replace: bool = False,
         weight: str | None = None,
+        expand: Literal["new", "frontier"] = "new",
         device: torch.device | str | None = None,
     ) -> None:
         self._nodes = NeighborSampler(
-            graph, num_neighbors, disjoint=disjoint, replace=replace, weight=weight, device=device
+            graph, num_neighbors, disjoint=disjoint, replace=replace, weight=weight, expand=expand, device=device
         )
         self.graph, self.device = graph, self._nodes.device
 
@@ -62,4 +64,5 @@ class ShadowSampler(Sampler):
     ) -> Sample:
         self.refuse(seed_time=seed_time)
         found = self._nodes.sample(seeds, key=key, tree=tree, exclude=exclude)
-        return induced(found, self.graph, exclude)
+        row, col, edge = induced_edges(self.graph, found.node, self.graph.edge_types, found.tree, exclude)
+        return with_edges(found, row, col, edge)

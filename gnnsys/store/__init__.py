@@ -6,6 +6,7 @@ from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.columns import ColumnChoice, ColumnSource, NarrowReading, NarrowRows, begin_narrowed
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.device_table import DeviceTable, TablePiece, copied_pieces, runs_of
+from gnnsys.store.device_window import DeviceWindow
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.embedding import DistEmbedding
 from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
@@ -46,6 +47,7 @@ __all__ = [
     "ColumnSource",
     "DeviceCache",
     "DeviceTable",
+    "DeviceWindow",
     "DistEmbedding",
     "DistTensor",
     "ExpectedReads",

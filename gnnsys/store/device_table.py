@@ -11,7 +11,7 @@ import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from gnnsys.ops import DeviceReads, gather_rows, read_table
 from gnnsys.store.candidates import DEVICE, Candidate, Located, Policy
 from gnnsys.store.columns import ColumnChoice, DeviceColumns
 from gnnsys.store.device_cache import CacheCounters
+from gnnsys.store.device_window import DeviceFlight, DeviceLeg, DeviceWindow
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.memory_budget import MemoryBudget
 from gnnsys.store.source import PendingRead, ReadContext, Source, begin_scattered, read_rows, send
@@ -87,7 +88,11 @@ class DeviceTable:
         self._bounds = torch.tensor(bounds, dtype=torch.int64, device=device)
         self.is_remote = sum(piece.rows.shape[0] for piece in self._pieces) < self._shape[0]
         self._kept = _Kept()
+        self._window: DeviceWindow | None = None
+        self._kind: Hashable = None
+        self._otherwise: Source = self.remote
         self._reads = DeviceReads()
+        self._choice = choice
         self.columns = None if choice is None else DeviceColumns(choice, self._dtype, device)
         if remote is None:  # the others share its rows
             MemoryBudget.of(device).watch(self, f"rows of {table.name}", DeviceTable._device_bytes)
@@ -125,15 +130,24 @@ class DeviceTable:
     def with_remote(self, remote: Source) -> DeviceTable:
         """The same rows, those that are not here read from `remote`: the table with another policy, or shared between
         batches."""
-        other = DeviceTable(self.table, self._pieces, self.device, remote)
-        other._kept = self._kept
-        return other
+        return self._face(remote, self._choice)
 
     def narrowed(self, choice: ColumnChoice, remote: Source) -> DeviceTable:
         """The same rows, those of other parts by the chosen columns. `remote` has those that are not here: narrow, or
         whole where some of the own part are among them."""
+        return self._face(remote, choice)
+
+    def _face(self, remote: Source, choice: ColumnChoice | None) -> DeviceTable:
         other = DeviceTable(self.table, self._pieces, self.device, remote, choice)
         other._kept = self._kept
+        return other
+
+    def sharing(self, window: DeviceWindow, kind: Hashable, otherwise: Source | None = None) -> DeviceTable:
+        """The same rows, those that are not here kept on the device for the batches of `window`. Tables of the same
+        `kind` are read with the same ids. Rows that the device has no memory to keep come from `otherwise`."""
+        other = self.with_remote(self.remote)
+        other._window, other._kind = window, kind
+        other._otherwise = self.remote if otherwise is None else otherwise
         return other
 
     def is_own(self, ids: Tensor) -> Tensor:
@@ -217,26 +231,29 @@ class DeviceTable:
         return f"DeviceTable({self.name!r}, {list(self._shape)}, {self._dtype} on {self.device}{cached})"
 
     def _begin_remote(self, ids: Tensor, cache: RowCache | None, context: ReadContext) -> _Missing | None:
-        """Asks for the rows that are not here. The host waits for their ids, once for all tables cut alike."""
-        alike = (id(ids), tuple((piece.first, piece.end) for piece in self._pieces))
+        """Asks for the rows that are not here. The host waits for their number, once for all tables cut alike."""
+        cut = (tuple((piece.first, piece.end) for piece in self._pieces), None if cache is None else cache.name)
         # The ids and the cached rows are kept with what was found, so that none of these numbers is another's.
-        _, _, at, wanted = context.once(
-            (*alike, None if cache is None else cache.name), lambda: (ids, cache, *self._missing(ids, cache))
-        )
+        alike = (id(ids), *cut)
+        _, _, at, wanted = context.once(alike, lambda: (ids, cache, *self._missing(ids, cache)))
         if at.numel() == 0:
             return None
+        if self._window is not None:
+            flight = self._window.flight(context)
+            return _Shared(flight, *flight.add((self._kind, *cut), wanted, self.remote, self._otherwise), at)
         rows = torch.empty(
             (at.numel(), *self.remote.shape[1:]), dtype=self._dtype, pin_memory=self.device.type == "cuda", device="cpu"
         )
-        return _Missing(self.remote.begin(wanted, rows, context), rows, at)
+        asked = context.once(("on the host", *alike), lambda: wanted.to("cpu"))
+        return _Pulled(self.remote.begin(asked, rows, context), rows, at)
 
     def _missing(self, ids: Tensor, cache: RowCache | None) -> tuple[Tensor, Tensor]:
-        """Where among the ids those stand that are not here, on the device, and what they are, on the host."""
+        """Where among the ids those stand that are not here, and what they are."""
         is_missing = ~self.is_own(ids)
         if cache is not None:
             is_missing &= gather_rows(cache.slots, ids) < 0
         at = is_missing.nonzero().view(-1)
-        return at, ids[at].to("cpu")
+        return at, ids.index_select(0, at)
 
     def fill(self, ids: Tensor, out: Tensor, cache: RowCache | None) -> Tensor:
         """`out` with the rows that are here or in `cache`, those of others left as they are."""
@@ -260,12 +277,45 @@ class DeviceTable:
         return rows + (0 if self._cache is None else self._cache.rows.nbytes + self._cache.slots.nbytes)
 
 
-class _Missing(NamedTuple):
-    """Rows that are on their way to the host, and where among all they go."""
+class _Missing(Protocol):
+    """Rows that are not here, and where among all they go."""
+
+    @property
+    def at(self) -> Tensor: ...
+
+    def arrive(self, device: torch.device) -> Tensor:
+        """Waits for them; on the device, in the order of the current stream."""
+        ...
+
+
+class _Pulled(NamedTuple):
+    """Rows on their way to the host."""
 
     reading: PendingRead
     rows: Tensor
     at: Tensor
+
+    def arrive(self, device: torch.device) -> Tensor:
+        arrived = self.reading.result()
+        if arrived is not self.rows:
+            self.rows.copy_(arrived)
+        return send(self.rows, device)
+
+
+class _Shared(NamedTuple):
+    """Rows of which the device has some already."""
+
+    flight: DeviceFlight
+    leg: DeviceLeg
+    number: int  # of the table in the leg
+    at: Tensor
+
+    def arrive(self, device: torch.device) -> Tensor:
+        self.flight.complete()
+        rows = self.leg.rows[self.number]
+        if device.type == "cuda":  # perhaps made in the order of another stream
+            rows.record_stream(torch.cuda.current_stream(device))
+        return rows
 
 
 class _TableReading(NamedTuple):
@@ -283,10 +333,7 @@ class _TableReading(NamedTuple):
             out = torch.empty((self.ids.numel(), *table.shape[1:]), dtype=table.dtype, device=table.device)
         table.fill(self.ids, out, self.cache)
         if self.missing is not None:
-            arrived = self.missing.reading.result()
-            if arrived is not self.missing.rows:
-                self.missing.rows.copy_(arrived)
-            arrived = send(self.missing.rows, table.device)
+            arrived = self.missing.arrive(table.device)
             if table.columns is not None and arrived.shape[1:] != out.shape[1:]:
                 table.columns.put(arrived, out, self.missing.at)
             else:

@@ -4,8 +4,8 @@
 completes it (its own batch in its turn, or a flight that waits for its rows) hands its rows on to all that registered
 for them and leaves the window, before anybody else sees the batch: a user may change a batch in place, the rows that
 others got are those that arrived. A copy of what it asked for stays with the window for a while. Every row is kept
-once, by the flight that asked for it: first in, first out, which for the same memory saves more than keeping whole
-batches.
+once, where the flight that asked for it has put it: first in, first out, which for the same memory saves more than
+keeping whole batches. A slab has the rows of several flights, so that there are few places to copy from.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.ops import BufferPool, IdTable, gather_rows, move_rows
+from gnnsys.ops import BufferPool, IdTable, bucket_ids, gather_rows, move_rows
 from gnnsys.store.candidates import Located, Policy, remote_positions
 from gnnsys.store.source import HOST, PendingRead, ReadContext, Source, begin_scattered, row_bytes
 
-_POSITION = 0xFFFFFFFF  # a row's place is (flight number << 32) | position among the flight's rows
+_POSITION = 0xFFFFFFFF  # a row's place is (number of its flight or slab << 32) | position among the rows there
 _SLACK = 1 << 16
+_NUM_SLABS = 8  # about so many have all that is kept
 
 
 class SharedInFlight:
@@ -106,6 +107,7 @@ class Leg:
     id_bound: int
     asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
     held: Tensor | None = None  # int64, positions of ids that others may have from this leg; None: `remote`
+    noted: _Noted | None = None  # where the window has written down the places of `held`
     num_shared: int = 0  # rows that come from other batches, or a second time in this one
     sources: list[Source] = field(default_factory=list)  # as outs
 
@@ -212,15 +214,22 @@ class Flight:
             self._window.leave(self)
 
 
-class _Kept(NamedTuple):
-    """What a complete flight had asked for: by the key of its leg the ids, and their rows in each table."""
+class _Noted(NamedTuple):
+    """Rows of `_RowPlaces.place`, valid until that has been cleared again."""
 
-    ids: dict[Hashable, Tensor]
-    rows: dict[Hashable, list[Tensor]]
+    local: Tensor
+    version: int
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(rows.nbytes for tables in self.rows.values() for rows in tables)
+
+class _Slab:
+    """Kept rows of several flights, one behind the other: the ids, and their rows in each table of a leg."""
+
+    def __init__(self, key: Hashable, capacity: int, outs: Sequence[Tensor], buffers: BufferPool) -> None:
+        self.key, self.capacity = key, capacity
+        self.rows = [buffers.empty((capacity, *out.shape[1:]), out.dtype) for out in outs]
+        self.ids: list[tuple[int, Tensor]] = []  # those that others may have: from which row on, and which
+        self.num_taken = 0
+        self.num_bytes = sum(rows.nbytes for rows in self.rows)
 
 
 class InFlightWindow:
@@ -233,7 +242,7 @@ class InFlightWindow:
         self._size, self._keep = size, keep
         self._lock = threading.Lock()
         self._flights: dict[int, Flight] = {}  # by number, oldest first
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _Slab] = {}  # by number, oldest first
         self._buffers = BufferPool(max_free=4)
         self._places: dict[Hashable, _RowPlaces] = {}
         self._next = 0
@@ -262,25 +271,44 @@ class InFlightWindow:
 
     def land(self, flight: Flight) -> None:
         """Leaves, but for a copy of what the flight brought."""
-        kept, num_remote = _Kept({}, {}), 0
+        kept: list[tuple[Leg, Tensor, int, _Slab, int]] = []
         if self._keep:
-            for key, leg in flight.legs.items():
-                held = leg.remote if leg.held is None else leg.held
-                kept.ids[key] = leg.ids.index_select(0, held)
-                kept.rows[key] = [self._copy(out, held) for out in leg.outs]
-                num_remote += sum(leg.remote.numel() * out[:1].nbytes for out in leg.outs)
+            with self._lock:
+                for leg in flight.legs.values():
+                    held = leg.remote if leg.held is None else leg.held
+                    if held.numel():
+                        number, slab = self._slab_for(leg, held.numel())
+                        kept.append((leg, held, number, slab, slab.num_taken))
+                        slab.num_taken += held.numel()
+        for leg, held, _, slab, first in kept:
+            for out, rows in zip(leg.outs, slab.rows, strict=True):
+                gather_rows(out, held, out=rows[first : first + held.numel()])
         with self._lock:
-            if self._flights.pop(flight.number, None) is None or not kept.ids:
+            if self._flights.pop(flight.number, None) is None:
                 return
-            self._kept[flight.number] = kept
+            for leg, held, number, slab, first in kept:
+                if number in self._kept:
+                    slab.ids.append((first, leg.ids.index_select(0, held)))
+                    self._places[leg.key].renote(leg.noted, slab.ids[-1][1], (number << 32) + first)
+            num_remote = sum(leg.remote.numel() * out[:1].nbytes for leg in flight.legs.values() for out in leg.outs)
             surplus = self._num_kept_bytes() - self._keep * num_remote
             for number in list(self._kept):
                 if surplus <= 0:
                     break
                 surplus -= self._kept.pop(number).num_bytes
 
-    def _copy(self, rows: Tensor, index: Tensor) -> Tensor:
-        return gather_rows(rows, index, out=self._buffers.empty((index.numel(), *rows.shape[1:]), rows.dtype))
+    def _slab_for(self, leg: Leg, num_rows: int) -> tuple[int, _Slab]:
+        """One with room for so many rows of the leg's tables: the newest of its kind, or a new one."""
+        for number in reversed(self._kept):
+            slab = self._kept[number]
+            if slab.key == leg.key:
+                if slab.num_taken + num_rows <= slab.capacity:
+                    return number, slab
+                break
+        number, self._next = self._next, self._next + 1
+        capacity = max(num_rows, self._keep * leg.remote.numel() // _NUM_SLABS)
+        self._kept[number] = _Slab(leg.key, capacity, leg.outs, self._buffers)
+        return number, self._kept[number]
 
     def forget(self) -> None:
         """No later flight takes rows from those that are under way now, or were."""
@@ -307,7 +335,8 @@ class InFlightWindow:
         taken, new = shared.nonzero().view(-1), (~shared).nonzero().view(-1)
         mine = torch.arange(new.numel(), device="cpu") + (flight.number << 32)
         # An id that comes twice has one place: the other rows are repeats of that one.
-        repeated = (places.put(local.index_select(0, new), mine) != mine).nonzero().view(-1)
+        leg.noted = _Noted(local.index_select(0, new), places.version)
+        repeated = (places.put(leg.noted.local, mine) != mine).nonzero().view(-1)
         leg.num_shared = taken.numel() + repeated.numel()
         if leg.num_shared == 0:
             return
@@ -316,7 +345,7 @@ class InFlightWindow:
         ask.index_fill_(0, leg.remote.index_select(0, taken), False)
         if repeated.numel():
             to = leg.held.index_select(0, repeated)
-            rows = places.place.index_select(0, local.index_select(0, new.index_select(0, repeated))) & _POSITION
+            rows = places.place.index_select(0, leg.noted.local.index_select(0, repeated)) & _POSITION
             flight.repeats.append(_Move(leg.outs, leg.held.index_select(0, rows), leg.outs, to))
             ask.index_fill_(0, to, False)
         leg.asked = ask.nonzero().view(-1)
@@ -329,13 +358,13 @@ class InFlightWindow:
             places = self._places[leg.key] = _RowPlaces(leg.id_bound, leg.sources)
         if places.num_ids > 2 * (8 + self._size + self._keep) * num_ids + _SLACK:
             places.clear()
-            for number, kept in self._kept.items():
-                if leg.key in kept.ids:
-                    places.note(kept.ids[leg.key], number)
+            for number, slab in self._kept.items():
+                for first, ids in slab.ids if slab.key == leg.key else ():
+                    places.note(ids, (number << 32) + first)
             for number, other in self._flights.items():
                 if leg.key in other.legs:
                     theirs = other.legs[leg.key]
-                    places.note(theirs.ids[theirs.remote if theirs.held is None else theirs.held], number)
+                    places.note(theirs.ids[theirs.remote if theirs.held is None else theirs.held], number << 32)
         return places
 
     def _drop_idle_places(self, legs: Sequence[Leg]) -> None:
@@ -343,20 +372,24 @@ class InFlightWindow:
         new ones."""
         if all(leg.key in self._places for leg in legs):
             return
-        live = {leg.key for leg in legs} | {key for kept in self._kept.values() for key in kept.ids}
+        live = {leg.key for leg in legs} | {slab.key for slab in self._kept.values()}
         live |= {key for flight in self._flights.values() for key in flight.legs}
         self._places = {key: places for key, places in self._places.items() if key in live}
 
     def _take(self, flight: Flight, leg: Leg, places: Tensor, to: Tensor) -> None:
         """Has the rows at `places` brought to the positions `to` of the leg: by flights, or from what was kept."""
-        numbers, rows = places >> 32, places & _POSITION
-        for number in (*self._kept, *self._flights):
-            mine = (numbers == number).nonzero().view(-1)
-            if mine.numel() == 0:
+        numbers = sorted((*self._kept, *self._flights))
+        bounds = torch.tensor([0, *(number << 32 for number in (*numbers, self._next))], device="cpu")
+        grouped = bucket_ids(places, bounds)
+        sizes, begin = grouped.counts.tolist(), 0
+        for number, size in zip((-1, *numbers), sizes, strict=True):  # nothing is before the first
+            if size == 0:
                 continue
-            theirs, at = rows.index_select(0, mine), to.index_select(0, mine)
+            end = begin + size
+            theirs, at = grouped.local[begin:end], to.index_select(0, grouped.order[begin:end])
+            begin = end
             if number in self._kept:
-                flight.copies.append(_Move(self._kept[number].rows[leg.key], theirs, leg.outs, at))
+                flight.copies.append(_Move(self._kept[number].rows, theirs, leg.outs, at))
                 continue
             donor = self._flights[number]
             other = donor.legs[leg.key]
@@ -365,13 +398,14 @@ class InFlightWindow:
             flight.donors.append(donor)
 
     def _is_live(self, places: Tensor) -> Tensor:
-        """Which places are in flights of the window. Those completed in turn are its oldest: then numbers tell."""
+        """Which places are in flights of the window or in slabs."""
         numbers = sorted((*self._kept, *self._flights))
         if not numbers:
             return torch.zeros(places.numel(), dtype=torch.bool, device="cpu")
-        if len(numbers) == self._next - 1 - numbers[0]:  # all between the oldest and the one that enters now
-            return places >= numbers[0] << 32
-        return torch.isin(places >> 32, torch.tensor(numbers, device="cpu"))
+        before = numbers[0] - 1  # and all that are older, are gone
+        is_live = torch.zeros(self._next - before, dtype=torch.bool, device="cpu")
+        is_live[torch.tensor(numbers, device="cpu") - before] = True
+        return is_live.index_select(0, ((places >> 32) - before).clamp_(min=0))
 
 
 class _RowPlaces:
@@ -382,10 +416,11 @@ class _RowPlaces:
         self._table = IdTable(id_bound)
         self.place = torch.empty(0, dtype=torch.int64, device="cpu")  # by local id of the table; -1: nowhere
         self.num_ids = 0
+        self.version = 0
 
     def clear(self) -> None:
         self._table.clear()
-        self.num_ids = 0
+        self.num_ids, self.version = 0, self.version + 1
 
     def local(self, ids: Tensor) -> Tensor:
         """The rows of `place` that these ids have, made where they had none."""
@@ -403,5 +438,13 @@ class _RowPlaces:
         self.place.scatter_(0, local, places)
         return self.place.index_select(0, local)
 
-    def note(self, ids: Tensor, number: int) -> None:
-        self.put(self.local(ids), torch.arange(ids.numel(), device="cpu") + (number << 32))
+    def note(self, ids: Tensor, first: int) -> None:
+        """The ids are at the places from `first` on."""
+        self.put(self.local(ids), torch.arange(ids.numel(), device="cpu") + first)
+
+    def renote(self, noted: _Noted | None, ids: Tensor, first: int) -> None:
+        """The same, of ids that were written down before."""
+        if noted is None or noted.version != self.version:
+            self.note(ids, first)
+        else:
+            self.place.scatter_(0, noted.local, torch.arange(ids.numel(), device="cpu") + first)

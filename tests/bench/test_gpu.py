@@ -28,6 +28,10 @@ ON_HOST = (  # one of each kind; torch's CSR has no bf16 there, and pinned memor
     "spmm/max/0.001225M/fp32/128",
     "compact/5,500,000 int64 ids",
     "sampling/device memory",
+    "labor/three hops",
+    "labor/one hop",
+    "walks/8 steps",
+    "induced/nodes of a batch",
     "gather/512B/pinned host memory",
     "gather/512B/device memory",
     "gather/512B/90% cached",
@@ -74,6 +78,7 @@ def test_every_promise_about_the_gpu_is_a_target_that_check_judges():
     sizes = ("110,000", "1,100,000", "5,500,000")
     promised |= {f"compact/{n} {dtype} ids": 2 for n in sizes for dtype in ("int32", "int64")}
     promised |= {"sampling/device memory": 1, "sampling/pinned host memory": 8}
+    promised |= {"labor/three hops": 0.25, "labor/one hop": 0.25}
     promised |= {"gather/512B/pinned host memory": 0.85, "gather/512B/90% cached": 5}
     promised |= {f"fullgraph/rows on the host/{n}/epoch": 0.5 for n in ("1M", "2.45M")}
     promised |= {f"epoch/{where}": 1 / 1.15 for where in ("device memory", "pinned host memory")}

@@ -23,8 +23,9 @@ WHOLE_GRAPH = "fullgraph"  # likewise: test_fullgraph.py
 ON_GPU = "gpu"  # test_gpu.py
 SAMPLERS_IN_LAB = "lab/"  # test_samplers.py
 ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what others show too
+LONG = ("planted/guided at random", "planted/guided by degree", "planted/guided by gradients,")  # guided as others are
 CASES = [
-    pytest.param(case, id=f"{s}/{case.name}")
+    pytest.param(case, id=f"{s}/{case.name}", marks=[pytest.mark.long] if case.name.startswith(LONG) else [])
     for s in SUITES
     if s not in (IN_LAB, WHOLE_GRAPH, ON_GPU)
     for b in load_suite(s)

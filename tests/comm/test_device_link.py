@@ -100,7 +100,14 @@ def test_a_rank_that_never_asks_for_what_it_was_sent_is_named():
     assert run_ranks(2, work, linked=True) == [True, True]
 
 
-@pytest.mark.parametrize("approximate", [None, BoundarySampling(0.5), Staleness(0.3)], ids=["exact", "bns", "stale"])
+@pytest.mark.parametrize(
+    "approximate",
+    [
+        pytest.param(None, id="exact"),
+        pytest.param(BoundarySampling(0.5), id="bns", marks=pytest.mark.long),
+        pytest.param(Staleness(0.3), id="stale"),
+    ],
+)
 def test_training_over_a_link_is_training_through_the_host(approximate):
     graph = sbm(300)
     x, y = (graph.node_data["node"][name] for name in ("x", "y"))

@@ -1,12 +1,13 @@
 """The examples run as they stand, at tiny sizes, and learn what they set out to learn."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from gnnsys.graph import dataset, save
+from gnnsys.graph import dataset, planted_noise, save
 from gnnsys.partition import partition_graph
 from tests.support.processes import run_ranks
 
@@ -41,6 +42,24 @@ def test_node_classification_goes_on_from_its_last_checkpoint(tmp_path):
     train([*options, str(tmp_path / "cut"), "--epochs", "1"])
     assert list((tmp_path / "cut").glob("step-*")), "it has saved"
     assert train([*options, str(tmp_path / "cut"), "--epochs", "2"]) == whole
+
+
+def test_guided_training_reads_less_of_other_machines_and_learns_as_well(tmp_path):
+    """Five classes: noise columns and rows say nothing, and a guide leaves some of them out."""
+    partition_graph(planted_noise(2000, num_classes=5, num_features=32, noise_columns=32), 2, tmp_path / "parts")
+    program = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    options = ["--epochs", "25", "--batch-size", "48", "--fanout", "5", "5", "--columns", "0.6"]
+    guide = ["--exact", "--every", "5"]
+    first, _ = run_ranks(program, [1, 1], EXAMPLES / "guided.py", tmp_path / "parts", *options, *guide)
+    plain, _ = run_ranks(program, [1, 1], EXAMPLES / "guided.py", tmp_path / "parts", *options, "--no-guide")
+
+    def numbers(text: str) -> tuple[int, int, float]:
+        remote, left_out = re.search(r"machines: ([\d,]+) bytes; left out: ([\d,]+)", text).groups()
+        return int(remote.replace(",", "")), int(left_out.replace(",", "")), float(text.split()[-1])
+
+    (bytes_read, left_out, score), (bytes_before, nothing, score_before) = numbers(first.stdout), numbers(plain.stdout)
+    assert nothing == 0 < left_out and bytes_read + left_out < bytes_before
+    assert score > 0.5 and score > score_before - 0.1
 
 
 def test_pyg_drop_in_trains_a_pyg_model():

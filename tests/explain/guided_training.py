@@ -54,6 +54,7 @@ def train(
     checkpoints: str | None = None,
     kill_at: int = -1,
     kill_explainer_at: int = -1,
+    kill_server_at: int = -1,
     **of_guide: Any,
 ) -> Trained:
     """Exactly guided unless it is said otherwise."""
@@ -81,6 +82,9 @@ def train(
             sampler = guide._sampler()
             if number == kill_explainer_at and sampler._explaining is not None:
                 os.kill(sampler._explaining.pid, signal.SIGKILL)
+            if number == kill_server_at and session.rank == 0:
+                for each in session.status():
+                    os.kill(each["pid"], signal.SIGKILL)
             guide.update(model)
             if saver is not None:
                 saver.step()

@@ -119,13 +119,16 @@ def test_slices_of_rows_beyond_the_budget_are_exact_as_well(session, graph, tmp_
 
 
 @pytest.mark.parametrize("trainers", [[2], [1, 1]], ids=["one machine", "two machines"])
-def test_a_trainer_that_is_killed_goes_on_to_the_weights_of_the_unbroken_run(parts: Path, tmp_path: Path, trainers):
+def test_killed_trainers_and_servers_end_with_the_weights_of_the_unbroken_run(parts: Path, tmp_path: Path, trainers):
     def run(check: bool = True, **options):
         options = {"steps": STEPS, **options}
         ended = run_ranks(PROGRAM, trainers, parts, json.dumps(options), timeout=3 * SECONDS, check=check)
         return [json.loads(each.stdout) for each in ended] if check else ended
 
     whole = run()
+    without_servers = run(kill_server_at=27)
+    assert [each["weights"] for each in without_servers] == [each["weights"] for each in whole]
+    assert [each["batches"] for each in without_servers] == [each["batches"] for each in whole]
     folder = str(tmp_path / "checkpoints")
     ended = run(check=False, checkpoints=folder, kill_at=30)
     assert all(each.returncode != 0 for each in ended)
@@ -218,8 +221,12 @@ def test_bad_use_says_what_to_do(graph, tmp_path: Path) -> None:
             Guide(**{"model": MODEL, **bad})
     with pytest.raises(ValueError, match="cannot be imported"):
         make_loader(graph, Guide(model="tests.explain.models:nobody"))
-    with pytest.raises(ValueError, match="fails"):
+    with pytest.raises(ValueError, match="no model today"):
         make_loader(graph, Guide(model="tests.explain.models:broken"))
+    with pytest.raises(ValueError, match="Pass `arguments` that"):
+        make_loader(graph, Guide(model="gnnsys.nn:GraphSAGE", arguments={"width": 3}))
+    with pytest.raises(ValueError, match="go to another process as JSON"):
+        Guide(model="gnnsys.nn:GraphSAGE", arguments={"in_channels": torch.tensor(3)})
     make_loader(graph, guide)
     with pytest.raises(ValueError, match="guides another loader"):
         make_loader(graph, guide)

@@ -17,7 +17,7 @@ from tests.fullgraph.mixed import LR, agree, dense_sampled, drawn, inputs, train
 from tests.fullgraph.ranks import run_ranks as run_gloo_ranks
 from tests.fullgraph.test_exact import WIDTH, N, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_value
 
 RATE = 0.4
 POLICIES = [BoundarySampling(RATE), Staleness(), Staleness(gamma=0.5)]
@@ -56,12 +56,12 @@ def check(make, world_size, policy, *, empty=None, x_grad=False, tolerance=None,
     return found
 
 
-@every_pair(make=[unequal_sage, gcn, gin, normed], world_size=[1, 2, 3], x_grad=[False, True])
+@every_value(make=[unequal_sage, gcn, gin, normed], world_size=[1, 2, 3], x_grad=[False, True])
 def test_losses_and_gradients_are_those_of_a_dense_computation_with_the_drawn_halo(make, world_size, x_grad):
     check(make, world_size, BoundarySampling(RATE), x_grad=x_grad)
 
 
-@every_pair(
+@every_value(
     packing={"bins of one node": Packing(bin_nodes=1), "four bins": Packing(num_bins=4), "one bin": Packing()},
     intra=[True, False],
     inter=[False, True],

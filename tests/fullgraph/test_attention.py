@@ -16,7 +16,7 @@ from tests.fullgraph.dense import random_graph
 from tests.fullgraph.test_exact import close, random_ranks
 from tests.fullgraph.test_moves import LateStreams
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_value
 
 N, WIDTH, SEED = 60, 5, 9
 GRAPH = random_graph(N, 300, 1)
@@ -70,7 +70,7 @@ OPTIONS = {
 }
 
 
-@every_pair(world_size=[1, 2, 3], moves={"rows lie": False, "rows move": True}, options=OPTIONS)
+@every_value(world_size=[1, 2, 3], moves={"rows lie": False, "rows move": True}, options=OPTIONS)
 def test_attention_is_dropped_alike_on_any_number_of_ranks(world_size, moves, options, monkeypatch):
     if moves:
         monkeypatch.setattr(pass_planner, "streams_between", lambda *_: LateStreams())

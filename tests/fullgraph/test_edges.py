@@ -29,7 +29,7 @@ from gnnsys.partition import partition_graph
 from gnnsys.session.open_parts import open_alone
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_pair, every_value
 
 TOLERANCE = 1e-10
 N, WIDTH, OUT, FEATURES, TYPES = 50, 6, 4, 3, 3
@@ -151,7 +151,7 @@ SCHEDULES = {
 }
 
 
-@every_pair(name=OURS.keys(), world_size=[1, 3], schedule=SCHEDULES)
+@every_value(name=OURS.keys(), world_size=[1, 3], schedule=SCHEDULES)
 def test_our_layers_give_what_they_give_on_the_whole_graph(name, world_size, schedule):
     make, edges = OURS[name]
     check(made(make), world_size, edges, schedule=schedule)
@@ -191,11 +191,9 @@ def test_tensors_go_by_the_order_of_the_edges():
     check(made(OURS["GCNConv"][0]), 3, {"edge_weight": DATA["w"]})
 
 
-@pytest.mark.parametrize("hops", [1, 2])
-@pytest.mark.parametrize(
-    ("num_parts", "trainers", "world_size"), [(1, 1, 1), (3, 1, 1), (2, 2, 2), (3, 1, 3), (1, 4, 4)]
-)
-def test_parts_bring_the_data_of_their_edges(num_parts, trainers, world_size, hops, tmp_path):
+@every_value(shape=[(1, 1, 1), (3, 1, 1), (2, 2, 2), (3, 1, 3), (1, 4, 4)], hops=[1, 2])
+def test_parts_bring_the_data_of_their_edges(shape, hops, tmp_path):
+    num_parts, trainers, world_size = shape
     partition_graph(
         GRAPH, num_parts, tmp_path / "p", trainers_per_part=trainers, objective="communication", halo_hops=hops
     )

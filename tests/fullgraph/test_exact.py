@@ -16,7 +16,7 @@ from gnnsys.nn import GAT, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.ranks import run_ranks as run_gloo_ranks
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_value
 
 TOLERANCE = 1e-10
 N, WIDTH = 60, 5
@@ -146,7 +146,7 @@ PACKINGS = {
 }
 
 
-@every_pair(packing=PACKINGS, intra=[True, False], inter=[True, False], order=["boundary", "ids"])
+@every_value(packing=PACKINGS, intra=[True, False], inter=[True, False], order=["boundary", "ids"])
 def test_every_schedule_and_size_of_bins_gives_the_same(intra, inter, order, packing):
     schedule = BinSchedule(intra_layer=intra, inter_layer=inter, order=order, packing=packing)
     check(skipping, random_graph(N, 300, 2), random_ranks(3), 3, schedule)

@@ -20,7 +20,7 @@ from gnnsys.store import memory_budget
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.test_exact import WIDTH, N, check, gat, normed, random_ranks, skipping, unequal_sage
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_pair, every_value
 
 CPU = torch.device("cpu")
 POISON = 0xFF  # NaN, in every floating-point type
@@ -133,8 +133,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("make", [unequal_sage, gat, skipping, normed], ids=lambda make: make.__name__)
+@every_value(make=[unequal_sage, gat, skipping, normed], options=OPTIONS)
 def test_moving_bins_give_the_dense_answer_however_late_copies_are(make, options, late):
     check(make, random_graph(N, 300, 1), torch.zeros(N, dtype=torch.int64), 1, **options)
     assert late and all(streams.num_buffers > 0 for streams in late)

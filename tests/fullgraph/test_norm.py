@@ -15,7 +15,7 @@ from tests.fullgraph.dense import adjacency, dense_forward, random_graph
 from tests.fullgraph.test_exact import WIDTH, N, check, close, normed, random_ranks, seeded
 from tests.fullgraph.test_moves import LateStreams
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_value
 
 
 def everywhere() -> list[nn.Module]:
@@ -44,7 +44,7 @@ OPTIONS = {
 }
 
 
-@every_pair(
+@every_value(
     make=[everywhere, fixed], world_size=[1, 2, 3], options=OPTIONS, moves={"rows lie": False, "rows move": True}
 )
 def test_normalising_in_bins_gives_the_dense_answer(make, world_size, options, moves, monkeypatch):

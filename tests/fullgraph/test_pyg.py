@@ -13,6 +13,7 @@ from gnnsys.fullgraph import BinSchedule, Dropout, HybridParallel, Packing, Resi
 from gnnsys.fullgraph.offload.copy_streams import HostStreams
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.thread_ranks import run_ranks
+from tests.support.grid import every_value
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -175,23 +176,21 @@ def test_a_layer_gives_what_it_gives_on_the_whole_graph(name):
     check(layers, 3, 4)
 
 
-@pytest.mark.parametrize("name", ["SAGEConv", "GCNConv", "GATConv", "PNAConv"])
-@pytest.mark.parametrize(("world_size", "num_bins"), [(1, 6), (3, 1), (3, 25)])
-def test_two_layers_give_the_same_in_any_number_of_bins(name, world_size, num_bins):
+@every_value(name=["SAGEConv", "GCNConv", "GATConv", "PNAConv"], ranks_and_bins=[(1, 6), (3, 1), (3, 25)])
+def test_two_layers_give_the_same_in_any_number_of_bins(name, ranks_and_bins):
     width = FIT[name]()(draws(N, WIDTH, seed=1).float(), GRAPH.edge_index()).shape[1]
-    check(made(FIT[name], nn.ELU, lambda: pyg.SAGEConv(width, 3)), world_size, num_bins)
+    check(made(FIT[name], nn.ELU, lambda: pyg.SAGEConv(width, 3)), *ranks_and_bins)
 
 
-@pytest.mark.parametrize(
-    ("name", "budget"),
-    [("SAGEConv", 8_000), ("GATv2Conv", 30_000), ("PNAConv", 30_000), ("a layer of one's own", 8_000)],
-)
-@pytest.mark.parametrize("moves", [False, True])
-def test_a_layer_gives_the_same_within_a_budget(name, budget, moves, monkeypatch):
+BUDGETS = {"SAGEConv": 8_000, "GATv2Conv": 30_000, "PNAConv": 30_000, "a layer of one's own": 8_000}
+
+
+@every_value(name=BUDGETS.keys(), moves=[False, True])
+def test_a_layer_gives_the_same_within_a_budget(name, moves, monkeypatch):
     """Each in several bins, which a node's in-edges still fit into."""
     if moves:
         monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.streams_between", lambda *_: HostStreams())
-    check(made(FIT[name]), 2, None, memory_budget=budget)
+    check(made(FIT[name]), 2, None, memory_budget=BUDGETS[name])
 
 
 @pytest.mark.parametrize("name", [name for name, (_, reason) in BY_ROWS.items() if reason is None])

@@ -18,7 +18,7 @@ from tests.fullgraph.ranks import DEADLINE
 from tests.fullgraph.ranks import run_ranks as run_gloo_ranks
 from tests.fullgraph.test_exact import WIDTH, N, close, gcn, gin, loss_of, normed, random_ranks, seeded, unequal_sage
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_value
 from tests.support.processes import processes, start_ranks
 from tests.support.processes import run_ranks as run_processes
 
@@ -52,7 +52,7 @@ def check(make, world_size, gamma=0.0, *, empty=None, x_grad=False, tolerance=No
     agree(found, want[0], want[1], want[2] if x_grad else None, tolerance)
 
 
-@every_pair(make=[unequal_sage, gcn, gin, normed], world_size=[1, 2, 3], gamma=[0.0, 0.7])
+@every_value(make=[unequal_sage, gcn, gin, normed], world_size=[1, 2, 3], gamma=[0.0, 0.7])
 def test_losses_and_gradients_are_those_of_a_dense_computation_with_a_late_halo(make, world_size, gamma):
     check(make, world_size, gamma)
 
@@ -63,7 +63,7 @@ def test_features_that_train_are_never_late(make):
     check(make, 3, x_grad=True, run=run_gloo_ranks)
 
 
-@every_pair(
+@every_value(
     packing={"bins of one node": Packing(bin_nodes=1), "four bins": Packing(num_bins=4), "one bin": Packing()},
     intra=[True, False],
     inter=[False, True],

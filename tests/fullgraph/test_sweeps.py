@@ -26,7 +26,7 @@ from tests.fullgraph.test_exact import WIDTH, N, check, close, gcn, gin, normed,
 from tests.fullgraph.test_moves import LateStreams
 from tests.fullgraph.test_pieces import bring, hub_graph
 from tests.fullgraph.thread_ranks import run_ranks
-from tests.support.grid import every_pair
+from tests.support.grid import every_value
 
 CPU = torch.device("cpu")
 OPTIONS = {
@@ -53,15 +53,14 @@ def swept(monkeypatch) -> list[SourceSweeps]:
     return found
 
 
-@every_pair(make=[unequal_sage, gcn, gin, skipping, normed], options=OPTIONS, world_size=[1, 2])
+@every_value(make=[unequal_sage, gcn, gin, skipping, normed], options=OPTIONS, world_size=[1, 2])
 def test_sweeps_give_the_dense_answer_however_late_copies_are(make, options, world_size, swept):
     ranks = torch.zeros(N, dtype=torch.int64) if world_size == 1 else random_ranks(world_size)
     check(make, hub_graph(N, 200), ranks, world_size, **options)
     assert swept
 
 
-@pytest.mark.parametrize("make", [unequal_sage, gcn, gin, skipping, normed], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("world_size", [1, 2])
+@every_value(make=[unequal_sage, gcn, gin, skipping, normed], world_size=[1, 2])
 def test_nodes_in_groups_give_the_dense_answer(make, world_size, swept, monkeypatch):
     """Each with a sweep of its own."""
     monkeypatch.setattr(sweep_choice, "_SUMS_SHARE", 0.02)

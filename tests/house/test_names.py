@@ -11,7 +11,8 @@ from tests.house.imports import PACKAGE, ROOT, parsed, room_of, rooms_on_disk
 
 # The faces are called like what they take the place of.
 FACES = {"pyg", "dgl"}
-SHARED_WITH_FACES = {"NeighborLoader", "LinkNeighborLoader", "NeighborSampler"}
+SHARED_WITH_FACES = {"NeighborLoader", "LinkNeighborLoader", "NeighborSampler", "LaborSampler", "PinSAGESampler"}
+SHARED_WITH_FACES |= {"ShaDowKHopSampler"}
 
 
 def classes() -> dict[str, set[str]]:

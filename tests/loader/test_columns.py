@@ -108,6 +108,36 @@ def test_a_batch_has_the_columns_of_its_version_whatever_is_in_flight_beside_it(
         assert torch.equal(batch.x, expected(graph, 0, batch.n_id, columns)), number
 
 
+def test_narrow_rows_travel_in_two_bytes_where_that_was_asked_for(two) -> None:
+    graph = two[0]
+    sampler, loader = make(graph, 0, fetch=["x"], wire_dtype=torch.bfloat16)
+    sampler.use(some_scores(graph, 0), at=(0, 0), columns=COLUMNS)
+    own, dropped = graph.book.part_range(0, NODE), sorted({*range(WIDTH)} - {*COLUMNS.tolist()})
+    for batch in loader:
+        rows = expected(graph, 0, batch.n_id, COLUMNS)
+        others = (batch.n_id < own.start) | (batch.n_id >= own.stop)
+        rounded = rows[others].bfloat16().float()
+        rounded[:, dropped] = rows[others][:, dropped]  # what stands in for the others did not travel
+        assert torch.equal(batch.x[others], rounded) and torch.equal(batch.x[~others], rows[~others])
+    counts = loader.counters()["fetch"].counts
+    assert counts["bytes_remote"] == counts["rows_asked"] * 2 * COLUMNS.numel()
+    assert counts["bytes_left_out"] == counts["rows_asked"] * 2 * (WIDTH - COLUMNS.numel())
+    assert sum(record.bytes["left_out"] for record in loader.trace()[: len(loader)]) == counts["bytes_left_out"]
+    loader.close()
+
+
+def test_what_batches_shared_by_columns_of_before_is_forgotten(two) -> None:
+    graph = two[0]
+    sampler, loader = make(graph, 0, batch_size=4, num_threads=1)
+    for number in range(24):
+        sampler.use(some_scores(graph, 0), at=(0, number), columns=torch.tensor([number % 12, (number + 5) % 12]))
+    list(loader)
+    assert loader.counters()["fetch"].counts["rows_asked"] > 0
+    in_flight = 8  # more than the threads and depths of this loader
+    assert len(loader._fetch._window._places) <= in_flight and len(loader._fetch._narrowed) <= 4
+    loader.close()
+
+
 def test_columns_alone_leave_draws_uniform(two) -> None:
     graph = two[0]
     sampler, loader = make(graph, 0)

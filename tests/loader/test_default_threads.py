@@ -19,6 +19,7 @@ BEFORE = {  # threads of the versions that did not look at the machine
     LoadingWork.DEVICE: 1,
     LoadingWork.BUS: 2,
     LoadingWork.MACHINES: 3,
+    LoadingWork.DEVICE_MACHINES: 3,
 }
 
 

@@ -20,6 +20,7 @@ from gnnsys.seeds import split
 from gnnsys.store import RowBuffers
 from tests.sampling.machines import homogeneous, machines, typed
 from tests.seeds.test_shares import Seeds
+from tests.support.grid import every_value
 
 
 def seeds_of(graph: DistGraph, node_type: str, original: Tensor) -> Any:
@@ -70,8 +71,7 @@ def test_padded_batches_equal_those_of_one_process(case: Any) -> None:
         loader.close()
 
 
-@pytest.mark.parametrize("num_threads", [0, 1, None])
-@pytest.mark.parametrize("share", [False, True])
+@every_value(num_threads=[0, 1, None], share=[False, True])
 def test_batches_equal_those_of_one_process(case: Any, num_threads: int | None, share: bool) -> None:
     graph, graphs = case
     node_type = graph.node_types[0]

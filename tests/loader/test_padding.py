@@ -15,6 +15,7 @@ from gnnsys.graph import Graph, sbm
 from gnnsys.loader import Batch, LinkNeighborLoader, NeighborLoader, PadSizes
 from gnnsys.nn import GCN, GIN, GraphSAGE
 from tests.cuda.places import homogeneous, typed
+from tests.support.grid import every_value
 
 FANOUTS = [6, 4, 3]
 
@@ -140,8 +141,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", MODELS)
+@every_value(name=MODELS.keys(), dtype=[torch.float32, torch.float64])
 def test_losses_and_gradients_are_those_without_padding(name: str, dtype: torch.dtype) -> None:
     """Gradients of parameters are sums over all rows: a product of matrices may add them in another order."""
     torch.manual_seed(1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.native.build_native import COMPILE_SECONDS, compile_thrown, compiler, link_thrown
+from tests.support.processes import run_code
 
 CALLS = """
 import ctypes, sys, torch
@@ -41,9 +41,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.parametrize("link", [[], ["-static-libstdc++"]], ids=["shared libstdc++", "a libstdc++ of its own"])
 def test_no_device_memory_is_torchs_own_error(objects: list[Path], tmp_path: Path, link: list[str]):
     library = link_thrown(objects, tmp_path / "thrown.so", link)
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS, str(library)], capture_output=True, text=True, timeout=COMPILE_SECONDS
-    )
+    done = run_code(CALLS, library, timeout=COMPILE_SECONDS)
     words = (
         "CUDA out of memory: gnnsys::spmm asked for 3221225472 bytes (3.00 GiB) on cuda:1, where 1000 of 2000 bytes "
         "are free. torch says: words of torch"

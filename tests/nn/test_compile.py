@@ -38,7 +38,7 @@ def batches(num_hops: int = 2) -> Iterator[Batch]:
     ("make", "trimmed", "backend"),
     [
         pytest.param(SAGE, True, "aot_eager", id="sage, trimmed"),
-        pytest.param(GAT_ONE_LAYER, False, "aot_eager", id="gat, one layer"),
+        pytest.param(GAT_ONE_LAYER, False, "aot_eager", id="gat, one layer", marks=pytest.mark.long),
         pytest.param(GAT_TWO_HEADS, True, "aot_eager", id="gat, trimmed", marks=pytest.mark.long),
         pytest.param(SAGE, True, "inductor", id="sage, trimmed, inductor", marks=pytest.mark.long),
         pytest.param(GAT_TWO_HEADS, False, "aot_eager", id="gat", marks=pytest.mark.long),

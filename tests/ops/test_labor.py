@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, sample_labor, sample_neighbors, source_words, stream_key
+from gnnsys.ops import CSC, normalize_rows, sample_labor, sample_neighbors, source_words, stream_key
 from tests.ops.test_sampling import random_csc, star
 from tests.support.grid import grid
 
@@ -173,3 +173,19 @@ def test_bad_arguments_are_refused(options, message: str) -> None:
     arguments = {"seeds": torch.tensor([0, 1]), "fanout": 1} | options
     with pytest.raises(ValueError, match=message):
         sample_labor(random_csc(30, 600), arguments.pop("seeds"), arguments.pop("fanout"), key=0, **arguments)
+
+
+def test_rows_are_divided_by_their_sum_in_order() -> None:
+    g = torch.Generator().manual_seed(1)
+    indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.randint(0, 300, (500,), generator=g).cumsum(0)])
+    weight = torch.rand(int(indptr[-1]), generator=g) * 10.0 ** torch.randint(-4, 4, (int(indptr[-1]),), generator=g)
+    found = normalize_rows(indptr, weight)
+    for begin, end in zip(indptr.tolist(), indptr[1:].tolist(), strict=False):
+        total = np.float32(0)
+        for value in weight[begin:end].numpy():
+            total = np.float32(total + value)
+        assert np.array_equal(found[begin:end].numpy(), weight[begin:end].numpy() / total)
+    with pytest.raises(ValueError, match="indptr must run from 0"):
+        normalize_rows(indptr, weight[:-1])
+    with pytest.raises(ValueError, match="never decrease"):
+        normalize_rows(torch.tensor([0, 2, 1, 3]), torch.ones(3))

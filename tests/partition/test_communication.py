@@ -157,7 +157,7 @@ def test_a_random_assignment_of_a_graph_with_structure_loses_most_of_its_volume(
 
 
 def test_the_result_is_the_same_for_any_number_of_threads(one_thread):
-    csc = rmat(9000, 90_000).csc()
+    csc = rmat(4000, 40_000).csc()
     part = random_part(csc.num_dst, 8)
     weights, limits = constraints(csc, part, 8, slack=1.05)
     alone = refine_communication(csc, part, 8, weights, limits, seed=3)

@@ -14,7 +14,7 @@ from tests.partition.part_graphs import homogeneous, random_assignment
 
 def test_faults_of_single_bits_and_cut_files_are_refused_and_crash_nothing(tmp_path):
     """All thousand of them are `make fuzz`."""
-    assert check_all(80, 1, tmp_path) == []
+    assert check_all(40, 1, tmp_path) == []
 
 
 @pytest.fixture

@@ -220,7 +220,7 @@ def test_a_batch_of_all_seeds_with_all_neighbours_is_exactly_what_they_reach(cas
         (lambda: rmat(600, 6000), [4], 16),
         (lambda: rmat(600, 6000), [15, 10, 5], 16),
         (lambda: sbm(2000), [5, 3], 32),
-        (lambda: sbm(2000), [15, 10, 5], 64),
+        pytest.param(lambda: sbm(2000), [15, 10, 5], 64, marks=pytest.mark.long),
     ],
 )
 def test_the_expectation_is_what_the_sampler_does_on_average(make, fanouts, batch_size, tmp_path):

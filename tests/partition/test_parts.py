@@ -270,12 +270,12 @@ def every_place(value, path=()):
         yield from every_place(inner, (*path, key))
 
 
-@pytest.mark.parametrize("nonsense", [None, -1, "x", [], {}, [[1, 2], 3]])
-def test_nonsense_anywhere_in_a_manifest_is_a_value_error_or_harmless(nonsense, tmp_path):
-    """One place of the manifest after another, with a checksum that fits."""
+@pytest.mark.parametrize(("first", "nonsense"), list(enumerate([None, -1, "x", [], {}, [[1, 2], 3]])))
+def test_nonsense_anywhere_in_a_manifest_is_a_value_error_or_harmless(first, nonsense, tmp_path):
+    """One place of the manifest after another, with a checksum that fits; each nonsense has its own places."""
     graph = written(tmp_path / "parts", heterogeneous(num_papers=6, num_authors=3, num_edges=9), num_parts=2)
     original, refused = read_manifest(tmp_path / "parts"), 0
-    for place in list(every_place(original))[1::13]:
+    for place in list(every_place(original))[1 + 5 * first :: 29]:
         manifest = read_manifest(tmp_path / "parts")
         holder = manifest
         for key in place[:-1]:
@@ -290,7 +290,7 @@ def test_nonsense_anywhere_in_a_manifest_is_a_value_error_or_harmless(nonsense, 
             assert str(tmp_path / "parts") in str(error), place
             refused += 1
         write_manifest(tmp_path / "parts", original)
-    assert refused > 10
+    assert refused > 5
     assert_same_graph(open_parts(tmp_path / "parts").merge(), graph)
 
 

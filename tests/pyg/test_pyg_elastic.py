@@ -65,7 +65,7 @@ def flat(seen: Any) -> list[int]:
     return [i for stage in seen for rank in stage for batch in rank for i in batch.tolist()]
 
 
-@pytest.mark.parametrize("case", range(16))
+@pytest.mark.parametrize("case", [*range(8), *(pytest.param(case, marks=pytest.mark.long) for case in range(8, 16))])
 def test_however_the_ranks_change_an_epoch_has_every_seed_once(case: int) -> None:
     draw = random.Random(case)
     links, shuffle, seed, own = (draw.random() < 0.4, draw.random() < 0.7, draw.choice([None, 5]), draw.random() < 0.5)

@@ -21,6 +21,7 @@ from torch_geometric.utils import k_hop_subgraph, subgraph, to_undirected  # noq
 
 import gnnsys  # noqa: E402
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler  # noqa: E402
+from tests.support.grid import every_value  # noqa: E402
 
 NUM_NODES, NUM_EDGES = 200, 1600
 
@@ -370,9 +371,7 @@ def test_a_new_epoch_replaces_the_state_of_an_abandoned_one(data: Data, persiste
     assert loader.state_dict()["epoch"] == resumed.state_dict()["epoch"] == 2
 
 
-@pytest.mark.parametrize("seen", [0, 1, 4, 7, 8])  # 8: after the end of the epoch
-@pytest.mark.parametrize("own_generator", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@every_value(seen=[0, 1, 4, 7, 8], own_generator=[False, True], num_workers=[0, 2])  # 8: after the end of the epoch
 def test_epochs_after_a_resumed_one_are_those_of_the_unbroken_run(
     data: Data, seen: int, own_generator: bool, num_workers: int
 ) -> None:

@@ -40,6 +40,16 @@ def homogeneous(num_nodes: int = 120, num_edges: int = 900, seed: int = 0) -> Gr
     return Graph.from_edge_index(edges, num_nodes, node_data, edge_data)
 
 
+def copies(graph: Graph, number: int) -> Graph:
+    """A graph beside itself, without its data: node v of copy c is c * num_nodes + v, and so are edges.
+
+    Draws depend on nodes' ids, so one sample of all copies is as many samples of the graph, in the time of a few.
+    """
+    edges, num_nodes = graph.edge_index(), graph.num_nodes()
+    shifts = torch.arange(number).repeat_interleave(edges.shape[1]) * num_nodes
+    return Graph.from_edge_index(edges.repeat(1, number) + shifts, number * num_nodes)
+
+
 def typed(seed: int = 1) -> Graph:
     """Four edge types, one without edges, and a node type without nodes."""
     g = torch.Generator().manual_seed(seed)

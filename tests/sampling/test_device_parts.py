@@ -15,7 +15,10 @@ from tests.sampling.device_parts import (
     check_deep_halos,
     check_every_kind,
     check_exclusions,
+    check_labor,
+    check_subgraphs,
     check_typed_kinds,
+    check_walks,
 )
 from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global
 from tests.sampling.test_dist import KEY, SEEDS
@@ -40,6 +43,21 @@ def test_a_device_samples_typed_parts_as_one_process_does(tmp_path: Path, num_pa
 @pytest.mark.parametrize("layout", ["a machine each", "all on one machine", "not neighbours"])
 def test_a_device_excludes_the_same_edges(tmp_path: Path, layout: str) -> None:
     check_exclusions(tmp_path / "p", layout, place)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_device_draws_by_labor_what_one_process_draws(tmp_path: Path, layout: str) -> None:
+    check_labor(tmp_path / "p", layout, place)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_device_walks_as_one_process_does(tmp_path: Path, layout: str) -> None:
+    check_walks(tmp_path / "p", layout, place)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_device_makes_the_subgraphs_of_one_process(tmp_path: Path, layout: str) -> None:
+    check_subgraphs(tmp_path / "p", layout, place)
 
 
 def test_a_deeper_halo_changes_no_sample_of_a_device(tmp_path: Path) -> None:

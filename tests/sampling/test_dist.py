@@ -14,6 +14,7 @@ from gnnsys.partition import relabel
 from gnnsys.sampling import NeighborSampler, SampleKey, sample_neighbors
 from gnnsys.sampling.part_view import ViewSpec
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
+from tests.support.grid import every_value
 
 KEY = SampleKey(seed=3, epoch=1, batch=4)
 SEEDS: dict[NodeType, Tensor] = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
@@ -38,7 +39,7 @@ def seed_time(seeds: dict[NodeType, Tensor], options: dict) -> dict[NodeType, Te
     return {t: 10 + torch.arange(ids.numel()) for t, ids in seeds.items()} if options.get("time") == "et" else None
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long), 4])
 def parted(request, tmp_path_factory):
     graph = homogeneous()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:
@@ -78,18 +79,17 @@ def test_typed_samples_are_those_of_one_process(parted_types, kind: str) -> None
         assert_same_sample(ours.sample(to_global(mine, seeds), key=KEY, seed_time=time, tree=tree), expected, mine)
 
 
-@pytest.mark.parametrize(
-    ("num_parts", "owner", "used"),
-    [
-        (4, [0, 1, 0, 1], None),  # several parts on a machine, not neighbours
-        (4, [0, 0, 0, 0], None),  # a machine alone with all parts
-        (3, [1, 1, 1], None),  # a machine without parts
-        (4, [0, 1, 2, 3], [0, 2]),  # empty parts
-    ],
+@every_value(
+    layout={
+        "several parts on a machine, not neighbours": (4, [0, 1, 0, 1], None),
+        "a machine alone with all parts": (4, [0, 0, 0, 0], None),
+        "a machine without parts": (3, [1, 1, 1], None),
+        "empty parts": (4, [0, 1, 2, 3], [0, 2]),
+    },
+    kind=["uniform", "node times", "blocks"],
 )
-@pytest.mark.parametrize("kind", ["uniform", "node times", "blocks"])
-def test_parts_may_lie_anywhere_and_be_empty(tmp_path: Path, num_parts, owner, used, kind: str) -> None:
-    graph = homogeneous()
+def test_parts_may_lie_anywhere_and_be_empty(tmp_path: Path, layout, kind: str) -> None:
+    graph, (num_parts, owner, used) = homogeneous(), layout
     fanouts, options = KINDS[kind]
     expected = NeighborSampler(graph, fanouts, **options).sample(SEEDS, key=KEY)
     with machines(graph, tmp_path / "p", num_parts, machine_of_part=owner, used=used) as graphs:

@@ -16,7 +16,16 @@ from gnnsys.loader import NeighborLoader
 from gnnsys.ops import CSC, draw_below
 from gnnsys.ops import edges_within as csc_edges_within
 from gnnsys.partition import open_parts
-from gnnsys.sampling import GraphService, NeighborSampler, SampleKey, WithinRequest, edges_within, induced, inner_edges
+from gnnsys.sampling import (
+    GraphService,
+    NeighborSampler,
+    SampleKey,
+    WithinRequest,
+    edges_within,
+    induced,
+    inner_edges,
+    neighborhoods,
+)
 from gnnsys.sampling.edges_within import _by_lookup
 from gnnsys.sampling.hop_message import InnerDraw, InnerRequest, Slot, SourceList
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
@@ -81,7 +90,7 @@ def test_what_a_device_does_finds_the_same(trees: bool) -> None:
     graph = homogeneous()
     for without in (None, torch.arange(0, 900, 3)):
         r = lists(120, 120, EDGE, trees=trees)._replace(exclude=without)
-        (found,), (expected,) = _by_lookup(graph, [r], torch.device("cpu")), inner_edges(graph, [r])
+        (found,), (expected,) = _by_lookup(graph, neighborhoods(graph), [r]), inner_edges(graph, [r])
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -112,7 +121,10 @@ def test_numbers_drawn_below_a_bound_are_uniform_and_depend_on_key_and_id_alone(
     assert not torch.equal(draw_below(ids, 7, key=6), drawn)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory) -> Iterator[tuple]:
     graph, seen = homogeneous(), list[Request]()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param, seen=seen) as graphs:

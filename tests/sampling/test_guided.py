@@ -27,7 +27,7 @@ def whole():
     return homogeneous()
 
 
-@pytest.fixture(params=[1, 2, 4])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.long), 4])
 def parted(request, tmp_path, whole):
     with machines(whole, tmp_path / "parts", request.param) as graphs:
         yield graphs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ from torch import Tensor
 from gnnsys.graph import EDGE, NODE, Graph, NodeType, rmat
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.partition import relabel
-from gnnsys.sampling import LaborSampler, NeighborSampler, Sample, SampleKey
+from gnnsys.sampling import LaborSampler, NeighborSampler, Sample, SampleKey, Sampler
 from gnnsys.sampling.labor_importance import importance
-from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
+from tests.sampling.machines import assert_same_sample, copies, homogeneous, machines, to_global, typed
 
 KEY = SampleKey(seed=3, epoch=1, batch=4)
 SEEDS: dict[NodeType, Tensor] = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
@@ -30,7 +32,10 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory):
     graph = homogeneous()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:
@@ -143,14 +148,31 @@ def exact_output(graph: Graph, rows: Tensor) -> Tensor:
     return rows
 
 
+NUM_COPIES, NUM_KEYS = 50, 40  # together 2000 samples
+
+
+def many_outputs(
+    make: Callable[[Graph], Sampler], graph: Graph, rows: Tensor, num_seeds: int, num_keys: int = NUM_KEYS
+) -> tuple[Tensor, float]:
+    """Outputs at the first nodes in many samples, [samples, num_seeds, 1], and how many nodes a sample had."""
+    sampler = make(copies(graph, NUM_COPIES))
+    shifts = torch.arange(NUM_COPIES)[:, None] * graph.num_nodes()
+    seeds = {NODE: (torch.arange(num_seeds) + shifts).view(-1)}
+    samples = [sampler.sample(seeds, key=SampleKey(0, 0, batch)) for batch in range(num_keys)]
+    found = torch.cat([output(s, rows.repeat(NUM_COPIES, 1)).view(NUM_COPIES, num_seeds, 1) for s in samples])
+    return found, sum(s.node[NODE].numel() for s in samples) / found.shape[0]
+
+
+def assert_exact_in_expectation(found: Tensor, exact: Tensor) -> None:
+    error = (found.mean(0) - exact).abs() / (found.std(0) / found.shape[0] ** 0.5).clamp(min=1e-9)
+    assert found.shape[0] == 2000 and float(error.max()) < 4
+
+
 def test_two_layers_are_exact_in_expectation() -> None:
     graph = homogeneous(60, 900)
     rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
-    exact = exact_output(graph, rows)[:20]
-    sampler, seeds = LaborSampler(graph, [6, 6], expand="frontier"), {NODE: torch.arange(20)}
-    found = torch.stack([output(sampler.sample(seeds, key=SampleKey(0, 0, batch)), rows) for batch in range(2000)])
-    error = (found.mean(0) - exact).abs() / (found.std(0) / 2000**0.5).clamp(min=1e-9)
-    assert float(error.max()) < 4
+    found, _ = many_outputs(lambda all_copies: LaborSampler(all_copies, [6, 6], expand="frontier"), graph, rows, 20)
+    assert_exact_in_expectation(found, exact_output(graph, rows)[:20])
 
 
 def test_fewer_nodes_than_uniform_at_the_same_variance_of_two_layers() -> None:
@@ -197,16 +219,14 @@ def test_importance_gives_each_node_the_variance_of_its_fanout_and_rounds_lower_
 def test_labor_i_is_exact_in_expectation_and_has_fewer_nodes() -> None:
     graph = homogeneous(60, 900)
     rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
-    exact = exact_output(graph, rows)[:20]
-    nodes, seeds = [], {NODE: torch.arange(20)}
+    exact, nodes = exact_output(graph, rows)[:20], []
     for rounds in (0, 1, 3):
-        sampler = LaborSampler(graph, [6, 6], expand="frontier", importance_sampling=rounds)
-        samples = [sampler.sample(seeds, key=SampleKey(0, 0, batch)) for batch in range(2000 if rounds == 1 else 300)]
-        nodes.append(sum(s.node[NODE].numel() for s in samples) / len(samples))
+        options = {"expand": "frontier", "importance_sampling": rounds}
+        make, num_keys = partial(LaborSampler, num_neighbors=[6, 6], **options), NUM_KEYS if rounds == 1 else 6
+        found, num_nodes = many_outputs(make, graph, rows, 20, num_keys)
         if rounds == 1:
-            found = torch.stack([output(s, rows) for s in samples])
-            error = (found.mean(0) - exact).abs() / (found.std(0) / 2000**0.5).clamp(min=1e-9)
-            assert float(error.max()) < 4
+            assert_exact_in_expectation(found, exact)
+        nodes.append(num_nodes)
     assert nodes[0] > nodes[1] > nodes[2], nodes
 
 

@@ -15,7 +15,7 @@ from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.sampling import FastGCNSampler, LadiesSampler, LayerWiseSampler, SampleKey
 from gnnsys.sampling.layer_wise import _draw, _scaled
 from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
-from tests.sampling.test_labor import exact_output, output
+from tests.sampling.test_labor import NUM_COPIES, assert_exact_in_expectation, exact_output, many_outputs
 
 KEY = SampleKey(seed=3, epoch=1, batch=4)
 SEEDS: dict[NodeType, Tensor] = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
@@ -69,32 +69,32 @@ def test_what_is_drawn_follows_q(kind: type[LayerWiseSampler]) -> None:
     graph = homogeneous(60, 500)
     seeds = {NODE: torch.arange(60)}  # all rows: both have the same q, and every node that is drawn has an edge
     q = squared_norms(dense(graph), range(60))
-    sampler, times = kind(graph, [20], normalize=False), np.zeros(60)
+    num_keys, number = 100, 400
+    sampler, times = kind(graph, [number], normalize=False), np.zeros(60)
     degree = np.maximum(dense(graph).sum(1), 1)
-    for batch in range(2000):
+    for batch in range(num_keys):
         sample = sampler.sample(seeds, key=SampleKey(0, 0, batch))
         csc, weight = sample.blocks[0].csc[EDGE], sample.blocks[0].edge_weight[EDGE].double().numpy()
         src = csc.indices.numpy()  # seeds are all nodes in order, so local ids are ids
         found = np.zeros(60)
-        found[src] = weight * degree[csc.dst().numpy()] * 20 * q[src]
+        found[src] = weight * degree[csc.dst().numpy()] * number * q[src]
         times += found.round()
-    assert times.sum() == 2000 * 20
-    error = np.sqrt(2000 * 20 * q * (1 - q)).clip(1e-9)
-    assert (np.abs(times - 2000 * 20 * q) / error).max() < 4
+    assert times.sum() == num_keys * number
+    error = np.sqrt(num_keys * number * q * (1 - q)).clip(1e-9)
+    assert (np.abs(times - num_keys * number * q) / error).max() < 4
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_two_layers_are_exact_in_expectation_without_normalizing(kind: type[LayerWiseSampler]) -> None:
+    """Copies share a layer's draws, which makes their mean a little more exact than that of as many samples."""
     graph = homogeneous(60, 900)
     rows = torch.randn(60, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
-    exact = exact_output(graph, rows)[:20]
-    sampler, seeds = kind(graph, [30, 30], normalize=False), {NODE: torch.arange(20)}
-    found = torch.stack([output(sampler.sample(seeds, key=SampleKey(0, 0, batch)), rows) for batch in range(2000)])
-    error = (found.mean(0) - exact).abs() / (found.std(0) / 2000**0.5).clamp(min=1e-9)
-    assert float(error.max()) < 4
+    numbers = [30 * NUM_COPIES, 30 * NUM_COPIES]
+    found, _ = many_outputs(lambda all_copies: kind(all_copies, numbers, normalize=False), graph, rows, 20)
+    assert_exact_in_expectation(found, exact_output(graph, rows)[:20])
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_parts", [1, 2, *(pytest.param(number, marks=pytest.mark.long) for number in (3, 4))])
 def test_every_machine_samples_what_one_process_samples(tmp_path: Path, num_parts: int) -> None:
     graph = homogeneous()
     with machines(graph, tmp_path / "p", num_parts) as graphs:

@@ -14,7 +14,7 @@ from gnnsys.sampling import (
     NeighborSampler,
     SampleKey,
     Sampler,
-    draw_rule,
+    rules,
     sample_from_arrays,
     sample_to_arrays,
 )
@@ -52,7 +52,7 @@ class Weighted(NeighborSampler):
 
 @pytest.fixture(autouse=True)
 def rule(monkeypatch):
-    monkeypatch.setattr(draw_rule, "RULES", MappingProxyType({HalfWeights.name: HalfWeights()}))
+    monkeypatch.setattr(rules, "RULES", MappingProxyType({HalfWeights.name: HalfWeights()}))
 
 
 @pytest.mark.parametrize("make, seeds", [(homogeneous, {NODE: [7, 11, 80, 3, 80]}), (typed, {"paper": [5, 60, 2]})])

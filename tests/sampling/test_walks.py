@@ -28,7 +28,10 @@ KEY = SampleKey(seed=3, epoch=1, batch=4)
 ROOTS = torch.tensor([7, 11, 80, 7, 118, 3])
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+LONG = [pytest.param(number, marks=pytest.mark.long) for number in (2, 3)]  # of parts
+
+
+@pytest.fixture(scope="module", params=[1, *LONG, 4])
 def parted(request, tmp_path_factory) -> Iterator[tuple]:
     graph, seen = homogeneous(), list[Request]()
     folder = tmp_path_factory.mktemp("parts") / "p"
@@ -126,7 +129,13 @@ def test_pinsage_takes_the_nodes_that_walks_visit_most() -> None:
         assert visited.ids[visited.root == number].tolist() == best
         total = sum(counts[node] for node in best)
         share = [counts[node] / total for node in best]
-        assert visited.share[visited.root == number].tolist() == pytest.approx(share)
+        assert visited.share(3)[visited.root == number].tolist() == pytest.approx(share)
+
+
+def test_pinsage_without_seeds_of_its_type_says_what_to_write() -> None:
+    sampler = PinSAGESampler(homogeneous(), [4], num_walks=3, length=2)
+    with pytest.raises(ValueError, match=r"seeds must be given as \{'node': ids\}, got node types \[\]"):
+        sampler.sample({}, key=KEY)
 
 
 def test_pinsage_on_parts_is_that_of_one_process(parted) -> None:

@@ -97,7 +97,7 @@ def test_behind_its_last_batch_an_epoch_is_entered_once_more_whatever_the_ranks(
             assert len(list(resumed)) == len(resumed)
 
 
-@pytest.mark.parametrize("case", range(30))
+@pytest.mark.parametrize("case", [*range(10), *(pytest.param(case, marks=pytest.mark.long) for case in range(10, 30))])
 def test_however_the_ranks_change_an_epoch_has_every_seed_once_and_the_next_is_ordinary(
     graph: Graph, case: int
 ) -> None:

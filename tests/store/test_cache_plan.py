@@ -13,6 +13,7 @@ from gnnsys.ops import rmat_edges
 from gnnsys.sampling import batch_visits, part_bounds
 from gnnsys.store import DeviceCache, expected_reads, remote_rows, rows_to_cache
 from tests.sampling.machines import machines
+from tests.support.grid import every_value
 
 REMOTE_FIRST = torch.tensor([True] * 4 + [False] * 5)
 
@@ -57,8 +58,7 @@ def test_rows_of_other_parts_are_remote():
         remote_rows(bounds, [3])
 
 
-@pytest.mark.parametrize("own_cost", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+@every_value(share=[0.0, 0.05, 0.2], own_cost=[0.0, 0.05, 1.0])
 def test_a_loader_on_parts_reads_what_is_predicted_within_five_percent(tmp_path, own_cost, share):
     num_nodes, row_bytes = 6000, 32
     edges = rmat_edges(torch.arange(num_nodes, dtype=torch.int32), 90_000, 0.57, 0.19, 0.19, key=5)

@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops import fill_columns, widen_rows
-from gnnsys.store import ColumnChoice, ColumnSource, InFlightWindow, ReadContext, SharedInFlight, TensorSource
+from gnnsys.store import (
+    ColumnChoice,
+    ColumnSource,
+    DeviceWindow,
+    InFlightWindow,
+    ReadContext,
+    SharedInFlight,
+    TensorSource,
+)
 from gnnsys.store.columns import begin_narrowed
 from tests.sampling.machines import homogeneous, machines
-from tests.store.test_device_table import IDS, on_host
+from tests.store.test_device_table import HOST, IDS, on_host
 
 COLUMNS, WIDTH = torch.tensor([1, 3]), 4
 
@@ -110,3 +118,22 @@ def test_choices_are_equal_where_they_make_the_same_rows_and_bad_ones_say_why() 
     ):
         with pytest.raises(ValueError, match=told):
             ColumnChoice("x", (0, 3), columns, torch.zeros(4))
+
+
+def test_a_device_keeps_narrow_rows_of_one_choice_and_lets_go_of_those_before(tmp_path: Path) -> None:
+    with machines(homogeneous(), tmp_path / "p", 2) as graphs:
+        mine = graphs[0]
+        table, rows, window = mine.store.tensor("node/node/x"), on_host(mine, "node/node/x"), DeviceWindow(HOST, 2)
+        own, all_rows = mine.book.part_range(0), table[torch.arange(120)]
+        for fill in (torch.zeros(4), torch.ones(4)):
+            choice = choice_of(own, fill)
+            shared = rows.narrowed(choice, ColumnSource(table, COLUMNS)).sharing(window, "node")
+            counts = []
+            for ids in (IDS, IDS, torch.arange(120)):
+                context = ReadContext()
+                read = shared.begin(ids, None, context)
+                context.send()
+                assert torch.equal(read.result(), expected(all_rows, choice, ids))
+                counts.append(context.counts["rows_asked"])
+            assert counts[0] > 0 and counts[1] == 0  # the second time the device has them
+            assert len(window._rings) == 1

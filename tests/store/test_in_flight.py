@@ -16,6 +16,7 @@ from gnnsys.ops import scatter_rows
 from gnnsys.store import ReadContext, as_source
 from gnnsys.store.in_flight import Flight, InFlightWindow, Leg, SharedInFlight
 from tests.loader.sources import DEADLINE
+from tests.support.grid import every_value
 
 NUM_IDS = 500
 
@@ -63,9 +64,7 @@ def asked_ids(leg: Leg) -> Tensor:
     return leg.ids if leg.asked is None else leg.ids[leg.asked]
 
 
-@pytest.mark.parametrize("keep", [0, 1, 3])
-@pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("seed", range(4))
+@every_value(size=[1, 3, 8], keep=[0, 1, 3], seed=range(8))
 def test_random_flights_completed_in_any_order_have_their_rows(
     tables: list[Tensor], size: int, keep: int, seed: int
 ) -> None:

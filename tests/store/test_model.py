@@ -25,7 +25,8 @@ from tests.comm.endpoints import Proxy
 from tests.store.cluster import DEADLINE, generator
 
 # To replay a case: GNNSYS_TEST_SEEDS="17" pytest tests/store/test_model.py
-SEEDS = [int(seed) for seed in os.environ.get("GNNSYS_TEST_SEEDS", "1 2").split()]
+GIVEN = [int(seed) for seed in os.environ.get("GNNSYS_TEST_SEEDS", "").split()]
+SEEDS = GIVEN or [1, pytest.param(2, marks=pytest.mark.long)]
 MACHINE_OF_PART = (0, 1, 1)
 MACHINES = (0, 1, 7)  # of the ranks: two read some rows by themselves, the last has all from afar
 THREADS = 2  # of every rank

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gnnsys.store import DistEmbedding, SparseAdagrad, SparseAdam, Store
 from tests.store.cluster import alone, cluster, random_ids, random_rows
+from tests.support.grid import every_value
 
 ROWS, DIM, STEPS = 40, 4, 6
 ADAM = (SparseAdam, torch.optim.SparseAdam, {"lr": 0.05, "betas": (0.8, 0.9)})
@@ -210,8 +211,7 @@ def torchs(case: Case, kind: Any, world_size: int) -> tuple[list[Tensor], list[f
     return [embedding.weight.detach() for embedding in embeddings], scales
 
 
-@pytest.mark.parametrize("kind", [ADAM, ADAGRAD], ids=["adam", "adagrad"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_value(case={case.name: case for case in CASES}, kind={"adam": ADAM, "adagrad": ADAGRAD})
 def test_a_loop_ends_with_the_rows_and_scales_of_torchs_own(case, kind):
     check(case, kind)
 

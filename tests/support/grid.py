@@ -11,6 +11,11 @@ names of those that did not hold.
 
 is six tests instead of twelve: for cases that take longer, where what one argument does may depend on one other, but a
 mistake that needs three of them at once is not what is looked for.
+
+    @every_value(model=[sage, gat], world_size=[1, 2, 3], moves={"rows lie": False, "rows move": True})
+    def test_losses_are_those_of_one_process(model, world_size, moves):
+
+is the same six, of which `make test` runs the three that have every value; the others are marked `long`.
 """
 
 from __future__ import annotations
@@ -70,20 +75,45 @@ def every_pair(**axes: Iterable[Any]) -> pytest.MarkDecorator:
 
     The cases are the same in every process: each is the first of those that have most pairs that none before it had.
     """
+    return _parametrize(axes, lambda rows: [False] * len(rows))
+
+
+def every_value(**axes: Iterable[Any]) -> pytest.MarkDecorator:
+    """`every_pair`, with all cases marked `long` but a few that have every value among them."""
+
+    def is_long(rows: list[tuple[int, ...]]) -> list[bool]:
+        left = {value for row in rows for value in enumerate(row)}
+        short = set()
+        while left:
+            best = max(rows, key=lambda row: len(left.intersection(enumerate(row))))
+            left.difference_update(enumerate(best))
+            short.add(best)
+        return [row not in short for row in rows]
+
+    return _parametrize(axes, is_long)
+
+
+def _parametrize(
+    axes: Mapping[str, Iterable[Any]], is_long: Callable[[list[tuple[int, ...]]], list[bool]]
+) -> pytest.MarkDecorator:
     named = {axis: _name(values) for axis, values in axes.items()}
     empty = [axis for axis, values in named.items() if not values]
     if empty or len(axes) < 2:
         raise ValueError(f"pairs need two arguments with values: {', '.join(empty) or list(axes)}")
     all_cases = list(product(*(range(len(values)) for values in named.values())))
     left = {pair for case in all_cases for pair in _pairs(case)}
-    rows = []
+    rows: list[tuple[int, ...]] = []
     while left:
-        best = max(all_cases, key=lambda case: len(left.intersection(_pairs(case))))
-        left.difference_update(_pairs(best))
-        rows.append([values[at] for values, at in zip(named.values(), best, strict=True)])
-    return pytest.mark.parametrize(
-        list(axes), [pytest.param(*(v for _, v in row), id="-".join(word for word, _ in row)) for row in rows]
-    )
+        rows.append(max(all_cases, key=lambda case: len(left.intersection(_pairs(case)))))
+        left.difference_update(_pairs(rows[-1]))
+    cases = []
+    for row, long in zip(rows, is_long(rows), strict=True):
+        chosen = [values[at] for values, at in zip(named.values(), row, strict=True)]
+        marks = [pytest.mark.long] if long else []
+        cases.append(
+            pytest.param(*(value for _, value in chosen), id="-".join(word for word, _ in chosen), marks=marks)
+        )
+    return pytest.mark.parametrize(list(axes), cases)
 
 
 def _pairs(case: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:

@@ -3,6 +3,7 @@
 Such a rank is what `python program.py` makes of it: a session of its own, its own environment, arguments and output,
 `__main__`, threads and exit functions that are waited for; only the interpreter is not taken apart after success. There
 are two nurseries, so that neighbouring ranks hash strings differently, as processes do that were started one by one.
+All workers of a run have the same two: importing everything takes seconds.
 torchrun's agents come from here too, and fork their ranks (tests/support/torchrun.py). Agents, ranks and servers as
 users have them, each in a fresh process, are in tests/session/test_torchrun_agent.py and in the tests that use the lab.
 `python -m tests.support.nursery FD` is the process.
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import importlib
 import json
 import os
+import secrets
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -97,21 +102,32 @@ class Orders:
 
 
 class Nursery(Orders):
-    """Where such processes come from; it ends with the process that made it."""
+    """Where such processes come from; it ends with the last process that has one of its name.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        here, there = socket.socketpair()
-        super().__init__(here)
-        command = [sys.executable, "-m", "tests.support.nursery", str(there.fileno())]
-        with there:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                env=dict(environment),
-                cwd=ROOT,
-                pass_fds=[there.fileno()],
-                start_new_session=True,
-            )
+    The first to ask for the name starts it. What others ask meanwhile waits in its socket.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._process: subprocess.Popen[bytes] | None = None
+        address = f"\0{name}"  # of no file: it is gone when nobody has the socket
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                listening.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                listening.listen()
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "tests.support.nursery", str(listening.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    env=dict(environment),
+                    cwd=ROOT,
+                    pass_fds=[listening.fileno()],
+                    start_new_session=True,
+                )
+            super().__init__(_connect(address))
 
     def start(
         self, program: Path, arguments: Sequence[str], environment: Mapping[str, str], out: Path, err: Path
@@ -121,7 +137,24 @@ class Nursery(Orders):
         return Forked(self, self.ask(order | {"out": str(out), "err": str(err)}))
 
     def describe_end(self) -> str:
+        if self._process is None:
+            return f"the nursery {self.name}, which another process has started, has ended"
         return f"the nursery (process {self._process.pid}) ended with {self._process.poll()}"
+
+
+def _connect(address: str) -> socket.socket:
+    """Whoever has bound the address listens in a moment."""
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        here = socket.socket(socket.AF_UNIX)
+        try:
+            here.connect(address)
+            return here
+        except ConnectionRefusedError:
+            here.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def forks_ranks() -> bool:
@@ -133,10 +166,11 @@ def forks_ranks() -> bool:
 
 @functools.cache
 def nurseries() -> tuple[Nursery, ...]:
-    """Made when they are first asked for."""
+    """Those of this run, made when they are first asked for."""
     from tests.support.processes import clean_environment
 
-    return tuple(Nursery(clean_environment()) for _ in range(NUM_NURSERIES))
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or secrets.token_hex(8)
+    return tuple(Nursery(f"gnnsys-nursery-{run}-{number}", clean_environment()) for number in range(NUM_NURSERIES))
 
 
 # The process
@@ -169,29 +203,57 @@ def import_everything() -> None:
         getattr(gnnsys, name)
 
 
-def serve(orders: socket.socket) -> dict[str, Any]:
-    """Forks until nobody asks any more; returns in each forked process, with what it was asked to be."""
-    lines = orders.makefile("r")
-    for line in iter(lines.readline, ""):
-        order = json.loads(line)
-        if "collect" in order:
-            answer = os.waitstatus_to_exitcode(os.waitpid(order["collect"], 0)[1])
-        else:
-            assert len(os.listdir("/proc/self/task")) == 1, "a thread of this process would be missing in its children"
-            seen, settled = os.pipe()
-            answer = os.fork()
-            if answer == 0:
-                os.close(seen)
-                lines.close()
+def serve(listening: socket.socket) -> dict[str, Any]:
+    """Forks until nobody is left who asks; returns in each forked process, with what it was asked to be.
+
+    Who asks waits for the answer, so there is never a second line to read.
+    """
+    asking = {listening.accept()[0]}
+    while asking:
+        for orders in select.select([listening, *asking], [], [])[0]:
+            if orders is listening:
+                asking.add(listening.accept()[0])
+                continue
+            line = read_line(orders)
+            if not line:
+                asking.remove(orders)
                 orders.close()
-                settle(order)
-                os.close(settled)
+                continue
+            order = json.loads(line)
+            if "collect" in order:
+                answer = os.waitstatus_to_exitcode(os.waitpid(order["collect"], 0)[1])
+            elif (answer := fork([listening, *asking], order)) == 0:
                 return order
-            os.close(settled)
-            os.read(seen, 1)  # nothing, once it has settled: whoever knows its pid may kill its group
-            os.close(seen)
-        orders.sendall(f"{answer}\n".encode())
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who asked has ended
+                orders.sendall(f"{answer}\n".encode())
     sys.exit()
+
+
+def read_line(orders: socket.socket) -> bytes:
+    """What is asked; nothing where nobody asks any more."""
+    line = b""
+    with contextlib.suppress(ConnectionResetError):
+        while not line.endswith(b"\n") and (more := orders.recv(1 << 16)):
+            line += more
+    return line if line.endswith(b"\n") else b""
+
+
+def fork(sockets: Sequence[socket.socket], order: dict[str, Any]) -> int:
+    """Returns in both processes, as `os.fork` does, when the new one has settled."""
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread of this process would be missing in its children"
+    seen, settled = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(seen)
+        for each in sockets:
+            each.close()
+        settle(order)
+        os.close(settled)
+        return 0
+    os.close(settled)
+    os.read(seen, 1)  # nothing, once it has settled: whoever knows its pid may kill its group
+    os.close(seen)
+    return pid
 
 
 def settle(order: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ from gnnsys.loader.link_loader import LinkNeighborLoader
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.ops import CSC, IdTable
-from gnnsys.sampling import NeighborSampler, Sample
+from gnnsys.sampling import NeighborSampler, Sample, find_rule
 
 # What these tests are about does not survive being moved: tracing, arguments that share memory, batches on a device,
 # the order of the CPU's sums.
@@ -104,7 +104,8 @@ def ops_on(device: str) -> Iterator[None]:
 
 
 def _sample_to_host(sample: Sample) -> Sample:
-    moved = {name: to("cpu")(getattr(sample, name)) for name in ("node", "row", "col", "edge", "tree")}
+    names = ("node", "row", "col", "edge", "tree", "edge_weight", "node_weight")
+    moved = {name: to("cpu")(getattr(sample, name)) for name in names}
     return replace(sample, **moved, blocks=[apply_to_block(block, Tensor.cpu) for block in sample.blocks])
 
 
@@ -118,16 +119,30 @@ def loaders_on(device: str, patch: pytest.MonkeyPatch) -> None:
 
 
 def samplers_on(device: str, patch: pytest.MonkeyPatch) -> None:
-    """The same of samplers."""
-    sample = NeighborSampler.sample
-    patch.setattr(NeighborSampler, "__init__", _moving_its_graph(NeighborSampler.__init__, device))
+    """The same of samplers. They keep saying that they are of the test's graph, which its loaders are given."""
+    sample, find_edges = NeighborSampler.sample, NeighborSampler.find_edges
+    make = _moving_its_graph(NeighborSampler.__init__, device)
+
+    @functools.wraps(make)
+    def init(self: NeighborSampler, graph: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, graph, *args, **kwargs)
+        self.graph = graph
+
+    patch.setattr(NeighborSampler, "__init__", init)
     patch.setattr(NeighborSampler, "sample", lambda self, *args, **kw: _sample_to_host(sample(self, *args, **kw)))
+    patch.setattr(NeighborSampler, "find_edges", lambda self, *args: find_edges(self, *args).cpu())
+
+
+def _draws_there(options: dict[str, Any]) -> bool:
+    """Not by rules that draw on the host, nor for a sampler that was made for the graph where it is."""
+    rule, sampler = options.get("rule"), options.get("sampler")
+    return (rule is None or find_rule(rule).draws_on_devices) and sampler is None
 
 
 def _moving_its_graph(make: Callable[..., None], device: str) -> Callable[..., None]:
     @functools.wraps(make)
     def init(self: Any, graph: Any, *args: Any, **kwargs: Any) -> None:
         is_on_host = isinstance(graph, Graph) and kwargs.get("device") is None and graph.device.type == "cpu"
-        make(self, graph.to(device) if is_on_host else graph, *args, **kwargs)
+        make(self, graph.to(device) if is_on_host and _draws_there(kwargs) else graph, *args, **kwargs)
 
     return init

@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.support.grid import every_pair, grid
+from tests.support.grid import every_pair, every_value, grid
 
 
 @grid(number=[1, 2, 3], word={"a": "x", "b": "y"})
@@ -72,3 +72,12 @@ def test_pairs_of_nothing_are_refused():
         every_pair(model=[int], size=[])
     with pytest.raises(ValueError, match="pairs need two arguments"):
         every_pair(model=[int])
+
+
+def test_every_value_is_in_a_case_of_make_test_and_every_pair_in_one_of_check_all():
+    axes = {"model": [int, float], "size": [1, 2, 3], "moves": {"lies": False, "moves": True}}
+    cases, pairs = every_value(**axes).mark.args[1], every_pair(**axes).mark.args[1]
+    assert [case.id for case in cases] == [case.id for case in pairs]
+    short = [case for case in cases if not case.marks]
+    assert len(short) == 3 < len(cases) and all(mark.name == "long" for case in cases for mark in case.marks)
+    assert [{case.values[at] for case in short} for at in range(3)] == [{int, float}, {1, 2, 3}, {False, True}]

@@ -8,8 +8,16 @@ import signal
 
 import pytest
 
-from tests.support.nursery import forks_ranks
-from tests.support.processes import alive, await_true, processes, run_ranks, start_ranks
+from tests.support.nursery import Nursery, forks_ranks
+from tests.support.processes import (
+    HANGS_AFTER,
+    alive,
+    await_true,
+    clean_environment,
+    processes,
+    run_ranks,
+    start_ranks,
+)
 
 pytestmark = pytest.mark.skipif(not forks_ranks(), reason="ranks are started one by one here")
 
@@ -66,3 +74,40 @@ def test_what_a_rank_has_started_ends_with_the_block():
         rank = running.pid(0)
     assert not alive(rank)
     await_true(lambda: not alive(child), "the end of the child")
+
+
+SHARES = """
+import sys
+from tests.support.nursery import Nursery
+from tests.support.processes import clean_environment
+nursery = Nursery(sys.argv[1], clean_environment())
+print("starter" if nursery._process else "guest", nursery._process.pid if nursery._process else 0, flush=True)
+sys.stdin = open(sys.argv[2])
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.long  # it imports torch once more, and every run of several workers shares
+def test_who_names_a_nursery_shares_it_and_it_ends_with_the_last_of_them(tmp_path):
+    """Workers of a run do. The one that started it may be the first to end."""
+    name = f"gnnsys-nursery-test-{os.getpid()}"
+    out, err = tmp_path / "out", tmp_path / "err"
+    (tmp_path / "program.py").write_text("print('here', flush=True)")
+    with processes() as running:
+        for number in range(2):
+            os.mkfifo(tmp_path / str(number))
+            running.start_code(f"worker {number}", SHARES, name, tmp_path / str(number))
+            running.await_output(number, "\n")
+        (role, pid), (other, _) = (running.output(number).split() for number in range(2))
+        assert (role, other) == ("starter", "guest")
+        (tmp_path / "0").write_text("end\n")
+        await_true(lambda: not alive(running.pid(0)), "the end of the one that started it")
+        guest = Nursery(name, clean_environment())
+        child = guest.start(tmp_path / "program.py", [], clean_environment(), out, err)
+        assert child.wait(HANGS_AFTER) == 0 and out.read_text() == "here\n" and alive(int(pid))
+        (tmp_path / "1").write_text("end\n")
+        running.wait()
+        assert alive(int(pid))
+        guest._lines.close()
+        guest._here.close()
+        await_true(lambda: not alive(int(pid)), "the end of the nursery")

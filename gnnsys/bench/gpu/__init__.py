@@ -7,12 +7,13 @@ by the clock, everything with cold caches. The graphs are made on the host in se
 import torch
 
 from gnnsys.bench.case import Benchmark
-from gnnsys.bench.gpu import epoch, fullgraph, parts, rows, spmm, structure
+from gnnsys.bench.gpu import epoch, fullgraph, parts, rows, samplers, spmm, structure
 from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 
 BENCHMARKS: list[Benchmark] = [
     *spmm.BENCHMARKS,
     *structure.BENCHMARKS,
+    *samplers.BENCHMARKS,
     *rows.BENCHMARKS,
     *epoch.BENCHMARKS,
     *parts.BENCHMARKS,

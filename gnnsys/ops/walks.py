@@ -1,0 +1,61 @@
+"""Random walks on one CSC, and whom they visit most: typed faces of walks.* and cpu/visits.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops._library import native
+from gnnsys.ops.csc import CSC
+
+COIN_SIDES = 1 << 53  # `coin` out of so many
+MAX_WALKS = 1 << 24  # at once: what a draw's stream has room for
+
+
+def random_walks(
+    csc: CSC,
+    roots: Tensor,
+    *,
+    step_keys: Sequence[int],
+    coin_keys: Sequence[int] = (),
+    coin: int = 0,
+    original: Tensor | None = None,
+) -> Tensor:
+    """A walk along in-edges from each root (int64), a step per key: int64 [num_roots, len(step_keys) + 1].
+
+    Walk i steps from node v to what `sample_neighbors` with a fanout of 1, `tree` i and `rng_ids` `original[v]` draws.
+    A walk ends at a node without in-edges, and has -1 from there on. With `coin` a walk goes back to its root instead
+    of a step where `draw_below(i, COIN_SIDES, key=coin_keys[step]) < coin`, and from nodes without in-edges.
+
+    >>> ring = CSC(torch.tensor([0, 1, 2, 3]), torch.tensor([2, 0, 1]), 3)
+    >>> random_walks(ring, torch.tensor([0, 1]), step_keys=[5, 6])
+    tensor([[0, 2, 1],
+            [1, 0, 2]])
+    """
+    return native.random_walks(
+        csc.indptr, csc.indices, roots.contiguous(), list(step_keys), list(coin_keys), coin, original
+    )
+
+
+def count_visits(visits: Tensor, most: int, without: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row of `visits` [num_roots, num_visits] the `most` ids that it has most often: (row, id, how often).
+
+    Ids below 0 do not count, nor does `without[i]` in row i. Ids that are there equally often come as first seen.
+
+    >>> count_visits(torch.tensor([[4, 2, 2, -1]]), 1)
+    (tensor([0]), tensor([2]), tensor([2]))
+    """
+    return native.most_visited(visits.contiguous(), most, without)
+
+
+@torch.library.register_fake("gnnsys::random_walks")
+def _(indptr, indices, roots, step_keys, coin_keys, coin, original):
+    return roots.new_empty(roots.shape[0], len(step_keys) + 1)
+
+
+@torch.library.register_fake("gnnsys::most_visited")
+def _(visits, most, without):
+    size = torch.library.get_ctx().new_dynamic_size()
+    return visits.new_empty(size), visits.new_empty(size), visits.new_empty(size)

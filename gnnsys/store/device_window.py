@@ -1,0 +1,285 @@
+"""Rows of other machines that a device keeps: what one batch has asked for, those behind it read on the device.
+
+The device's side of `in_flight.py`. A ring of rows in the device's memory has a place for every row that a batch asks
+for, from the moment on that it is asked for: first in, first out. Which rows a batch finds there is decided on the
+device, so only the ids of the others go to the host, and only their rows come over the network and the bus.
+
+Batches take their rows in the order in which they were planned. So a place is read by all that count on its row before
+somebody else's row is put there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.ops import DeviceReads, gather_rows
+from gnnsys.store.memory_budget import MemoryBudget
+from gnnsys.store.source import PendingRead, ReadContext, Source, row_bytes, send
+
+_SHARE_OF_DEVICE = 4  # a ring takes at most this part of what the device has left
+
+
+class DeviceWindow:
+    """What the batches of one loader share on `device`: as many rows as `keep` batches and one more have to ask for."""
+
+    def __init__(self, device: torch.device, keep: int) -> None:
+        self.device, self._keep = device, keep
+        self._lock = threading.Lock()
+        self._rings: dict[Hashable, _Ring | None] = {}  # None: the device has no memory for it
+        self._last: DeviceFlight | None = None
+        self._planned = _Order(device)
+
+    def flight(self, context: ReadContext) -> DeviceFlight:
+        """That of the batch which reads in this context."""
+        return context.collect(self, lambda: DeviceFlight(self), wraps=True)
+
+    def enter(self, flight: DeviceFlight, legs: Sequence[DeviceLeg]) -> None:
+        """Finds out which rows of the legs have to be asked for, and gives these their places."""
+        with self._lock, self._planned:
+            if any(leg.key not in self._rings for leg in legs):  # rings of columns that others have replaced, say, go
+                keys = {leg.key for leg in legs}
+                self._rings = {key: ring for key, ring in self._rings.items() if key in keys}
+            for leg in legs:
+                ring = self._ring_of(leg)
+                if ring is not None:
+                    leg.plan = ring.plan(leg.ids)
+            flight.before, self._last = self._last, flight
+
+    def forget(self) -> None:
+        """No later batch takes rows that were asked for before. Batches under way keep what they count on."""
+        with self._lock:
+            self._rings, self._last = {}, None
+
+    def num_bytes(self) -> int:
+        """That rings take on the device."""
+        return sum(ring.num_bytes for ring in list(self._rings.values()) if ring is not None)
+
+    def _ring_of(self, leg: DeviceLeg) -> _Ring | None:
+        capacity = (self._keep + 1) * leg.ids.numel()
+        if leg.key not in self._rings:
+            self._rings[leg.key] = self._made(leg, capacity)
+        ring = self._rings[leg.key]
+        if ring is not None and 2 * ring.capacity < capacity:  # it was made for a small batch
+            self._rings[leg.key] = ring = None  # and goes first
+            self._rings[leg.key] = ring = self._made(leg, capacity)
+        return ring if ring is not None and leg.ids.numel() <= ring.capacity else None
+
+    def _made(self, leg: DeviceLeg, capacity: int) -> _Ring | None:
+        needed = _Ring.bytes_for(leg.num_ids, capacity, leg.sources)
+        if needed > MemoryBudget.of(self.device).left() // _SHARE_OF_DEVICE:
+            return None
+        return _Ring(leg.num_ids, capacity, leg.sources, self.device)
+
+
+class DeviceLeg:
+    """Rows of one kind that a batch needs: of sources that are read with the same ids and have them in one place."""
+
+    def __init__(self, key: Hashable, ids: Tensor, num_ids: int) -> None:
+        self.key, self.ids, self.num_ids = key, ids, num_ids  # ids on the device, of [0, num_ids)
+        self.sources: list[Source] = []
+        self.otherwise: list[Source] = []  # as sources: what to ask where there is no ring
+        self.plan: _RingPlan | None = None  # None: all rows are asked for, and none is kept
+        self.asked: list[Tensor] = []  # page-locked, one for each source
+        self.pending: list[PendingRead] = []
+        self.rows: list[Tensor] = []  # on the device, one for each source, once the flight is complete
+
+    def begin(self, context: ReadContext) -> None:
+        """Asks for the rows that are in no place. The host waits for their ids."""
+        ids = (self.ids if self.plan is None else self.plan.new_ids).to("cpu")
+        num_shared = self.ids.numel() - ids.numel()
+        pin = self.ids.device.type == "cuda"
+        for source in self.otherwise if self.plan is None else self.sources:
+            rows = torch.empty((ids.numel(), *source.shape[1:]), dtype=source.dtype, pin_memory=pin, device="cpu")
+            self.asked.append(rows)
+            if ids.numel():
+                self.pending.append(source.begin(ids, rows, context))
+            context.count(rows_shared=num_shared, bytes_shared=num_shared * row_bytes(source))
+
+    def land(self, device: torch.device) -> None:
+        """Waits for what was asked for, and makes the rows of all ids of it and of what is in the ring."""
+        for rows, read in zip(self.asked, self.pending, strict=False):  # nothing is pending where nothing was asked
+            arrived = read.result()
+            if arrived is not rows:
+                rows.copy_(arrived)
+        moved = [send(rows, device) for rows in self.asked]
+        self.rows = moved if self.plan is None else self.plan.take(moved)
+        self.asked, self.pending, self.plan = [], [], None
+
+
+class DeviceFlight:
+    """The legs of one batch. `lock` is held by whoever sends its requests, and by whoever completes it."""
+
+    def __init__(self, window: DeviceWindow) -> None:
+        self.lock = threading.Lock()
+        self.before: DeviceFlight | None = None  # planned before it, until it is complete
+        self._window = window
+        self._legs: dict[Hashable, DeviceLeg] = {}
+        self._order = window._planned.another()
+        self._is_done = False
+        self._error: BaseException | None = None
+
+    def add(self, key: Hashable, ids: Tensor, source: Source, otherwise: Source) -> tuple[DeviceLeg, int]:
+        """A read that is sent with the flight: its leg, and the number of its rows there."""
+        while key in self._legs and self._legs[key].ids is not ids:
+            key = (key, "again")  # of the same kind, with other ids
+        leg = self._legs.setdefault(key, DeviceLeg(key, ids, source.shape[0]))
+        leg.sources.append(source)
+        leg.otherwise.append(otherwise)
+        return leg, len(leg.sources) - 1
+
+    @contextmanager
+    def sending(self, context: ReadContext) -> Iterator[None]:
+        """Plans, and begins what has to be asked for. Nobody completes the flight before it is all sent."""
+        legs = list(self._legs.values())
+        for leg in legs:  # places are shared by reads of the very same sources: the ring keeps these alive
+            leg.key = (leg.key, *map(id, leg.sources))
+        with self.lock:
+            try:
+                self._window.enter(self, legs)
+                for leg in legs:
+                    leg.begin(context)
+                yield
+            except BaseException as error:
+                self._fail(error)
+                raise
+
+    def complete(self) -> None:
+        """Returns when the rows of all legs are on the device, in the order of the stream that is current here.
+        Idempotent; raises what went wrong each time."""
+        chain: list[DeviceFlight] = []
+        flight: DeviceFlight | None = self
+        while flight is not None:
+            chain.append(flight)
+            flight = flight.before
+        for flight in reversed(chain):
+            flight._complete()
+        if self._error is not None:
+            raise self._error
+        self._order.wait()
+
+    def _complete(self) -> None:
+        with self.lock:
+            if self._is_done:
+                return
+            before, self.before = self.before, None
+            if before is not None and before._error is not None:
+                self._fail(before._error)  # rows that it counts on will not come
+                return
+            try:
+                if before is not None:
+                    before._order.wait()
+                for leg in self._legs.values():
+                    leg.land(self._window.device)
+                self._order.note()
+            except BaseException as error:
+                self._fail(error)
+            self._is_done, self._legs = True, {}
+
+    def _fail(self, error: BaseException) -> None:
+        """Its rows will not come: those that were planned behind it get the same error, new ones begin anew."""
+        self._error, self._is_done, self._legs = error, True, {}
+        self._window.forget()
+
+
+class _RingPlan(NamedTuple):
+    """Where the rows of a leg are: in the ring, or among those that are asked for and get places in it."""
+
+    ring: _Ring
+    places: Tensor  # int64 [num_ids], in the ring; anything for rows that are asked for
+    new_at: Tensor  # int64, which of the ids are asked for, or the same as one that is
+    new_rows: Tensor  # int64, beside new_at: which of the rows that are asked for
+    new_ids: Tensor  # [num_asked], each once
+    new_places: Tensor  # int64 [num_asked]
+
+    def take(self, arrived: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of all ids, of each source; those that have arrived are put into the ring behind that."""
+        found = []
+        self.ring.note_reads(*self[1:])
+        for ring, rows in zip(self.ring.rows, arrived, strict=True):
+            whole = gather_rows(ring, self.places)
+            if rows.shape[0]:
+                whole.index_copy_(0, self.new_at, gather_rows(rows, self.new_rows))
+                ring.index_copy_(0, self.new_places, rows)
+            found.append(whole)
+        return found
+
+
+class _Ring:
+    """Places for `capacity` rows of each source, which they get in turn, and which id has which place."""
+
+    def __init__(self, num_ids: int, capacity: int, sources: Sequence[Source], device: torch.device) -> None:
+        self.capacity, self.sources = capacity, tuple(sources)
+        self.rows = [torch.empty((capacity, *s.shape[1:]), dtype=s.dtype, device=device) for s in sources]
+        # One more id stands for none at all.
+        self._place_of = torch.full((num_ids + 1,), -1, dtype=torch.int32, device=device)
+        self._id_at = torch.full((capacity,), num_ids, dtype=torch.int64, device=device)
+        self._next = 0
+        self._device, self._reads = device, DeviceReads()
+        self.num_bytes = _Ring.bytes_for(num_ids, capacity, sources)
+        MemoryBudget.of(device).watch(self, "rows of other machines", lambda ring: ring.num_bytes)
+
+    @staticmethod
+    def bytes_for(num_ids: int, capacity: int, sources: Sequence[Source]) -> int:
+        return 4 * (num_ids + 1) + capacity * (8 + sum(map(row_bytes, sources)))
+
+    def note_reads(self, *planned: Tensor) -> None:
+        """The current stream reads the rows, and what another stream may have planned."""
+        if self._device.type == "cuda":
+            self._reads(self._device, *self.rows)
+            for tensor in planned:
+                tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def plan(self, ids: Tensor) -> _RingPlan:
+        """Gives places to the ids that have none, at the cost of those that have had theirs for longest."""
+        places = gather_rows(self._place_of, ids).long()
+        new_at = (places < 0).nonzero().view(-1)
+        wanted = ids.index_select(0, new_at).long()
+        # Of equal ids one is asked for: the one whose number is left standing.
+        numbers = torch.arange(wanted.numel(), dtype=torch.int32, device=ids.device)
+        self._place_of.index_put_((wanted,), numbers)
+        chosen = gather_rows(self._place_of, wanted)
+        is_chosen = chosen == numbers
+        new_rows = (is_chosen.cumsum(0) - 1).index_select(0, chosen.long())
+        new_ids = wanted.index_select(0, is_chosen.nonzero().view(-1))
+        new_places = (torch.arange(new_ids.numel(), device=ids.device) + self._next) % self.capacity
+        self._next = (self._next + new_ids.numel()) % self.capacity
+        self._place_of.index_put_((self._id_at.index_select(0, new_places),), self._place_of.new_tensor(-1))
+        self._place_of.index_put_((new_ids,), new_places.int())
+        self._id_at.index_copy_(0, new_places, new_ids)
+        return _RingPlan(self, places.clamp_(min=0), new_at, new_rows, new_ids, new_places)
+
+
+class _Order:
+    """Work on the device that comes one after the other, whichever stream its threads have."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, None if device.type != "cuda" else torch.cuda.Event()
+        self._stream: Any = None
+
+    def another(self) -> _Order:
+        return _Order(self._device)
+
+    def note(self) -> None:
+        """All that was queued on the current stream so far."""
+        if self._event is not None:
+            self._stream = torch.cuda.current_stream(self._device)
+            self._event.record(self._stream)
+
+    def wait(self) -> None:
+        """What is queued on the current stream from here on comes behind what was noted."""
+        if self._event is not None and self._stream is not None:
+            stream = torch.cuda.current_stream(self._device)
+            if stream != self._stream:
+                stream.wait_event(self._event)
+
+    def __enter__(self) -> None:
+        self.wait()
+
+    def __exit__(self, *error: object) -> None:
+        self.note()
