@@ -93,8 +93,12 @@ def run_job(
     cpu: float | None,
     num_seed_parts: int | None = None,
     timeout: float = 1800.0,
+    module: str = PROGRAM,
 ) -> dict[str, PhaseFigures]:
-    """Trains through `phases` on a lab of `task.num_hosts` hosts; figures by the phases' names, also in figures.json."""
+    """Trains through `phases` on a lab of `task.num_hosts` hosts; figures by the phases' names, also in figures.json.
+
+    `module` is what every trainer runs.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     task.save(folder)
     save(phases, folder)
@@ -103,7 +107,7 @@ def run_job(
             go_file(folder, word, phase.name).unlink(missing_ok=True)
     with Lab(task.num_hosts) as lab:
         conductor = _Conductor(lab, folder, phases, cpu)
-        program = ["--nproc-per-node", str(task.trainers_per_host), "-m", PROGRAM, str(folder), str(parts)]
+        program = ["--nproc-per-node", str(task.trainers_per_host), "-m", module, str(folder), str(parts)]
         if num_seed_parts is not None:
             program.append(str(num_seed_parts))
         try:
