@@ -284,7 +284,8 @@ class HashSearch {
     size_t num_candidates = 0;
     for (; p < end; ++p) {  // without a branch: which neighbours are members nobody can guess
       candidates_[num_candidates] = p;
-      num_candidates += static_cast<size_t>(members_.maybe(tree | static_cast<uint64_t>(columns_.neighbor[p])));
+      const auto neighbor = static_cast<uint64_t>(columns_.neighbor[p]);
+      num_candidates += static_cast<size_t>((neighbor >> kIdBits == 0) & members_.maybe(tree | neighbor));
     }
     for (size_t c = 0; c < num_candidates; ++c) {
       const int64_t position = candidates_[c];

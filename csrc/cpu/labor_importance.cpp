@@ -120,7 +120,7 @@ double solve(const double* inverse, int64_t degree, int64_t fanout) {
       certain += inverse[e] < c;
       sum[0] += inverse[e] < c ? 0.0 : inverse[e];
     }
-    if (certain == num_certain || certain == degree) {
+    if (certain <= num_certain || certain == degree) {  // fewer than before by rounding alone
       return c;
     }
     num_certain = certain;
@@ -239,6 +239,7 @@ LaborResult sample_labor_importance(const Tensor& indptr, const Tensor& indices,
             dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
   CHECK_ARG(fanout >= 1 && fanout < (int64_t{1} << 28), "fanout must be 1 to 2^28 - 1, got ", fanout);
   CHECK_ARG(rounds >= 0, "rounds must be at least 0, got ", rounds);
+  CHECK_ARG(num_src >= 0, "num_src must not be negative, got ", num_src);
   check_id_range(seeds, indptr.numel() - 1, "seeds");
   check_columns(indptr, seeds, indices.numel());
   if (exclude.has_value()) {

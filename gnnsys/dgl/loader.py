@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import dgl
@@ -74,10 +75,9 @@ class DataLoader:
             "device": "cpu",  # DGL's graphs are made of it there
         }
         if isinstance(graph_sampler, InducedSampler):
-            if use_ddp:
-                indices = _share(torch.as_tensor(indices), shuffle, ddp_seed)
+            share = partial(_share, shuffle=shuffle, seed=ddp_seed) if use_ddp else None
             options["num_threads"] = num_workers or default_num_threads(LoadingWork.HOST, self.device)
-            self._loader: NeighborLoader | SubgraphLoader = graph_sampler.make_loader(graph, indices, options)
+            self._loader: NeighborLoader | SubgraphLoader = graph_sampler.make_loader(graph, indices, options, share)
             return
         structure = graph_sampler.structure(graph)
         seeds = _seeds(structure, indices, (shuffle, ddp_seed) if use_ddp else None)

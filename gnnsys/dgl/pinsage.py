@@ -43,7 +43,7 @@ class RandomWalkNeighborSampler:
                 )
             metapath = [G.canonical_etypes[0]]
         steps = [G.to_canonical_etype(name) for name in metapath]
-        ends = [(a[2], b[0]) for a, b in zip(steps, [*steps[1:], steps[0]], strict=True)]
+        ends = [(a[2], b[0]) for a, b in zip(steps, [*steps[1:], *steps[:1]], strict=True)]
         if not steps or any(a != b for a, b in ends):
             raise ValueError(f"the metapath must lead from type to type and back to its first, got {steps}")
         self.G, self.ntype, self.metapath = G, steps[0][0], list(metapath)
@@ -57,7 +57,8 @@ class RandomWalkNeighborSampler:
         roots = torch.repeat_interleave(seeds, self.num_random_walks)
         key = stream_key(draw_key().seed)
         visits = metapath_walks(self._steps, roots, self.num_traversals, key=key, stop_prob=self.termination_prob)
-        visited = most_visited(visits.view(seeds.numel(), -1), self.num_neighbors)
+        per_seed = visits.view(seeds.numel(), self.num_random_walks * self.num_traversals)
+        visited = most_visited(per_seed, self.num_neighbors)
         src, dst = visited.ids.to(self.G.idtype), seeds[visited.root].to(self.G.idtype)
         num_nodes = {self.ntype: self.G.num_nodes(self.ntype)}
         found = dgl.heterograph({(self.ntype, "_E", self.ntype): (src, dst)}, num_nodes, idtype=self.G.idtype)

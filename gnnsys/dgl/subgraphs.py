@@ -9,10 +9,10 @@ from __future__ import annotations
 import pickle
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import dgl
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from gnnsys.dgl.feature_names import Names, Prefetched
 from gnnsys.dgl.sampler import draw_key
 from gnnsys.dgl.structure import DglStructure
-from gnnsys.graph import EDGE, NODE, Graph
+from gnnsys.graph import EDGE, NODE, Graph, as_ids
 from gnnsys.loader import Batch, NeighborLoader, SubgraphLoader
 from gnnsys.ops import CSC
 from gnnsys.partition import Clustering
@@ -38,6 +38,8 @@ from gnnsys.sampling import (
     ShadowSampler,
     cluster,
 )
+
+SharedOut: TypeAlias = Callable[[Tensor], Tensor] | None  # a rank's share of ids, where there are several ranks
 
 
 class InducedSampler(dgl.dataloading.Sampler):
@@ -64,7 +66,9 @@ class InducedSampler(dgl.dataloading.Sampler):
         return DglStructure(g, [], False, None, None)
 
     @abstractmethod
-    def make_loader(self, g: Any, indices: Any, options: dict[str, Any]) -> NeighborLoader | SubgraphLoader:
+    def make_loader(
+        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
+    ) -> NeighborLoader | SubgraphLoader:
         """A loader whose batches are what `sample` returns, with features."""
 
     def _to_dgl(self, structure: DglStructure, sample: Sample) -> Any:
@@ -142,14 +146,18 @@ class ClusterGCNSampler(InducedSampler):
         structure = self.structure(g)
         if structure not in self._native:
             self._native[structure] = ClusterSampler(structure.graph, self._clusters)
-        sample = self._native[structure].sample(torch.as_tensor(partition_ids).cpu(), key=SampleKey())
+        sample = self._native[structure].sample(torch.as_tensor(partition_ids, device="cpu"), key=SampleKey())
         return self._to_dgl(structure, sample)
 
-    def make_loader(self, g: Any, indices: Any, options: dict[str, Any]) -> NeighborLoader | SubgraphLoader:
+    def make_loader(
+        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
+    ) -> NeighborLoader | SubgraphLoader:
         structure = self.structure(g)
         graph, _ = structure.to_load(self._prefetched)
         filled: Any = _Filled(structure, self._prefetched)
-        return SubgraphLoader(graph, ClusterSampler(graph, self._clusters), inputs=indices, transform=filled, **options)
+        numbers = as_ids(indices, self._clusters.num_clusters, "indices", "cluster").long().cpu()
+        numbers = numbers if share is None else share(numbers)
+        return SubgraphLoader(graph, ClusterSampler(graph, self._clusters), inputs=numbers, transform=filled, **options)
 
 
 def _load_clusters(path: Path, k: int, num_nodes: int) -> Tensor:
@@ -219,15 +227,19 @@ class SAINTSampler(InducedSampler):
         sample = self._native[structure].sample(torch.zeros(1, dtype=torch.int64, device="cpu"), key=draw_key())
         return self._to_dgl(structure, replace(sample, row=sample.col, col=sample.row))
 
-    def make_loader(self, g: Any, indices: Any, options: dict[str, Any]) -> NeighborLoader | SubgraphLoader:
+    def make_loader(
+        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
+    ) -> NeighborLoader | SubgraphLoader:
         structure = self.structure(g)
         graph, _ = structure.to_load(self._prefetched)
-        batch_size, num_inputs = options["batch_size"], len(indices)
-        num_batches = num_inputs // batch_size if options["drop_last"] else -(-num_inputs // batch_size)
+        # Which of the indices does not matter; a subgraph has a number, and ranks must not have the same.
+        positions = torch.arange(len(indices), device="cpu")
+        mine = positions if share is None else share(positions)
+        inputs = mine[:: options["batch_size"]]
+        inputs = inputs[: mine.numel() // options["batch_size"]] if options["drop_last"] else inputs
         flipped = _flipped(graph)
-        sampler = self._make(flipped, max(1, num_batches))
+        sampler = self._make(flipped, max(1, len(indices)))
         filled: Any = _Filled(structure, self._prefetched, flipped=True)
-        inputs = torch.arange(num_batches, device="cpu")
         return SubgraphLoader(flipped, sampler, inputs=inputs, transform=filled, **{**options, "batch_size": 1})
 
 
@@ -275,7 +287,9 @@ class ShaDowKHopSampler(InducedSampler):
         made = self._to_dgl(structure, sample)
         return made.ndata[dgl.NID], seed_nodes, made
 
-    def make_loader(self, g: Any, indices: Any, options: dict[str, Any]) -> NeighborLoader | SubgraphLoader:
+    def make_loader(
+        self, g: Any, indices: Any, options: dict[str, Any], share: SharedOut = None
+    ) -> NeighborLoader | SubgraphLoader:
         structure = self.structure(g)
         graph, _ = structure.to_load(self._prefetched)
         chosen = structure.by_type(indices)
@@ -283,9 +297,9 @@ class ShaDowKHopSampler(InducedSampler):
             raise ValueError(f"indices must be of one node type, got {list(chosen)}: use one DataLoader for each")
         filled: Any = _Rooted(_Filled(structure, self._prefetched))
         sampler = self._make(structure, graph)
-        return NeighborLoader(
-            graph, sampler=sampler, input_nodes=next(iter(chosen.items())), transform=filled, **options
-        )
+        node_type, nodes = next(iter(chosen.items()))
+        seeds = (node_type, nodes if share is None else share(nodes))
+        return NeighborLoader(graph, sampler=sampler, input_nodes=seeds, transform=filled, **options)
 
 
 class _Rooted:

@@ -79,6 +79,7 @@ class ExplainedSampler(GuidedSampler):
         self._drawn = {False: [0, 0], True: [0, 0]}  # by whether batches were guided: batches, nodes of other parts
         self._is_closed = False
         self.fetched: Callable[[], Mapping[str, int]] = dict  # what the loader's fetch stage counts
+        self.is_watched = False  # whether that loader was made
         graph.guides.add(self)
         self._start()
 
@@ -263,9 +264,10 @@ class ExplainedSampler(GuidedSampler):
         self._start()
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
-        self._forget()
+        before = self._explaining
         super().load_state_dicts(states)
-        if self._explaining is None:  # there was no state of this part
+        if self._explaining is before:  # there was no state of this part
+            self._forget()
             self._start()
 
     def _forget(self) -> None:

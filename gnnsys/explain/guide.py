@@ -131,6 +131,8 @@ class Guide:
         """The sampler of a loader that is given this guide; a guide is for one loader."""
         from gnnsys.explain.explained_sampler import ExplainedSampler
 
+        if self._samplers and not self._samplers[0].is_watched:  # the loader that it was made for was refused
+            self._samplers.pop().close()
         if self._samplers:
             raise ValueError("this guide guides another loader: make one for each, dataclasses.replace(guide) say")
         made = ExplainedSampler(graph, num_neighbors, self, seeds=seeds, batches=batches)
@@ -139,7 +141,7 @@ class Guide:
 
     def watch(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """Is told what the loader's fetch stage counts."""
-        self._sampler().fetched = counts
+        self._sampler().fetched, self._sampler().is_watched = counts, True
 
     def update(self, model: nn.Module) -> None:
         """Called after every step, and before a checkpoint is saved. Without `exact` it waits for nothing.

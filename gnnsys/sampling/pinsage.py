@@ -109,7 +109,7 @@ class PinSAGESampler(Sampler):
         """The `most` nodes that walks from each of `nodes` visit most often, the node itself left out."""
         roots = torch.repeat_interleave(nodes, self._num_walks)
         walks = walk(self._hoods, self._edge_type, roots, self._length, key, self._restart_prob)[:, 1:]
-        return most_visited(walks.reshape(nodes.numel(), -1), most, without=nodes)
+        return most_visited(walks.reshape(nodes.numel(), self._num_walks * self._length), most, without=nodes)
 
 
 class Visited(NamedTuple):

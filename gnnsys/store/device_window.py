@@ -74,7 +74,10 @@ class DeviceWindow:
         needed = _Ring.bytes_for(leg.num_ids, capacity, leg.sources)
         if needed > MemoryBudget.of(self.device).left() // _SHARE_OF_DEVICE:
             return None
-        return _Ring(leg.num_ids, capacity, leg.sources, self.device)
+        try:
+            return _Ring(leg.num_ids, capacity, leg.sources, self.device)
+        except torch.OutOfMemoryError:  # another process was faster, or what is left is in pieces
+            return None
 
 
 class DeviceLeg:

@@ -274,6 +274,8 @@ class InFlightWindow:
         kept: list[tuple[Leg, Tensor, int, _Slab, int]] = []
         if self._keep:
             with self._lock:
+                if flight.number not in self._flights:  # forgotten: nobody would find its rows
+                    return
                 for leg in flight.legs.values():
                     held = leg.remote if leg.held is None else leg.held
                     if held.numel():

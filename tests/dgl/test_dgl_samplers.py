@@ -307,3 +307,27 @@ def test_bad_arguments_say_what_to_write_instead(tmp_path: Path) -> None:
     for message, call in calls:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("kind", ["node", "cluster", "shadow"])
+def test_ranks_have_shares_of_their_own(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    g = dgl.rand_graph(200, 2000)
+    made = {
+        "node": lambda: ours.SAINTSampler("node", 20),
+        "cluster": lambda: ours.ClusterGCNSampler(g, 12, cache_path=None),
+        "shadow": lambda: ours.ShaDowKHopSampler([2]),
+    }
+    indices = torch.arange(200) < 12 if kind == "shadow" else torch.arange(12)  # a mask, too
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    seen = []
+    for rank in range(2):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        loader = ours.DataLoader(g, indices, made[kind](), use_ddp=True, shuffle=True, batch_size=2, seed=1)
+        batches = [batch[1] if kind == "shadow" else batch.ndata[dgl.NID] for batch in loader]
+        loader.close()
+        assert len(batches) == 3
+        seen.append({tuple(sorted(ids.tolist())) for ids in batches})
+    assert not seen[0] & seen[1]
+    if kind == "shadow":
+        assert sorted(i for of in seen for ids in of for i in ids) == list(range(12))

@@ -7,7 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnnsys.ops import CSC, normalize_rows, sample_labor, sample_neighbors, source_words, stream_key
+from gnnsys.ops import (
+    CSC,
+    normalize_rows,
+    sample_labor,
+    sample_labor_importance,
+    sample_neighbors,
+    source_words,
+    stream_key,
+)
 from tests.ops.test_sampling import random_csc, star
 from tests.support.grid import grid
 
@@ -189,3 +197,18 @@ def test_rows_are_divided_by_their_sum_in_order() -> None:
         normalize_rows(indptr, weight[:-1])
     with pytest.raises(ValueError, match="never decrease"):
         normalize_rows(torch.tensor([0, 2, 1, 3]), torch.ones(3))
+
+
+def test_probabilities_that_hardly_change_any_more_end_all_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):  # rounding made sums go back and forth for ever from about 20 rounds on
+        edges = torch.randint(0, 51, (2, 565), generator=generator)
+        csc = CSC.from_edge_index(edges, 51)
+        found = sample_labor_importance(csc, torch.arange(51), 5, 30, key=1)
+        assert found.weight is not None and bool((found.weight > 0).all())
+
+
+def test_sources_cannot_be_fewer_than_none() -> None:
+    empty = torch.empty(0, dtype=torch.int64)
+    with pytest.raises(ValueError, match="num_src must not be negative"):
+        torch.ops.gnnsys.sample_labor_importance(torch.zeros(1, dtype=torch.int64), empty, empty, -1, 2, 1, 0, None)

@@ -180,6 +180,7 @@ def test_counts_say_where_rows_came_from(machines: Cluster) -> None:
     assert context.counts == {
         "bytes_local": (200 - remote + 200) * 4 * DIM,
         "bytes_remote": (remote + 200) * 4 * DIM,
+        "bytes_left_out": 0,
         "bytes_shared": 0,
         "rows_asked": remote + 200,
         "rows_shared": 0,
