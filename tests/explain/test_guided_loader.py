@@ -163,8 +163,16 @@ def test_a_stopped_explainer_keeps_nobody_waiting_and_a_late_one_of_an_exact_run
     loader.close()
     with pytest.raises(ValueError, match="closed"):
         guide.update(model)
+    exact = Guide(model=MODEL, pools=2, every=5, exact=True, ahead=12, timeout=0.1)
+    loader = make_loader(graph, exact)
+    os.kill(exact._sampler()._explaining.pid, signal.SIGSTOP)  # however slow trainers are, it is slower
     with pytest.raises(TimeoutError, match="no masks of position 0"):
-        train(session, graph, steps=STEPS, timeout=1e-6)
+        for _ in range(STEPS):
+            for _ in loader:
+                exact.update(model)
+    exact._sampler()._explaining.close(timeout=0.1)
+    exact.close()
+    loader.close()
 
 
 def test_the_weights_of_a_round_are_in_a_checkpoint_or_it_is_refused(graph) -> None:

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(available() is not None, reason=str(available())),
     pytest.mark.skipif(not forks_ranks(), reason="ranks are started one by one here, and not on hosts"),
 ]
-CUT_SECONDS, LOST_AFTER = 2.0, 9.0
+CUT_SECONDS, LOST_AFTER = 2.0, 20.0  # a machine may pause, too
 GIVEN_UP = 100.0  # seconds: a request itself has 120
 
 PROGRAM = """
