@@ -1,5 +1,5 @@
 # Two commands do all the set-up there is: `make demo` and `make test`.
-# While you work: `make test-quick`, in a minute. Before a release: `make check-all`, in an hour.
+# While you work: `make test-quick`, in a minute or two. Before a release: `make check-all`, in an hour.
 
 PYTHON ?= python3
 VENV := .venv
