@@ -156,14 +156,14 @@ def test_a_resumed_loader_has_the_columns_it_had(two) -> None:
     for number, batch in enumerate(loader):
         if number == 1:
             sampler.use(some_scores(graph, 0), columns=COLUMNS)
-            sampler.use(some_scores(graph, 0, seed=1), at=(0, 6), columns=OTHERS)
+            last = sampler.use(some_scores(graph, 0, seed=1), columns=OTHERS)
         if number == 3:
             state = loader.state_dict()
         seen.append(batch.x)
     loader.close()
     again, resumed = make(graph, 0)
     resumed.load_state_dict(state)
-    assert again.columns_at((0, 6)).key == sampler.columns_at((0, 6)).key
+    assert again.columns_at(last).key == sampler.columns_at(last).key
     rest = [batch.x for batch in resumed]
     resumed.close()
     assert len(rest) == len(seen) - 4 > 3

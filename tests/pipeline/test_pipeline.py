@@ -250,8 +250,8 @@ import gnnsys.pipeline as p
 slow = p.Stage("a", lambda x: (time.sleep(1.5) if x else 0) or x, threads=2)
 pipeline = p.Pipeline(lambda s: itertools.count(s), [slow])
 next(pipeline)
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     while True:
         next(pipeline)
 except KeyboardInterrupt:
