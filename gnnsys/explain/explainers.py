@@ -97,9 +97,9 @@ class GradientInput:
             scores = _scores(model, x, graph).sum(0)
             for index in range(scores.numel()):
                 (gradient,) = torch.autograd.grad(scores[index], x, retain_graph=index + 1 < scores.numel())
-                influence = gradient[graph.num_pools :] * deviation
-                nodes += influence.sum(1).square()
-                columns += influence.square().sum(0)
+                influence = gradient[graph.num_pools :].mul_(deviation)  # in place: arrays of all remote rows are large
+                nodes += influence.sum(1).square_()
+                columns += influence.square_().sum(0)
         return make_masks(
             graph.requester, graph.ids, nodes.sqrt() / node_weights(graph).clamp(min=_TINY), columns.sqrt()
         )

@@ -118,6 +118,9 @@ def planted_noise(
     separation: float = 3.0,
     train: float = 0.1,
     val: float = 0.1,
+    num_communities: int | None = None,
+    locality: float = 0.75,
+    homophily_between: float | None = None,
     seed: int = 0,
 ) -> Graph:
     """`sbm`, with columns and rows of `x` that say nothing: what a guide of samplers is to find.
@@ -125,6 +128,11 @@ def planted_noise(
     `noise_columns` columns of standard normal noise stand among the `num_features` of the block model, in an order
     that the seed decides: `info["noise_columns"]` lists them. The rows of a share `noise_nodes` of all nodes are noise
     from end to end: their class mean is left out, whatever their label; `is_noise` in the node data marks them.
+
+    By default communities are classes, so that parts with few edges between them are classes too, and what lies in
+    another part says little. With `num_communities`, each of them has as many nodes of every class: `community` in the
+    node data. A share `locality` of the edges lies inside communities; of the others, which join any two nodes, a
+    share `homophily_between` joins one class (by default `homophily`, as inside).
     """
     if not 0 <= noise_nodes < 1:
         raise ValueError(f"noise_nodes must be a fraction in [0, 1), got {noise_nodes}")
@@ -133,6 +141,9 @@ def planted_noise(
         num_nodes, num_classes=num_classes, avg_degree=avg_degree, homophily=homophily, skew=skew,
         num_features=num_features, separation=separation, train=train, val=val, seed=seed,
     )  # fmt: skip
+    if num_communities is not None:
+        between = homophily if homophily_between is None else homophily_between
+        graph = _with_communities(graph, num_communities, locality, homophily, between, skew, seed)
     zeros = torch.zeros(num_nodes, dtype=torch.int64, device="cpu")
     width = num_features + noise_columns
     x = class_features(zeros, torch.zeros(1, width, device="cpu"), 1.0, stream_key(seed, _NOISE))
@@ -144,6 +155,50 @@ def planted_noise(
     graph.set_node_data("is_noise", is_noise)
     graph.info |= {"generator": "planted", "noise_columns": order[num_features:].sort().values.tolist()}
     return graph
+
+
+def _with_communities(
+    graph: Graph, num_communities: int, locality: float, homophily: float, between: float, skew: int, seed: int
+) -> Graph:
+    """The nodes of a graph that `sbm` made, with as many edges, inside communities and between them.
+
+    A node's rank in its class decides its community, in turns, and its expected degree, inside and between.
+    """
+    num_classes, num_nodes = graph.info["num_classes"], graph.num_nodes()
+    if num_communities < 1 or num_nodes % (num_classes * num_communities):
+        raise ValueError(
+            f"{num_communities} communities of {num_classes} classes need a multiple of "
+            f"{num_classes * max(num_communities, 1)} nodes, got {num_nodes}"
+        )
+    if not 0 <= locality <= 1:
+        raise ValueError(f"locality must be a fraction in [0, 1], got {locality}")
+    order = random_permutation(num_nodes, stream_key(seed, _ORDER))
+    members = order.view(num_classes, -1, num_communities).permute(2, 0, 1).reshape(num_communities, -1)
+    total = graph.num_edges() // 2
+    inside = round(total * locality)
+    bounds = [inside * c // num_communities for c in range(num_communities + 1)]
+    homes = [(each, end - first, homophily) for each, first, end in zip(members, bounds, bounds[1:], strict=False)]
+    half = torch.cat(
+        [
+            planted_edges(
+                nodes.contiguous(),
+                nodes.contiguous(),
+                count,
+                num_classes=num_classes,
+                homophily=share,
+                skew=(skew, skew),
+                loops=False,
+                key=stream_key(seed, _EDGES, number + 1),
+            )
+            for number, (nodes, count, share) in enumerate([(order, total - inside, between), *homes])
+        ],
+        dim=1,
+    )
+    community = torch.empty(num_nodes, dtype=torch.int64, device="cpu")
+    community[members.long()] = torch.arange(num_communities, device="cpu")[:, None].expand(members.shape)
+    node_data = {**graph.node_data["node"], "community": community}
+    info = graph.info | {"num_communities": num_communities, "locality": locality, "homophily_between": between}
+    return Graph.from_edge_index(torch.cat([half, half.flip(0)], dim=1), num_nodes, node_data, info=info)
 
 
 def typed_graph(

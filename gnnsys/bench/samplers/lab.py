@@ -1,8 +1,9 @@
 """DGS on hosts of the lab, by the kernel's counters: bytes of nodes, columns and both, and throughput on slow links.
 
 One job with a phase for each sampler: GraphSAGE on the planted graph of 512 columns, loaders as a user has them (rows
-of other machines are kept for the next batches). A guided run is its first epochs, with uniform draws, rows fetched to
-explain and the first masks, and then as many as a run has left of guided ones. Needs root, and some minutes.
+of other machines are kept for the next batches). A run is its first epochs, measured from a new loader on, so that they
+include filling the pipeline, and then as many as a run has left: of guided ones the first have uniform draws, rows
+fetched to explain and the first masks. Needs root, and some minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gnnsys.bench.dist.task import Task
 from gnnsys.bench.lab_jobs import NOTHING, LabJobs, check_lab, say
 from gnnsys.bench.samplers.draws import open_alone
 from gnnsys.bench.samplers.lab_train import FROZEN, LAYER_WISE, START
-from gnnsys.bench.samplers.trial import figure_case
+from gnnsys.bench.samplers.outcome import figure_case
 from gnnsys.bench.samplers.wide import LEAST
 from gnnsys.bench.workload import Workload
 from gnnsys.graph import NODE, planted_noise
@@ -89,8 +90,6 @@ class SamplerLab(LabJobs[SamplerLabSettings]):
     def megabytes(self, name: str) -> float:
         """Of an epoch of a whole run, into all hosts together."""
         steady = _megabytes(self.phase(name))
-        if name.startswith(UNIFORM):
-            return steady
         start, settings = self.phase(name + START), self.settings
         first = settings.epochs * _megabytes(start)
         return (first + (settings.run_epochs - settings.epochs) * steady) / settings.run_epochs
@@ -126,11 +125,12 @@ def phases(settings: SamplerLabSettings) -> list[Phase]:
     def phase(name: str, warm: int = 6) -> Phase:
         return Phase(name=name, rate=settings.rate, warm=warm, epochs=settings.epochs)
 
-    made = [phase(UNIFORM)]
-    for name in ("nodes", "columns", BOTH):
+    made = []
+    for name in (UNIFORM, "nodes", "columns", BOTH):
         made += [phase(name + START, 0), phase(name)]
     made.append(phase(BOTH + FROZEN))
-    made += [phase(f"{UNIFORM}-bf16"), phase(f"{BOTH}-bf16{START}", 0), phase(f"{BOTH}-bf16")]
+    for name in (f"{UNIFORM}-bf16", f"{BOTH}-bf16"):
+        made += [phase(name + START, 0), phase(name)]
     return [*made, *(phase(name) for name in LAYER_WISE), phase(f"{UNIFORM}-again")]
 
 

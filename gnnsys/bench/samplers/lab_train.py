@@ -1,7 +1,8 @@
 """One trainer of the lab's job: `torchrun -m gnnsys.bench.samplers.lab_train FOLDER PARTS`.
 
-A phase's name says what is sampled. "both-start" makes a guide and trains until masks are in use; "both" goes on with
-them while newer ones are made, and "both-frozen" while none are.
+A phase's name says what is sampled. "both-start" makes a loader with a guide and trains until masks are in use; "both"
+goes on with them while newer ones are made, and "both-frozen" while none are. "uniform-start" makes a loader as well:
+whatever fills its pipeline is counted for uniform draws, too.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class SamplerTrainer(PhaseTrainer):
         elif name != self._mode:
             self._make(name, phase.mode)
         figures = super().run(phase, folder)
-        if phase.name.endswith(START):
+        if phase.name.endswith(START) and self._guide is not None:
             self._wait_for_masks()
         memory, explaining = _memory(), 0
         if self._guide is not None and not self._is_frozen:

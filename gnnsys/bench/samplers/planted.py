@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gnnsys.bench.case import Case
+from gnnsys.bench.samplers.outcome import Outcome, table_cases
 from gnnsys.bench.samplers.trial import (
-    Outcome,
     Task,
     Trial,
     all_neighbours,
     cut,
     guided,
     labor,
-    table_cases,
     train_seeds,
     uniform,
 )

@@ -12,7 +12,8 @@ from functools import partial
 import torch
 
 from gnnsys.bench.case import Case
-from gnnsys.bench.samplers.trial import Outcome, Task, Trial, cut, table_cases, train_seeds
+from gnnsys.bench.samplers.outcome import Outcome, table_cases
+from gnnsys.bench.samplers.trial import Task, Trial, cut, train_seeds
 from gnnsys.bench.samplers.wide import UNIFORM, VARIANTS
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import NODE, available_datasets, dataset

@@ -9,21 +9,19 @@ to owners and lists of columns in requests count as well. Accuracy is on test no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gnnsys.bench.case import Case, Side, Unit, Versus, score, value
 from gnnsys.bench.samplers.draws import NUM_PARTS, open_alone
-from gnnsys.explain import Explainer, PooledPart, explain_part, pool_part
+from gnnsys.bench.samplers.outcome import Outcome, RunFigures, roc_area
+from gnnsys.explain import Explainer, Masks, PooledPart, explain_part, pool_part
 from gnnsys.graph import NODE, Graph
 from gnnsys.nn import GraphSAGE
 from gnnsys.partition import partition_graph
@@ -45,6 +43,9 @@ class Task:
     hidden: int = 16
     every: int = 30
     pools: int = 128
+    learning_rate: float = 0.01
+    weight_decay: float = 0.0
+    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,44 @@ def guided(
     return Variant(make, explainer, nodes, share, wire, every, method)
 
 
-class Trial(NamedTuple):
+@dataclass(frozen=True)
+class Trial:
     """A graph, and the same in parts."""
 
     graph: Graph
     parts: DistGraph
+    _pooled: dict[tuple[int, int], PooledPart] = field(default_factory=dict)
+
+    def pooled(self, part: int, num_pools: int) -> PooledPart:
+        """A part's explanation graph, which all runs share."""
+        key = part, num_pools
+        if key not in self._pooled:
+            self._pooled[key] = pool_part(self.parts.parts.part(part), num_pools)
+        return self._pooled[key]
+
+
+class EdgeShares(NamedTuple):
+    """Of all edges those between parts, and how many of those inside parts and between them join nodes of one class."""
+
+    between: float
+    same_inside: float
+    same_between: float
+
+
+def edge_shares(trial: Trial) -> EdgeShares:
+    """Whether other parts have something to say: where parts are classes, edges between them join different ones."""
+    graph, parts = trial.graph, trial.parts
+    src, dst = graph.edge_index().long()
+    ids = parts.global_ids(torch.arange(graph.num_nodes(), device="cpu"), NODE)
+    part = torch.empty_like(ids)
+    for index in range(NUM_PARTS):
+        own = parts.book.part_range(index, NODE)
+        part[(ids >= own.start) & (ids < own.stop)] = index
+    is_between, labels = part[src] != part[dst], graph.node_data[NODE]["y"]
+    is_same = (labels[src] == labels[dst]).double()
+    return EdgeShares(
+        float(is_between.double().mean()), float(is_same[~is_between].mean()), float(is_same[is_between].mean())
+    )
 
 
 def cut(graph: Graph, folder: Path, method: str = "multilevel") -> Trial:
@@ -113,116 +147,100 @@ def cut(graph: Graph, folder: Path, method: str = "multilevel") -> Trial:
     return Trial(graph, open_alone(folder))
 
 
-@dataclass
-class Outcome:
-    """Figures of one variant by seed: megabytes and accuracy of a run, and those of these bytes that explain.
-
-    `accuracy` is with whole rows, `as_read` with those of other parts by the columns that the last batches read.
-    """
-
-    megabytes: list[float] = field(default_factory=list)
-    accuracy: list[float] = field(default_factory=list)
-    as_read: list[float] = field(default_factory=list)
-    explaining: list[float] = field(default_factory=list)
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the accuracy over seeds."""
-        return stdev(self.accuracy) if len(self.accuracy) > 1 else 0.0
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean accuracy."""
-        return self.spread / math.sqrt(len(self.accuracy))
-
-
-def accuracy_at(curve: list[Outcome], megabytes: float) -> float:
-    """Accuracy of a sampler at so many megabytes, between the settings it was run at; beyond them, that of the last."""
-    points = sorted((fmean(found.megabytes), fmean(found.accuracy)) for found in curve)
-    for (less, low), (more, high) in pairwise(points):
-        if less <= megabytes <= more:
-            return low + (high - low) * (megabytes - less) / (more - less)
-    return points[0][1] if megabytes < points[0][0] else points[-1][1]
-
-
 def train_seeds(variant: Variant, task: Task, trial_of: Callable[[int], Trial]) -> Outcome:
     """One run for each seed."""
-    found = Outcome()
-    for seed in range(task.num_seeds):
-        run = train(trial_of(seed), variant, task, seed)
-        found.megabytes.append(run.megabytes)
-        found.accuracy.append(run.accuracy)
-        found.as_read.append(run.as_read)
-        found.explaining.append(run.explaining)
-    return found
-
-
-class RunFigures(NamedTuple):
-    """Megabytes in all, those of them that were fetched or sent to explain, and test accuracy, as `Outcome` has it."""
-
-    megabytes: float
-    explaining: float
-    accuracy: float
-    as_read: float
+    return Outcome(tuple(train(trial_of(seed), variant, task, seed) for seed in range(task.num_seeds)))
 
 
 def train(trial: Trial, variant: Variant, task: Task, seed: int) -> RunFigures:
     """A run from the first step to the last."""
-    graph, parts = trial
+    graph, parts = trial.graph, trial.parts
     everything = torch.arange(graph.num_nodes(), device="cpu")
     rows = {name: parts.node_data[NODE][name][everything] for name in ("x", "y")}
     mask = parts.node_data[NODE]["train_mask"][everything].bool()
     torch.manual_seed(seed)
-    model = GraphSAGE(rows["x"].shape[1], task.hidden, 2, int(rows["y"].max()) + 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    trainers = [_Trainer(parts, part, variant, task, mask, seed) for part in range(NUM_PARTS)]
+    model = GraphSAGE(rows["x"].shape[1], task.hidden, 2, int(rows["y"].max()) + 1, task.dropout)
+    optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay)
+    trainers = [_Trainer(trial, part, variant, task, mask, seed) for part in range(NUM_PARTS)]
     steps = min(trainer.num_batches for trainer in trainers)
     every = variant.every or task.every
+    before_last = 0
     for step in range(task.num_epochs * steps):
         if variant.explainer is not None and step % every == 0 and step:
             for trainer in trainers:
                 trainer.explain(model, rows["x"])
+        if step == (task.num_epochs - 1) * steps:
+            before_last = sum(trainer.row_bytes for trainer in trainers)
         optimizer.zero_grad()
         for trainer in trainers:
             trainer.loss(model, rows, step // steps, step % steps).div(NUM_PARTS).backward()
         optimizer.step()
-    explaining = sum(trainer.explain_bytes for trainer in trainers)
-    total = explaining + sum(trainer.row_bytes for trainer in trainers)
-    narrowed = any(trainer.choice is not None for trainer in trainers)
-    accuracy = _accuracy(model, trial)
-    as_read = _accuracy(model, trial, trainers) if narrowed else accuracy
-    return RunFigures(total / 1e6, explaining / 1e6, accuracy, as_read)
+    explaining, rows_read = (sum(getattr(each, name) for each in trainers) for name in ("explain_bytes", "row_bytes"))
+    data = graph.node_data[NODE]
+    is_right = is_right_as_read = _is_right(model, trial)
+    if any(trainer.choice is not None for trainer in trainers):
+        is_right_as_read = _is_right(model, trial, trainers)
+    test = data["test_mask"].bool()
+    return RunFigures(
+        (explaining + rows_read) / 1e6,
+        float(is_right[test].float().mean()),
+        explaining / 1e6,
+        (rows_read - before_last) / 1e6,
+        float(is_right_as_read[test].float().mean()),
+        float(is_right[data["val_mask"].bool()].float().mean()),
+        *_found(trial, trainers),
+    )
 
 
-def _accuracy(model: GraphSAGE, trial: Trial, trainers: Sequence[_Trainer] = ()) -> float:
-    """On test nodes, with all neighbours. Where trainers are given, each reads rows for the nodes of its part."""
-    graph, parts = trial
+@torch.no_grad()
+def _is_right(model: GraphSAGE, trial: Trial, trainers: Sequence[_Trainer] = ()) -> Tensor:
+    """Of every node, with all neighbours. Where trainers are given, each reads rows for the nodes of its part."""
+    graph, parts = trial.graph, trial.parts
     data, edges = graph.node_data[NODE], graph.edge_index().long()
-    test, ids = data["test_mask"].bool(), parts.global_ids(torch.arange(graph.num_nodes(), device="cpu"), NODE)
-    with torch.no_grad():
-        model.eval()
-        if not trainers:
-            is_right = model(data["x"], edges).argmax(1) == data["y"]
-        else:
-            is_right = torch.zeros_like(test)
-            for trainer in trainers:
-                found = model(trainer.narrowed(data["x"], ids), edges).argmax(1) == data["y"]
-                is_right |= found & trainer.owns(ids)
-        model.train()
-    return float(is_right[test].float().mean())
+    ids = parts.global_ids(torch.arange(graph.num_nodes(), device="cpu"), NODE)
+    model.eval()
+    if not trainers:
+        is_right = model(data["x"], edges).argmax(1) == data["y"]
+    else:
+        is_right = torch.zeros(graph.num_nodes(), dtype=torch.bool, device="cpu")
+        for trainer in trainers:
+            found = model(trainer.narrowed(data["x"], ids), edges).argmax(1) == data["y"]
+            is_right |= found & trainer.owns(ids)
+    model.train()
+    return is_right
+
+
+def _found(trial: Trial, trainers: Sequence[_Trainer]) -> tuple[float, float, float]:
+    """Share of signal columns that are read, area of columns, area of nodes: of the last masks, means over parts."""
+    graph, parts = trial.graph, trial.parts
+    if "noise_columns" not in graph.info or any(trainer.masks is None for trainer in trainers):
+        return (math.nan,) * 3
+    is_noise = parts.node_data[NODE]["is_noise"][torch.arange(graph.num_nodes(), device="cpu")].bool()
+    kept, columns, nodes = [], [], []
+    for trainer in trainers:
+        assert trainer.masks is not None
+        is_signal = torch.ones(trainer.masks.sf.numel(), dtype=torch.bool, device="cpu")
+        is_signal[torch.tensor(graph.info["noise_columns"], dtype=torch.int64, device="cpu")] = False
+        read = is_signal if trainer.choice is None else is_signal[trainer.choice.columns]
+        kept.append(float(read.sum() / is_signal.sum()))
+        columns.append(roc_area(trainer.masks.sf, is_signal))
+        nodes.append(roc_area(trainer.masks.sn, ~is_noise[trainer.masks.ids]))
+    return fmean(kept), fmean(columns), fmean(nodes)
 
 
 class _Trainer:
     """The trainer of one part: its seeds, its sampler, and what it had to fetch."""
 
-    def __init__(self, parts: DistGraph, part: int, variant: Variant, task: Task, mask: Tensor, seed: int) -> None:
-        self.parts, self.part, self.variant, self.task, self.seed = parts, part, variant, task, seed
-        self.own = parts.book.part_range(part, NODE)
+    def __init__(self, trial: Trial, part: int, variant: Variant, task: Task, mask: Tensor, seed: int) -> None:
+        self.trial, self.part, self.variant, self.task, self.seed = trial, part, variant, task, seed
+        self.own = trial.parts.book.part_range(part, NODE)
         self.seeds = mask[self.own.start : self.own.stop].nonzero().view(-1) + self.own.start
         self.num_batches = self.seeds.numel() // task.batch_size
-        self.sampler = variant.make(parts, part, task)
+        self.sampler = variant.make(trial.parts, part, task)
         self.row_bytes = self.explain_bytes = 0
-        self._pooled: PooledPart | None = None
+        self.masks: Masks | None = None  # the last ones
+        self._arriving: Tensor | None = None
+        self._arriving_by: ColumnChoice | None = None
 
     def loss(self, model: GraphSAGE, rows: dict[str, Tensor], epoch: int, batch: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * self.seed + epoch)
@@ -235,16 +253,26 @@ class _Trainer:
 
     def _read(self, x: Tensor, nodes: Tensor, position: tuple[int, int]) -> Tensor:
         """Rows as they arrive: those of other parts by the columns of the batch, in the type that they travel in."""
-        found, choice, wire = x[nodes], self.sampler.columns_at(position), self.variant.wire
-        is_remote = ~self.owns(nodes)
-        num_columns, remote = x.shape[1], int(is_remote.sum())
-        if wire != x.dtype:
-            found[is_remote] = found[is_remote].to(wire).to(x.dtype)
+        choice = self.sampler.columns_at(position)
+        if self._arriving is None or choice is not self._arriving_by:
+            self._arriving, self._arriving_by = self._as_they_arrive(x, choice), choice
+        remote, num_columns = int((~self.owns(nodes)).sum()), x.shape[1]
         if choice is not None:
             num_columns = choice.columns.numel()
-            found[is_remote.nonzero(), choice.dropped] = choice.values(x.dtype)
             self.row_bytes += (NUM_PARTS - 1) * choice.columns.nbytes  # each request says which
-        self.row_bytes += remote * num_columns * wire.itemsize
+        self.row_bytes += remote * num_columns * self.variant.wire.itemsize
+        return self._arriving[nodes]
+
+    def _as_they_arrive(self, x: Tensor, choice: ColumnChoice | None) -> Tensor:
+        """All rows by global id; those of other parts by these columns, in the type that they travel in."""
+        wire, others = self.variant.wire, [slice(0, self.own.start), slice(self.own.stop, None)]
+        if wire == x.dtype and choice is None:
+            return x
+        found = x.clone()
+        for rows in others:
+            found[rows] = found[rows].to(wire).to(x.dtype)
+            if choice is not None:
+                found[rows, choice.dropped] = choice.values(x.dtype)
         return found
 
     @property
@@ -266,11 +294,11 @@ class _Trainer:
         """New masks, used from the next batch on."""
         variant, sampler = self.variant, self.sampler
         assert variant.explainer is not None and isinstance(sampler, GuidedSampler)
-        if self._pooled is None:
-            self._pooled = pool_part(self.parts.parts.part(self.part), self.task.pools)
-            self.explain_bytes += self._pooled.ids.numel() * x.shape[1] * x.element_size()  # fetched once
-        explained = explain_part(self._pooled, model, x[self.own.start : self.own.stop], x[self._pooled.ids])
-        masks = variant.explainer.importance(model, explained)
+        pooled = self.trial.pooled(self.part, self.task.pools)
+        if self.masks is None:
+            self.explain_bytes += pooled.ids.numel() * x.shape[1] * x.element_size()  # fetched once
+        explained = explain_part(pooled, model, x[self.own.start : self.own.stop], x[pooled.ids])
+        self.masks = masks = variant.explainer.importance(model, explained)
         scores = columns = None
         if variant.nodes:
             scores = masks.node_scores()
@@ -279,27 +307,3 @@ class _Trainer:
             now = sampler.newest.columns
             columns = masks.better_columns(variant.share, None if now is None else now.columns, COLUMN_GAIN)
         sampler.use(scores, columns=columns)
-
-
-# -- cases -----------------------------------------------------------------------------------------------------------
-
-
-def figure_case(name: str, unit: Unit, ours: str, sides: Mapping[str, Callable[[], float]], *versus: Versus) -> Case:
-    """Figures of runs beside each other; each side is called once."""
-    return Case(name, unit, lambda: {side: Side(call) for side, call in sides.items()}, versus, ours=ours, repeats=1)
-
-
-def table_cases(
-    prefix: str, found: Callable[[str], Outcome], names: Iterable[str], beside: str, num_epochs: int = 1
-) -> Iterator[Case]:
-    """Megabytes (of an epoch, given how many a run has), accuracy and its spread of variants, beside `beside`."""
-    figures: dict[str, tuple[Unit, Callable[[str], float]]] = {
-        "remote": (value("MB"), lambda variant: fmean(found(variant).megabytes) / num_epochs),
-        "accuracy": (score("%"), lambda variant: 100 * fmean(found(variant).accuracy)),
-        "spread": (value("points"), lambda variant: 100 * found(variant).spread),
-    }
-    for name in names:
-        if name != beside:
-            for figure, (unit, of) in figures.items():
-                sides = {side: partial(of, side) for side in (name, beside)}
-                yield figure_case(f"{prefix}/{name}/{figure}", unit, name, sides, Versus((beside,)))

@@ -1,34 +1,43 @@
-"""DGS on a planted graph with 512 columns, half of them noise: nodes alone, columns alone and both, and what they beat.
+"""DGS on planted graphs with 512 columns, half of them noise: nodes alone, columns alone and both, and what they beat.
 
 Targets are those of the thesis (Table 3.3) and of issue 18: bytes with all that explaining costs, beside uniform draws
-at the same fanout; accuracy beside all neighbours, and at equal bytes beside everything cheaper. Sweeps have fewer
-seeds. Each run is a `Trial`.
+at the same fanout; accuracy beside all neighbours, and at equal bytes beside everything cheaper. What a guide can be
+worth depends on what other parts have to say, so there are several graphs, and `graph/...` says what each is like.
+Models are regularised alike for all variants, by validation accuracy of uniform draws (`tuning/...`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from statistics import fmean
+from hashlib import sha256
+from typing import Any
 
 import torch
 
 from gnnsys.bench.case import Case, Versus, score, value
 from gnnsys.bench.lab_jobs import NOTHING
-from gnnsys.bench.samplers.trial import (
+from gnnsys.bench.samplers.outcome import (
     Outcome,
+    RunFigures,
+    differences,
+    figure_case,
+    found_cases,
+    paired_noise,
+    table_cases,
+)
+from gnnsys.bench.samplers.trial import (
     Task,
     Trial,
     Variant,
-    accuracy_at,
     all_neighbours,
     cut,
-    figure_case,
+    edge_shares,
     guided,
     labor,
-    table_cases,
-    train_seeds,
+    train,
     uniform,
 )
 from gnnsys.bench.workload import FULL, Workload
@@ -36,39 +45,46 @@ from gnnsys.explain import ColumnNorms, Degrees, GradientInput, RandomMasks, Tra
 from gnnsys.graph import planted_noise
 
 UNIFORM, BOTH, ALL = "uniform", "both", "all neighbours"
-TASK = Task(num_nodes=10_000, num_epochs=12)
-QUICK_TASK = Task(num_nodes=600, num_epochs=1, num_seeds=1, batch_size=16, fanout=3, every=2, pools=4)
+TASK = Task(num_nodes=4096, num_epochs=4, batch_size=16, dropout=0.5)
+QUICK_TASK = Task(num_nodes=640, num_epochs=1, num_seeds=1, batch_size=16, fanout=3, every=2, pools=4)
 SWEEP_SEEDS = 2
+BYTES_EPOCHS = 12  # rows to explain with are fetched once: how much of a run they are depends on its length
 KEPT = 0.85  # N_f of the thesis
 LEAST = {"nodes": None, "columns": 1 / 0.9, BOTH: 1 / 0.76}  # times fewer bytes than uniform draws take
 CURVES = {
-    "uniform": ("uniform", "uniform, 3/4 of the fanout", "uniform, 5/8 of the fanout"),
+    "uniform": ("uniform", "uniform, 3/4 of the fanout", "uniform, 5/8 of the fanout", "uniform, half the fanout"),
     "labor": ("labor", "labor, 3/4 of the fanout", "labor, 5/8 of the fanout"),
 }
 CHEAPER = ("local first, random columns", "both by norms", "both by degree")
 BF16 = torch.bfloat16
 VARIANTS: dict[str, Variant] = {
     UNIFORM: uniform(),
-    ALL: all_neighbours(),
-    "nodes": guided(GradientInput()),
     "columns": guided(GradientInput(), nodes=False, share=KEPT),
+    "random columns": guided(RandomMasks(), nodes=False, share=KEPT),
     BOTH: guided(GradientInput(), share=KEPT),
+    "local first, random columns": guided(RandomMasks(), share=KEPT),
+    "nodes": guided(GradientInput()),
+    "nodes at random": guided(RandomMasks()),
+    "uniform, 3/4 of the fanout": uniform(0.75),
+    "uniform, 5/8 of the fanout": uniform(0.625),
+    "uniform, half the fanout": uniform(0.5),
+    "columns, half": guided(GradientInput(), nodes=False, share=0.5),
+    "random columns, half": guided(RandomMasks(), nodes=False, share=0.5),
+    "both, half": guided(GradientInput(), share=0.5),
+    "local first, random columns, half": guided(RandomMasks(), share=0.5),
+    "both by norms": guided(ColumnNorms(), share=KEPT),
+    "both by degree": guided(Degrees(), share=KEPT),
+    "both by trained masks": guided(TrainedMasks(), share=KEPT),
+    "labor": labor(),
+    "labor, 3/4 of the fanout": labor(0.75),
+    "labor, 5/8 of the fanout": labor(0.625),
     "uniform bf16": uniform(wire=BF16),
     "nodes bf16": guided(GradientInput(), wire=BF16),
     "columns bf16": guided(GradientInput(), nodes=False, share=KEPT, wire=BF16),
     "both bf16": guided(GradientInput(), share=KEPT, wire=BF16),
     "columns, zero": guided(GradientInput(), nodes=False, share=KEPT, fill="zero"),
-    "random columns": guided(RandomMasks(), nodes=False, share=KEPT),
     "random columns, zero": guided(RandomMasks(), nodes=False, share=KEPT, fill="zero"),
-    "uniform, 3/4 of the fanout": uniform(0.75),
-    "uniform, 5/8 of the fanout": uniform(0.625),
-    "labor": labor(),
-    "labor, 3/4 of the fanout": labor(0.75),
-    "labor, 5/8 of the fanout": labor(0.625),
-    "local first, random columns": guided(RandomMasks(), share=KEPT),
-    "both by norms": guided(ColumnNorms(), share=KEPT),
-    "both by degree": guided(Degrees(), share=KEPT),
-    "both by trained masks": guided(TrainedMasks(), share=KEPT),
+    ALL: all_neighbours(),
 }
 SWEEPS: dict[str, dict[str, Variant]] = {
     "T_ex": {f"T_ex {n}": guided(GradientInput(), share=KEPT, every=n) for n in (60, 90)},
@@ -77,120 +93,192 @@ SWEEPS: dict[str, dict[str, Variant]] = {
 }
 METHODS = ("chunk", "random")
 ON_PARTS = (UNIFORM, BOTH, "nodes", "columns", "random columns")
+TUNING: dict[str, dict[str, Any]] = {f"dropout {rate}": {"dropout": rate} for rate in (0.0, 0.3, 0.5, 0.7)} | {
+    "weight decay 0.001": {"dropout": 0.5, "weight_decay": 0.001}
+}
+
+
+@dataclass(frozen=True)
+class PlantedSetting:
+    """A planted graph and how models are trained on it. `options` are those of `planted_noise`."""
+
+    name: str
+    options: Mapping[str, Any]
+    task: Task = TASK
+    train: float = 0.5
+    variants: Mapping[str, Variant] = field(default_factory=lambda: VARIANTS)
+
+
+COMMUNITIES = {"num_communities": 16, "locality": 0.5}
+WIDE = PlantedSetting("wide", {**COMMUNITIES, "homophily": 0.4})
+# What other parts have to say: nearly nothing where parts are classes, as much as the own part, or most of it.
+CLASSES = PlantedSetting("classes", {"homophily": 0.5})
+RICH = PlantedSetting("rich", {**COMMUNITIES, "homophily": 0.25, "homophily_between": 0.7})
+ON_GRAPHS = (
+    UNIFORM, "columns", "random columns", BOTH, "local first, random columns", "nodes", "uniform, 5/8 of the fanout",
+    "columns, half", "random columns, half",
+)  # fmt: skip
 
 
 class _Runs:
-    """The runs of this file, each when it is first asked for."""
+    """The runs on one graph, each when it is first asked for. Those of a benchmark with a cache are kept in it."""
 
-    def __init__(self, work: Workload) -> None:
-        self._work, self.task = work, TASK if work.sizes == FULL else QUICK_TASK
+    def __init__(self, work: Workload, setting: PlantedSetting) -> None:
+        self._work, self.setting, is_full = work, setting, work.sizes == FULL
+        self.task = setting.task if is_full else QUICK_TASK
+        self._half = 256 if is_full else 16
 
     def found(self, name: str) -> Outcome:
-        return self._found(f"wide/{name}", VARIANTS[name], self.task)
+        return self.outcome(name, self.setting.variants[name], self.task)
 
-    def swept(self, variants: dict[str, Variant], name: str) -> Outcome:
+    def swept(self, variants: Mapping[str, Variant], name: str) -> Outcome:
         """The same with fewer seeds."""
-        task = replace(self.task, num_seeds=min(SWEEP_SEEDS, self.task.num_seeds))
-        return self._found(f"sweep/{name}", variants[name], task)
+        return self.outcome(name, variants[name], replace(self.task, num_seeds=min(SWEEP_SEEDS, self.task.num_seeds)))
 
-    def _found(self, name: str, variant: Variant, task: Task) -> Outcome:
-        trial_of = partial(self._trial, variant.method)
-        return self._work.once(f"samplers/{name}", lambda: train_seeds(variant, task, trial_of))
+    def outcome(self, name: str, variant: Variant, task: Task) -> Outcome:
+        return Outcome(tuple(self._run(name, variant, task, seed) for seed in range(task.num_seeds)))
 
-    def _trial(self, method: str, seed: int) -> Trial:
-        size = 256 if self.task is TASK else 16
+    def _run(self, name: str, variant: Variant, task: Task, seed: int) -> RunFigures:
+        settings = asdict(replace(task, num_seeds=1)) | dict(self.setting.options) | {"train": self.setting.train}
+        which = f"{self.setting.name}/{name}/{seed}/{sha256(json.dumps(settings).encode()).hexdigest()[:12]}"
+
+        def make() -> RunFigures:
+            if self._work.cache is None:
+                return train(self.trial(variant.method, seed), variant, task, seed)
+            kept = self._work.folder / "runs" / f"{which.replace('/', '_')}.json"
+            if not kept.exists():
+                figures = train(self.trial(variant.method, seed), variant, task, seed)
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_text(json.dumps(figures._asdict()))
+            return RunFigures(**json.loads(kept.read_text()))
+
+        return self._work.once(f"samplers/{which}", make)
+
+    def trial(self, method: str, seed: int) -> Trial:
+        name = f"{self.setting.name}-{self.task.num_nodes}-{method}-{seed}"  # the parts that a cache keeps
 
         def make() -> Trial:
+            options = dict(self.setting.options)
+            if "num_communities" in options and self.task is QUICK_TASK:
+                options["num_communities"] = 8
             graph = planted_noise(
-                self.task.num_nodes, num_classes=8, separation=4.0, train=0.4, num_features=size, noise_columns=size,
-                seed=seed,
+                self.task.num_nodes, num_classes=8, separation=3.0, train=self.setting.train, num_features=self._half,
+                noise_columns=self._half, seed=seed, **options,
             )  # fmt: skip
-            return cut(graph, self._work.folder / f"wide-{self.task.num_nodes}-{method}-{seed}", method)
+            return cut(graph, self._work.folder / name, method)
 
-        return self._work.once(f"samplers/wide graph/{method}/{seed}", make)
-
-    def megabytes(self, name: str) -> float:
-        """Of an epoch."""
-        return fmean(self.found(name).megabytes) / self.task.num_epochs
+        return self._work.once(f"samplers/graph/{name}", make)
 
     def accuracy(self, name: str) -> float:
-        return 100 * fmean(self.found(name).accuracy)
+        return 100 * self.found(name).mean("accuracy")
 
-    def at_bytes_of(self, name: str, curve: str) -> float:
-        """Accuracy of a sampler at the fanout, between those that it was run at, that takes as many bytes as `name`."""
-        points = [self.found(other) for other in CURVES[curve]]
-        return 100 * accuracy_at(points, fmean(self.found(name).megabytes))
+    def as_read(self, name: str) -> float:
+        """Accuracy on test nodes with rows of other parts as the last batches read them."""
+        return 100 * self.found(name).mean("as_read")
 
-    def noise(self, name: str, *others: str) -> float:
-        """Two standard errors of the difference from the least certain of `others`, in points."""
-        worst = max(self.found(other).error for other in others)
-        return 200 * (self.found(name).error ** 2 + worst**2) ** 0.5
+    def less_noise(self, name: str, *others: str, figure: str = "accuracy") -> float:
+        """A figure of another variant, or of several at the bytes of `name`, less two standard errors of the difference
+        by seed, in points."""
+        ahead = differences(self.found(name), [self.found(other) for other in others], figure)
+        return 100 * (self.found(name).mean(figure) - sum(ahead) / len(ahead) - paired_noise(ahead))
 
 
 def wide(work: Workload) -> Iterator[Case]:
     """Bytes of nodes, columns and both, with and without bfloat16; what columns cost; everything at equal bytes."""
-    runs = work.once("samplers/wide runs", lambda: _Runs(work))
+    runs = _runs(work, WIDE)
     yield from _bytes(runs)
     yield from _accuracy(runs)
     yield from table_cases("wide", runs.found, VARIANTS, UNIFORM, runs.task.num_epochs)
+    yield from found_cases("wide", runs.found, [name for name, each in VARIANTS.items() if each.explainer is not None])
+
+
+def _runs(work: Workload, setting: PlantedSetting) -> _Runs:
+    return work.once(f"samplers/{setting.name} runs", lambda: _Runs(work, setting))
 
 
 def _bytes(runs: _Runs) -> Iterator[Case]:
     for wire in ("", " bf16"):
         for name, target in LEAST.items():
             ours, beside = f"{name}{wire}", f"{UNIFORM}{wire}"
-            sides = {each: partial(runs.megabytes, each) for each in (ours, beside)}
-            yield figure_case(f"wide bytes/{ours}", value("MB"), ours, sides, Versus((beside,), target))
-    explaining = {BOTH: lambda: fmean(runs.found(BOTH).explaining) / runs.task.num_epochs}
+            for label, figure in {"": "megabytes", ", the last epoch": "last_epoch"}.items():
+                sides = {each: partial(_long_run, runs, each, figure) for each in (ours, beside)}
+                versus = Versus((beside,), None if label else target)
+                yield figure_case(f"wide bytes/{ours}{label}", value("MB"), ours, sides, versus)
+    explaining = {BOTH: partial(_long_run, runs, BOTH, "explaining")}
     yield figure_case("wide bytes/explaining alone", value("MB"), BOTH, explaining, NOTHING)
+
+
+def _long_run(runs: _Runs, name: str, figure: str) -> float:
+    """Megabytes of an epoch, as a mean over a longer run, with one seed: they hardly depend on it."""
+    task = replace(runs.task, num_epochs=BYTES_EPOCHS if runs.task is not QUICK_TASK else 2, num_seeds=1)
+    found = runs.outcome(f"{name}, {task.num_epochs} epochs", VARIANTS[name], task).mean(figure)
+    return found if figure == "last_epoch" else found / task.num_epochs
 
 
 def _accuracy(runs: _Runs) -> Iterator[Case]:
     sides: dict[str, Callable[[], float]]
-    for name in ("nodes", "columns", BOTH):
+    for name in (UNIFORM, "nodes", "columns", BOTH):
         allowed = "all neighbours, less 0.5"
         sides = {name: partial(runs.accuracy, name), allowed: lambda: runs.accuracy(ALL) - 0.5}
-        yield figure_case(f"wide accuracy/{name}", score("%"), name, sides, Versus((allowed,), 1.0))
-    for fill in ("", ", zero"):
-        name, beside = f"columns{fill}", f"random columns{fill}, and 1"
-        sides = {name: partial(runs.accuracy, name), beside: partial(_with_a_point, runs, f"random columns{fill}")}
-        yield figure_case(f"wide accuracy/{name} beside random ones", score("%"), name, sides, Versus((beside,), 1.0))
-    for name in ("columns", "random columns", BOTH):
-        whole = f"{name}, whole rows"
-        as_read = partial(_as_read, runs, name)
-        sides = {name: as_read, whole: partial(runs.accuracy, name), UNIFORM: partial(runs.accuracy, UNIFORM)}
-        versus = [Versus((whole,)), Versus((UNIFORM,))]
-        yield figure_case(f"wide as read/{name}", score("%"), name, sides, *versus)
+        target = None if name == UNIFORM else 1.0
+        yield figure_case(f"wide accuracy/{name}", score("%"), name, sides, Versus((allowed,), target))
+    for kind in ("", ", zero", ", half"):
+        name, other = f"columns{kind}", f"random columns{kind}"
+        for label, of in {"": runs.accuracy, " as read": runs.as_read}.items():
+            beside = f"{other}, and 1"
+            sides = {name: partial(of, name), beside: partial(_with_a_point, of, other)}
+            target = None if kind == ", half" else 1.0
+            case = f"wide accuracy/{name} beside random ones{label}"
+            yield figure_case(case, score("%"), name, sides, Versus((beside,), target))
     for name in (BOTH, "both by trained masks"):
-        sides = {name: partial(runs.accuracy, name)}
-        for curve, points in CURVES.items():
-            sides[f"{curve}, less noise"] = partial(_less_noise_curve, runs, name, curve, points)
-        for other in CHEAPER:
-            sides[f"{other}, less noise"] = partial(_less_noise, runs, name, other)
-        versus = [Versus((side,), 1.0) for side in sides if side != name]
-        yield figure_case(f"wide at equal bytes/{name}", score("%"), name, sides, *versus)
+        for label, figure in {"": "accuracy", " as read": "as_read"}.items():
+            sides = {name: partial(runs.accuracy if figure == "accuracy" else runs.as_read, name)}
+            for curve, points in CURVES.items():
+                sides[f"{curve}, less noise"] = partial(runs.less_noise, name, *points, figure=figure)
+            for other in CHEAPER:
+                sides[f"{other}, less noise"] = partial(runs.less_noise, name, other, figure=figure)
+            versus = [Versus((side,), 1.0) for side in sides if side != name]
+            yield figure_case(f"wide at equal bytes/{name}{label}", score("%"), name, sides, *versus)
 
 
-def _as_read(runs: _Runs, name: str) -> float:
-    """Accuracy on test nodes with rows of other parts as the last batches read them."""
-    return 100 * fmean(runs.found(name).as_read)
+def _with_a_point(of: Callable[[str], float], name: str) -> float:
+    return of(name) + 1
 
 
-def _with_a_point(runs: _Runs, name: str) -> float:
-    return runs.accuracy(name) + 1
+def graphs(work: Workload) -> Iterator[Case]:
+    """What each planted graph is like, the same samplers on all of them, and what settings were chosen by."""
+    for setting in (CLASSES, WIDE, RICH):
+        runs = _runs(work, setting)
+        for label, share in {
+            "edges between parts": "between",
+            "of one class, inside parts": "same_inside",
+            "of one class, between parts": "same_between",
+        }.items():
+            sides = {setting.name: partial(_share, runs, share)}
+            yield figure_case(f"graph/{setting.name}/{label}", value("%"), setting.name, sides, NOTHING)
+    for setting in (CLASSES, RICH):
+        runs = _runs(work, setting)
+        found = partial(runs.swept, setting.variants)
+        yield from table_cases(setting.name, found, ON_GRAPHS, UNIFORM, runs.task.num_epochs)
+    runs = _runs(work, WIDE)
+    for name, options in TUNING.items():
+        sides = {name: partial(_validation, runs, name, options)}
+        yield figure_case(f"tuning/{name}", score("%"), name, sides, NOTHING)
 
 
-def _less_noise(runs: _Runs, name: str, other: str) -> float:
-    return runs.accuracy(other) - runs.noise(name, other)
+def _share(runs: _Runs, share: str) -> float:
+    return 100 * float(getattr(edge_shares(runs.trial("multilevel", 0)), share))
 
 
-def _less_noise_curve(runs: _Runs, name: str, curve: str, points: tuple[str, ...]) -> float:
-    return runs.at_bytes_of(name, curve) - runs.noise(name, *points)
+def _validation(runs: _Runs, name: str, options: Mapping[str, Any]) -> float:
+    """Accuracy of uniform draws on validation nodes."""
+    task = replace(runs.task, num_seeds=min(SWEEP_SEEDS, runs.task.num_seeds), **options)
+    return 100 * runs.outcome(f"tuning {name}", VARIANTS[UNIFORM], task).mean("validation")
 
 
 def sweeps(work: Workload) -> Iterator[Case]:
     """T_ex, N_f and eps as sections 3.4.2 and 3.4.4 have them, and parts cut otherwise as Fig. 3.8 has them."""
-    runs = work.once("samplers/wide runs", lambda: _Runs(work))
+    runs = _runs(work, WIDE)
     base = {BOTH: VARIANTS[BOTH]}
     for kind, variants in SWEEPS.items():
         found = partial(runs.swept, base | variants)
