@@ -29,6 +29,7 @@ def assert_same_graph(left, right):
         lambda seed: sbm(5000, seed=seed),
         lambda seed: typed_graph(4000, seed=seed),
         lambda seed: planted_noise(4000, seed=seed),
+        lambda seed: planted_noise(4000, num_communities=20, seed=seed),
     ],
 )
 def test_a_graph_depends_on_its_seed_and_not_on_the_threads(make):
@@ -228,3 +229,37 @@ def test_planted_noise_is_a_block_model_with_columns_and_rows_that_say_nothing()
         planted_noise(100, noise_nodes=1.0)
     with pytest.raises(ValueError, match=r"gnnsys\.graph\.sbm"):
         expected_accuracy(graph)
+
+
+def test_planted_communities_hold_every_class_and_edges_keep_to_them():
+    options = {"num_classes": 4, "avg_degree": 16, "homophily": 0.4, "num_features": 6, "noise_columns": 3, "seed": 5}
+    graph = planted_noise(9600, num_communities=12, locality=0.6, homophily_between=0.8, **options)
+    plain, data = planted_noise(9600, **options), graph.node_data["node"]
+    for name in ("x", "y", "is_noise", "train_mask"):
+        assert torch.equal(data[name], plain.node_data["node"][name])
+    members = torch.bincount(data["community"] * 4 + data["y"], minlength=48)
+    assert members.tolist() == [200] * 48
+    src, dst = graph.edge_index().long()
+    assert graph.num_edges() == plain.num_edges() and not bool((src == dst).any())
+    is_home = data["community"][src] == data["community"][dst]
+    is_same = (data["y"][src] == data["y"][dst]).double()
+    count = graph.num_edges() / 2  # an edge and its reverse are one draw
+    # Of the edges that join any two nodes, a twelfth or so meets in a community by chance.
+    assert abs(float(is_home.double().mean()) - (0.6 + 0.4 / 12)) < 5 * (0.24 / count) ** 0.5 + 1e-3
+    assert abs(float(is_same[~is_home].mean()) - 0.8) < 0.02 and abs(float(is_same[is_home].mean()) - 0.42) < 0.02
+    alike = planted_noise(9600, num_communities=12, **options)
+    assert alike.info["homophily_between"] == 0.4 and alike.info["locality"] == 0.75
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"num_communities": 3}, "a multiple of 30 nodes, got 1000"),
+        ({"num_communities": 0}, "0 communities"),
+        ({"num_communities": 10, "locality": 1.5}, "locality"),
+        ({"num_communities": 10, "homophily_between": 2}, "homophily"),
+    ],
+)
+def test_impossible_communities_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        planted_noise(1000, **options)
