@@ -140,19 +140,10 @@ class _Runs:
 
     def _run(self, name: str, variant: Variant, task: Task, seed: int) -> RunFigures:
         settings = asdict(replace(task, num_seeds=1)) | dict(self.setting.options) | {"train": self.setting.train}
-        which = f"{self.setting.name}/{name}/{seed}/{sha256(json.dumps(settings).encode()).hexdigest()[:12]}"
-
-        def make() -> RunFigures:
-            if self._work.cache is None:
-                return train(self.trial(variant.method, seed), variant, task, seed)
-            kept = self._work.folder / "runs" / f"{which.replace('/', '_')}.json"
-            if not kept.exists():
-                figures = train(self.trial(variant.method, seed), variant, task, seed)
-                kept.parent.mkdir(exist_ok=True)
-                kept.write_text(json.dumps(figures._asdict()))
-            return RunFigures(**json.loads(kept.read_text()))
-
-        return self._work.once(f"samplers/{which}", make)
+        which = f"{self.setting.name}/{name}/{seed}"
+        return kept_run(
+            self._work, which, settings, lambda: train(self.trial(variant.method, seed), variant, task, seed)
+        )
 
     def trial(self, method: str, seed: int) -> Trial:
         name = f"{self.setting.name}-{self.task.num_nodes}-{method}-{seed}"  # the parts that a cache keeps
@@ -181,6 +172,23 @@ class _Runs:
         by seed, in points."""
         ahead = differences(self.found(name), [self.found(other) for other in others], figure)
         return 100 * (self.found(name).mean(figure) - sum(ahead) / len(ahead) - paired_noise(ahead))
+
+
+def kept_run(work: Workload, name: str, settings: Mapping[str, Any], run: Callable[[], RunFigures]) -> RunFigures:
+    """The figures of a run, once per process; where the benchmark has a cache, once for as long as that is there."""
+    which = f"{name}/{sha256(json.dumps(dict(settings)).encode()).hexdigest()[:12]}"
+
+    def make() -> RunFigures:
+        if work.cache is None:
+            return run()
+        kept = work.folder / "runs" / f"{which.replace('/', '_')}.json"
+        if not kept.exists():
+            figures = run()
+            kept.parent.mkdir(exist_ok=True)
+            kept.write_text(json.dumps(figures._asdict()))
+        return RunFigures(**json.loads(kept.read_text()))
+
+    return work.once(f"samplers/{which}", make)
 
 
 def wide(work: Workload) -> Iterator[Case]:
@@ -249,13 +257,7 @@ def graphs(work: Workload) -> Iterator[Case]:
     """What each planted graph is like, the same samplers on all of them, and what settings were chosen by."""
     for setting in (CLASSES, WIDE, RICH):
         runs = _runs(work, setting)
-        for label, share in {
-            "edges between parts": "between",
-            "of one class, inside parts": "same_inside",
-            "of one class, between parts": "same_between",
-        }.items():
-            sides = {setting.name: partial(_share, runs, share)}
-            yield figure_case(f"graph/{setting.name}/{label}", value("%"), setting.name, sides, NOTHING)
+        yield from share_cases(f"graph/{setting.name}", setting.name, partial(runs.trial, "multilevel", 0))
     for setting in (CLASSES, RICH):
         runs = _runs(work, setting)
         found = partial(runs.swept, setting.variants)
@@ -266,8 +268,19 @@ def graphs(work: Workload) -> Iterator[Case]:
         yield figure_case(f"tuning/{name}", score("%"), name, sides, NOTHING)
 
 
-def _share(runs: _Runs, share: str) -> float:
-    return 100 * float(getattr(edge_shares(runs.trial("multilevel", 0)), share))
+def share_cases(prefix: str, name: str, trial_of: Callable[[], Trial]) -> Iterator[Case]:
+    """What other parts of a graph have to say."""
+    for label, share in {
+        "edges between parts": "between",
+        "of one class, inside parts": "same_inside",
+        "of one class, between parts": "same_between",
+    }.items():
+        sides = {name: partial(_share, trial_of, share)}
+        yield figure_case(f"{prefix}/{label}", value("%"), name, sides, NOTHING)
+
+
+def _share(trial_of: Callable[[], Trial], share: str) -> float:
+    return 100 * float(getattr(edge_shares(trial_of()), share))
 
 
 def _validation(runs: _Runs, name: str, options: Mapping[str, Any]) -> float:
