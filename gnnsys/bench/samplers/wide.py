@@ -112,7 +112,7 @@ class PlantedSetting:
 COMMUNITIES = {"num_communities": 16, "locality": 0.5}
 WIDE = PlantedSetting("wide", {**COMMUNITIES, "homophily": 0.4})
 # What other parts have to say: nearly nothing where parts are classes, as much as the own part, or most of it.
-CLASSES = PlantedSetting("classes", {"homophily": 0.5})
+CLASSES = PlantedSetting("classes", {"homophily": 0.5}, replace(TASK, num_seeds=SWEEP_SEEDS))
 RICH = PlantedSetting("rich", {**COMMUNITIES, "homophily": 0.25, "homophily_between": 0.7})
 ON_GRAPHS = (
     UNIFORM, "columns", "random columns", BOTH, "local first, random columns", "nodes", "uniform, 5/8 of the fanout",
@@ -260,8 +260,7 @@ def graphs(work: Workload) -> Iterator[Case]:
         yield from share_cases(f"graph/{setting.name}", setting.name, partial(runs.trial, "multilevel", 0))
     for setting in (CLASSES, RICH):
         runs = _runs(work, setting)
-        found = partial(runs.swept, setting.variants)
-        yield from table_cases(setting.name, found, ON_GRAPHS, UNIFORM, runs.task.num_epochs)
+        yield from table_cases(setting.name, runs.found, ON_GRAPHS, UNIFORM, runs.task.num_epochs)
     runs = _runs(work, WIDE)
     for name, options in TUNING.items():
         sides = {name: partial(_validation, runs, name, options)}
