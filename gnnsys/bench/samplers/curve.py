@@ -20,7 +20,7 @@ LINES: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("uniform", "uniform, 3/4 of the fanout", "uniform, 5/8 of the fanout", "uniform, half the fanout"), "#6e7781",
         "",
     ),
-    "LABOR": (("labor", "labor, 3/4 of the fanout", "labor, 5/8 of the fanout"), "#bf8700", ""),
+    "LABOR": (("labor", "labor, 3/4 of the fanout"), "#bf8700", ""),
     "explained columns": (("uniform", "columns", "columns, half"), "#2f81f7", ""),
     "random columns": (("uniform", "random columns", "random columns, half"), "#2f81f7", "4 3"),
     "explained nodes and columns": (("nodes", "both", "both, half"), "#d1242f", ""),
