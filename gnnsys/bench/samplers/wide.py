@@ -231,14 +231,7 @@ def _accuracy(runs: _Runs) -> Iterator[Case]:
         sides = {name: partial(runs.accuracy, name), allowed: lambda: runs.accuracy(ALL) - 0.5}
         target = None if name == UNIFORM else 1.0
         yield figure_case(f"wide accuracy/{name}", score("%"), name, sides, Versus((allowed,), target))
-    for kind in ("", ", zero", ", half"):
-        name, other = f"columns{kind}", f"random columns{kind}"
-        for label, of in {"": runs.accuracy, " as read": runs.as_read}.items():
-            beside = f"{other}, and 1"
-            sides = {name: partial(of, name), beside: partial(_with_a_point, of, other)}
-            target = None if kind == ", half" else 1.0
-            case = f"wide accuracy/{name} beside random ones{label}"
-            yield figure_case(case, score("%"), name, sides, Versus((beside,), target))
+    yield from _beside_random(runs, ("", ", zero", ", half"))
     for name in (BOTH, "both by trained masks"):
         for label, figure in {"": "accuracy", " as read": "as_read"}.items():
             sides = {name: partial(runs.accuracy if figure == "accuracy" else runs.as_read, name)}
@@ -248,6 +241,18 @@ def _accuracy(runs: _Runs) -> Iterator[Case]:
                 sides[f"{other}, less noise"] = partial(runs.less_noise, name, other, figure=figure)
             versus = [Versus((side,), 1.0) for side in sides if side != name]
             yield figure_case(f"wide at equal bytes/{name}{label}", score("%"), name, sides, *versus)
+
+
+def _beside_random(runs: _Runs, kinds: tuple[str, ...]) -> Iterator[Case]:
+    """Explained columns beside random ones and a point, with whole rows and with rows as trainers read them."""
+    for kind in kinds:
+        name, other = f"columns{kind}", f"random columns{kind}"
+        for label, of in {"": runs.accuracy, " as read": runs.as_read}.items():
+            beside = f"{other}, and 1"
+            sides = {name: partial(of, name), beside: partial(_with_a_point, of, other)}
+            target = None if kind == ", half" else 1.0
+            case = f"{runs.setting.name} accuracy/{name} beside random ones{label}"
+            yield figure_case(case, score("%"), name, sides, Versus((beside,), target))
 
 
 def _with_a_point(of: Callable[[str], float], name: str) -> float:
@@ -262,6 +267,7 @@ def graphs(work: Workload) -> Iterator[Case]:
     for setting in (CLASSES, RICH):
         runs = _runs(work, setting)
         yield from table_cases(setting.name, runs.found, ON_GRAPHS, UNIFORM, runs.task.num_epochs)
+    yield from _beside_random(_runs(work, RICH), ("", ", half"))
     runs = _runs(work, WIDE)
     for name, options in TUNING.items():
         sides = {name: partial(_validation, runs, name, options)}
