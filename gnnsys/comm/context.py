@@ -20,7 +20,8 @@ class RequestContext:
 
     `batch` is the batch number: the position counted across epochs, -1 where the message belongs to no batch. `loader`
     tells the loaders of a process apart, 0 is none. A server answers smaller `priority` first. `path` is the number of
-    a route, for a policy that chooses between several.
+    a route, for a policy that chooses between several. None: the client's own, which is 0 unless `gnnsys.open` was
+    given another.
 
     >>> with use_context(RequestContext(batch=7, loader=1)):
     ...     current_context().batch
@@ -29,13 +30,15 @@ class RequestContext:
 
     batch: int = -1
     loader: int = 0
-    priority: int = 0
-    path: int = 0
+    priority: int | None = None
+    path: int | None = None
 
     def __post_init__(self) -> None:
         limits = {"batch": (-1, 1 << 62), "loader": (0, MAX_LOADER), "priority": (-(1 << 31), (1 << 31) - 1)}
         for name, (low, high) in (limits | {"path": (0, (1 << 32) - 1)}).items():
             value = getattr(self, name)
+            if value is None and name in ("priority", "path"):
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
 
@@ -46,6 +49,11 @@ class RequestContext:
     def at(self, batch: int) -> RequestContext:
         """The same for another batch; a negative number is none."""
         return replace(self, batch=max(-1, batch))
+
+
+def first_given(*values: int | None) -> int:
+    """The first that is not None; 0 where nobody gave one."""
+    return next((value for value in values if value is not None), 0)
 
 
 _NOTHING = RequestContext()

@@ -346,7 +346,7 @@ class DistGraph:
         return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
 
 
-def loader_context(graph: Graph | DistGraph, priority: int = 0, path: int = 0) -> RequestContext:
+def loader_context(graph: Graph | DistGraph, priority: int | None = None, path: int | None = None) -> RequestContext:
     """What the messages of a new loader say. A loader of a graph in memory has no number: it asks nobody for it."""
     number = 0 if isinstance(graph, Graph) else next(graph.loader_numbers)
     return RequestContext(loader=number, priority=priority, path=path)
