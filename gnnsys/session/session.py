@@ -79,7 +79,8 @@ def init(
     requests; by default a quarter of the cores, at least two and at most eight.
 
     `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
-    around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one.
+    around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one, which takes
+    some of its memory; with "cpu" CUDA is never asked for anything.
 
     A process group is made unless there is one, or `process_group` is False: `backend`, or gloo, and nccl with it where
     every rank has a GPU of its own. Servers admit only who has the job's key; without `encrypt` what they say travels
