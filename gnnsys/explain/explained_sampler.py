@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.explain.explaining import Explaining, MaskReader, check_guided
-from gnnsys.explain.mailbox import Mailbox
 from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
 from gnnsys.explain.weights import check_layout, layout_of, plain_model
 from gnnsys.graph import EdgeType, NodeType
@@ -169,14 +168,18 @@ class ExplainedSampler(GuidedSampler):
         """Starts the process, where this trainer does, and says where its masks are."""
         if not self._is_lead or self._is_closed:
             return
-        before = {} if self._newest is None else {self.requester: self._newest}
         self._explaining = Explaining(
-            self._parts, self._made, self._guide, parts=self._parts_explained, before=before, rounds=self._rounds
-        )
+            self._parts, self._made, self._guide, parts=self._parts_explained, before=self._before(),
+            rounds=self._rounds,
+        )  # fmt: skip
         if self._board is not None:
             for part, address in self._explaining.addresses().items():
                 row = torch.tensor([[address[name] for name in _ADDRESS]], dtype=torch.int64, device="cpu")
                 self._board[torch.tensor([part], device="cpu")] = row
+
+    def _before(self) -> dict[int, Masks]:
+        """What rounds to come add to."""
+        return {} if self._newest is None else {self.requester: self._newest}
 
     def _take(self) -> Masks | None:
         """The newest masks of this part that were not taken before."""
@@ -210,7 +213,7 @@ class ExplainedSampler(GuidedSampler):
                 (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
                 address = dict(zip(_ADDRESS, row, strict=True))
                 if address["pid"]:
-                    self._reader = MaskReader.of({self.requester: Mailbox.open(address)})
+                    self._reader = MaskReader({self.requester: address}, self._before())
             except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
                 _log.debug("masks of part %s: %s", self.requester, error)
         return self._reader
@@ -260,15 +263,14 @@ class ExplainedSampler(GuidedSampler):
         newest = masks_from_arrays(own["masks"]) if own["masks"] else None
         super().load_state_dict({name: value for name, value in state.items() if name != _STATE})
         self._forget()
-        self._newest, self._rounds, self._given = newest, int(own["rounds"]), int(own["given"])
+        self._newest, self._given = newest, int(own["given"])
+        self._rounds = max(int(own["rounds"]), 0 if newest is None else newest.version)  # also of one that only read
         self._start()
 
-    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
-        before = self._explaining
-        super().load_state_dicts(states)
-        if self._explaining is before:  # there was no state of this part
-            self._forget()
-            self._start()
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self._forget()
+        self._start()
 
     def _forget(self) -> None:
         """What was under way is of no use to a run that goes on elsewhere."""

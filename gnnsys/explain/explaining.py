@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,31 +42,36 @@ _MAX_RESTARTS = 3
 class MaskReader:
     """Reads masks of a machine's parts as they become newer, in any process of the machine.
 
-    `addresses` are `Explaining.addresses()` of the trainer that explains: part -> where its masks are.
+    `addresses` are `Explaining.addresses()` of the trainer that explains: part -> where its masks are. A round may have
+    explained a slice of the remote nodes: the others have what was read before, or else what `before` says.
     """
 
-    def __init__(self, addresses: Mapping[int, Mapping[str, int]]) -> None:
+    def __init__(self, addresses: Mapping[int, Mapping[str, int]], before: Mapping[int, Masks] | None = None) -> None:
         self._boxes = {int(part): Mailbox.open(address) for part, address in addresses.items()}
         self._seen = dict.fromkeys(self._boxes, 0)
+        self._known = dict(before or {})
 
     @classmethod
-    def of(cls, boxes: Mapping[int, Mailbox]) -> MaskReader:
+    def of(cls, boxes: Mapping[int, Mailbox], before: Mapping[int, Masks] | None = None) -> MaskReader:
         """Reads mailboxes that this process has already."""
-        made = cls({})
+        made = cls({}, before)
         made._boxes, made._seen = dict(boxes), dict.fromkeys(boxes, 0)
         return made
 
-    def skip(self) -> None:
-        """What is there now counts as taken."""
-        self._seen = {part: box.newest for part, box in self._boxes.items()}
-
     def at(self, part: int, position: int) -> Masks | None:
-        """Masks of a part that were made of the weights of `position`, the newest or those before; None without."""
+        """Masks of a part that were made of the weights of `position`, the newest or those before; None without.
+
+        Exact runs read those of every round, one after the other.
+        """
         for back in (0, 1):
             found = self._boxes[part].read(back)
             if found is not None and (masks := masks_from_arrays(found[1])).position == position:
-                return masks
+                return self._add(masks)
         return None
+
+    def _add(self, masks: Masks) -> Masks:
+        known = self._known[masks.requester] = masks.over(self._known.get(masks.requester))
+        return known
 
     @property
     def torn(self) -> int:
@@ -77,9 +81,11 @@ class MaskReader:
     def take(self) -> Masks | None:
         """Masks of a part that are newer than those taken before; None where there are none. Never waits."""
         for part, box in self._boxes.items():
-            if box.newest != self._seen[part] and (found := box.read()) is not None:
-                self._seen[part] = found[0]
-                return masks_from_arrays(found[1])
+            unread = box.newest - self._seen[part]
+            for back in (1, 0) if unread > 1 else (0,) if unread else ():  # a mailbox has the last two
+                if (found := box.read(back)) is not None and found[0] > self._seen[part]:
+                    self._seen[part] = found[0]
+                    return self._add(masks_from_arrays(found[1]))
         return None
 
 
@@ -116,16 +122,12 @@ class Explaining:
         self._table = graph.node_data[NODE][guide.features]
         self._ids = {part: remote_ids(graph, part) for part in self._parts}
         row_bytes = max(1, self._table.shape[1] * self._table.dtype.itemsize)
-        most_rows = max(1, guide.row_bytes // row_bytes // max(1, len(self._parts)))
+        most_rows = max(1, guide.row_bytes // row_bytes)  # by part: slices are the same wherever parts are explained
         self._num_slices = {part: max(1, -(-ids.numel() // most_rows)) for part, ids in self._ids.items()}
         self._weights = Mailbox.create(message_bytes([_head(0, 0), state_to_bytes(plain_model(model))]))
         self._rows_boxes = {part: Mailbox.create(self._rows_capacity(part)) for part in self._parts}
         self._mask_boxes = {part: Mailbox.create(self._masks_capacity(part)) for part in self._parts}
-        self._reader, self._rounds = MaskReader.of(self._mask_boxes), rounds
-        for part, masks in (before or {}).items():
-            if part in self._mask_boxes:
-                self._mask_boxes[part].write(masks_to_arrays(replace(masks, version=0)))
-        self._reader.skip()
+        self._reader, self._rounds = MaskReader.of(self._mask_boxes, before), rounds
         self._given: int | None = None  # the position of the newest weights
         self._newest: dict[int, Masks] = {}
         self._num_masks = self._mask_bytes = self._row_bytes = self._wire_row_bytes = self._restarts = 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from gnnsys.explain.explainers import (
@@ -49,8 +50,8 @@ class Guide:
     `threshold` (L): how long masks are trained. `pools`: nodes that the core of a part is pooled into, 1 as in the
     thesis. `explainer`: one of EXPLAINERS. "trained" is the thesis, "mixed" trains the mask of columns and takes that
     of nodes from gradients; the default is what finds the noise of a planted graph best (docs/explanation.md).
-    `features`: the rows of nodes that the model reads. `row_bytes`: remote rows that are kept for explanations, in all;
-    where there are more, slices take turns.
+    `features`: the rows of nodes that the model reads. `row_bytes`: remote rows that are kept for explanations of a
+    part; where there are more, slices take turns.
 
     `exact`: masks of the weights of step n are used from batch n + every + ahead on, and `update` waits for them,
     `timeout` seconds at most: two runs are then the same bit by bit. `ahead` must be more than the batches that a
@@ -171,7 +172,8 @@ class Guide:
         """Calls the function; ValueError where it cannot be imported or makes no module."""
         function = imported(self.model)
         try:
-            made = function(**self.arguments)
+            with torch.random.fork_rng(devices=[]):  # the user's own model is drawn as it is without a guide
+                made = function(**self.arguments)
         except Exception as error:  # of the user's code, whatever it is
             raise ValueError(
                 f"model={self.model!r} cannot make a model of {dict(self.arguments)}: {error!r}. Pass `arguments` that "

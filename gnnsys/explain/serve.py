@@ -33,7 +33,8 @@ _NICE = 10  # trainers come first
 
 
 class PartExplanation:
-    """Rounds of one part: what it has of remote rows, and what was found in the rounds before."""
+    """Rounds of one part. Each is a function of the weights and of the remote rows that it is made with, and of nothing
+    that was before: who reads the masks adds them to those that he has (`Masks.over`)."""
 
     def __init__(self, part: Part, guide: Guide, rows: Mailbox, masks: Mailbox) -> None:
         self.part, self.guide, self._rows_box, self.masks_box = part, guide, rows, masks
@@ -42,13 +43,8 @@ class PartExplanation:
         self._rows: Tensor | None = None
         self._rows_number, self._slice, self._num_slices = 0, -1, 1
         self._explained = 0  # the number of the rows that were explained last
-        self._sn = torch.zeros(self.pooled.num_remote, dtype=torch.uint8, device="cpu")  # 0: never explained
-        self.version = 0
         written = masks.read()  # by the process before this one
-        if written is not None:
-            found = masks_from_arrays(written[1])
-            self.version = found.version
-            self._sn[torch.searchsorted(self.pooled.ids, found.ids)] = found.sn
+        self.version = 0 if written is None else masks_from_arrays(written[1]).version
 
     def has_rows(self, number: int) -> bool:
         """Whether rows of slice `number` are here, or others that no round has seen, looking for new ones.
@@ -65,7 +61,7 @@ class PartExplanation:
         )
 
     def explain(self, model: nn.Module, explainer: Explainer, version: int, position: int) -> None:
-        """One round: masks of the rows that are here, written with what earlier rounds found of the others."""
+        """One round: masks of the remote nodes whose rows are here."""
         begin = time.perf_counter()
         assert self._rows is not None
         present = None
@@ -74,13 +70,9 @@ class PartExplanation:
         with frozen(model):
             graph = explain_part(self.pooled, model, self.core_rows, self._rows, present)
         found = explainer.importance(model, graph)
-        self._sn[slice(None) if present is None else present] = found.sn
-        known = self._sn > 0
+        ids = self.pooled.ids if present is None else self.pooled.ids[present]
         seconds = time.perf_counter() - begin
-        masks = Masks(
-            version, self.part.index, self.pooled.ids[known], self._sn[known], found.sf, position, found.divergence,
-            seconds,
-        )  # fmt: skip
+        masks = Masks(version, self.part.index, ids, found.sn, found.sf, position, found.divergence, seconds)
         self.masks_box.write(masks_to_arrays(masks))
         self.version, self._explained = version, self._rows_number
 
@@ -104,8 +96,9 @@ class ExplainingProcess:
         found = self._weights.read()
         if found is None:
             return
-        version, (head, state) = found
+        head, state = found[1]
         position, number = head.tolist()
+        version = number + 1  # rounds are counted from 1
         waiting = [part for part in self._parts if part.version < version and part.has_rows(number)]
         if waiting:
             load_state_bytes(self._model, state)

@@ -267,6 +267,10 @@ class GuidedSampler(NeighborSampler):
         own = [state for state in states if state and state.get("requester") == self.requester]
         if own or len(states) == 1:
             return self.load_state_dict((own or states)[0])
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forgets every version: what samplers of other parts had says nothing of this one."""
         with self._lock:
             self._versions, self._scores, self._begun, self._is_pruned = [], {}, _BEFORE_ALL, False
 

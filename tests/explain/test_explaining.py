@@ -116,7 +116,7 @@ def test_other_trainers_of_the_machine_read_the_masks_too(graph):
 
 def test_rows_beyond_the_budget_take_turns_until_every_node_was_explained(graph):
     model = sage()
-    with Explaining(graph, model, Guide(model=MODEL, pools=2, row_bytes=2 * 50 * WIDTH * 4, every=1)) as explaining:
+    with Explaining(graph, model, Guide(model=MODEL, pools=2, row_bytes=50 * WIDTH * 4, every=1)) as explaining:
         known: list[int] = []
         for position in range(20):
             explaining.give(model, position)
