@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _STATE = "explained"
+_LOOK_SECONDS = 0.05
 
 
 class _Offer(NamedTuple):
@@ -68,6 +69,7 @@ class ExplainedSampler(GuidedSampler):
         self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester)
         self._explaining: Explaining | None = None
         self._reader: MaskReader | None = None
+        self._look_at = 0.0  # when to look again where the masks are
         self._number = -1  # of the newest batch that the trainer has
         self._newest: Masks | None = None  # that came
         self._waited_for: int | None = None  # exact: the batch number whose weights are being explained
@@ -183,11 +185,13 @@ class ExplainedSampler(GuidedSampler):
 
     def _take(self) -> Masks | None:
         """The newest masks of this part that were not taken before."""
-        source = self._explaining or self._find_reader()
+        source = self._explaining or self._reader
         newest = None
         while source is not None and (masks := source.take()) is not None:
             if masks.requester == self.requester:
                 newest = masks
+        if newest is None and self._explaining is None:
+            self._find_reader()
         return newest
 
     def _wait(self, position: int) -> Masks:
@@ -196,9 +200,9 @@ class ExplainedSampler(GuidedSampler):
             return next(masks for masks in found if masks.requester == self.requester)
         deadline = time.monotonic() + self._guide.timeout
         while True:
-            reader = self._find_reader()
-            if reader is not None and (masks := reader.at(self.requester, position)) is not None:
+            if self._reader is not None and (masks := self._reader.at(self.requester, position)) is not None:
                 return masks
+            self._find_reader()
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"no masks of part {self.requester} for batch {position} within {self._guide.timeout:g} s: the "
@@ -206,9 +210,15 @@ class ExplainedSampler(GuidedSampler):
                 )
             time.sleep(0.005)
 
-    def _find_reader(self) -> MaskReader | None:
-        """Reads what the machine's first trainer has explained, once it has said where that is."""
-        if self._reader is None and self._board is not None:
+    def _find_reader(self) -> None:
+        """Reads what the machine's first trainer has explained, once it has said where that is.
+
+        What it explains is elsewhere after it has loaded a state, or another process has taken its place.
+        """
+        if self._reader is not None and self._reader.is_left:
+            self._reader = None
+        if self._reader is None and self._board is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_SECONDS
             try:
                 (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
                 address = dict(zip(_ADDRESS, row, strict=True))
@@ -216,7 +226,6 @@ class ExplainedSampler(GuidedSampler):
                     self._reader = MaskReader({self.requester: address}, self._before())
             except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
                 _log.debug("masks of part %s: %s", self.requester, error)
-        return self._reader
 
     # -- batches -------------------------------------------------------------------------------------------------------
 

@@ -74,6 +74,11 @@ class MaskReader:
         return known
 
     @property
+    def is_left(self) -> bool:
+        """Whether who explained has closed or ended: what follows, if anything does, is at other addresses."""
+        return any(box.is_left for box in self._boxes.values())
+
+    @property
     def torn(self) -> int:
         """Reads that met a message in the making."""
         return sum(box.torn for box in self._boxes.values())
@@ -227,6 +232,8 @@ class Explaining:
         self._keeper.join(_END_SECONDS)
         with self._piping:
             _end(self._process, timeout)
+        for box in (self._weights, *self._rows_boxes.values(), *self._mask_boxes.values()):
+            box.close()
 
     def __enter__(self) -> Explaining:
         return self

@@ -4,8 +4,10 @@ are compared by without starting ranks."""
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,17 @@ class Job:
             loader.load_state_dict(of_loader)
         self._endless = [_endless(loader) for loader in self.loaders]
         return self
+
+    def replace(self, rank: int) -> None:
+        """Another process in the place of one rank, as far as others can tell: it begins with its state of now."""
+        state, graph = self.loaders[rank].state_dict(), self.graphs[rank]
+        self.guides[rank].close()
+        self.loaders[rank].close()
+        graph.guide_numbers = itertools.count(1)
+        self.guides[rank] = replace(self.guides[rank])
+        self.loaders[rank] = self.make_loader(graph, self.guides[rank])
+        self.loaders[rank].load_state_dict(state)
+        self._endless[rank] = _endless(self.loaders[rank])
 
     def close(self) -> None:
         for guide, loader in zip(self.guides, self.loaders, strict=True):
