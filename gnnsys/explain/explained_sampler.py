@@ -7,8 +7,11 @@ begun when every owner has its scores. Nothing waits, unless the guide is exact:
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 
 from gnnsys.explain.explaining import Explaining, MaskReader, check_guided
 from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.record import load_record, save_record
 from gnnsys.explain.weights import check_layout, layout_of, plain_model
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader import BatchNumbers
@@ -79,8 +83,12 @@ class ExplainedSampler(GuidedSampler):
         self._scores_bytes = 0
         self._drawn = {False: [0, 0], True: [0, 0]}  # by whether batches were guided: batches, nodes of other parts
         self._is_closed = False
+        self._keeps_all = guide.record or guide.replay is not None
+        self._replayed_to: tuple[int, int] | None = None  # the last batch that a record speaks of
         self.fetched: Callable[[], Mapping[str, int]] = dict  # what the loader's fetch stage counts
         self.is_watched = False  # whether that loader was made
+        if guide.replay is not None:
+            self._replay(guide.replay)
         graph.guides.add(self)
         self._start()
 
@@ -97,6 +105,8 @@ class ExplainedSampler(GuidedSampler):
         if not self._is_checked:
             check_layout(layout_of(plain_model(model)), layout_of(self._made), self._guide.model)
             self._is_checked = True
+        if self._replayed_to is not None:
+            return
         if self._guide.exact:
             self._update_exactly(model)
             return
@@ -157,6 +167,9 @@ class ExplainedSampler(GuidedSampler):
             columns = masks.better_columns(guide.num_features, current, guide.column_gain)
             choice = newest.columns if columns is current else self.choice(columns)
         scores = masks.node_scores() if guide.nodes else None
+        last = self._scores.get(newest.scores)
+        if scores is not None and last is not None and torch.equal(last.ids, scores.ids):
+            scores = replace(scores, ids=last.ids)  # kept once, however many versions are kept
         if newest.scores == (0 if scores is None else scores.version) and newest.columns is choice:
             return None
         sent = [] if scores is None else self._parts.begin_scores(scores)
@@ -168,7 +181,7 @@ class ExplainedSampler(GuidedSampler):
 
     def _start(self) -> None:
         """Starts the process, where this trainer does, and says where its masks are."""
-        if not self._is_lead or self._is_closed:
+        if not self._is_lead or self._is_closed or self._replayed_to is not None:
             return
         self._explaining = Explaining(
             self._parts, self._made, self._guide, parts=self._parts_explained, before=self._before(),
@@ -248,8 +261,34 @@ class ExplainedSampler(GuidedSampler):
         return sample
 
     def consumed(self, position: tuple[int, int]) -> None:
+        if self._replayed_to is not None and position > self._replayed_to:
+            raise ValueError(
+                f"the record that is replayed ends with epoch {self._replayed_to[0]}, batch {self._replayed_to[1]}: to "
+                "go on, load this loader's state into one whose guide has no replay; or record a longer run"
+            )
         super().consumed(position)
         self._number = self._batches.number(position)
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def save_record(self, folder: str | os.PathLike[str]) -> Path:
+        """See `Guide.save_record`."""
+        if not self._keeps_all or self._is_pruned:
+            raise ValueError(
+                "versions of the past are forgotten: make the guide with record=True, from the first batch"
+            )
+        with self._lock:
+            end = self._begun if self._replayed_to is None else self._replayed_to
+        rank, world_size = _rank(self._parts)
+        told = {"rank": rank, "world_size": world_size, "options": super().options(), "end": list(end)}
+        return save_record(folder, {**told, "sampler": super().state_dict()})
+
+    def _replay(self, folder: str | os.PathLike[str]) -> None:
+        """Has batches guided as they were in the run that was recorded."""
+        record = load_record(folder, *_rank(self._parts), super().options())
+        versions, scores = self.read_state(record["sampler"])
+        self.set_versions(versions, scores, is_pruned=False)  # owners ask for scores that they lack
+        self._replayed_to = (int(record["end"][0]), int(record["end"][1]))
 
     # -- state and end -------------------------------------------------------------------------------------------------
 
@@ -270,13 +309,31 @@ class ExplainedSampler(GuidedSampler):
         """Also of a `GuidedSampler` that nobody has explained for."""
         own = state.get(_STATE, {"masks": [], "rounds": 0, "given": -1})
         newest = masks_from_arrays(own["masks"]) if own["masks"] else None
-        super().load_state_dict({name: value for name, value in state.items() if name != _STATE})
+        given, rounds = int(own["given"]), int(own["rounds"])
+        versions = {name: value for name, value in state.items() if name != _STATE}
+        if self._replayed_to is not None:
+            self._check_recorded(versions)
+            return
+        super().load_state_dict(versions)
         self._forget()
-        self._newest, self._given = newest, int(own["given"])
-        self._rounds = max(int(own["rounds"]), 0 if newest is None else newest.version)  # also of one that only read
+        self._newest, self._given = newest, given
+        self._rounds = max(rounds, 0 if newest is None else newest.version)  # also of a trainer that only read
         self._start()
 
+    def _check_recorded(self, state: Mapping[str, Any]) -> None:
+        """ValueError unless the state is of the run that is replayed, which has all that the state has."""
+        found, _ = self.read_state(state)
+        with self._lock:
+            recorded = {(each.position, each.scores, each.columns and each.columns.key) for each in self._versions}
+        if any((each.position, each.scores, each.columns and each.columns.key) not in recorded for each in found):
+            raise ValueError(
+                f"this state is not of the run that replay={os.fspath(self._guide.replay or '')!r} has recorded, or of "
+                "a time after its end: load it into a loader whose guide has no replay"
+            )
+
     def begin_anew(self) -> None:
+        if self._replayed_to is not None:
+            raise ValueError("these states are of another number of trainers: a record is replayed with as many")
         super().begin_anew()
         self._forget()
         self._start()
@@ -315,6 +372,11 @@ class ExplainedSampler(GuidedSampler):
 
 
 _ADDRESS = ("pid", "fd", "token", "capacity")
+
+
+def _rank(graph: DistGraph) -> tuple[int, int]:
+    """This trainer's number, and how many there are."""
+    return (0, 1) if graph.placement is None else (graph.placement.rank, graph.placement.world_size)
 
 
 def _who_explains(graph: DistGraph, requester: int) -> tuple[bool, list[int], DistTensor | None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -56,6 +58,7 @@ class Guide:
     `exact`: masks of the weights of step n are used from batch n + every + ahead on, and `update` waits for them,
     `timeout` seconds at most: two runs are then the same bit by bit. `ahead` must be more than the batches that a
     loader has in flight. Else masks are used as soon as they are there, and what happened is in the loader's state.
+    `record` keeps all of it, for `save_record`; `replay`, a folder that it was saved to, has it happen again.
     """
 
     model: str
@@ -76,6 +79,8 @@ class Guide:
     exact: bool = False
     ahead: int = 32
     timeout: float = 300.0
+    record: bool = False
+    replay: str | os.PathLike[str] | None = None
     _samplers: list[ExplainedSampler] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,6 +112,8 @@ class Guide:
                 f"explainer must be one of {', '.join(EXPLAINERS)}, got {self.explainer!r}"
                 f"{did_you_mean(self.explainer, EXPLAINERS)}"
             )
+        if self.replay is not None and self.exact:
+            raise ValueError("exact=True repeats a run without a record of it: leave replay or exact away")
         module, colon, function = self.model.partition(":")
         if not (module and colon and function) or module == "__main__":
             raise ValueError(
@@ -151,6 +158,10 @@ class Guide:
         have come.
         """
         self._sampler().update(model)
+
+    def save_record(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes what guided the batches until now, every rank its own, for `Guide(replay=folder)`: see `record`."""
+        return self._sampler().save_record(folder)
 
     def status(self) -> dict[str, float]:
         """What guiding does and costs: see docs/explanation.md."""

@@ -66,7 +66,7 @@ class Masks:
 
     def node_scores(self) -> NodeScores:
         """SN as guided draws take it: `GuidedSampler.use(masks.node_scores())`."""
-        return NodeScores(self.requester, self.ids, self.sn)
+        return NodeScores(self.requester, self.ids.clone(), self.sn.clone())  # masks may be views of a whole message
 
     def over(self, before: Masks | None) -> Masks:
         """These masks, with what `before` says of nodes that these do not have."""

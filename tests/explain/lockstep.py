@@ -57,8 +57,9 @@ def trainers(folder: Path, machine_of_rank: Sequence[int]) -> Iterator[list[Dist
 class Job:
     """A loader and a guide for each graph, and one model. Exact unless it is said otherwise."""
 
-    def __init__(self, graphs: Sequence[DistGraph], **of_guide: Any) -> None:
+    def __init__(self, graphs: Sequence[DistGraph], num_threads: int = 0, **of_guide: Any) -> None:
         torch.manual_seed(0)
+        self.num_threads = num_threads
         options = {"model": MODEL, "pools": 4, "every": 3, "exact": True, "ahead": 2, "timeout": SECONDS} | of_guide
         self.graphs, self.guides = graphs, [Guide(**options) for _ in graphs]
         self.loaders: list[Loader] = [self.make_loader(*each) for each in zip(graphs, self.guides, strict=True)]
@@ -70,7 +71,7 @@ class Job:
     def make_loader(self, graph: DistGraph, guide: Guide) -> Loader:
         seeds = gnnsys.split(graph, "train")
         return gnnsys.NeighborLoader(
-            graph, [4, 4], input_nodes=seeds, batch_size=12, shuffle=True, num_threads=0, guide=guide
+            graph, [4, 4], input_nodes=seeds, batch_size=12, shuffle=True, num_threads=self.num_threads, guide=guide
         )
 
     def loss(self, batch: Any) -> torch.Tensor:
