@@ -66,7 +66,7 @@ class Job:
         self.model = sage()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3, momentum=0.9)
         self.batches: list[str] = []
-        self._endless = [_endless(loader) for loader in self.loaders]
+        self.endless = [_endless(loader) for loader in self.loaders]
 
     def make_loader(self, graph: DistGraph, guide: Guide) -> Loader:
         seeds = gnnsys.split(graph, "train")
@@ -81,7 +81,7 @@ class Job:
     def run(self, steps: int) -> Job:
         for _ in range(steps):
             self.optimizer.zero_grad()
-            for graph, batches in zip(self.graphs, self._endless, strict=True):
+            for graph, batches in zip(self.graphs, self.endless, strict=True):
                 batch = next(batches)
                 self.loss(batch).div(12 * len(self.graphs)).backward()
                 self.batches.append(checksum(graph.original_ids(batch.n_id), batch.x))
@@ -104,7 +104,7 @@ class Job:
         self.optimizer.load_state_dict(state["optimizer"])
         for loader, of_loader in zip(self.loaders, state["loaders"], strict=True):
             loader.load_state_dict(of_loader)
-        self._endless = [_endless(loader) for loader in self.loaders]
+        self.endless = [_endless(loader) for loader in self.loaders]
         return self
 
     def replace(self, rank: int) -> None:
@@ -116,7 +116,7 @@ class Job:
         self.guides[rank] = replace(self.guides[rank])
         self.loaders[rank] = self.make_loader(graph, self.guides[rank])
         self.loaders[rank].load_state_dict(state)
-        self._endless[rank] = _endless(self.loaders[rank])
+        self.endless[rank] = _endless(self.loaders[rank])
 
     def close(self) -> None:
         for guide, loader in zip(self.guides, self.loaders, strict=True):
