@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gnnsys.explain.explaining import Explaining, MaskReader, check_guided
+from gnnsys.explain.explaining import Explaining, check_guided, remote_ids
+from gnnsys.explain.mask_reader import MaskBoard, MaskReader
 from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
 from gnnsys.explain.record import load_record, save_record
 from gnnsys.explain.weights import check_layout, layout_of, plain_model
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader import BatchNumbers
 from gnnsys.sampling import DistGraph, GuidedSampler, NodeScores, Sample, SampleKey, main_part
-from gnnsys.store import ColumnChoice, DistTensor
+from gnnsys.store import ColumnChoice
 
 if TYPE_CHECKING:
     from gnnsys.comm import Pending
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _STATE = "explained"
-_LOOK_SECONDS = 0.05
 
 
 class _Offer(NamedTuple):
@@ -70,14 +71,14 @@ class ExplainedSampler(GuidedSampler):
         self._is_checked = False  # whether it is the one that is trained
         if guide.num_features < 1:
             self.choice(torch.zeros(1, dtype=torch.int64, device="cpu"))  # what is left out becomes: read once, and now
-        self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester)
+        self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester, guide.digest())
         self._explaining: Explaining | None = None
         self._reader: MaskReader | None = None
-        self._look_at = 0.0  # when to look again where the masks are
         self._number = -1  # of the newest batch that the trainer has
         self._newest: Masks | None = None  # that came
         self._waited_for: int | None = None  # exact: the batch number whose weights are being explained
         self._given = -1  # the batch number whose weights were handed over last
+        self._settling = threading.Lock()
         self._rounds = 0
         self._offer: _Offer | None = None
         self._scores_bytes = 0
@@ -132,20 +133,30 @@ class ExplainedSampler(GuidedSampler):
         self._hand_over(model)
         self._waited_for = self._number
 
-    def _settle(self) -> None:
-        """Waits for the masks that are being made, and fixes where they begin."""
+    def _settle(self, before: tuple[int, int] | None = None) -> None:
+        """Waits for the masks that are being made, and has them used from where they begin on.
+
+        Threads that sample do it if they begin at or after that, `before` this batch: an epoch was left early.
+        """
         if self._waited_for is None:
             return
-        masks = self._wait(self._waited_for)
-        position = tuple(self._batches.ticket(self._waited_for + self._guide.every + self._guide.ahead))
-        offer = self._make_offer(masks)
-        self._newest, self._waited_for = masks, None
-        if offer is None:
-            return
-        for pending in offer.sent:
-            pending.result()
+        with self._settling:
+            if self._waited_for is None:
+                return
+            begins = self._batches.ticket(self._waited_for + self._guide.every + self._guide.ahead)
+            if before is not None and before < tuple(begins):
+                return
+            masks = self._wait(self._waited_for)
+            offer = self._make_offer(masks)
+            if offer is not None:
+                for pending in offer.sent:
+                    pending.result()
+                self._begin_exactly(offer, (begins[0], begins[1]))
+            self._newest, self._waited_for = masks, None
+
+    def _begin_exactly(self, offer: _Offer, position: tuple[int, int]) -> None:
         try:
-            self.begin_version(offer.scores, offer.choice, (position[0], position[1]))
+            self.begin_version(offer.scores, offer.choice, position)
         except ValueError as error:
             raise ValueError(
                 f"ahead={self._guide.ahead} is less than the batches that the loader has in flight: give the guide more"
@@ -188,9 +199,7 @@ class ExplainedSampler(GuidedSampler):
             rounds=self._rounds,
         )  # fmt: skip
         if self._board is not None:
-            for part, address in self._explaining.addresses().items():
-                row = torch.tensor([[address[name] for name in _ADDRESS]], dtype=torch.int64, device="cpu")
-                self._board[torch.tensor([part], device="cpu")] = row
+            self._board.tell(self._explaining.addresses())
 
     def _before(self) -> dict[int, Masks]:
         """What rounds to come add to."""
@@ -215,6 +224,8 @@ class ExplainedSampler(GuidedSampler):
         while True:
             if self._reader is not None and (masks := self._reader.at(self.requester, position)) is not None:
                 return masks
+            if self._is_closed:
+                raise ValueError("this guide was closed while masks were awaited: make another, and a loader with it")
             self._find_reader()
             if time.monotonic() > deadline:
                 raise TimeoutError(
@@ -230,15 +241,8 @@ class ExplainedSampler(GuidedSampler):
         """
         if self._reader is not None and self._reader.is_left:
             self._reader = None
-        if self._reader is None and self._board is not None and time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + _LOOK_SECONDS
-            try:
-                (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
-                address = dict(zip(_ADDRESS, row, strict=True))
-                if address["pid"]:
-                    self._reader = MaskReader({self.requester: address}, self._before())
-            except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
-                _log.debug("masks of part %s: %s", self.requester, error)
+        if self._reader is None and self._board is not None:
+            self._reader = self._board.find(self.requester, self._before())
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -251,6 +255,7 @@ class ExplainedSampler(GuidedSampler):
         tree: Mapping[NodeType, Tensor] | None = None,
         exclude: Mapping[EdgeType, Tensor] | None = None,
     ) -> Sample:
+        self._settle((key.epoch, key.batch))
         sample = super().sample(seeds, key=key, seed_time=seed_time, tree=tree, exclude=exclude)
         (ids,) = sample.node.values()
         own = self._parts.book.part_range(self.requester, next(iter(sample.node)))
@@ -307,9 +312,7 @@ class ExplainedSampler(GuidedSampler):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Also of a `GuidedSampler` that nobody has explained for."""
-        own = state.get(_STATE, {"masks": [], "rounds": 0, "given": -1})
-        newest = masks_from_arrays(own["masks"]) if own["masks"] else None
-        given, rounds = int(own["given"]), int(own["rounds"])
+        newest, rounds, given = self._read_own(state.get(_STATE, {"masks": [], "rounds": 0, "given": -1}))
         versions = {name: value for name, value in state.items() if name != _STATE}
         if self._replayed_to is not None:
             self._check_recorded(versions)
@@ -319,6 +322,25 @@ class ExplainedSampler(GuidedSampler):
         self._newest, self._given = newest, given
         self._rounds = max(rounds, 0 if newest is None else newest.version)  # also of a trainer that only read
         self._start()
+
+    def _read_own(self, own: Mapping[str, Any]) -> tuple[Masks | None, int, int]:
+        """What the state has besides versions; ValueError where it is not of this part or was altered."""
+        try:
+            newest = masks_from_arrays(own["masks"]) if own["masks"] else None
+            rounds, given = int(own["rounds"]), int(own["given"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this state of a guide was altered: {error!r}") from error
+        if newest is not None:
+            table = self._parts.node_data[self._parts.node_types[0]][self.features]
+            known = remote_ids(self._parts, self.requester)
+            if newest.requester != self.requester or newest.sf.numel() != table.shape[1]:
+                raise ValueError(
+                    f"this state has masks of part {newest.requester} with {newest.sf.numel()} columns, here part "
+                    f"{self.requester} has {table.shape[1]}: it is of another graph"
+                )
+            if not bool(torch.isin(newest.ids, known).all()):
+                raise ValueError("this state has masks of nodes that this part has no edges from: it is of other parts")
+        return newest, rounds, given
 
     def _check_recorded(self, state: Mapping[str, Any]) -> None:
         """ValueError unless the state is of the run that is replayed, which has all that the state has."""
@@ -371,22 +393,17 @@ class ExplainedSampler(GuidedSampler):
             self._explaining.close()
 
 
-_ADDRESS = ("pid", "fd", "token", "capacity")
-
-
 def _rank(graph: DistGraph) -> tuple[int, int]:
     """This trainer's number, and how many there are."""
     return (0, 1) if graph.placement is None else (graph.placement.rank, graph.placement.world_size)
 
 
-def _who_explains(graph: DistGraph, requester: int) -> tuple[bool, list[int], DistTensor | None]:
-    """Whether this trainer does, for which parts, and the table in which others are told where the masks are."""
+def _who_explains(graph: DistGraph, requester: int, digest: int) -> tuple[bool, list[int], MaskBoard | None]:
+    """Whether this trainer does, for which parts, and where others are told of the masks."""
     placement = graph.placement
     machines = (0,) if placement is None else placement.machine_of_rank
     rank = 0 if placement is None else placement.rank
     here = [other for other, machine in enumerate(machines) if machine == machines[rank]]
     if len(here) == 1:
         return True, [requester], None
-    name = f"guide/{next(graph.guide_numbers)}"
-    board = graph.store.create(name, graph.parts.num_parts, (len(_ADDRESS),), torch.int64)
-    return rank == here[0], list(graph.parts_here), board
+    return rank == here[0], list(graph.parts_here), MaskBoard(graph, digest)

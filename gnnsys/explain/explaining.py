@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ import gnnsys
 from gnnsys.comm import close_in_forks
 from gnnsys.explain.guide import Guide
 from gnnsys.explain.mailbox import Mailbox, message_bytes
-from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.mask_reader import MaskReader
+from gnnsys.explain.masks import Masks, masks_to_arrays
 from gnnsys.explain.weights import check_layout, layout_of, plain_model, state_to_bytes
 from gnnsys.graph import NODE, some
 from gnnsys.sampling import DistGraph
@@ -37,61 +39,6 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.5  # how soon a process that has ended is noticed
 _MAX_RESTARTS = 3
-
-
-class MaskReader:
-    """Reads masks of a machine's parts as they become newer, in any process of the machine.
-
-    `addresses` are `Explaining.addresses()` of the trainer that explains: part -> where its masks are. A round may have
-    explained a slice of the remote nodes: the others have what was read before, or else what `before` says.
-    """
-
-    def __init__(self, addresses: Mapping[int, Mapping[str, int]], before: Mapping[int, Masks] | None = None) -> None:
-        self._boxes = {int(part): Mailbox.open(address) for part, address in addresses.items()}
-        self._seen = dict.fromkeys(self._boxes, 0)
-        self._known = dict(before or {})
-
-    @classmethod
-    def of(cls, boxes: Mapping[int, Mailbox], before: Mapping[int, Masks] | None = None) -> MaskReader:
-        """Reads mailboxes that this process has already."""
-        made = cls({}, before)
-        made._boxes, made._seen = dict(boxes), dict.fromkeys(boxes, 0)
-        return made
-
-    def at(self, part: int, position: int) -> Masks | None:
-        """Masks of a part that were made of the weights of `position`, the newest or those before; None without.
-
-        Exact runs read those of every round, one after the other.
-        """
-        for back in (0, 1):
-            found = self._boxes[part].read(back)
-            if found is not None and (masks := masks_from_arrays(found[1])).position == position:
-                return self._add(masks)
-        return None
-
-    def _add(self, masks: Masks) -> Masks:
-        known = self._known[masks.requester] = masks.over(self._known.get(masks.requester))
-        return known
-
-    @property
-    def is_left(self) -> bool:
-        """Whether who explained has closed or ended: what follows, if anything does, is at other addresses."""
-        return any(box.is_left for box in self._boxes.values())
-
-    @property
-    def torn(self) -> int:
-        """Reads that met a message in the making."""
-        return sum(box.torn for box in self._boxes.values())
-
-    def take(self) -> Masks | None:
-        """Masks of a part that are newer than those taken before; None where there are none. Never waits."""
-        for part, box in self._boxes.items():
-            unread = box.newest - self._seen[part]
-            for back in (1, 0) if unread > 1 else (0,) if unread else ():  # a mailbox has the last two
-                if (found := box.read(back)) is not None and found[0] > self._seen[part]:
-                    self._seen[part] = found[0]
-                    return self._add(masks_from_arrays(found[1]))
-        return None
 
 
 class Explaining:
@@ -137,13 +84,18 @@ class Explaining:
         self._newest: dict[int, Masks] = {}
         self._num_masks = self._mask_bytes = self._row_bytes = self._wire_row_bytes = self._restarts = 0
         self.error = ""  # what the process said last
+        self._failed_at = -1  # the position of the newest weights that it failed with
+        self._said = b""  # by it, of a line that has not ended
         self._is_over = False  # it is not started again
         self._is_closed = False
         self._wanted = rounds  # the slice of rows that the newest weights are explained with
         self._news = threading.Condition()
         self._piping = threading.Lock()  # held while a pipe is used or closed: its number may be another file's then
-        self._process = self._start()
-        self._keeper = threading.Thread(target=self._keep, name="gnnsys-explaining", daemon=True)
+        self._running = [self._start()]  # one; the thread ends it where nobody has this any more
+        self._fetched: dict[int, int] = {}  # the slice of rows that the process has, by part
+        self._keeper = threading.Thread(
+            target=_keep, args=(weakref.ref(self), self._running), name="gnnsys-explaining", daemon=True
+        )
         self._keeper.start()
 
     def give(self, model: nn.Module, position: int) -> bool:
@@ -179,13 +131,15 @@ class Explaining:
     def wait(self, position: int, timeout: float) -> list[Masks]:
         """Masks of every part that were made of the weights of `position` or later; TimeoutError where they are late.
 
-        For runs that must repeat bit by bit; other runs `take`.
+        RuntimeError where they cannot be made. For runs that must repeat bit by bit; other runs `take`.
         """
         deadline = time.monotonic() + timeout
         while any(part not in self._newest or self._newest[part].position < position for part in self._parts):
             if self.take() is not None:
                 continue
-            if self._is_over or time.monotonic() > deadline:
+            if self._is_closed or self._is_over or self._failed_at >= position:
+                raise RuntimeError(f"no masks of position {position}: {self.error or 'the process has ended'}")
+            if time.monotonic() > deadline:
                 why = self.error or "the process is slow or stopped"
                 raise TimeoutError(f"no masks of position {position} within {timeout:g} s: {why}")
             time.sleep(0.005)
@@ -219,6 +173,10 @@ class Explaining:
         }
 
     @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        return self._running[0]
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -232,7 +190,7 @@ class Explaining:
         self._keeper.join(_END_SECONDS)
         with self._piping:
             _end(self._process, timeout)
-        for box in (self._weights, *self._rows_boxes.values(), *self._mask_boxes.values()):
+        for box in (self._orders, self._weights, *self._rows_boxes.values(), *self._mask_boxes.values()):
             box.close()
 
     def __enter__(self) -> Explaining:
@@ -257,7 +215,7 @@ class Explaining:
         close_in_forks([process.stdin, process.stdout])
         orders = {
             "path": str(Path(self._graph.parts.path).resolve()),
-            "guide": self.guide.options(),
+            "guide": self.guide.options() | {"arguments": dict(self.guide.arguments)},
             "layout": self._layout,
             "weights": self._weights.address(),
             "parts": {
@@ -267,8 +225,11 @@ class Explaining:
             "paths": sys.path,
             "parent": os.getpid(),
         }
+        told = torch.frombuffer(bytearray(json.dumps(orders), "utf-8"), dtype=torch.uint8)
+        self._orders = Mailbox.create(message_bytes([told]))  # a pipe takes 64 KiB, and waits for who reads
+        self._orders.write([told])
         with contextlib.suppress(BrokenPipeError):  # it ended at once; the keeper sees to that
-            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            process.stdin.write(json.dumps(self._orders.address()).encode() + b"\n")
             process.stdin.flush()
         os.set_blocking(process.stdin.fileno(), False)
         return process
@@ -290,35 +251,36 @@ class Explaining:
                 self._note(said)
 
     def _note(self, said: bytes) -> None:
-        for line in said.splitlines():
+        *lines, self._said = (self._said + said).split(b"\n")
+        for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 values = json.loads(line)
                 self.error = str(values["error"])
+                self._failed_at = max(self._failed_at, int(values["position"]))
                 self._is_over = self._is_over or bool(values["is_final"])
                 _log.warning("explanation: %s; training goes on with the masks it has", self.error)
 
-    def _keep(self) -> None:
-        """Fetches rows, and starts the process again when it ends, until this is closed."""
-        fetched: dict[int, int] = {}
-        while True:
-            wanted = self._wanted
-            try:
-                for part in self._parts:
-                    number = wanted % self._num_slices[part]
-                    if fetched.get(part) != number and not self._is_closed:
-                        self._fetch(part, number)
-                        fetched[part] = number
-            except Exception as error:  # of a store that is lost or closed, say: who trains hears of it there
-                if self.error != (said := f"remote rows cannot be fetched: {error}"):
-                    self.error = said
-                    _log.warning("explanation: %s", said)
-            with self._news:
-                if self._wanted == wanted and not self._is_closed:
-                    self._news.wait(_LOOK_SECONDS)
-                if self._is_closed:
-                    return
-            if self._process.poll() is not None and not self._is_over:
-                self._start_again()
+    def _tend(self) -> bool:
+        """Fetches rows that are wanted, and starts the process again if it has ended; False once this is closed."""
+        wanted = self._wanted
+        try:
+            for part in self._parts:
+                number = wanted % self._num_slices[part]
+                if self._fetched.get(part) != number and not self._is_closed:
+                    self._fetch(part, number)
+                    self._fetched[part] = number
+        except Exception as error:  # of a store that is lost or closed, say: who trains hears of it there
+            if self.error != (said := f"remote rows cannot be fetched: {error}"):
+                self.error = said
+                _log.warning("explanation: %s", said)
+        with self._news:
+            if self._wanted == wanted and not self._is_closed:
+                self._news.wait(_LOOK_SECONDS)
+            if self._is_closed:
+                return False
+        if self._process.poll() is not None and not self._is_over:
+            self._start_again()
+        return True
 
     def _start_again(self) -> None:
         self._listen()
@@ -331,8 +293,9 @@ class Explaining:
         _log.warning("the explaining process ended with %s; it is started again", code)
         started = self._start()
         with self._piping:
-            _end(self._process, 0.0)
-            self._process = started
+            _end(started if self._is_closed else self._process, 0.0)
+            if not self._is_closed:
+                self._running[0] = started
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -388,6 +351,15 @@ def remote_ids(graph: DistGraph, part: int) -> Tensor:
     opened = graph.parts.part(part)
     first, end = opened.hops()[:2]
     return opened.halo()[: end - first].long()
+
+
+def _keep(reference: weakref.ref[Explaining], running: list[subprocess.Popen[bytes]]) -> None:
+    """Until it is closed, or nobody has it any more: that ends the process too."""
+    while (explaining := reference()) is not None:
+        if not explaining._tend():
+            return
+        del explaining
+    _end(running[0], _END_SECONDS)
 
 
 def _head(first: int, second: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -132,6 +133,12 @@ class Guide:
     def options(self) -> dict[str, Any]:
         """What it was made of."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def digest(self) -> int:
+        """Of what decides masks, 62 bits: trainers of a machine that share masks have the same."""
+        told = {name: value for name, value in self.options().items() if name not in ("timeout", "record", "replay")}
+        text = json.dumps(told | {"arguments": dict(self.arguments)}, sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
 
     # -- at work -----------------------------------------------------------------------------------------------------
 

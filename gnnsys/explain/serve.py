@@ -1,7 +1,7 @@
 """The explaining process of a machine: `python -m gnnsys.explain.serve`, started by `Explaining`.
 
-It is told what to do in one line on its standard input. A byte there means that weights or rows are new; it ends when
-that input closes, and in the middle of a round when its parent ends. Errors of a round are lines of JSON on its
+One line on its standard input says where it reads what to do. A byte there means that weights or rows are new; it ends
+when that input closes, and in the middle of a round when its parent ends. Errors of a round are lines of JSON on its
 standard output.
 """
 
@@ -30,6 +30,7 @@ from gnnsys.graph import NODE
 from gnnsys.partition import Part, open_parts
 
 _NICE = 10  # trainers come first
+_MOST_TEXT = 4000  # of an error: fits a pipe, whoever reads it
 
 
 class PartExplanation:
@@ -85,6 +86,7 @@ class ExplainingProcess:
         self._model, self._explainer = guide.make_model(), guide.make_explainer()
         check_layout(orders["layout"], layout_of(self._model), guide.model)
         self._weights = Mailbox.open(orders["weights"])
+        self.position = -1  # of the newest weights
         parts = open_parts(orders["path"], verify=False)  # the machine's graph server has checked these files
         self._parts = [
             PartExplanation(parts.part(int(index)), guide, Mailbox.open(boxes["rows"]), Mailbox.open(boxes["masks"]))
@@ -97,20 +99,20 @@ class ExplainingProcess:
         if found is None:
             return
         head, state = found[1]
-        position, number = head.tolist()
+        self.position, number = head.tolist()
         version = number + 1  # rounds are counted from 1
         waiting = [part for part in self._parts if part.version < version and part.has_rows(number)]
         if waiting:
             load_state_bytes(self._model, state)
         for part in waiting:
-            part.explain(self._model, self._explainer, version, position)
+            part.explain(self._model, self._explainer, version, self.position)
 
 
 def main() -> int:
     """The process: reads its orders, explains, ends when its input closes or on SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    orders = json.loads(_line() or b"{}")
+    orders = _orders()
     if not orders:
         return 1  # whoever started this process has gone already
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -122,15 +124,15 @@ def main() -> int:
     try:
         process = ExplainingProcess(orders)
     except Exception as error:  # whatever it is, the trainer tells it
-        _tell(answers, error, is_final=True)
+        _tell(answers, error, -1, is_final=True)
         return 1
-    failed = ""
+    failed: tuple[str, int] | None = None
     while True:
         try:
             process.round()
         except Exception as error:  # of the user's model, say: weights to come may do better
-            if failed != (failed := repr(error)):
-                _tell(answers, error, is_final=False)
+            if failed != (failed := (repr(error), process.position)):
+                _tell(answers, error, process.position, is_final=False)
         if not _wait_for_news():
             return 0
 
@@ -157,6 +159,15 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, name="gnnsys-parent", daemon=True).start()
 
 
+def _orders() -> dict[str, Any]:
+    """What the process is to do; nothing where nobody is there to say so."""
+    try:
+        read = Mailbox.open(json.loads(_line())).read()
+    except ValueError:  # no line, or no such mailbox any more
+        return {}
+    return {} if read is None else json.loads(bytes(read[1][0].numpy()))  # type: ignore[no-any-return]
+
+
 def _line() -> bytes:
     """One line of the input, byte by byte: what follows is for `poll`, and no buffer may hold it."""
     line = bytearray()
@@ -173,9 +184,10 @@ def _wait_for_news() -> bool:
     return bool(os.read(0, 65536))
 
 
-def _tell(pipe: Any, error: Exception, *, is_final: bool) -> None:
+def _tell(pipe: Any, error: Exception, position: int, *, is_final: bool) -> None:
+    told = {"error": f"{type(error).__name__}: {error}"[:_MOST_TEXT], "position": position, "is_final": is_final}
     try:
-        pipe.write(json.dumps({"error": f"{type(error).__name__}: {error}", "is_final": is_final}) + "\n")
+        pipe.write(json.dumps(told) + "\n")
         pipe.flush()
     except OSError:
         pass  # nobody listens any more

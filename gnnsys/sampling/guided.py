@@ -261,6 +261,12 @@ class GuidedSampler(NeighborSampler):
         """
         if set(state) != {"requester", "is_pruned", "versions", "scores", "columns"}:
             raise ValueError(f"this state is of another sampler: expected versions and scores, got {[*state]}")
+        try:
+            return self._read_versions(state)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"this state of a sampler was altered: {error!r}") from error
+
+    def _read_versions(self, state: Mapping[str, Any]) -> tuple[list[GuideVersion], dict[int, NodeScores]]:
         scores = {known.version: known for known in map(NodeScores.from_arrays, state["scores"])}
         requesters = {int(state["requester"]), *(known.requester for known in scores.values())}
         if requesters != {self.requester}:
@@ -268,11 +274,14 @@ class GuidedSampler(NeighborSampler):
         choices = [ColumnChoice.of_state(choice) for choice in state["columns"]]
         for choice in choices:
             self._check_choice(choice)
-        if any(not -1 <= int(number) < len(choices) for *_, number in state["versions"]):
+        rows = state["versions"]
+        if any(len(row) != 4 or not all(isinstance(number, int) for number in row) for row in rows):
+            raise ValueError("versions of this state are not of four numbers: it was altered")
+        if any(not -1 <= number < len(choices) for *_, number in rows):
             raise ValueError("this state has versions without columns: it was altered")
         versions = [
-            GuideVersion((int(epoch), int(batch)), int(version), choices[number] if number >= 0 else None)
-            for epoch, batch, version, number in state["versions"]
+            GuideVersion((epoch, batch), version, choices[number] if number >= 0 else None)
+            for epoch, batch, version, number in rows
         ]
         positions = [entry.position for entry in versions]
         if positions != sorted(set(positions)) or any(entry.scores not in {0, *scores} for entry in versions):

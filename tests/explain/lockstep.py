@@ -69,7 +69,7 @@ class Job:
         self.endless = [_endless(loader) for loader in self.loaders]
 
     def make_loader(self, graph: DistGraph, guide: Guide) -> Loader:
-        seeds = gnnsys.split(graph, "train")
+        seeds = gnnsys.split(graph, None)
         return gnnsys.NeighborLoader(
             graph, [4, 4], input_nodes=seeds, batch_size=12, shuffle=True, num_threads=self.num_threads, guide=guide
         )
@@ -90,6 +90,11 @@ class Job:
                 guide.update(self.model)
         return self
 
+    def leave_epoch(self) -> Job:
+        """What follows is of the next epoch."""
+        self.endless = [_endless(loader) for loader in self.loaders]
+        return self
+
     @property
     def weights(self) -> str:
         return checksum(*self.model.state_dict().values())
@@ -98,25 +103,27 @@ class Job:
         states = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return copy.deepcopy({**states, "loaders": [loader.state_dict() for loader in self.loaders]})
 
+    def load_rank(self, rank: int, state: dict[str, Any]) -> None:
+        self.loaders[rank].load_state_dict(state)
+        self.endless[rank] = _endless(self.loaders[rank])
+
     def load(self, state: dict[str, Any]) -> Job:
         state = copy.deepcopy(state)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for loader, of_loader in zip(self.loaders, state["loaders"], strict=True):
-            loader.load_state_dict(of_loader)
-        self.endless = [_endless(loader) for loader in self.loaders]
+        for rank, of_loader in enumerate(state["loaders"]):
+            self.load_rank(rank, of_loader)
         return self
 
-    def replace(self, rank: int) -> None:
+    def replace(self, rank: int, **of_guide: Any) -> None:
         """Another process in the place of one rank, as far as others can tell: it begins with its state of now."""
         state, graph = self.loaders[rank].state_dict(), self.graphs[rank]
         self.guides[rank].close()
         self.loaders[rank].close()
         graph.guide_numbers = itertools.count(1)
-        self.guides[rank] = replace(self.guides[rank])
+        self.guides[rank] = replace(self.guides[rank], **of_guide)
         self.loaders[rank] = self.make_loader(graph, self.guides[rank])
-        self.loaders[rank].load_state_dict(state)
-        self.endless[rank] = _endless(self.loaders[rank])
+        self.load_rank(rank, state)
 
     def close(self) -> None:
         for guide, loader in zip(self.guides, self.loaders, strict=True):

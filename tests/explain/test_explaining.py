@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +22,7 @@ from gnnsys.partition import partition_graph
 from gnnsys.session import init
 from tests.explain.models import CLASSES, WIDTH, Failing, sage
 from tests.support.forked_popen import forking
-from tests.support.processes import run_ranks
+from tests.support.processes import alive, run_ranks
 
 PROGRAM = """
 import json, sys, torch, gnnsys
@@ -164,10 +167,30 @@ def test_a_model_that_fails_is_reported_and_not_tried_for_ever(graph):
         explaining.give(Failing(), 0)
         until(lambda: explaining.take() is None and bool(explaining.error))
         assert "no forward pass today" in explaining.error
-        with pytest.raises(TimeoutError, match="no forward pass today"):
-            explaining.wait(0, 0.0)
+        with pytest.raises(RuntimeError, match="no forward pass today"):  # which no waiting could help
+            explaining.wait(0, SECONDS)
     with pytest.raises(ValueError, match="closed"):
         explaining.give(Failing(), 1)
+
+
+def test_it_ends_when_nobody_has_it_any_more(graph):
+    explaining = Explaining(graph, sage(), Guide(model=MODEL, pools=2))
+    pid = explaining.pid
+    del explaining
+    gc.collect()
+    until(lambda: not alive(pid))
+
+
+def test_a_process_that_does_not_listen_keeps_nobody_waiting(graph, monkeypatch):
+    def deaf(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", str(SECONDS)], **options)
+
+    words = SimpleNamespace(Popen=deaf, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(sys.modules["gnnsys.explain.explaining"], "subprocess", words)
+    much = {"text": "x" * 200_000}  # that a pipe would not take
+    with Explaining(graph, sage(), Guide(model="tests.explain.models:described", arguments=much)) as explaining:
+        explaining.give(sage(), 0)
+        assert explaining.take() is None
 
 
 def test_it_ends_with_the_trainer_that_started_it(graph, monkeypatch):
