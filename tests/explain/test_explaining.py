@@ -23,10 +23,14 @@ from gnnsys.session import init
 from tests.explain.models import CLASSES, WIDTH, Failing, sage
 from tests.support.forked_popen import forking
 from tests.support.processes import alive, run_ranks
+from tests.support.spare_servers import keep_spare_explainers
 
 PROGRAM = """
-import json, sys, torch, gnnsys
+import json, os, sys, torch, gnnsys
 from gnnsys.explain import Explaining, Guide
+from tests.support.spare_servers import keep_spare_explainers
+if os.environ["RANK"] == "1":
+    keep_spare_explainers()
 from tests.explain.models import sage
 torch.manual_seed(5)
 model = sage()
@@ -55,7 +59,7 @@ def graph(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def forked():
-    """Processes that need not import torch; that of `PROGRAM` is a fresh one."""
+    """Processes that need not import torch; that of the first rank of `PROGRAM` is a fresh one."""
     with forking(sys.modules["gnnsys.explain.explaining"]):
         yield
 
@@ -193,11 +197,12 @@ def test_a_process_that_does_not_listen_keeps_nobody_waiting(graph, monkeypatch)
         assert explaining.take() is None
 
 
-def test_it_ends_with_the_trainer_that_started_it(graph, monkeypatch):
-    monkeypatch.setattr(sys.modules["gnnsys.explain.explaining"], "subprocess", subprocess)  # a child of its own
+def test_it_ends_with_the_trainer_that_started_it(graph):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        sys.modules["gnnsys.explain.explaining"].subprocess = subprocess  # a child of its own
+        keep_spare_explainers()
         explaining = Explaining(graph, sage(), Guide(model=MODEL, pools=2))
         os.write(writer, explaining.pid.to_bytes(8, "little"))
         os.kill(os.getpid(), signal.SIGKILL)
