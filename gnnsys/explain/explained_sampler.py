@@ -91,7 +91,6 @@ class ExplainedSampler(GuidedSampler):
         if guide.replay is not None:
             self._replay(guide.replay)
         graph.guides.add(self)
-        self._start()
 
     def options(self) -> dict[str, Any]:
         own = {} if not self._guide.exact else {f"guide.{k}": v for k, v in self._guide.options().items()}
@@ -108,6 +107,7 @@ class ExplainedSampler(GuidedSampler):
             self._is_checked = True
         if self._replayed_to is not None:
             return
+        self.start()
         if self._guide.exact:
             self._update_exactly(model)
             return
@@ -190,9 +190,12 @@ class ExplainedSampler(GuidedSampler):
 
     # -- masks ---------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Starts the process, where this trainer does, and says where its masks are."""
-        if not self._is_lead or self._is_closed or self._replayed_to is not None:
+    def start(self) -> None:
+        """Starts the process, where this trainer does, and says where its masks are. Idempotent.
+
+        Done when the first batch is there: by then a state was loaded, if there is one, and no loader refused.
+        """
+        if self._explaining is not None or not self._is_lead or self._is_closed or self._replayed_to is not None:
             return
         self._explaining = Explaining(
             self._parts, self._made, self._guide, parts=self._parts_explained, before=self._before(),
@@ -273,6 +276,7 @@ class ExplainedSampler(GuidedSampler):
             )
         super().consumed(position)
         self._number = self._batches.number(position)
+        self.start()
 
     # -- records -------------------------------------------------------------------------------------------------------
 
@@ -321,7 +325,6 @@ class ExplainedSampler(GuidedSampler):
         self._forget()
         self._newest, self._given = newest, given
         self._rounds = max(rounds, 0 if newest is None else newest.version)  # also of a trainer that only read
-        self._start()
 
     def _read_own(self, own: Mapping[str, Any]) -> tuple[Masks | None, int, int]:
         """What the state has besides versions; ValueError where it is not of this part or was altered."""
@@ -358,7 +361,6 @@ class ExplainedSampler(GuidedSampler):
             raise ValueError("these states are of another number of trainers: a record is replayed with as many")
         super().begin_anew()
         self._forget()
-        self._start()
 
     def _forget(self) -> None:
         """What was under way is of no use to a run that goes on elsewhere."""

@@ -30,7 +30,7 @@ STEPS = 30
 PROGRAM = """
 import dataclasses, json, sys, gnnsys
 from tests.support.spare_servers import keep_spare_explainers
-keep_spare_explainers()
+keep_spare_explainers(1)
 from tests.explain.guided_training import train
 path, options = sys.argv[1], json.loads(sys.argv[2])
 with gnnsys.init(timeout=60) as session:
@@ -158,6 +158,7 @@ def test_a_stopped_explainer_keeps_nobody_waiting_and_a_late_one_of_an_exact_run
         guide.update(model)
     exact = Guide(model=MODEL, pools=2, every=5, exact=True, ahead=12, timeout=0.1)
     loader = make_loader(graph, exact)
+    exact._sampler().start()
     os.kill(exact._sampler()._explaining.pid, signal.SIGSTOP)  # however slow trainers are, it is slower
     with pytest.raises(TimeoutError, match="no masks of position 0"):
         for _ in range(STEPS):
