@@ -230,6 +230,7 @@ def test_bad_use_says_what_to_do(graph, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="go to another process as JSON"):
         Guide(model="gnnsys.nn:GraphSAGE", arguments={"in_channels": torch.tensor(3)})
     make_loader(graph, guide)
+    assert guide._sampler()._explaining is None  # until there is a batch: who was refused has started nothing
     with pytest.raises(ValueError, match="guides another loader"):
         make_loader(graph, guide)
     with pytest.raises(ValueError, match="makes another model"):
