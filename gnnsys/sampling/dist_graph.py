@@ -201,19 +201,25 @@ class DistGraph:
         """
         drawn_by = None if rule is None else find_rule(rule)
         spec = ViewSpec(weight, time, None if drawn_by is None else drawn_by.text)
+        host = self.host_neighborhoods(spec)
         with self._lock:
-            if spec not in self._prepared:
-                if spec != UNIFORM:
-                    self._prepare(spec)
-                prepare = partial(self._prepare_again, spec)
-                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
-            host, structure = self._prepared[spec], self.structure
+            structure = self.structure
             draws_there = drawn_by is None or drawn_by.draws_on_devices
             if structure is None or not draws_there or (device is not None and device != structure.device):
                 return host
             if spec not in self._on_device:
                 self._on_device[spec] = DeviceNeighborhoods(structure, host)
             return self._on_device[spec]
+
+    def host_neighborhoods(self, spec: ViewSpec) -> DistNeighborhoods:
+        """What the host draws from, prepared everywhere the first time."""
+        with self._lock:
+            if spec not in self._prepared:
+                if spec != UNIFORM:
+                    self._prepare(spec)
+                prepare = partial(self._prepare_again, spec)
+                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
+            return self._prepared[spec]
 
     def _prepare(self, spec: ViewSpec) -> None:
         draws_by(self.parts, spec)  # ValueError where no type has such rows, before anybody is asked
