@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,7 +39,7 @@ class GuidedRule(DrawRule):
         return GuidedRule(deviation, split, kind == "unbiased")
 
     def draw(self, source: RuleSource, seeds: RuleSeeds) -> Neighbors:
-        options = {"exclude": seeds.exclude, "tree": seeds.tree, "rng_ids": seeds.original}
+        options: dict[str, Any] = {"exclude": seeds.exclude, "tree": seeds.tree, "rng_ids": seeds.original}
         if source.score is None:  # no version yet
             found = sample_neighbors(source.csc, seeds.ids, seeds.fanout, key=seeds.key, **options)
             if not self.weighs:
