@@ -23,7 +23,10 @@ WHOLE_GRAPH = "fullgraph"  # likewise: test_fullgraph.py
 ON_GPU = "gpu"  # test_gpu.py
 SAMPLERS_IN_LAB = "lab/"  # test_samplers.py
 ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what others show too
-LONG = ("planted/guided at random", "planted/guided by degree", "planted/guided by gradients,")  # guided as others are
+LONG = (  # guided as others are
+    "planted/guided at random", "planted/guided by degree", "planted/guided by gradients,", "sweep N_f", "sweep eps",
+    "sweep parts/nodes", "sweep parts/columns", "sweep parts/random columns",
+)  # fmt: skip
 CASES = [
     pytest.param(case, id=f"{s}/{case.name}", marks=[pytest.mark.long] if case.name.startswith(LONG) else [])
     for s in SUITES

@@ -48,7 +48,7 @@ def test_guided_training_reads_less_of_other_machines_and_learns_as_well(tmp_pat
     """Five classes: noise columns and rows say nothing, and a guide leaves some of them out."""
     partition_graph(planted_noise(2000, num_classes=5, num_features=32, noise_columns=32), 2, tmp_path / "parts")
     program = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    options = ["--epochs", "25", "--batch-size", "48", "--fanout", "5", "5", "--columns", "0.6"]
+    options = ["--epochs", "10", "--batch-size", "48", "--fanout", "5", "5", "--columns", "0.6"]
     guide = ["--exact", "--every", "5"]
     first, _ = run_ranks(program, [1, 1], EXAMPLES / "guided.py", tmp_path / "parts", *options, *guide)
     plain, _ = run_ranks(program, [1, 1], EXAMPLES / "guided.py", tmp_path / "parts", *options, "--no-guide")

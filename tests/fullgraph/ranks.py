@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -46,7 +48,8 @@ def run_threads(
     """As `run_ranks`, by threads whose group is what `join(rank)` returns; `failed` is told of ranks with an error.
 
     All are on one processor: Python runs one of them at a time, and on several they lose half of their time handing its
-    lock over.
+    lock over. Nobody looks for garbage meanwhile: torch holds the lock of its generator while it hands out the state of
+    it, and garbage that is found there may run Python code, which lets another thread wait for that lock with Python's.
     """
     results: list[Any] = [None] * world_size
     errors: list[tuple[int, BaseException]] = []
@@ -62,16 +65,28 @@ def run_threads(
             failed(rank)
 
     threads = [threading.Thread(target=main, args=(rank,), daemon=True) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for rank, thread in enumerate(threads):
-        thread.join(timeout)
-        if errors:
-            break
-        assert not thread.is_alive(), f"rank {rank} did not end within {timeout:g} s"
+    with without_garbage_collection():
+        for thread in threads:
+            thread.start()
+        for rank, thread in enumerate(threads):
+            thread.join(timeout)
+            if errors:
+                break
+            assert not thread.is_alive(), f"rank {rank} did not end within {timeout:g} s"
     for rank, error in errors:
         raise AssertionError(f"rank {rank} failed") from error
     return results
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def this_processor() -> int:

@@ -16,6 +16,7 @@ from gnnsys.sampling import DistGraph, GuidedSampler
 from tests.loader.sources import Source
 from tests.sampling.machines import machines
 from tests.sampling.test_guided import some_scores
+from tests.support.grid import every_value
 
 WIDTH, FANOUTS = 12, [4, 3]
 COLUMNS = torch.tensor([1, 2, 5, 7, 8, 11])
@@ -52,8 +53,7 @@ def make(graph: DistGraph, requester: int, fill: str = "mean", **options):
     return sampler, NeighborLoader(graph, sampler=sampler, **options)
 
 
-@pytest.mark.parametrize("fill", ["mean", "zero"])
-@pytest.mark.parametrize("owner", [[0, 0, 0, 0], [0, 1, 0, 1], [0, 1, 2, 3]])
+@every_value(fill=["mean", "zero"], owner={"one": [0, 0, 0, 0], "two": [0, 1, 0, 1], "four": [0, 1, 2, 3]})
 def test_rows_are_the_same_on_any_number_of_machines(whole: Graph, tmp_path: Path, owner: list[int], fill: str) -> None:
     with machines(whole, tmp_path / "parts", 4, machine_of_part=owner) as graphs:
         for graph in graphs:
@@ -77,7 +77,7 @@ def test_only_the_columns_are_asked_for_and_the_others_counted(whole: Graph, tmp
     with machines(whole, tmp_path / "parts", 2, seen=seen) as graphs:
         counts = []
         for columns in (None, COLUMNS):
-            sampler, loader = make(graphs[0], 0, fetch=["x"])
+            sampler, loader = make(graphs[0], 0, fetch=["x"], num_threads=0)  # nothing is asked ahead of the epoch
             sampler.use(some_scores(graphs[0], 0), at=(0, 0), columns=columns)
             seen.clear()
             list(loader)

@@ -245,6 +245,7 @@ def test_a_search_that_still_gains_when_its_work_is_used_up_says_so():
     assert run.loads.max() < communication_volume(csc, part, 8).load.max()
 
 
+@pytest.mark.long
 @pytest.mark.skipif("pubmed" not in available_datasets(), reason="no pubmed in $GNNSYS_DATA")
 def test_on_a_real_graph_loads_fall_below_those_of_metis_at_about_its_volume():
     pymetis = pytest.importorskip("pymetis")

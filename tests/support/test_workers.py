@@ -50,17 +50,27 @@ def test_leaving_out_what_is_long_leaves_all_processors_to_the_rest():
     assert chosen(["tests"], markexpr="long").numprocesses is None
 
 
-def test_files_that_start_processes_come_first_and_others_keep_their_order():
-    def item(name: str, **imported: object) -> SimpleNamespace:
-        module = ModuleType(name)
-        vars(module).update(imported)
-        return SimpleNamespace(name=name, module=module)
+def item(name: str, marker: str = "", module: ModuleType | None = None, **imported: object) -> SimpleNamespace:
+    module = ModuleType(name) if module is None else module
+    vars(module).update(imported)
+    return SimpleNamespace(name=name, module=module, get_closest_marker=lambda wanted: wanted == marker or None)
 
+
+def test_files_that_start_processes_come_first_and_others_keep_their_order():
     plain = [item("first"), item("second", Path=Path, rows=np.zeros(2))]
     starting = [item("ranks", run=await_true), item("programs", subprocess=subprocess), item("lab", Lab=Lab)]
     found = [plain[0], starting[0], starting[1], plain[1], starting[2]]
     longest_first(found)
     assert found == [*starting, *plain]
+
+
+def test_what_runs_alone_runs_before_anything_that_it_would_wait_for():
+    starting, plain, lab, rates = item("ranks", run=await_true), item("plain"), ModuleType("lab"), ModuleType("rates")
+    labs = [item("before", module=lab), item("alone", "alone", lab), item("after", module=lab)]
+    rest = [item("quota", "alone", rates), item("rate", "alone", rates)]
+    found = [starting, *labs, plain, *rest]
+    longest_first(found)
+    assert found == [labs[1], labs[0], labs[2], *rest, starting, plain]
 
 
 @pytest.mark.parametrize(

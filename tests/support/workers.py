@@ -2,10 +2,10 @@
 
 Tests of processes and of links mostly wait, so that others can run meanwhile. Their files come first, since they are
 the longest: what runs at the end is short, and no processor waits for another. A test that looks at the whole machine
-(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does. A test that
-takes long, and whose promise a shorter one keeps, is marked `long`: `make test` leaves it out, `make check-all` does
-not. `pytest` and `make test` without arguments use all processors where pytest-xdist is; parts of the suite run in one
-process, and `-n` says otherwise.
+(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does, and these are
+the very first, while what ranks are forked from is made. A test that takes long, and whose promise a shorter one keeps,
+is marked `long`: `make test` leaves it out, `make check-all` does not. `pytest` and `make test` without arguments use
+all processors where pytest-xdist is; parts of the suite run in one process, and `-n` says otherwise.
 """
 
 from __future__ import annotations
@@ -55,15 +55,25 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts tests by their files: first those that may start processes, otherwise as they were."""
-    modules = {id(module): module for item in items if (module := getattr(item, "module", None)) is not None}
-    starting = {key for key, module in modules.items() if starts_processes(module)}
-    items.sort(key=lambda item: id(getattr(item, "module", None)) not in starting)
+    """Sorts tests by their files: first those with tests that run alone, then those that may start processes.
+
+    A test that runs alone waits for all others that run, and later on these may be long: it is the first of its file.
+    """
+    files = {id(getattr(item, "module", None)): item for item in reversed(items)}  # with their first tests
+    first = {key: place for place, key in enumerate(reversed(files))}
+    starting = {key for key, item in files.items() if starts_processes(getattr(item, "module", None))}
+    alone = {id(getattr(item, "module", None)) for item in items if is_alone(item)}
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int, bool]:
+        key = id(getattr(item, "module", None))
+        return key not in alone, key not in starting, first[key], not (key in alone and is_alone(item))
+
+    items.sort(key=place)
 
 
-def starts_processes(module: ModuleType) -> bool:
+def starts_processes(module: ModuleType | None) -> bool:
     """Whether a test file imports what starts processes: subprocess, or something of `STARTERS`."""
-    values = vars(module).values()  # anything: they may not like to be compared
+    values = [] if module is None else vars(module).values()  # anything: they may not like to be compared
     homes = [str(getattr(value, "__module__", "")) for value in values if callable(value)]
     return any(value is subprocess for value in values) or any(
         home == name or home.startswith(f"{name}.") for home in homes for name in STARTERS
