@@ -93,7 +93,8 @@ class ExplainedSampler(GuidedSampler):
         graph.guides.add(self)
 
     def options(self) -> dict[str, Any]:
-        own = {} if not self._guide.exact else {f"guide.{k}": v for k, v in self._guide.options().items()}
+        decides = self._guide.options() if self._guide.exact else {}
+        own = {f"guide.{name}": value for name, value in decides.items() if name not in ("record", "replay")}
         return {**super().options(), **own}
 
     # -- after each step -----------------------------------------------------------------------------------------------
@@ -141,12 +142,17 @@ class ExplainedSampler(GuidedSampler):
         if self._waited_for is None:
             return
         with self._settling:
-            if self._waited_for is None:
+            if self._waited_for is None or self._is_closed:
                 return
             begins = self._batches.ticket(self._waited_for + self._guide.every + self._guide.ahead)
             if before is not None and before < tuple(begins):
                 return
-            masks = self._wait(self._waited_for)
+            try:
+                masks = self._wait(self._waited_for)
+            except Exception:
+                if self._is_closed:  # meanwhile: batches go on as they are guided now
+                    return
+                raise
             offer = self._make_offer(masks)
             if offer is not None:
                 for pending in offer.sent:

@@ -202,7 +202,7 @@ class DistGraph:
         """
         drawn_by = None if rule is None else find_rule(rule)
         spec = ViewSpec(weight, time, None if drawn_by is None else drawn_by.text)
-        host = self._prepared_for(spec)
+        host = self.host_neighborhoods(spec)
         with self._lock:
             structure = self.structure
             draws_there = drawn_by is None or drawn_by.draws_on_devices
@@ -212,7 +212,7 @@ class DistGraph:
                 self._on_device[spec] = DeviceNeighborhoods(structure, host)
             return self._on_device[spec]
 
-    def _prepared_for(self, spec: ViewSpec) -> DistNeighborhoods:
+    def host_neighborhoods(self, spec: ViewSpec) -> DistNeighborhoods:
         """Neighbourhoods of the host. One thread prepares them; those that need other ones do not wait for it."""
         with self._lock:
             found, preparing = self._prepared.get(spec), self._preparing.setdefault(spec, threading.Lock())

@@ -138,3 +138,12 @@ def test_trainers_of_a_machine_have_the_same_guide_or_are_told(parts: Path) -> N
             job.replace(1, pools=2)
             await_true(lambda: not job.run(1), "the error")
         job.close()
+
+
+def test_batches_of_an_exact_run_go_on_after_its_guide_was_closed(parts: Path) -> None:
+    with trainers(parts, TOGETHER) as graphs:
+        job = Job(graphs).run(4)  # masks of batch 3, which nobody has waited for, were to begin at 8
+        for guide, batches in zip(job.guides, job.endless, strict=True):
+            guide.close()
+            assert all(next(batches).num_nodes > 0 for _ in range(8))
+        job.close()
