@@ -2,8 +2,8 @@
 
 What most scripts need is here by name: `gnnsys.NeighborLoader`, `gnnsys.init`, `gnnsys.open`, `gnnsys.split`. The rest
 is in rooms, each an attribute that is loaded when first used: `gnnsys.graph` (graphs and where they come from),
-`gnnsys.partition`, `gnnsys.loader`, `gnnsys.nn`, `gnnsys.fullgraph`, `gnnsys.store`, `gnnsys.checkpoint`, and the faces
-`gnnsys.pyg` and `gnnsys.dgl`.
+`gnnsys.partition`, `gnnsys.loader`, `gnnsys.nn`, `gnnsys.metrics`, `gnnsys.fullgraph`, `gnnsys.store`,
+`gnnsys.checkpoint`, and the faces `gnnsys.pyg` and `gnnsys.dgl`.
 
 >>> graph = gnnsys.graph.dataset("sbm-20k")  # doctest: +SKIP
 >>> loader = gnnsys.NeighborLoader(graph, [15, 10], input_nodes="train", batch_size=512)  # doctest: +SKIP
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gnnsys import fullgraph as fullgraph
     from gnnsys import graph as graph
     from gnnsys import loader as loader
+    from gnnsys import metrics as metrics
     from gnnsys import nn as nn
     from gnnsys import observe as observe
     from gnnsys import ops as ops
@@ -115,6 +116,7 @@ _ROOMS = (
     "graph",
     "lab",
     "loader",
+    "metrics",
     "nn",
     "observe",
     "ops",

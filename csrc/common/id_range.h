@@ -3,6 +3,7 @@
 
 #include "common/check.h"
 #include "common/parallel.h"
+#include "common/prefetch.h"
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +11,7 @@
 namespace gnnsys {
 
 constexpr int64_t kIdGrain = 1 << 16;
+constexpr int64_t kColumnsAhead = 16;
 
 // The position of the first id outside [0, limit), or -1. As unsigned, a negative id is a huge one: above every id of
 // its own width, though not above a limit that is wider.
@@ -61,7 +63,9 @@ inline void check_columns(const Tensor& indptr, const Tensor& nodes, int64_t num
   const auto* p = const_data<int64_t>(indptr);
   dispatch_ids(nodes, [&](auto id) {
     const auto* column = const_data<decltype(id)>(nodes);
-    for (int64_t i = 0; i < nodes.numel(); ++i) {
+    const int64_t size = nodes.numel();
+    for (int64_t i = 0; i < size; ++i) {
+      prefetch_read(p + column[std::min(i + kColumnsAhead, size - 1)], 2 * sizeof(int64_t));
       const int64_t begin = p[column[i]];
       const int64_t end = p[column[i] + 1];
       CHECK_ARG(begin >= 0 && begin <= end && end <= num_edges, "indptr must ascend from 0 to len(indices) = ",

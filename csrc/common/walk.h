@@ -9,7 +9,8 @@
 namespace gnnsys {
 
 constexpr int64_t kMaxWalks = static_cast<int64_t>(kMaxTree) + 1;
-constexpr uint64_t kCoinSides = uint64_t{1} << 53;
+constexpr int kCoinBits = 53;
+constexpr uint64_t kCoinSides = uint64_t{1} << kCoinBits;
 
 // Which of n >= 1 in-edges is taken from a node, given by its original id.
 GNNSYS_HD uint32_t walk_rank(uint64_t key, uint64_t node, uint32_t walk, uint32_t n) {
@@ -17,9 +18,12 @@ GNNSYS_HD uint32_t walk_rank(uint64_t key, uint64_t node, uint32_t walk, uint32_
   return n == 1 ? 0u : bounded(stream, 0, stream.words(0, 0).w[0], n);
 }
 
-// Whether a walk goes back to its root instead of a step, with probability coin / 2^53.
+// Whether a walk goes back to its root instead of a step, with probability coin / 2^53. By the first word of its stream:
+// `bounded64` makes the same of it, as a bound that is a power of two rejects no word.
+GNNSYS_HD bool walk_restarts(uint64_t word, uint64_t coin) { return word >> (64 - kCoinBits) < coin; }
+
 GNNSYS_HD bool walk_restarts(uint64_t key, uint32_t walk, uint64_t coin) {
-  return bounded64(Stream{key, walk, 0u}, 0, kCoinSides) < coin;
+  return walk_restarts(Stream{key, walk, 0u}.word64(0, 0), coin);
 }
 
 }  // namespace gnnsys

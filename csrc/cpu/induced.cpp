@@ -1,8 +1,8 @@
 // Edges among chosen nodes: the in-edges of some columns whose source is in a list, in the order of the columns.
 //
-// With trees, a node is known by (tree, id), and an edge counts where both ends are of one tree. Members are looked up in
-// a table by id where that is small beside the edges; else in a hash table, before which 8 bytes per 8 to 16 listed
-// sources are read, that tell most strangers.
+// With trees, a node is known by (tree, id), and an edge counts where both ends are of one tree. Members are told by a byte
+// per id, and their places read from a table by id, where that is small beside the edges; else they are looked up in a
+// hash table, before which 8 bytes per 8 to 16 listed sources are read, that tell most strangers.
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
@@ -24,7 +24,7 @@ constexpr int kIdBits = 40;
 constexpr int64_t kMostTrees = int64_t{1} << 23;
 constexpr int64_t kColumnsPerShare = 64;
 constexpr int64_t kDenseIdsPerEdge = 4;  // a table of all ids is filled where it has at most so many per edge looked at
-constexpr int64_t kAhead = 12;  // columns whose ids are asked for before they are needed; twice as many for their bounds
+constexpr int64_t kAhead = 48;  // columns whose ids are asked for before they are needed; twice as many for their bounds
 
 // (tree, id) -> its first place in a list. Open addressing, at most half full, behind a bitmap of 8 to 16 bits per entry.
 class Members {
@@ -90,15 +90,20 @@ class Members {
   std::vector<uint64_t> filter_;
 };
 
-// id -> its first place in a list, a table of all ids up to the largest of the list: 4 bytes each, read without a hash.
+// id -> its first place in a list, for ids up to the largest of the list. A byte per id, which a near cache may hold,
+// tells members; the places of these alone, 4 bytes per id, are ever written and read.
 class DenseMembers {
  public:
   template <typename id_t>
-  DenseMembers(const id_t* ids, int64_t size, int64_t bound) : bound_(static_cast<uint64_t>(bound)) {
-    places_.assign(static_cast<size_t>(bound) + 1, -1);  // the last one is for all ids that are larger
+  DenseMembers(const id_t* ids, int64_t size, int64_t bound)
+      : bound_(static_cast<uint64_t>(bound)),
+        is_member_(static_cast<size_t>(bound) + 1, 0),
+        places_(new int32_t[static_cast<size_t>(bound)]) {
     for (int64_t i = size - 1; i >= 0; --i) {
       if (ids[i] >= 0) {
-        places_[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
+        const auto id = static_cast<size_t>(ids[i]);
+        is_member_[id] = 1;
+        places_[id] = static_cast<int32_t>(i);
       }
     }
   }
@@ -107,21 +112,23 @@ class DenseMembers {
   // one: nobody can guess that.
   template <typename id_t>
   int64_t search(const id_t* neighbor, int64_t size, int32_t* places, uint32_t* offsets) const {
-    const int32_t* const table = places_.data();
-    const uint64_t bound = bound_;
+    const uint8_t* const is_member = is_member_.data();
+    const uint64_t bound = bound_;  // no member: it stands for all ids that are larger
     int64_t found = 0;
     for (int64_t e = 0; e < size; ++e) {
-      const int32_t place = table[std::min(static_cast<uint64_t>(neighbor[e]), bound)];
-      places[found] = place;
       offsets[found] = static_cast<uint32_t>(e);
-      found += place >= 0;
+      found += is_member[std::min(static_cast<uint64_t>(neighbor[e]), bound)];
+    }
+    for (int64_t e = 0; e < found; ++e) {
+      places[e] = places_[static_cast<size_t>(neighbor[offsets[e]])];
     }
     return found;
   }
 
  private:
   uint64_t bound_;
-  std::vector<int32_t> places_;
+  std::vector<uint8_t> is_member_;
+  std::unique_ptr<int32_t[]> places_;
 };
 
 // The columns that are looked at.
@@ -158,10 +165,14 @@ struct Output {
   const int32_t* narrow_ids;  // of edges, by position; null: not these
   const int64_t* wide_ids;
 
-  void finish_column(int64_t column, int64_t begin, int64_t end) const {
+  void fill_column(int64_t column, int64_t begin, int64_t end) const {
     if (columns != nullptr) {
       std::fill(columns + begin, columns + end, column);
     }
+  }
+
+  // For many columns at once: ids lie far apart, and reads of a long loop overlap.
+  void name_edges(int64_t begin, int64_t end) const {
     if (narrow_ids != nullptr) {
       for (int64_t e = begin; e < end; ++e) {
         positions[e] = narrow_ids[positions[e]];
@@ -216,10 +227,11 @@ class DenseSearch {
       for (int64_t e = 0; e < found; ++e) {
         to_position[e] = begin + offset[e];
       }
-      out.finish_column(i, ends[i], ends[i + 1]);
+      out.fill_column(i, ends[i], ends[i + 1]);
       place += found;
       offset += found;
     }
+    out.name_edges(ends[first], ends[last]);
   }
 
  private:
@@ -267,8 +279,9 @@ class HashSearch {
     std::copy(places_.begin(), places_.end(), out.places + ends[first]);
     std::copy(positions_.begin(), positions_.end(), out.positions + ends[first]);
     for (int64_t i = first; i < last; ++i) {
-      out.finish_column(i, ends[i], ends[i + 1]);
+      out.fill_column(i, ends[i], ends[i + 1]);
     }
+    out.name_edges(ends[first], ends[last]);
   }
 
  private:

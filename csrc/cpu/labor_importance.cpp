@@ -9,10 +9,10 @@
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
+#include "cpu/arguments.h"
 #include "cpu/philox_words.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <tuple>
@@ -233,23 +233,13 @@ LaborResult draw(const Edges& edges, const id_t* indices, ScalarType dtype, int6
 
 LaborResult sample_labor_importance(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t num_src,
                                     int64_t fanout, int64_t rounds, int64_t key, const std::optional<Tensor>& exclude) {
-  check_csc(indptr, indices);
-  check_ids(seeds, "seeds");
-  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
-            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
+  check_seeds(indptr, indices, seeds);
   CHECK_ARG(fanout >= 1 && fanout < (int64_t{1} << 28), "fanout must be 1 to 2^28 - 1, got ", fanout);
   CHECK_ARG(rounds >= 0, "rounds must be at least 0, got ", rounds);
   CHECK_ARG(num_src >= 0, "num_src must not be negative, got ", num_src);
-  check_id_range(seeds, indptr.numel() - 1, "seeds");
   check_columns(indptr, seeds, indices.numel());
-  if (exclude.has_value()) {
-    check_vector(*exclude, "exclude");
-    check_dtype(*exclude, ScalarType::Long, "exclude");
-  }
-  const auto* const excluded = exclude.has_value() ? const_data<int64_t>(*exclude) : nullptr;
+  const int64_t* const excluded = optional_exclude(exclude);
   const int64_t num_excluded = exclude.has_value() ? exclude->numel() : 0;
-  CHECK_ARG(std::adjacent_find(excluded, excluded + num_excluded, std::greater_equal<>()) == excluded + num_excluded,
-            "exclude must be edge positions in ascending order, each once");
   return dispatch_ids(indices, [&](auto id) {
     using id_t = decltype(id);
     const auto* const sources = const_data<id_t>(indices);

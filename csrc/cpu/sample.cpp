@@ -3,15 +3,14 @@
 // Two ways to the same definition. The plain way (uniform, nothing filtered) writes straight into exact outputs. The
 // general way (weights, times, exclusions) lets every thread collect its own seeds' positions, then joins them. Within a
 // seed, positions come out in the order of its candidates: the input's edge order, or by time where times are given.
-#include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
+#include "cpu/arguments.h"
 #include "cpu/sample_general.h"
 #include "cpu/sample_plain.h"
 
 #include <algorithm>
-#include <functional>
 #include <tuple>
 #include <vector>
 
@@ -73,34 +72,18 @@ Result sample_general(const Request<id_t>& q, const weight_t* weight) {
   return {offsets, neighbors, positions};
 }
 
-const int64_t* optional_int64(const std::optional<Tensor>& t, int64_t size, const char* name) {
-  if (!t.has_value()) {
-    return nullptr;
-  }
-  check_vector(*t, name);
-  check_dtype(*t, ScalarType::Long, name);
-  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
-  return const_data<int64_t>(*t);
-}
-
 Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, bool replace,
                         int64_t key, std::optional<Tensor> weight, std::optional<Tensor> time, bool node_time,
                         bool time_sorted, std::optional<Tensor> seed_time, bool last, std::optional<Tensor> exclude,
                         std::optional<Tensor> tree, std::optional<Tensor> rng_ids) {
-  check_csc(indptr, indices);
-  check_ids(seeds, "seeds");
-  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
-            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
-  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  check_seeds(indptr, indices, seeds);
+  check_fanout(fanout);
   CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
   CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
   if (rng_ids) {
     check_ids(*rng_ids, "rng_ids");
-    CHECK_ARG(rng_ids->numel() == seeds.numel(), "rng_ids must be one original id per seed, ", seeds.numel(), ", got ",
-              rng_ids->numel());
-    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() || rng_ids->scalar_type() == ScalarType::Long,
-              "rng_ids must have the dtype of seeds, or be int64");
+    check_rng_ids(*rng_ids, seeds);
   }
   return dispatch_ids(indices, [&](auto id) -> Result {
     using id_t = decltype(id);
@@ -119,7 +102,7 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     } else if (rng_ids) {
       q.wide_rng_ids = const_data<int64_t>(*rng_ids);
     }
-    q.tree = optional_int64(tree, q.num_seeds, "tree");
+    q.tree = optional_tree(tree, q.num_seeds);
     q.timed = time.has_value();
     q.time = optional_int64(time, node_time ? -1 : indices.numel(), "time");
     q.num_times = time ? time->numel() : 0;
@@ -127,15 +110,8 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
     q.time_sorted = time_sorted;
     q.seed_time = optional_int64(seed_time, q.num_seeds, "seed_time");
     q.last = last;
-    q.exclude = optional_int64(exclude, -1, "exclude");
+    q.exclude = optional_exclude(exclude);
     q.num_exclude = exclude ? exclude->numel() : 0;
-    check_id_range(seeds, q.num_rows, "seeds");
-    if (q.tree) {
-      check_id_range(*tree, static_cast<int64_t>(kMaxTree) + 1, "tree");
-    }
-    const int64_t* exclude_end = q.exclude + q.num_exclude;
-    CHECK_ARG(std::adjacent_find(q.exclude, exclude_end, std::greater_equal<>()) == exclude_end,
-              "exclude must be edge positions in ascending order, each once");
     if (weight) {
       check_vector(*weight, "weight");
       CHECK_ARG(weight->numel() == indices.numel(), "weight must have one entry per edge, ", indices.numel(),

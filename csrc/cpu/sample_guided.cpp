@@ -7,10 +7,10 @@
 // -ln(u_e) / w_e (Efraimidis and Spirakis), which has the same distribution.
 // With `unbiased` every edge is taken by itself with a probability pi_e that is known, and weighs 1 / (pi_e * degree).
 // Work: a byte read for each in-edge of a seed that has more than k, and O(k) words; `unbiased` takes a word per edge.
-#include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
+#include "cpu/arguments.h"
 #include "cpu/sample.h"
 
 #include <algorithm>
@@ -355,33 +355,17 @@ Result sample_all(const GuidedRequest<id_t>& g) {
   return {offsets, neighbors, positions, weights};
 }
 
-const int64_t* optional_int64(const std::optional<Tensor>& t, int64_t size, const char* name) {
-  if (!t.has_value()) {
-    return nullptr;
-  }
-  check_vector(*t, name);
-  check_dtype(*t, ScalarType::Long, name);
-  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
-  return const_data<int64_t>(*t);
-}
-
 Result sample_guided(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t fanout, int64_t key,
                      const Tensor& score, double deviation, bool proportional, bool unbiased,
                      std::optional<Tensor> exclude, std::optional<Tensor> tree, std::optional<Tensor> rng_ids) {
-  check_csc(indptr, indices);
-  check_ids(seeds, "seeds");
+  check_seeds(indptr, indices, seeds);
+  check_fanout(fanout);
   check_vector(score, "score");
   check_dtype(score, ScalarType::Byte, "score");
-  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
-            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
-  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
   CHECK_ARG(deviation >= 0 && deviation <= 1, "deviation must be in [0, 1], got ", deviation);
   if (rng_ids) {
     check_ids(*rng_ids, "rng_ids");
-    CHECK_ARG(rng_ids->numel() == seeds.numel(), "rng_ids must be one original id per seed, ", seeds.numel(), ", got ",
-              rng_ids->numel());
-    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() || rng_ids->scalar_type() == ScalarType::Long,
-              "rng_ids must have the dtype of seeds, or be int64");
+    check_rng_ids(*rng_ids, seeds);
   }
   return dispatch_ids(indices, [&](auto id) -> Result {
     using id_t = decltype(id);
@@ -400,16 +384,9 @@ Result sample_guided(const Tensor& indptr, const Tensor& indices, const Tensor& 
     } else if (rng_ids) {
       q.wide_rng_ids = const_data<int64_t>(*rng_ids);
     }
-    q.tree = optional_int64(tree, q.num_seeds, "tree");
-    q.exclude = optional_int64(exclude, -1, "exclude");
+    q.tree = optional_tree(tree, q.num_seeds);
+    q.exclude = optional_exclude(exclude);
     q.num_exclude = exclude ? exclude->numel() : 0;
-    check_id_range(seeds, q.num_rows, "seeds");
-    if (q.tree) {
-      check_id_range(*tree, static_cast<int64_t>(kMaxTree) + 1, "tree");
-    }
-    const int64_t* exclude_end = q.exclude + q.num_exclude;
-    CHECK_ARG(std::adjacent_find(q.exclude, exclude_end, std::greater_equal<>()) == exclude_end,
-              "exclude must be edge positions in ascending order, each once");
     g.score = const_data<uint8_t>(score);
     g.num_scores = score.numel();
     g.deviation = deviation;

@@ -4,15 +4,14 @@
 // is Philox's at (key, original id of u, tree), and it is compared as an integer: word * degree < k * 2^64. Work: a
 // word for each in-edge of the seeds that have more than k, made for sixteen edges at a time, whatever seed they are of;
 // or, where these edges are more than the sources, the high halves of all sources' words once, and a read per edge.
-#include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/register.h"
 #include "common/tensors.h"
+#include "cpu/arguments.h"
 #include "cpu/philox_words.h"
 #include "cpu/sample.h"
 
 #include <algorithm>
-#include <functional>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -303,36 +302,15 @@ LaborResult collect_labor(LaborRequest<id_t, source_t> q) {
   return {offsets, neighbors, positions, weight};
 }
 
-const int64_t* check_int64(const std::optional<Tensor>& t, int64_t size, const char* name) {
-  if (!t.has_value()) {
-    return nullptr;
-  }
-  check_vector(*t, name);
-  check_dtype(*t, ScalarType::Long, name);
-  CHECK_ARG(size < 0 || t->numel() == size, name, " must have ", size, " entries, got ", t->numel());
-  return const_data<int64_t>(*t);
-}
-
 LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tensor& seeds, int64_t num_src, int64_t fanout,
                          int64_t key, std::optional<Tensor> source_ids, std::optional<Tensor> exclude, std::optional<Tensor> tree) {
-  check_csc(indptr, indices);
-  check_ids(seeds, "seeds");
-  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
-            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
-  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
-  check_id_range(seeds, indptr.numel() - 1, "seeds");
-  const int64_t* const trees = check_int64(tree, seeds.numel(), "tree");
-  if (tree) {
-    check_id_range(*tree, static_cast<int64_t>(kMaxTree) + 1, "tree");
-  }
-  const int64_t* const excluded = check_int64(exclude, -1, "exclude");
-  const int64_t num_excluded = exclude ? exclude->numel() : 0;
-  CHECK_ARG(std::adjacent_find(excluded, excluded + num_excluded, std::greater_equal<>()) == excluded + num_excluded,
-            "exclude must be edge positions in ascending order, each once");
+  check_seeds(indptr, indices, seeds);
+  check_fanout(fanout);
+  const int64_t* const trees = optional_tree(tree, seeds.numel());
+  const int64_t* const excluded = optional_exclude(exclude);
   if (source_ids) {
     check_ids(*source_ids, "source_ids");
-    CHECK_ARG(source_ids->numel() >= num_src, "source_ids must have an id for each of ", num_src, " sources, got ",
-              source_ids->numel());
+    check_source_ids(*source_ids, num_src);
   }
   return dispatch_ids(indices, [&](auto id) -> LaborResult {
     using id_t = decltype(id);
@@ -350,7 +328,7 @@ LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tens
       q.num_src = num_src;
       q.tree = trees;
       q.exclude = excluded;
-      q.num_exclude = num_excluded;
+      q.num_exclude = exclude ? exclude->numel() : 0;
       return collect_labor(q);
     });
   });

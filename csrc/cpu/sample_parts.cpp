@@ -6,6 +6,7 @@
 #include "common/id_range.h"
 #include "common/parallel.h"
 #include "common/register.h"
+#include "common/sample_arguments.h"
 #include "common/tensors.h"
 #include "cpu/owners.h"
 #include "cpu/sample_plain.h"
@@ -221,7 +222,7 @@ std::tuple<Tensor, Tensor, Tensor> sample_parts(std::vector<Tensor> indptr, std:
             "neighbours' ids need 64 bits: pass wide");
   check_ids(seeds, "seeds");
   check_id_range(seeds, Bounds::first(dst_bounds, num_parts), "seeds");
-  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  check_fanout(fanout);
   const int64_t num_seeds = seeds.numel();
   std::vector<int64_t> rng_ids(static_cast<size_t>(num_seeds));
   std::vector<Row> rows(static_cast<size_t>(num_seeds));

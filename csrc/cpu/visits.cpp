@@ -4,6 +4,7 @@
 #include "common/tensors.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -53,17 +54,34 @@ class VisitCounter {
     for (const uint32_t slot : touched_) {
       slots_[slot] = -1;
     }
-    std::stable_sort(seen_.begin(), seen_.end(), [](const Visit& a, const Visit& b) { return a.count > b.count; });
-    if (static_cast<int64_t>(seen_.size()) > most) {
-      seen_.resize(static_cast<size_t>(most));
-    }
-    return seen_;
+    return best(most);
   }
 
  private:
+  // Sorts one number per node, its count above its place: places break ties, and none are equal.
+  std::vector<Visit>& best(int64_t most) {
+    ranks_.clear();
+    for (size_t place = 0; place < seen_.size(); ++place) {
+      ranks_.push_back(static_cast<uint64_t>(seen_[place].count) << 32 | (~static_cast<uint32_t>(place)));
+    }
+    const auto size = std::min(static_cast<int64_t>(ranks_.size()), most);
+    const auto end = ranks_.begin() + size;
+    if (end != ranks_.end()) {
+      std::nth_element(ranks_.begin(), end, ranks_.end(), std::greater<>());
+    }
+    std::sort(ranks_.begin(), end, std::greater<>());
+    best_.clear();
+    for (auto rank = ranks_.begin(); rank != end; ++rank) {
+      best_.push_back(seen_[~static_cast<uint32_t>(*rank)]);
+    }
+    return best_;
+  }
+
   int bits_ = 4;
   std::vector<int32_t> slots_;  // -1: empty, else a place in seen_
   std::vector<Visit> seen_;
+  std::vector<Visit> best_;
+  std::vector<uint64_t> ranks_;
   std::vector<uint32_t> touched_;
 };
 

@@ -2,7 +2,8 @@
 // original id of the node): see common/walk.h.
 //
 // Walks are made a block at a time, step by step: where the in-edges of all begin is asked for before any is drawn, and
-// the drawn edges before any is read. Work: two random reads and one Philox block per step, two with restarts.
+// the drawn edges before any is read. Random words are made for a block together. Work: two random reads and one Philox
+// block per step, two with restarts.
 #include "common/check.h"
 #include "common/id_range.h"
 #include "common/parallel.h"
@@ -10,6 +11,7 @@
 #include "common/register.h"
 #include "common/tensors.h"
 #include "common/walk.h"
+#include "cpu/philox_words.h"
 #include "cpu/sample.h"
 
 #include <algorithm>
@@ -20,7 +22,8 @@
 namespace gnnsys {
 namespace {
 
-constexpr int64_t kBlock = 64;
+constexpr int64_t kBlock = 128;
+static_assert(kBlock <= kWordBlock);
 constexpr int64_t kWalksPerThread = 256;
 
 template <typename id_t, typename original_t>
@@ -39,46 +42,65 @@ struct Walks {
   std::atomic<int64_t>* bad_source;
 
   // Walks [first, end), at most kBlock of them.
-  void run(int64_t first, int64_t end) const {
+  void run(int64_t first, int64_t end, WordBlock* words) const {
     const auto num_steps = static_cast<int64_t>(step_keys.size());
     int64_t at[kBlock];
     int64_t taken[kBlock];
-    for (int64_t i = first; i < end; ++i) {
-      at[i - first] = out[i * (num_steps + 1)] = roots[i];
+    int32_t stepping[kBlock];
+    for (int64_t i = 0; i < end - first; ++i) {
+      at[i] = out[(first + i) * (num_steps + 1)] = roots[first + i];
     }
     for (int64_t step = 0; step < num_steps; ++step) {
-      for (int64_t i = first; i < end; ++i) {
-        if (at[i - first] >= 0) {
-          prefetch_read(indptr + at[i - first], 2 * sizeof(int64_t));
-        }
+      const int64_t count = choose(step, first, end - first, at, stepping, words);
+      for (int64_t j = 0; j < count; ++j) {
+        prefetch_read(indptr + at[stepping[j]], 2 * sizeof(int64_t));
+        const int64_t node = at[stepping[j]];
+        const auto id = static_cast<uint64_t>(original ? static_cast<int64_t>(original[node]) : node);
+        words->low[j] = static_cast<uint32_t>(id);
+        words->high[j] = static_cast<uint32_t>(id >> 32);
+        words->tree[j] = static_cast<uint32_t>(first + stepping[j]);
       }
-      for (int64_t i = first; i < end; ++i) {
-        taken[i - first] = draw(step, i, at[i - first]);
-        if (taken[i - first] >= 0) {
-          prefetch_read(indices + taken[i - first], sizeof(id_t));
-        }
+      const auto key = static_cast<uint64_t>(step_keys[static_cast<size_t>(step)]);
+      make_words64(words, count, key);
+      std::fill_n(taken, end - first, -1);
+      for (int64_t j = 0; j < count; ++j) {
+        taken[stepping[j]] = draw(key, at[stepping[j]], j, *words);
+        prefetch_read(indices + std::max<int64_t>(taken[stepping[j]], 0), sizeof(id_t));
       }
-      for (int64_t i = first; i < end; ++i) {
-        at[i - first] = taken[i - first] < 0 ? (coin > 0 ? roots[i] : -1) : source(taken[i - first]);
-        out[i * (num_steps + 1) + step + 1] = at[i - first];
+      for (int64_t i = 0; i < end - first; ++i) {
+        at[i] = taken[i] < 0 ? (coin > 0 ? roots[first + i] : -1) : source(taken[i]);
+        out[(first + i) * (num_steps + 1) + step + 1] = at[i];
       }
     }
   }
 
-  // The position of the edge that a walk takes; -1 where it takes none.
-  int64_t draw(int64_t step, int64_t walk, int64_t node) const {
-    const auto number = static_cast<uint32_t>(walk);
-    const auto at = static_cast<size_t>(step);
-    if (node < 0 || (coin > 0 && walk_restarts(static_cast<uint64_t>(coin_keys[at]), number, coin))) {
-      return -1;
+  // Which of `size` walks take a step, by their places in the block: those that have not ended and do not restart.
+  int64_t choose(int64_t step, int64_t first, int64_t size, const int64_t* at, int32_t* stepping, WordBlock* words) const {
+    if (coin > 0) {
+      for (int64_t i = 0; i < size; ++i) {
+        words->low[i] = static_cast<uint32_t>(first + i);
+      }
+      std::fill_n(words->high, size, 0u);
+      std::fill_n(words->tree, size, 0u);
+      make_words64(words, size, static_cast<uint64_t>(coin_keys[static_cast<size_t>(step)]));
     }
+    int64_t count = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      stepping[count] = static_cast<int32_t>(i);
+      count += at[i] >= 0 && !(coin > 0 && walk_restarts(words->word[i], coin));
+    }
+    return count;
+  }
+
+  // The position of the edge that a walk takes by word j; -1 where there is none.
+  int64_t draw(uint64_t key, int64_t node, int64_t j, const WordBlock& words) const {
     const int64_t begin = indptr[node];
     const int64_t end = indptr[node + 1];
     if (!check_row(begin, end, num_edges, node, faults) || begin == end) {
       return -1;
     }
-    const auto id = static_cast<uint64_t>(original ? static_cast<int64_t>(original[node]) : node);
-    return begin + walk_rank(static_cast<uint64_t>(step_keys[at]), id, number, static_cast<uint32_t>(end - begin));
+    const Stream stream{key, static_cast<uint64_t>(words.high[j]) << 32 | words.low[j], words.tree[j]};
+    return begin + bounded(stream, 0, static_cast<uint32_t>(words.word[j]), static_cast<uint32_t>(end - begin));
   }
 
   int64_t source(int64_t position) const {
@@ -127,8 +149,9 @@ Tensor random_walks(const Tensor& indptr, const Tensor& indices, const Tensor& r
                                                   &faults,
                                                   &bad_source};
       parallel_for(num_walks, kWalksPerThread, [&](int64_t begin, int64_t end) {
+        WordBlock words;
         for (int64_t first = begin; first < end; first += kBlock) {
-          walks.run(first, std::min(first + kBlock, end));
+          walks.run(first, std::min(first + kBlock, end), &words);
         }
       });
     });

@@ -4,6 +4,7 @@
 // each seed's candidates and sums the counts, the host reads size and faults once, one launch chooses and writes.
 // Candidates that must be listed first (weights, unsorted times) are in sample_listed.cu.
 #include "common/register.h"
+#include "common/sample_arguments.h"
 #include "common/tensors.h"
 #include "cuda/arguments.h"
 #include "cuda/choose.cuh"
@@ -54,18 +55,14 @@ Result sample_neighbors(const Tensor& indptr, const Tensor& indices, const Tenso
   const Device device(seeds);
   check_csc(indptr, indices, device);
   check_ids(seeds, device, "seeds");
-  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
-            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
-  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  check_seed_dtype(seeds, indices);
+  check_fanout(fanout);
   CHECK_ARG(time.has_value() == seed_time.has_value(), "time and seed_time go together, got only one of them");
   CHECK_ARG(!last || time, "last needs time: the most recent edges are asked for, but no time is given");
   CHECK_ARG(!weight || !time, "weight and time cannot be combined: sample by one of them");
   if (rng_ids) {
     check_ids(*rng_ids, device, "rng_ids");
-    CHECK_ARG(rng_ids->numel() == seeds.numel(), "rng_ids must be one original id per seed, ", seeds.numel(), ", got ",
-              rng_ids->numel());
-    CHECK_ARG(rng_ids->scalar_type() == seeds.scalar_type() || rng_ids->scalar_type() == ScalarType::Long,
-              "rng_ids must have the dtype of seeds, or be int64");
+    check_rng_ids(*rng_ids, seeds);
   }
   return dispatch_ids(indices, [&](auto id) -> Result {
     using id_t = decltype(id);

@@ -13,6 +13,7 @@
 // its local id, 40 to write row, column and edge id from what was kept; and random sectors, one in the graph and two or
 // three in the table.
 #include "common/register.h"
+#include "common/sample_arguments.h"
 #include "common/tensors.h"
 #include "cuda/choose.cuh"
 #include "cuda/hops.cuh"
@@ -420,7 +421,7 @@ HopsResult sample_hops(const Tensor& indptr, std::vector<Tensor> indices, std::v
   CHECK_ARG(!fanouts.empty() && fanouts.size() == keys.size(), "there must be one key per hop, and a hop, got ",
             fanouts.size(), " fanouts and ", keys.size(), " keys");
   for (const int64_t fanout : fanouts) {
-    CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+    check_fanout(fanout);
   }
   if (edge_ids.has_value()) {
     check_readable(*edge_ids, device, "edge_ids");

@@ -1,6 +1,7 @@
 // sample_labor and source_words on the device, bit-equal to cpu/sample_labor.cpp. How it draws is in sample_labor.cuh;
 // the host reads size and faults once, between counting and taking.
 #include "common/register.h"
+#include "common/sample_arguments.h"
 #include "common/tensors.h"
 #include "cuda/arguments.h"
 #include "cuda/columns.cuh"
@@ -65,14 +66,12 @@ LaborResult sample_labor(const Tensor& indptr, const Tensor& indices, const Tens
   const Device device(seeds);
   check_csc(indptr, indices, device);
   check_ids(seeds, device, "seeds");
-  CHECK_ARG(seeds.scalar_type() == indices.scalar_type(), "seeds must have the dtype of indices, ",
-            dtype_name(indices.scalar_type()), ", got ", dtype_name(seeds.scalar_type()));
-  CHECK_ARG(fanout >= -1 && fanout < (int64_t{1} << 28), "fanout must be -1 (all) or 0 to 2^28 - 1, got ", fanout);
+  check_seed_dtype(seeds, indices);
+  check_fanout(fanout);
   if (source_ids) {
     check_readable(*source_ids, device, "source_ids");
     check_index_dtype(*source_ids, "source_ids");
-    CHECK_ARG(source_ids->dim() == 1 && source_ids->numel() >= num_src, "source_ids must have an id for each of ", num_src,
-              " sources, got ", source_ids->numel());
+    check_source_ids(*source_ids, num_src);
   }
   return dispatch_ids(indices, [&](auto id) -> LaborResult {
     using id_t = decltype(id);

@@ -24,7 +24,7 @@ def read_generators() -> dict[str, Any]:
         "numpy": [kind, torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)],
         "python": [version, torch.tensor(values, dtype=torch.int64, device="cpu"), next_gauss],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
 

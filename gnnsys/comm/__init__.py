@@ -5,7 +5,7 @@ from gnnsys.comm.arrays import DTYPE_OF, DTYPES, INLINE_BELOW, export_array
 from gnnsys.comm.child_lifetime import close_in_forks, end_with_parent
 from gnnsys.comm.client import Client
 from gnnsys.comm.client_quotas import ClientQuotas
-from gnnsys.comm.context import RequestContext, current_context, set_context, use_context
+from gnnsys.comm.context import BatchLoop, RequestContext, current_context, use_context
 from gnnsys.comm.device_place import DevicePlace, place_of
 from gnnsys.comm.errors import (
     Closed,
@@ -42,6 +42,7 @@ __all__ = [
     "DTYPE_OF",
     "INLINE_BELOW",
     "Accounts",
+    "BatchLoop",
     "Client",
     "ClientQuotas",
     "Closed",
@@ -88,6 +89,5 @@ __all__ = [
     "place_of",
     "read_key",
     "resolve",
-    "set_context",
     "use_context",
 ]

@@ -20,7 +20,7 @@ import zmq
 from torch import Tensor
 
 from gnnsys.comm import wire
-from gnnsys.comm.context import RequestContext, current_context
+from gnnsys.comm.context import RequestContext, current_context, first_given
 from gnnsys.comm.counters import Tally
 from gnnsys.comm.errors import Closed, CommError, DeadlineExceeded, ShardLost, WireError
 from gnnsys.comm.keys import Keys
@@ -120,11 +120,11 @@ class Client:
         options: dict[str, Any] | None = None,
         *,
         timeout: float | None = None,
-        priority: int = 0,
+        priority: int | None = None,
         sequence: int = 0,
         batch: int = -1,
         layer: int = -1,
-        path: int = 0,
+        path: int | None = None,
         loader: int = 0,
         reply_bytes: int = 0,
     ) -> Pending:
@@ -144,10 +144,10 @@ class Client:
         request_id, context = next(self._ids), current_context()
         header = wire.make_header(
             kind, request_id, timeout_us=int(timeout * 1e6),
-            priority=priority or context.priority or self.context.priority, sender=self._sender,
+            priority=first_given(priority, context.priority, self.context.priority), sender=self._sender,
             incarnation=self._incarnation, sequence=sequence,
-            batch=context.batch if batch < 0 else batch, layer=layer, path=path or context.path or self.context.path,
-            loader=loader or context.loader,
+            batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
+            path=first_given(path, context.path, self.context.path),
         )  # fmt: skip
         frames = wire.encode(header, arrays, options, self._limits)
         link = self._links[peer]

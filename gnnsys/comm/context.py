@@ -20,7 +20,8 @@ class RequestContext:
 
     `batch` is the batch number: the position counted across epochs, -1 where the message belongs to no batch. `loader`
     tells the loaders of a process apart, 0 is none. A server answers smaller `priority` first. `path` is the number of
-    a route, for a policy that chooses between several.
+    a route, for a policy that chooses between several. None: the client's own, which is 0 unless `gnnsys.open` was
+    given another.
 
     >>> with use_context(RequestContext(batch=7, loader=1)):
     ...     current_context().batch
@@ -29,23 +30,26 @@ class RequestContext:
 
     batch: int = -1
     loader: int = 0
-    priority: int = 0
-    path: int = 0
+    priority: int | None = None
+    path: int | None = None
 
     def __post_init__(self) -> None:
         limits = {"batch": (-1, 1 << 62), "loader": (0, MAX_LOADER), "priority": (-(1 << 31), (1 << 31) - 1)}
         for name, (low, high) in (limits | {"path": (0, (1 << 32) - 1)}).items():
             value = getattr(self, name)
+            if value is None and name in ("priority", "path"):
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
-
-    def outside(self) -> RequestContext:
-        """The same where it belongs to no batch and no loader, else nothing: their loop may have ended meanwhile."""
-        return self if self.batch < 0 and not self.loader else RequestContext()
 
     def at(self, batch: int) -> RequestContext:
         """The same for another batch; a negative number is none."""
         return replace(self, batch=max(-1, batch))
+
+
+def first_given(*values: int | None) -> int:
+    """The first that is not None; 0 where nobody gave one."""
+    return next((value for value in values if value is not None), 0)
 
 
 _NOTHING = RequestContext()
@@ -57,13 +61,6 @@ def current_context() -> RequestContext:
     return _current.get()
 
 
-def set_context(context: RequestContext) -> RequestContext:
-    """Has requests of this thread say `context` from now on; returns what they said before."""
-    before = _current.get()
-    _current.set(context)
-    return before
-
-
 @contextmanager
 def use_context(context: RequestContext) -> Iterator[None]:
     """Requests of this thread say `context` inside the `with`."""
@@ -72,3 +69,52 @@ def use_context(context: RequestContext) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+class BatchLoop:
+    """A loop over a loader's batches: requests that this thread makes while a batch is used are of that batch.
+
+    Loops may be nested, begin and end in any order, and be left early. A loop that ends gives the thread back to the
+    one it began in, at the batch that one is at now; where that is over too, to what was said before it.
+
+    >>> train = BatchLoop()
+    >>> train.use(RequestContext(batch=7, loader=1))
+    >>> evaluate = BatchLoop()
+    >>> evaluate.use(RequestContext(batch=0, loader=2))
+    >>> evaluate.leave()
+    >>> current_context().batch
+    7
+    >>> train.leave()
+    """
+
+    def __init__(self) -> None:
+        self._said: RequestContext | None = None
+        self._is_over = False
+        self._before, self._outer = _current.get(), _loop.get()  # the loop that it begins in
+        while self._outer is not None and self._outer._is_over and self._outer._said is not self._before:
+            self._outer = self._outer._outer
+        self._in_loop = self._outer is not None and self._outer._said is self._before
+
+    def use(self, said: RequestContext) -> None:
+        """Has requests of this thread say `said` from now on: the loop is at its next batch."""
+        self._said = said
+        _current.set(said)
+        _loop.set(self)
+
+    def leave(self) -> None:
+        """The loop is over. Idempotent; from another thread it only says so."""
+        self._is_over = True
+        if self._said is not None and _current.get() is self._said:
+            _current.set(self._said_before())
+            _loop.set(self._outer)
+
+    def _said_before(self) -> RequestContext:
+        outer = self._outer
+        if outer is None or not self._in_loop:
+            return self._before
+        if outer._is_over or outer._said is None:
+            return outer._said_before()
+        return outer._said
+
+
+_loop: ContextVar[BatchLoop | None] = ContextVar("gnnsys_batch_loop", default=None)

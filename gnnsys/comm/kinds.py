@@ -33,6 +33,7 @@ class Kind(IntEnum):
     VISITS = 37
     INDUCED = 38
     GUIDE = 39
+    SHARES = 40
 
 
 CONTROL = "control"
@@ -61,7 +62,7 @@ def traffic_class(kind: int) -> str:
 
 # What changes nothing at the peer, so that it does not matter which of two comes first.
 _SPREAD_KINDS = frozenset(
-    (Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED)
+    (Kind.PULL, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED, Kind.SHARES)
 )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from torch import Tensor
 
-from gnnsys.comm.context import current_context
+from gnnsys.comm.context import current_context, first_given
 from gnnsys.comm.wire import Message, make_header
 
 
@@ -28,7 +28,7 @@ class Request(Message):
     def local(
         cls, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, *, timeout: float = 60.0,
         sender: int = 0, incarnation: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1, loader: int = 0,
-        priority: int = 0, path: int = 0,
+        priority: int | None = None, path: int | None = None,
     ) -> Request:  # fmt: skip
         """A request that came over no network: how a process alone, and a test, calls a handler.
 
@@ -38,7 +38,7 @@ class Request(Message):
         header = make_header(
             kind, 0, timeout_us=int(timeout * 1e6), sender=sender, incarnation=incarnation, sequence=sequence,
             batch=context.batch if batch < 0 else batch, layer=layer, loader=loader or context.loader,
-            priority=priority or context.priority, path=path or context.path,
+            priority=first_given(priority, context.priority), path=first_given(path, context.path),
         )  # fmt: skip
         return cls(Message(header, list(arrays), options or {}), time.monotonic() + timeout)
 

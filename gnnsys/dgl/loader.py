@@ -28,6 +28,8 @@ class DataLoader:
 
     With a sampler of subgraphs (`ClusterGCNSampler`, `SAINTSampler`, `ShaDowKHopSampler`) batches are what it samples.
 
+    Batches go to `device`; without one to the sampler's `output_device`; without either they stay on the host.
+
     `graph`: DGL's, or what `gnnsys.open` returns. With the latter, ids are global ids, blocks have only the prefetched
     features, and `indices` may be this rank's share (`gnnsys.split`) or the name of a mask.
     """
@@ -64,8 +66,9 @@ class DataLoader:
         self._of_this_process = OfThisProcess(type(self).__name__)
         self.graph = graph
         self.graph_sampler = graph_sampler
-        self.device = torch.device(device) if device is not None else None
+        device = graph_sampler.output_device if device is None else device
         resolve(device)  # ValueError if there is no such device
+        self.device = torch.device(device) if device is not None else None
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "shuffle": shuffle,

@@ -18,10 +18,11 @@ from gnnsys.explain.explainers import (
     RandomMasks,
     TrainedMasks,
 )
-from gnnsys.explain.explaining import Explaining, MaskReader, check_guided, remote_ids
+from gnnsys.explain.explaining import Explaining, check_guided, remote_ids
 from gnnsys.explain.explanation_graph import ExplanationGraph, PooledPart, explain_part, pool_part
 from gnnsys.explain.guide import EXPLAINERS, Guide
 from gnnsys.explain.mailbox import Mailbox
+from gnnsys.explain.mask_reader import MaskReader
 from gnnsys.explain.masks import Masks, make_masks, masks_from_arrays, masks_to_arrays
 
 __all__ = [

@@ -7,21 +7,26 @@ begun when every owner has its scores. Nothing waits, unless the guide is exact:
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from gnnsys.explain.explaining import Explaining, MaskReader, check_guided
-from gnnsys.explain.mailbox import Mailbox
+from gnnsys.explain.explaining import Explaining, check_guided, remote_ids
+from gnnsys.explain.mask_reader import MaskBoard, MaskReader
 from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.record import load_record, save_record
 from gnnsys.explain.weights import check_layout, layout_of, plain_model
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader import BatchNumbers
 from gnnsys.sampling import DistGraph, GuidedSampler, NodeScores, Sample, SampleKey, main_part
-from gnnsys.store import ColumnChoice, DistTensor
+from gnnsys.store import ColumnChoice
 
 if TYPE_CHECKING:
     from gnnsys.comm import Pending
@@ -66,25 +71,30 @@ class ExplainedSampler(GuidedSampler):
         self._is_checked = False  # whether it is the one that is trained
         if guide.num_features < 1:
             self.choice(torch.zeros(1, dtype=torch.int64, device="cpu"))  # what is left out becomes: read once, and now
-        self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester)
+        self._is_lead, self._parts_explained, self._board = _who_explains(graph, self.requester, guide.digest())
         self._explaining: Explaining | None = None
         self._reader: MaskReader | None = None
         self._number = -1  # of the newest batch that the trainer has
         self._newest: Masks | None = None  # that came
         self._waited_for: int | None = None  # exact: the batch number whose weights are being explained
         self._given = -1  # the batch number whose weights were handed over last
+        self._settling = threading.Lock()
         self._rounds = 0
         self._offer: _Offer | None = None
         self._scores_bytes = 0
         self._drawn = {False: [0, 0], True: [0, 0]}  # by whether batches were guided: batches, nodes of other parts
         self._is_closed = False
+        self._keeps_all = guide.record or guide.replay is not None
+        self._replayed_to: tuple[int, int] | None = None  # the last batch that a record speaks of
         self.fetched: Callable[[], Mapping[str, int]] = dict  # what the loader's fetch stage counts
         self.is_watched = False  # whether that loader was made
+        if guide.replay is not None:
+            self._replay(guide.replay)
         graph.guides.add(self)
-        self._start()
 
     def options(self) -> dict[str, Any]:
-        own = {} if not self._guide.exact else {f"guide.{k}": v for k, v in self._guide.options().items()}
+        decides = self._guide.options() if self._guide.exact else {}
+        own = {f"guide.{name}": value for name, value in decides.items() if name not in ("record", "replay")}
         return {**super().options(), **own}
 
     # -- after each step -----------------------------------------------------------------------------------------------
@@ -96,6 +106,9 @@ class ExplainedSampler(GuidedSampler):
         if not self._is_checked:
             check_layout(layout_of(plain_model(model)), layout_of(self._made), self._guide.model)
             self._is_checked = True
+        if self._replayed_to is not None:
+            return
+        self.start()
         if self._guide.exact:
             self._update_exactly(model)
             return
@@ -121,20 +134,35 @@ class ExplainedSampler(GuidedSampler):
         self._hand_over(model)
         self._waited_for = self._number
 
-    def _settle(self) -> None:
-        """Waits for the masks that are being made, and fixes where they begin."""
+    def _settle(self, before: tuple[int, int] | None = None) -> None:
+        """Waits for the masks that are being made, and has them used from where they begin on.
+
+        Threads that sample do it if they begin at or after that, `before` this batch: an epoch was left early.
+        """
         if self._waited_for is None:
             return
-        masks = self._wait(self._waited_for)
-        position = tuple(self._batches.ticket(self._waited_for + self._guide.every + self._guide.ahead))
-        offer = self._make_offer(masks)
-        self._newest, self._waited_for = masks, None
-        if offer is None:
-            return
-        for pending in offer.sent:
-            pending.result()
+        with self._settling:
+            if self._waited_for is None or self._is_closed:
+                return
+            begins = self._batches.ticket(self._waited_for + self._guide.every + self._guide.ahead)
+            if before is not None and before < tuple(begins):
+                return
+            try:
+                masks = self._wait(self._waited_for)
+            except Exception:
+                if self._is_closed:  # meanwhile: batches go on as they are guided now
+                    return
+                raise
+            offer = self._make_offer(masks)
+            if offer is not None:
+                for pending in offer.sent:
+                    pending.result()
+                self._begin_exactly(offer, (begins[0], begins[1]))
+            self._newest, self._waited_for = masks, None
+
+    def _begin_exactly(self, offer: _Offer, position: tuple[int, int]) -> None:
         try:
-            self.begin_version(offer.scores, offer.choice, (position[0], position[1]))
+            self.begin_version(offer.scores, offer.choice, position)
         except ValueError as error:
             raise ValueError(
                 f"ahead={self._guide.ahead} is less than the batches that the loader has in flight: give the guide more"
@@ -156,6 +184,9 @@ class ExplainedSampler(GuidedSampler):
             columns = masks.better_columns(guide.num_features, current, guide.column_gain)
             choice = newest.columns if columns is current else self.choice(columns)
         scores = masks.node_scores() if guide.nodes else None
+        last = self._scores.get(newest.scores)
+        if scores is not None and last is not None and torch.equal(last.ids, scores.ids):
+            scores = replace(scores, ids=last.ids)  # kept once, however many versions are kept
         if newest.scores == (0 if scores is None else scores.version) and newest.columns is choice:
             return None
         sent = [] if scores is None else self._parts.begin_scores(scores)
@@ -165,26 +196,33 @@ class ExplainedSampler(GuidedSampler):
 
     # -- masks ---------------------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        """Starts the process, where this trainer does, and says where its masks are."""
-        if not self._is_lead or self._is_closed:
+    def start(self) -> None:
+        """Starts the process, where this trainer does, and says where its masks are. Idempotent.
+
+        Done when the first batch is there: by then a state was loaded, if there is one, and no loader refused.
+        """
+        if self._explaining is not None or not self._is_lead or self._is_closed or self._replayed_to is not None:
             return
-        before = {} if self._newest is None else {self.requester: self._newest}
         self._explaining = Explaining(
-            self._parts, self._made, self._guide, parts=self._parts_explained, before=before, rounds=self._rounds
-        )
+            self._parts, self._made, self._guide, parts=self._parts_explained, before=self._before(),
+            rounds=self._rounds,
+        )  # fmt: skip
         if self._board is not None:
-            for part, address in self._explaining.addresses().items():
-                row = torch.tensor([[address[name] for name in _ADDRESS]], dtype=torch.int64, device="cpu")
-                self._board[torch.tensor([part], device="cpu")] = row
+            self._board.tell(self._explaining.addresses())
+
+    def _before(self) -> dict[int, Masks]:
+        """What rounds to come add to."""
+        return {} if self._newest is None else {self.requester: self._newest}
 
     def _take(self) -> Masks | None:
         """The newest masks of this part that were not taken before."""
-        source = self._explaining or self._find_reader()
+        source = self._explaining or self._reader
         newest = None
         while source is not None and (masks := source.take()) is not None:
             if masks.requester == self.requester:
                 newest = masks
+        if newest is None and self._explaining is None:
+            self._find_reader()
         return newest
 
     def _wait(self, position: int) -> Masks:
@@ -193,9 +231,11 @@ class ExplainedSampler(GuidedSampler):
             return next(masks for masks in found if masks.requester == self.requester)
         deadline = time.monotonic() + self._guide.timeout
         while True:
-            reader = self._find_reader()
-            if reader is not None and (masks := reader.at(self.requester, position)) is not None:
+            if self._reader is not None and (masks := self._reader.at(self.requester, position)) is not None:
                 return masks
+            if self._is_closed:
+                raise ValueError("this guide was closed while masks were awaited: make another, and a loader with it")
+            self._find_reader()
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"no masks of part {self.requester} for batch {position} within {self._guide.timeout:g} s: the "
@@ -203,17 +243,15 @@ class ExplainedSampler(GuidedSampler):
                 )
             time.sleep(0.005)
 
-    def _find_reader(self) -> MaskReader | None:
-        """Reads what the machine's first trainer has explained, once it has said where that is."""
+    def _find_reader(self) -> None:
+        """Reads what the machine's first trainer has explained, once it has said where that is.
+
+        What it explains is elsewhere after it has loaded a state, or another process has taken its place.
+        """
+        if self._reader is not None and self._reader.is_left:
+            self._reader = None
         if self._reader is None and self._board is not None:
-            try:
-                (row,) = self._board[torch.tensor([self.requester], device="cpu")].tolist()
-                address = dict(zip(_ADDRESS, row, strict=True))
-                if address["pid"]:
-                    self._reader = MaskReader.of({self.requester: Mailbox.open(address)})
-            except Exception as error:  # of a trainer or a server that was killed: those in their place will say so
-                _log.debug("masks of part %s: %s", self.requester, error)
-        return self._reader
+            self._reader = self._board.find(self.requester, self._before())
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -226,6 +264,7 @@ class ExplainedSampler(GuidedSampler):
         tree: Mapping[NodeType, Tensor] | None = None,
         exclude: Mapping[EdgeType, Tensor] | None = None,
     ) -> Sample:
+        self._settle((key.epoch, key.batch))
         sample = super().sample(seeds, key=key, seed_time=seed_time, tree=tree, exclude=exclude)
         (ids,) = sample.node.values()
         own = self._parts.book.part_range(self.requester, next(iter(sample.node)))
@@ -236,8 +275,35 @@ class ExplainedSampler(GuidedSampler):
         return sample
 
     def consumed(self, position: tuple[int, int]) -> None:
+        if self._replayed_to is not None and position > self._replayed_to:
+            raise ValueError(
+                f"the record that is replayed ends with epoch {self._replayed_to[0]}, batch {self._replayed_to[1]}: to "
+                "go on, load this loader's state into one whose guide has no replay; or record a longer run"
+            )
         super().consumed(position)
         self._number = self._batches.number(position)
+        self.start()
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def save_record(self, folder: str | os.PathLike[str]) -> Path:
+        """See `Guide.save_record`."""
+        if not self._keeps_all or self._is_pruned:
+            raise ValueError(
+                "versions of the past are forgotten: make the guide with record=True, from the first batch"
+            )
+        with self._lock:
+            end = self._begun if self._replayed_to is None else self._replayed_to
+        rank, world_size = _rank(self._parts)
+        told = {"rank": rank, "world_size": world_size, "options": super().options(), "end": list(end)}
+        return save_record(folder, {**told, "sampler": super().state_dict()})
+
+    def _replay(self, folder: str | os.PathLike[str]) -> None:
+        """Has batches guided as they were in the run that was recorded."""
+        record = load_record(folder, *_rank(self._parts), super().options())
+        versions, scores = self.read_state(record["sampler"])
+        self.set_versions(versions, scores, is_pruned=False)  # owners ask for scores that they lack
+        self._replayed_to = (int(record["end"][0]), int(record["end"][1]))
 
     # -- state and end -------------------------------------------------------------------------------------------------
 
@@ -256,19 +322,51 @@ class ExplainedSampler(GuidedSampler):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Also of a `GuidedSampler` that nobody has explained for."""
-        own = state.get(_STATE, {"masks": [], "rounds": 0, "given": -1})
-        newest = masks_from_arrays(own["masks"]) if own["masks"] else None
-        super().load_state_dict({name: value for name, value in state.items() if name != _STATE})
+        newest, rounds, given = self._read_own(state.get(_STATE, {"masks": [], "rounds": 0, "given": -1}))
+        versions = {name: value for name, value in state.items() if name != _STATE}
+        if self._replayed_to is not None:
+            self._check_recorded(versions)
+            return
+        super().load_state_dict(versions)
         self._forget()
-        self._newest, self._rounds, self._given = newest, int(own["rounds"]), int(own["given"])
-        self._start()
+        self._newest, self._given = newest, given
+        self._rounds = max(rounds, 0 if newest is None else newest.version)  # also of a trainer that only read
 
-    def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
-        before = self._explaining
-        super().load_state_dicts(states)
-        if self._explaining is before:  # there was no state of this part
-            self._forget()
-            self._start()
+    def _read_own(self, own: Mapping[str, Any]) -> tuple[Masks | None, int, int]:
+        """What the state has besides versions; ValueError where it is not of this part or was altered."""
+        try:
+            newest = masks_from_arrays(own["masks"]) if own["masks"] else None
+            rounds, given = int(own["rounds"]), int(own["given"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this state of a guide was altered: {error!r}") from error
+        if newest is not None:
+            table = self._parts.node_data[self._parts.node_types[0]][self.features]
+            known = remote_ids(self._parts, self.requester)
+            if newest.requester != self.requester or newest.sf.numel() != table.shape[1]:
+                raise ValueError(
+                    f"this state has masks of part {newest.requester} with {newest.sf.numel()} columns, here part "
+                    f"{self.requester} has {table.shape[1]}: it is of another graph"
+                )
+            if not bool(torch.isin(newest.ids, known).all()):
+                raise ValueError("this state has masks of nodes that this part has no edges from: it is of other parts")
+        return newest, rounds, given
+
+    def _check_recorded(self, state: Mapping[str, Any]) -> None:
+        """ValueError unless the state is of the run that is replayed, which has all that the state has."""
+        found, _ = self.read_state(state)
+        with self._lock:
+            recorded = {(each.position, each.scores, each.columns and each.columns.key) for each in self._versions}
+        if any((each.position, each.scores, each.columns and each.columns.key) not in recorded for each in found):
+            raise ValueError(
+                f"this state is not of the run that replay={os.fspath(self._guide.replay or '')!r} has recorded, or of "
+                "a time after its end: load it into a loader whose guide has no replay"
+            )
+
+    def begin_anew(self) -> None:
+        if self._replayed_to is not None:
+            raise ValueError("these states are of another number of trainers: a record is replayed with as many")
+        super().begin_anew()
+        self._forget()
 
     def _forget(self) -> None:
         """What was under way is of no use to a run that goes on elsewhere."""
@@ -303,17 +401,17 @@ class ExplainedSampler(GuidedSampler):
             self._explaining.close()
 
 
-_ADDRESS = ("pid", "fd", "token", "capacity")
+def _rank(graph: DistGraph) -> tuple[int, int]:
+    """This trainer's number, and how many there are."""
+    return (0, 1) if graph.placement is None else (graph.placement.rank, graph.placement.world_size)
 
 
-def _who_explains(graph: DistGraph, requester: int) -> tuple[bool, list[int], DistTensor | None]:
-    """Whether this trainer does, for which parts, and the table in which others are told where the masks are."""
+def _who_explains(graph: DistGraph, requester: int, digest: int) -> tuple[bool, list[int], MaskBoard | None]:
+    """Whether this trainer does, for which parts, and where others are told of the masks."""
     placement = graph.placement
     machines = (0,) if placement is None else placement.machine_of_rank
     rank = 0 if placement is None else placement.rank
     here = [other for other, machine in enumerate(machines) if machine == machines[rank]]
     if len(here) == 1:
         return True, [requester], None
-    name = f"guide/{next(graph.guide_numbers)}"
-    board = graph.store.create(name, graph.parts.num_parts, (len(_ADDRESS),), torch.int64)
-    return rank == here[0], list(graph.parts_here), board
+    return rank == here[0], list(graph.parts_here), MaskBoard(graph, digest)

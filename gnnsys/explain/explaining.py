@@ -15,8 +15,8 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ import gnnsys
 from gnnsys.comm import close_in_forks
 from gnnsys.explain.guide import Guide
 from gnnsys.explain.mailbox import Mailbox, message_bytes
-from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
+from gnnsys.explain.mask_reader import MaskReader
+from gnnsys.explain.masks import Masks, masks_to_arrays
 from gnnsys.explain.weights import check_layout, layout_of, plain_model, state_to_bytes
 from gnnsys.graph import NODE, some
 from gnnsys.sampling import DistGraph
@@ -38,49 +39,6 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.5  # how soon a process that has ended is noticed
 _MAX_RESTARTS = 3
-
-
-class MaskReader:
-    """Reads masks of a machine's parts as they become newer, in any process of the machine.
-
-    `addresses` are `Explaining.addresses()` of the trainer that explains: part -> where its masks are.
-    """
-
-    def __init__(self, addresses: Mapping[int, Mapping[str, int]]) -> None:
-        self._boxes = {int(part): Mailbox.open(address) for part, address in addresses.items()}
-        self._seen = dict.fromkeys(self._boxes, 0)
-
-    @classmethod
-    def of(cls, boxes: Mapping[int, Mailbox]) -> MaskReader:
-        """Reads mailboxes that this process has already."""
-        made = cls({})
-        made._boxes, made._seen = dict(boxes), dict.fromkeys(boxes, 0)
-        return made
-
-    def skip(self) -> None:
-        """What is there now counts as taken."""
-        self._seen = {part: box.newest for part, box in self._boxes.items()}
-
-    def at(self, part: int, position: int) -> Masks | None:
-        """Masks of a part that were made of the weights of `position`, the newest or those before; None without."""
-        for back in (0, 1):
-            found = self._boxes[part].read(back)
-            if found is not None and (masks := masks_from_arrays(found[1])).position == position:
-                return masks
-        return None
-
-    @property
-    def torn(self) -> int:
-        """Reads that met a message in the making."""
-        return sum(box.torn for box in self._boxes.values())
-
-    def take(self) -> Masks | None:
-        """Masks of a part that are newer than those taken before; None where there are none. Never waits."""
-        for part, box in self._boxes.items():
-            if box.newest != self._seen[part] and (found := box.read()) is not None:
-                self._seen[part] = found[0]
-                return masks_from_arrays(found[1])
-        return None
 
 
 class Explaining:
@@ -116,27 +74,28 @@ class Explaining:
         self._table = graph.node_data[NODE][guide.features]
         self._ids = {part: remote_ids(graph, part) for part in self._parts}
         row_bytes = max(1, self._table.shape[1] * self._table.dtype.itemsize)
-        most_rows = max(1, guide.row_bytes // row_bytes // max(1, len(self._parts)))
+        most_rows = max(1, guide.row_bytes // row_bytes)  # by part: slices are the same wherever parts are explained
         self._num_slices = {part: max(1, -(-ids.numel() // most_rows)) for part, ids in self._ids.items()}
         self._weights = Mailbox.create(message_bytes([_head(0, 0), state_to_bytes(plain_model(model))]))
         self._rows_boxes = {part: Mailbox.create(self._rows_capacity(part)) for part in self._parts}
         self._mask_boxes = {part: Mailbox.create(self._masks_capacity(part)) for part in self._parts}
-        self._reader, self._rounds = MaskReader.of(self._mask_boxes), rounds
-        for part, masks in (before or {}).items():
-            if part in self._mask_boxes:
-                self._mask_boxes[part].write(masks_to_arrays(replace(masks, version=0)))
-        self._reader.skip()
+        self._reader, self._rounds = MaskReader.of(self._mask_boxes, before), rounds
         self._given: int | None = None  # the position of the newest weights
         self._newest: dict[int, Masks] = {}
         self._num_masks = self._mask_bytes = self._row_bytes = self._wire_row_bytes = self._restarts = 0
         self.error = ""  # what the process said last
+        self._failed_at = -1  # the position of the newest weights that it failed with
+        self._said = b""  # by it, of a line that has not ended
         self._is_over = False  # it is not started again
         self._is_closed = False
         self._wanted = rounds  # the slice of rows that the newest weights are explained with
         self._news = threading.Condition()
         self._piping = threading.Lock()  # held while a pipe is used or closed: its number may be another file's then
-        self._process = self._start()
-        self._keeper = threading.Thread(target=self._keep, name="gnnsys-explaining", daemon=True)
+        self._running = [self._start()]  # one; the thread ends it where nobody has this any more
+        self._fetched: dict[int, int] = {}  # the slice of rows that the process has, by part
+        self._keeper = threading.Thread(
+            target=_keep, args=(weakref.ref(self), self._running), name="gnnsys-explaining", daemon=True
+        )
         self._keeper.start()
 
     def give(self, model: nn.Module, position: int) -> bool:
@@ -172,13 +131,15 @@ class Explaining:
     def wait(self, position: int, timeout: float) -> list[Masks]:
         """Masks of every part that were made of the weights of `position` or later; TimeoutError where they are late.
 
-        For runs that must repeat bit by bit; other runs `take`.
+        RuntimeError where they cannot be made. For runs that must repeat bit by bit; other runs `take`.
         """
         deadline = time.monotonic() + timeout
         while any(part not in self._newest or self._newest[part].position < position for part in self._parts):
             if self.take() is not None:
                 continue
-            if self._is_over or time.monotonic() > deadline:
+            if self._is_closed or self._is_over or self._failed_at >= position:
+                raise RuntimeError(f"no masks of position {position}: {self.error or 'the process has ended'}")
+            if time.monotonic() > deadline:
                 why = self.error or "the process is slow or stopped"
                 raise TimeoutError(f"no masks of position {position} within {timeout:g} s: {why}")
             time.sleep(0.005)
@@ -212,6 +173,10 @@ class Explaining:
         }
 
     @property
+    def _process(self) -> subprocess.Popen[bytes]:
+        return self._running[0]
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 
@@ -225,6 +190,8 @@ class Explaining:
         self._keeper.join(_END_SECONDS)
         with self._piping:
             _end(self._process, timeout)
+        for box in (self._orders, self._weights, *self._rows_boxes.values(), *self._mask_boxes.values()):
+            box.close()
 
     def __enter__(self) -> Explaining:
         return self
@@ -248,7 +215,7 @@ class Explaining:
         close_in_forks([process.stdin, process.stdout])
         orders = {
             "path": str(Path(self._graph.parts.path).resolve()),
-            "guide": self.guide.options(),
+            "guide": self.guide.options() | {"arguments": dict(self.guide.arguments)},
             "layout": self._layout,
             "weights": self._weights.address(),
             "parts": {
@@ -258,8 +225,11 @@ class Explaining:
             "paths": sys.path,
             "parent": os.getpid(),
         }
+        told = torch.frombuffer(bytearray(json.dumps(orders), "utf-8"), dtype=torch.uint8)
+        self._orders = Mailbox.create(message_bytes([told]))  # a pipe takes 64 KiB, and waits for who reads
+        self._orders.write([told])
         with contextlib.suppress(BrokenPipeError):  # it ended at once; the keeper sees to that
-            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            process.stdin.write(json.dumps(self._orders.address()).encode() + b"\n")
             process.stdin.flush()
         os.set_blocking(process.stdin.fileno(), False)
         return process
@@ -281,35 +251,36 @@ class Explaining:
                 self._note(said)
 
     def _note(self, said: bytes) -> None:
-        for line in said.splitlines():
+        *lines, self._said = (self._said + said).split(b"\n")
+        for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 values = json.loads(line)
                 self.error = str(values["error"])
+                self._failed_at = max(self._failed_at, int(values["position"]))
                 self._is_over = self._is_over or bool(values["is_final"])
                 _log.warning("explanation: %s; training goes on with the masks it has", self.error)
 
-    def _keep(self) -> None:
-        """Fetches rows, and starts the process again when it ends, until this is closed."""
-        fetched: dict[int, int] = {}
-        while True:
-            wanted = self._wanted
-            try:
-                for part in self._parts:
-                    number = wanted % self._num_slices[part]
-                    if fetched.get(part) != number and not self._is_closed:
-                        self._fetch(part, number)
-                        fetched[part] = number
-            except Exception as error:  # of a store that is lost or closed, say: who trains hears of it there
-                if self.error != (said := f"remote rows cannot be fetched: {error}"):
-                    self.error = said
-                    _log.warning("explanation: %s", said)
-            with self._news:
-                if self._wanted == wanted and not self._is_closed:
-                    self._news.wait(_LOOK_SECONDS)
-                if self._is_closed:
-                    return
-            if self._process.poll() is not None and not self._is_over:
-                self._start_again()
+    def _tend(self) -> bool:
+        """Fetches rows that are wanted, and starts the process again if it has ended; False once this is closed."""
+        wanted = self._wanted
+        try:
+            for part in self._parts:
+                number = wanted % self._num_slices[part]
+                if self._fetched.get(part) != number and not self._is_closed:
+                    self._fetch(part, number)
+                    self._fetched[part] = number
+        except Exception as error:  # of a store that is lost or closed, say: who trains hears of it there
+            if self.error != (said := f"remote rows cannot be fetched: {error}"):
+                self.error = said
+                _log.warning("explanation: %s", said)
+        with self._news:
+            if self._wanted == wanted and not self._is_closed:
+                self._news.wait(_LOOK_SECONDS)
+            if self._is_closed:
+                return False
+        if self._process.poll() is not None and not self._is_over:
+            self._start_again()
+        return True
 
     def _start_again(self) -> None:
         self._listen()
@@ -322,8 +293,9 @@ class Explaining:
         _log.warning("the explaining process ended with %s; it is started again", code)
         started = self._start()
         with self._piping:
-            _end(self._process, 0.0)
-            self._process = started
+            _end(started if self._is_closed else self._process, 0.0)
+            if not self._is_closed:
+                self._running[0] = started
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -379,6 +351,15 @@ def remote_ids(graph: DistGraph, part: int) -> Tensor:
     opened = graph.parts.part(part)
     first, end = opened.hops()[:2]
     return opened.halo()[: end - first].long()
+
+
+def _keep(reference: weakref.ref[Explaining], running: list[subprocess.Popen[bytes]]) -> None:
+    """Until it is closed, or nobody has it any more: that ends the process too."""
+    while (explaining := reference()) is not None:
+        if not explaining._tend():
+            return
+        del explaining
+    _end(running[0], _END_SECONDS)
 
 
 def _head(first: int, second: int) -> Tensor:

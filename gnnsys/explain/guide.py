@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from gnnsys.explain.explainers import (
@@ -49,12 +53,13 @@ class Guide:
     `threshold` (L): how long masks are trained. `pools`: nodes that the core of a part is pooled into, 1 as in the
     thesis. `explainer`: one of EXPLAINERS. "trained" is the thesis, "mixed" trains the mask of columns and takes that
     of nodes from gradients; the default is what finds the noise of a planted graph best (docs/explanation.md).
-    `features`: the rows of nodes that the model reads. `row_bytes`: remote rows that are kept for explanations, in all;
-    where there are more, slices take turns.
+    `features`: the rows of nodes that the model reads. `row_bytes`: remote rows that are kept for explanations of a
+    part; where there are more, slices take turns.
 
     `exact`: masks of the weights of step n are used from batch n + every + ahead on, and `update` waits for them,
     `timeout` seconds at most: two runs are then the same bit by bit. `ahead` must be more than the batches that a
     loader has in flight. Else masks are used as soon as they are there, and what happened is in the loader's state.
+    `record` keeps all of it, for `save_record`; `replay`, a folder that it was saved to, has it happen again.
     """
 
     model: str
@@ -75,6 +80,8 @@ class Guide:
     exact: bool = False
     ahead: int = 32
     timeout: float = 300.0
+    record: bool = False
+    replay: str | os.PathLike[str] | None = None
     _samplers: list[ExplainedSampler] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +113,8 @@ class Guide:
                 f"explainer must be one of {', '.join(EXPLAINERS)}, got {self.explainer!r}"
                 f"{did_you_mean(self.explainer, EXPLAINERS)}"
             )
+        if self.replay is not None and self.exact:
+            raise ValueError("exact=True repeats a run without a record of it: leave replay or exact away")
         module, colon, function = self.model.partition(":")
         if not (module and colon and function) or module == "__main__":
             raise ValueError(
@@ -124,6 +133,12 @@ class Guide:
     def options(self) -> dict[str, Any]:
         """What it was made of."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def digest(self) -> int:
+        """Of what decides masks, 62 bits: trainers of a machine that share masks have the same."""
+        told = {name: value for name, value in self.options().items() if name not in ("timeout", "record", "replay")}
+        text = json.dumps(told | {"arguments": dict(self.arguments)}, sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
 
     # -- at work -----------------------------------------------------------------------------------------------------
 
@@ -151,6 +166,10 @@ class Guide:
         """
         self._sampler().update(model)
 
+    def save_record(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes what guided the batches until now, every rank its own, for `Guide(replay=folder)`: see `record`."""
+        return self._sampler().save_record(folder)
+
     def status(self) -> dict[str, float]:
         """What guiding does and costs: see docs/explanation.md."""
         return self._sampler().status()
@@ -171,7 +190,8 @@ class Guide:
         """Calls the function; ValueError where it cannot be imported or makes no module."""
         function = imported(self.model)
         try:
-            made = function(**self.arguments)
+            with torch.random.fork_rng(devices=[]):  # the user's own model is drawn as it is without a guide
+                made = function(**self.arguments)
         except Exception as error:  # of the user's code, whatever it is
             raise ValueError(
                 f"model={self.model!r} cannot make a model of {dict(self.arguments)}: {error!r}. Pass `arguments` that "

@@ -24,7 +24,7 @@ from torch import Tensor
 from gnnsys.comm import DTYPE_OF, export_array
 
 _MAGIC = 0x5847414D4E4E4731
-_HEADER = 64  # bytes: magic, token, capacity, number of the newest message
+_HEADER = 64  # bytes: magic, token, capacity, number of the newest message, whether it was closed
 _SLOT_HEADER = 64  # bytes: number, size, checksum
 _ENTRY = 8 * 2  # of an array: dtype, number of entries
 _MOST_ARRAYS = 64
@@ -32,18 +32,25 @@ _TRIES = 3
 
 
 class Mailbox:
-    """`write` and `read` lists of one-dimensional arrays; messages are numbered from 1. `torn` counts failed reads."""
+    """`write` and `read` lists of one-dimensional arrays; messages are numbered from 1. `torn` counts failed reads.
 
-    def __init__(self, memory: mmap.mmap, capacity: int, descriptor: int | None) -> None:
+    `descriptor` is the owner's. Others opened the file at `where`, which had the number `inode` then.
+    """
+
+    def __init__(
+        self, memory: mmap.mmap, capacity: int, descriptor: int | None, where: str = "", inode: int = 0
+    ) -> None:
         self.capacity, self._memory, self._descriptor = capacity, memory, descriptor
+        self._where, self._inode = where, inode
         self._numbers = torch.frombuffer(memory, dtype=torch.int64, count=_HEADER // 8)
         self._slots = [
             torch.frombuffer(memory, dtype=torch.int64, count=_SLOT_HEADER // 8, offset=self._slot_at(slot))
             for slot in range(2)
         ]
         self.torn = 0
-        if descriptor is not None:
-            weakref.finalize(self, os.close, descriptor).atexit = False
+        self._let_go = None if descriptor is None else weakref.finalize(self, os.close, descriptor)
+        if self._let_go is not None:
+            self._let_go.atexit = False
 
     @classmethod
     def create(cls, capacity: int) -> Mailbox:
@@ -72,15 +79,38 @@ class Mailbox:
         capacity = int(address["capacity"])
         size = _HEADER + 2 * (_SLOT_HEADER + capacity)
         try:
-            if os.fstat(descriptor).st_size != size:
+            told = os.fstat(descriptor)
+            if told.st_size != size:
                 raise ValueError(f"{where} is no mailbox of {capacity} bytes")
             memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             os.close(descriptor)
-        opened = cls(memory, capacity, None)
+        opened = cls(memory, capacity, None, where, told.st_ino)
         if opened._numbers[:2].tolist() != [_MAGIC, int(address["token"])]:
             raise ValueError(f"{where} is another mailbox than the one that was meant")
+        if opened._is_closed:
+            raise ValueError(f"the mailbox of process {address['pid']} is closed")
         return opened
+
+    def close(self) -> None:
+        """Done by the owner: nobody opens it any more, and who did can tell. Messages can be read on. Idempotent."""
+        assert self._let_go is not None, "only the owner closes a mailbox"
+        self._numbers[4] = 1
+        self._let_go()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the owner has closed it, or has ended without doing so: then no message follows."""
+        if self._is_closed or self._descriptor is not None:
+            return self._is_closed
+        try:
+            return os.stat(self._where).st_ino != self._inode
+        except OSError:
+            return True
+
+    @property
+    def _is_closed(self) -> bool:
+        return bool(self._numbers[4])
 
     def address(self) -> dict[str, int]:
         """Where another process of this machine finds it."""

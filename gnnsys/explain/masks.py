@@ -66,7 +66,15 @@ class Masks:
 
     def node_scores(self) -> NodeScores:
         """SN as guided draws take it: `GuidedSampler.use(masks.node_scores())`."""
-        return NodeScores(self.requester, self.ids, self.sn)
+        return NodeScores(self.requester, self.ids.clone(), self.sn.clone())  # masks may be views of a whole message
+
+    def over(self, before: Masks | None) -> Masks:
+        """These masks, with what `before` says of nodes that these do not have."""
+        if before is None or torch.equal(before.ids, self.ids):
+            return self
+        older = ~torch.isin(before.ids, self.ids)
+        ids, order = torch.cat([self.ids, before.ids[older]]).sort()
+        return replace(self, ids=ids, sn=torch.cat([self.sn, before.sn[older]])[order])
 
     def of(self, version: int, position: int, seconds: float) -> Masks:
         """The same masks as a round of a process has them."""

@@ -1,7 +1,7 @@
 """The explaining process of a machine: `python -m gnnsys.explain.serve`, started by `Explaining`.
 
-It is told what to do in one line on its standard input. A byte there means that weights or rows are new; it ends when
-that input closes, and in the middle of a round when its parent ends. Errors of a round are lines of JSON on its
+One line on its standard input says where it reads what to do. A byte there means that weights or rows are new; it ends
+when that input closes, and in the middle of a round when its parent ends. Errors of a round are lines of JSON on its
 standard output.
 """
 
@@ -30,10 +30,12 @@ from gnnsys.graph import NODE
 from gnnsys.partition import Part, open_parts
 
 _NICE = 10  # trainers come first
+_MOST_TEXT = 4000  # of an error: fits a pipe, whoever reads it
 
 
 class PartExplanation:
-    """Rounds of one part: what it has of remote rows, and what was found in the rounds before."""
+    """Rounds of one part. Each is a function of the weights and of the remote rows that it is made with, and of nothing
+    that was before: who reads the masks adds them to those that he has (`Masks.over`)."""
 
     def __init__(self, part: Part, guide: Guide, rows: Mailbox, masks: Mailbox) -> None:
         self.part, self.guide, self._rows_box, self.masks_box = part, guide, rows, masks
@@ -42,13 +44,8 @@ class PartExplanation:
         self._rows: Tensor | None = None
         self._rows_number, self._slice, self._num_slices = 0, -1, 1
         self._explained = 0  # the number of the rows that were explained last
-        self._sn = torch.zeros(self.pooled.num_remote, dtype=torch.uint8, device="cpu")  # 0: never explained
-        self.version = 0
         written = masks.read()  # by the process before this one
-        if written is not None:
-            found = masks_from_arrays(written[1])
-            self.version = found.version
-            self._sn[torch.searchsorted(self.pooled.ids, found.ids)] = found.sn
+        self.version = 0 if written is None else masks_from_arrays(written[1]).version
 
     def has_rows(self, number: int) -> bool:
         """Whether rows of slice `number` are here, or others that no round has seen, looking for new ones.
@@ -65,7 +62,7 @@ class PartExplanation:
         )
 
     def explain(self, model: nn.Module, explainer: Explainer, version: int, position: int) -> None:
-        """One round: masks of the rows that are here, written with what earlier rounds found of the others."""
+        """One round: masks of the remote nodes whose rows are here."""
         begin = time.perf_counter()
         assert self._rows is not None
         present = None
@@ -74,13 +71,9 @@ class PartExplanation:
         with frozen(model):
             graph = explain_part(self.pooled, model, self.core_rows, self._rows, present)
         found = explainer.importance(model, graph)
-        self._sn[slice(None) if present is None else present] = found.sn
-        known = self._sn > 0
+        ids = self.pooled.ids if present is None else self.pooled.ids[present]
         seconds = time.perf_counter() - begin
-        masks = Masks(
-            version, self.part.index, self.pooled.ids[known], self._sn[known], found.sf, position, found.divergence,
-            seconds,
-        )  # fmt: skip
+        masks = Masks(version, self.part.index, ids, found.sn, found.sf, position, found.divergence, seconds)
         self.masks_box.write(masks_to_arrays(masks))
         self.version, self._explained = version, self._rows_number
 
@@ -93,6 +86,7 @@ class ExplainingProcess:
         self._model, self._explainer = guide.make_model(), guide.make_explainer()
         check_layout(orders["layout"], layout_of(self._model), guide.model)
         self._weights = Mailbox.open(orders["weights"])
+        self.position = -1  # of the newest weights
         parts = open_parts(orders["path"], verify=False)  # the machine's graph server has checked these files
         self._parts = [
             PartExplanation(parts.part(int(index)), guide, Mailbox.open(boxes["rows"]), Mailbox.open(boxes["masks"]))
@@ -104,20 +98,21 @@ class ExplainingProcess:
         found = self._weights.read()
         if found is None:
             return
-        version, (head, state) = found
-        position, number = head.tolist()
+        head, state = found[1]
+        self.position, number = head.tolist()
+        version = number + 1  # rounds are counted from 1
         waiting = [part for part in self._parts if part.version < version and part.has_rows(number)]
         if waiting:
             load_state_bytes(self._model, state)
         for part in waiting:
-            part.explain(self._model, self._explainer, version, position)
+            part.explain(self._model, self._explainer, version, self.position)
 
 
 def main() -> int:
     """The process: reads its orders, explains, ends when its input closes or on SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    orders = json.loads(_line() or b"{}")
+    orders = _orders()
     if not orders:
         return 1  # whoever started this process has gone already
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -129,15 +124,15 @@ def main() -> int:
     try:
         process = ExplainingProcess(orders)
     except Exception as error:  # whatever it is, the trainer tells it
-        _tell(answers, error, is_final=True)
+        _tell(answers, error, -1, is_final=True)
         return 1
-    failed = ""
+    failed: tuple[str, int] | None = None
     while True:
         try:
             process.round()
         except Exception as error:  # of the user's model, say: weights to come may do better
-            if failed != (failed := repr(error)):
-                _tell(answers, error, is_final=False)
+            if failed != (failed := (repr(error), process.position)):
+                _tell(answers, error, process.position, is_final=False)
         if not _wait_for_news():
             return 0
 
@@ -164,6 +159,15 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, name="gnnsys-parent", daemon=True).start()
 
 
+def _orders() -> dict[str, Any]:
+    """What the process is to do; nothing where nobody is there to say so."""
+    try:
+        read = Mailbox.open(json.loads(_line())).read()
+    except ValueError:  # no line, or no such mailbox any more
+        return {}
+    return {} if read is None else json.loads(bytes(read[1][0].numpy()))  # type: ignore[no-any-return]
+
+
 def _line() -> bytes:
     """One line of the input, byte by byte: what follows is for `poll`, and no buffer may hold it."""
     line = bytearray()
@@ -180,9 +184,10 @@ def _wait_for_news() -> bool:
     return bool(os.read(0, 65536))
 
 
-def _tell(pipe: Any, error: Exception, *, is_final: bool) -> None:
+def _tell(pipe: Any, error: Exception, position: int, *, is_final: bool) -> None:
+    told = {"error": f"{type(error).__name__}: {error}"[:_MOST_TEXT], "position": position, "is_final": is_final}
     try:
-        pipe.write(json.dumps({"error": f"{type(error).__name__}: {error}", "is_final": is_final}) + "\n")
+        pipe.write(json.dumps(told) + "\n")
         pipe.flush()
     except OSError:
         pass  # nobody listens any more

@@ -24,7 +24,15 @@ from gnnsys.loader.link_seeds import (
 )
 from gnnsys.loader.loader import Loader
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.neighbor_loader import NumNeighbors, check_sampler, check_times, make_sampler, on_device
+from gnnsys.loader.neighbor_loader import (
+    LoaderGuide,
+    NumNeighbors,
+    check_guide,
+    check_sampler,
+    check_times,
+    make_sampler,
+    on_device,
+)
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import link_names
 from gnnsys.loader.sampled import Sampled
@@ -34,6 +42,7 @@ from gnnsys.pipeline import Stage
 from gnnsys.sampling import AnyGraph, SampleKey, Sampler
 from gnnsys.seeds import InputIds, Ranks, Share, check_alone
 
+_MOST_ENDS = 1 << 16  # that are looked up to see whom samples are for
 InputLinks: TypeAlias = "Tensor | IdsLike | EdgeType | tuple[EdgeType, Any] | Share | None"
 
 
@@ -46,7 +55,8 @@ class LinkNeighborLoader(Loader):
     are kept out of its message passing (`exclude_supervision`), as are their reverses: in a homogeneous graph the same
     edges the other way round, in a heterogeneous one those of `reverse_edge_type` (by default the type named `rev_...`,
     or its counterpart). `sampler`: any `gnnsys.sampling.Sampler` that can exclude edges, instead of `num_neighbors` and
-    the options that say how to draw.
+    the options that say how to draw. `guide`: a `gnnsys.explain.Guide`, which explains the model that makes rows of
+    nodes (docs/explanation.md).
 
     >>> loader = LinkNeighborLoader(graph, [10, 5], edge_label_index=train_links, neg_sampling="binary", batch_size=512)
     >>> for batch in loader:
@@ -76,6 +86,7 @@ class LinkNeighborLoader(Loader):
         weight_attr: str | None = None,
         expand: str = "new",
         sampler: Sampler | None = None,
+        guide: LoaderGuide | None = None,
         fetch: Names | None = None,
         wire_dtype: torch.dtype | None = None,
         transform: Callable[[Batch], Batch] | None = None,
@@ -86,9 +97,12 @@ class LinkNeighborLoader(Loader):
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
+        of_draws = (time_attr, weight_attr, replace or None, disjoint or None)
+        is_plain = all(option is None for option in of_draws) and (subgraph_type, expand) == ("directional", "new")
+        if guide is not None:
+            check_guide(guide, sampler, num_neighbors, is_plain=is_plain and edge_label_time is None)
         if sampler is not None:
-            ours_alone = (num_neighbors, time_attr, weight_attr, replace or None, disjoint or None)
-            if any(option is not None for option in ours_alone) or (subgraph_type, expand) != ("directional", "new"):
+            if num_neighbors is not None or not is_plain:
                 raise ValueError("your sampler decides what is sampled: leave num_neighbors and options of ours away")
             drawn = check_takes_links(sampler, graph)
             disjoint, time_attr = bool(drawn.get("disjoint")), drawn.get("time_attr")
@@ -111,6 +125,9 @@ class LinkNeighborLoader(Loader):
         ]
         ids = inputs.ids if isinstance(inputs, EdgeInputs) else None
         disjoint = disjoint or time_attr is not None
+        schedule = Schedule(num_links, batch_size, shuffle, drop_last, seed, **shares)
+        if guide is not None:
+            sampler = guide.make_sampler(graph, num_neighbors, _some_ends(inputs, num_links), schedule)
         where, chosen = sampled_on(graph, target), sampler
         if chosen is None:
             assert num_neighbors is not None
@@ -148,7 +165,7 @@ class LinkNeighborLoader(Loader):
         }
         super().__init__(
             graph,
-            Schedule(num_links, batch_size, shuffle, drop_last, seed, **shares),
+            schedule,
             sample,
             ranks=ranks,
             identity=Identity(graph, [*ends, edge_label, edge_label_time], options),
@@ -169,6 +186,14 @@ class LinkNeighborLoader(Loader):
             pipeline=pipeline,
             sampler=sampler,
         )
+        if guide is not None:
+            guide.watch(self._fetch.counts)
+
+
+def _some_ends(inputs: LinkReader, num_links: int) -> Tensor:
+    """Where links end, of 65,536 of them at most: edges are in the part of that end."""
+    step = max(1, -(-num_links // _MOST_ENDS))
+    return inputs.take(torch.arange(0, num_links, step, device="cpu")).dst
 
 
 def check_takes_links(sampler: Sampler, graph: AnyGraph) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.comm import current_context, set_context, use_context
+from gnnsys.comm import BatchLoop, use_context
 from gnnsys.graph import Graph, IdsLike, as_ids
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.default_threads import LoadingWork, default_fetch_threads, default_num_threads
@@ -183,16 +183,15 @@ class Loader:
 
     def _epoch(self, iteration: int, pipeline: Pipeline) -> Iterator[Batch]:
         epoch, end = self.epoch, self._schedule.first(self.epoch + 1)
-        before = said = current_context()
+        loop = BatchLoop()
         try:
             while self._position < end:
                 if iteration != self._iteration:
                     raise RuntimeError("another iteration over this loader has begun: use one loader for each")
                 batch = next(pipeline)
-                said = self._context.at(self._position)
                 if self._sampler is not None:
                     self._sampler.consumed((epoch, self._position - self._schedule.first(epoch)))
-                set_context(said)  # what is asked for while the batch is used, rows of embeddings say, is of this batch
+                loop.use(self._context.at(self._position))  # what is asked for meanwhile, rows of embeddings say
                 self._position += 1
                 self._ending = epoch if self._position == end else None
                 yield batch
@@ -200,8 +199,7 @@ class Loader:
             if iteration == self._iteration:
                 self._ending = None
         finally:
-            if current_context() is said:
-                set_context(before.outside())
+            loop.leave()
             if not self._across_epochs and iteration == self._iteration:
                 self.close()
 

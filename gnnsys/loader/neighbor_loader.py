@@ -121,13 +121,8 @@ class NeighborLoader(Loader):
         of_draws = (time_attr, weight_attr, replace or None, disjoint or None)
         is_plain = all(option is None for option in of_draws) and (subgraph_type, expand) == ("directional", "new")
         if guide is not None:
-            if sampler is not None or num_neighbors is None or not is_plain or input_time is not None:
-                raise ValueError(
-                    "a guide decides how neighbours are drawn: give num_neighbors, and leave sampler, times, weights, "
-                    "replace, disjoint, subgraph_type and expand away"
-                )
-            if not hasattr(guide, "make_sampler"):
-                raise ValueError(f"guide must be a gnnsys.explain.Guide, got {type(guide).__name__}")
+            check_guide(guide, sampler, num_neighbors, is_plain=is_plain and input_time is None)
+            assert num_neighbors is not None
             everything = nodes[torch.arange(len(nodes), device="cpu")]
             sampler = guided = guide.make_sampler(graph, num_neighbors, everything, schedule)
             if isinstance(graph, DistGraph) and target is not None and len(nodes):
@@ -323,6 +318,17 @@ def make_sampler(
             "subgraph_type='induced' does not go with temporal sampling: it would have edges later than the seeds"
         )
     return NeighborSampler(graph, num_neighbors, disjoint=disjoint, **options)
+
+
+def check_guide(guide: LoaderGuide, sampler: object, num_neighbors: NumNeighbors | None, *, is_plain: bool) -> None:
+    """ValueError for what a guide does not go with. `is_plain`: draws are as a loader has them by default."""
+    if not hasattr(guide, "make_sampler"):
+        raise ValueError(f"guide must be a gnnsys.explain.Guide, got {type(guide).__name__}")
+    if sampler is not None or num_neighbors is None or not is_plain:
+        raise ValueError(
+            "a guide decides how neighbours are drawn: give num_neighbors, and leave sampler, times, weights, replace, "
+            "disjoint, subgraph_type and expand away"
+        )
 
 
 def check_sampler(sampler: Sampler, graph: Graph | DistGraph) -> dict[str, Any]:

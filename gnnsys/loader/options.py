@@ -36,7 +36,7 @@ class PipelineOptions:
 
     `policy` chooses which of the candidates for a table's rows serves them (see `gnnsys.store.Policy`); None is what
     `gnnsys.open` was given. `priority` (smaller is served first) and `path` are said in every message of the loader's
-    batches; 0 is what `gnnsys.open` was given.
+    batches; None is what `gnnsys.open` was given.
 
     >>> PipelineOptions(threads={"sample": 4}, keep=3).threads
     {'sample': 4}
@@ -48,8 +48,8 @@ class PipelineOptions:
     keep: int = 2
     trace: int = 256
     policy: Policy | None = None
-    priority: int = 0
-    path: int = 0
+    priority: int | None = None
+    path: int | None = None
 
     def __post_init__(self) -> None:
         for option in fields(self)[:2]:

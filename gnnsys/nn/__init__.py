@@ -1,15 +1,22 @@
 """Layers and reference models on our ops: PyG's names, parameters and results, on an edge_index, a CSC or a block.
 
 Every layer exposes its two halves: `transform`, dense and per row, and `aggregate`, sparse and over edges. `GraphLayer`
-says what a layer has; docs/layers.md how to add one.
+says what a layer has; docs/layers.md how to add one. Decoders score links from the rows of their ends.
 """
 
+from gnnsys.nn.decoders import Bilinear, ComplEx, Decoder, DistMult, Dot, RotatE, TransE
 from gnnsys.nn.gat import GATConv
 from gnnsys.nn.gcn import GCNConv, whole_scales
 from gnnsys.nn.gin import GINConv
 from gnnsys.nn.halves import Dense, Halves, NarrowFirst
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import resolve
+from gnnsys.nn.link_losses import (
+    binary_link_loss,
+    margin_link_loss,
+    self_adversarial_link_loss,
+    softmax_link_loss,
+)
 from gnnsys.nn.models import GAT, GCN, GIN, RGCN, GraphSAGE, Stack, hop_prefixes
 from gnnsys.nn.plain import (
     HOOKS,
@@ -31,7 +38,12 @@ __all__ = [
     "GIN",
     "HOOKS",
     "RGCN",
+    "Bilinear",
+    "ComplEx",
+    "Decoder",
     "Dense",
+    "DistMult",
+    "Dot",
     "GATConv",
     "GCNConv",
     "GINConv",
@@ -40,17 +52,23 @@ __all__ = [
     "Halves",
     "NarrowFirst",
     "RGCNConv",
+    "RotatE",
     "SAGEConv",
     "Stack",
+    "TransE",
+    "binary_link_loss",
     "has_hooks",
     "hop_prefixes",
     "is_bare_linear",
     "is_bare_product",
     "is_batch_norm",
     "is_untouched",
+    "margin_link_loss",
     "methods_of",
     "resolve",
     "runs_as",
+    "self_adversarial_link_loss",
+    "softmax_link_loss",
     "whole_scales",
     "why_whole",
 ]

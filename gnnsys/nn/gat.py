@@ -12,7 +12,7 @@ from gnnsys.nn.init import glorot_, linear, zeros_
 from gnnsys.nn.layer import GraphLayer
 from gnnsys.nn.layer_inputs import Edges, LayerInputs, Looped, Rows, resolve, with_self_loops
 from gnnsys.nn.plain import is_bare_product, is_untouched
-from gnnsys.ops import CSC, dropout_rows, edge_softmax, gat_aggregate, spmm
+from gnnsys.ops import CSC, dropout_rows, edge_softmax, gat_aggregate, is_captured, spmm
 
 _MAX_PLACES = 1 << 24  # of a node's in-edges: further ones have the masks of another node's
 
@@ -30,9 +30,9 @@ class Transformed(NamedTuple):
     score_dst: Tensor | None = None  # [num_dst, heads]
 
 
-def _drawn_key() -> int:
-    """Of this step's dropout, from torch's generator."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+def _drawn_key(rows: Tensor) -> int:
+    """Of this step's dropout, from torch's generator. Of rows on the CPU CUDA is not asked: that would start it."""
+    if is_captured(rows):
         raise RuntimeError("a captured CUDA graph would drop the same attention in every replay: set dropout to 0")
     return int(torch.randint(1 << 62, (), device="cpu"))
 
@@ -135,7 +135,7 @@ class GATConv(GraphLayer):
             edge_score=edge_rows,
             negative_slope=self.negative_slope,
             dropout=self.dropout if drops else 0.0,
-            key=_drawn_key() if drops else 0,
+            key=_drawn_key(rows.rows) if drops else 0,
         )
 
     def forward(

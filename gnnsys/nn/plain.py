@@ -68,6 +68,7 @@ def runs_as(module: nn.Module, kind: type[nn.Module]) -> bool:
         isinstance(module, kind)
         and as_written(module, kind, "forward")
         and type(module).__call__ is _WRITTEN.get((kind, "__call__"), kind.__call__)
+        and nn.Module.__call__ is _CALL  # which a `__call__` of our layers leads to
         and getattr(module, "_compiled_call_impl", None) is None
         and not has_hooks(module)
     )

@@ -8,11 +8,13 @@ For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine
 `PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling); `move_rows`,
 `update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store);
 `BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure).
-`native` is the library itself, for ops that have no typed face.
+`native` is the library itself, for ops that have no typed face; `workspace_bytes` tells what an op takes beside its
+outputs, for those who plan memory (store, fullgraph).
 """
 
 from gnnsys.ops._features import sum_dtype
 from gnnsys.ops._library import HAS_CUDA_KERNELS, WHY_NO_KERNELS, native
+from gnnsys.ops._workspace import told_workspaces, workspace_bytes
 from gnnsys.ops.aggregate import narrow_weights, scaled_spmm, sddmm, spmm, spmm_add, spmm_and_own
 from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
@@ -177,7 +179,9 @@ __all__ = [
     "stream_key",
     "stream_refine",
     "sum_dtype",
+    "told_workspaces",
     "traffic_matrix",
     "update_rows",
     "widen_rows",
+    "workspace_bytes",
 ]

@@ -15,6 +15,8 @@ from torch import Tensor
 from gnnsys.ops._autograd import differentiable
 from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
 from gnnsys.ops._library import native
+from gnnsys.ops._spmm_scratch import padded_size, row_scratch, split_bytes
+from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
 
 REDUCTIONS = ("sum", "mean", "max", "min")
@@ -354,3 +356,48 @@ def _extreme_grads(
 
 
 _spmm_extreme = differentiable("spmm_extreme", _extreme_backward, _save_extreme)
+
+
+@tells_workspace("spmm", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, positions: Tensor | None, x: Tensor, *others: Any) -> int:
+    return row_scratch(expected, indptr, indices, x, False)
+
+
+@tells_workspace("spmm", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, positions: Tensor | None, x: Tensor, *others: Any) -> int:
+    size, num_dst, num_edges = x[0].numel() if x.shape[0] else 0, indptr.numel() - 1, indices.numel()
+    num_src = x.shape[0]
+    padded = size if x.dim() == 3 else padded_size(size, x.itemsize, max(num_src, num_dst), num_edges)
+    copies = (num_src + num_dst) * padded * x.itemsize if padded != size else 0
+    return copies + split_bytes(num_edges, padded, sum_dtype(x.dtype).itemsize)
+
+
+@tells_workspace("spmm_add", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, positions: Tensor | None, x: Tensor, *others: Any) -> int:
+    return row_scratch(expected, indptr, indices, x, True)
+
+
+@tells_workspace("spmm_add", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, positions: Tensor | None, x: Tensor, *others: Any) -> int:
+    return split_bytes(indices.numel(), x[0].numel() if x.shape[0] else 0, sum_dtype(x.dtype).itemsize)
+
+
+@tells_workspace("spmm_extreme", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, x: Tensor, *others: Any) -> int:
+    """A row's best values and their edges."""
+    size = x[0].numel() if x.shape[0] else 0
+    return expected.row_threads(indptr.numel() - 1, indices.numel()) * size * 2 * sum_dtype(x.dtype).itemsize
+
+
+@tells_workspace("spmm_extreme", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, x: Tensor, *others: Any) -> int:
+    return split_bytes(indices.numel(), x[0].numel() if x.shape[0] else 0, 2 * sum_dtype(x.dtype).itemsize)
+
+
+@tells_workspace("spmm_extreme_grad_x", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, arg: Tensor, grad: Tensor, *others: Any) -> int:
+    return split_bytes(indices.numel(), arg.shape[1], sum_dtype(grad.dtype).itemsize)
+
+
+takes_outputs_only("spmm_extreme_grad_x", device_types=["cpu"])
+takes_outputs_only("inverse_degrees", "sddmm", "spmm_extreme_grad_weight")

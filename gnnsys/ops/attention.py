@@ -16,6 +16,7 @@ from torch import Tensor
 from gnnsys.ops._autograd import again, differentiable
 from gnnsys.ops._features import check_rows, need_transpose, sum_dtype, transposed_if_needed
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, tells_workspace
 from gnnsys.ops.aggregate import spmm
 from gnnsys.ops.csc import CSC
 
@@ -211,3 +212,83 @@ def _mask(csc: CSC, alpha: Tensor, dropout: float, key: int) -> Tensor:
 
 
 _gat_aggregate = differentiable("gat_aggregate", _attention_backward, _save_attention)
+
+
+_CHUNK = 128  # out-edges of a node whose scores' gradients are made together on the CPU
+_SEGMENT = 1024  # edges of a stretch on a device: those of long rows leave up to two results each
+
+
+def _scores(
+    expected: Expected, indptr: Tensor, num_edges: int, heads: int, dtype: torch.dtype, growth: int
+) -> int:  # fmt: skip
+    """On the CPU, of every thread: a row's scores, `growth` times where the array must grow, and numbers by head."""
+    wide = sum_dtype(dtype).itemsize
+    row = growth * wide * expected.degree(num_edges) + 2 * wide + 8
+    return expected.row_threads(indptr.numel() - 1, num_edges) * heads * row
+
+
+def _slots(num_edges: int) -> int:
+    return 0 if num_edges <= _SEGMENT else 2 * -(-num_edges // _SEGMENT)
+
+
+def _heads(scores: Tensor) -> int:
+    return 1 if scores.dim() == 1 else scores.shape[1]
+
+
+@tells_workspace("edge_softmax", "cpu")
+def _(expected: Expected, indptr: Tensor, scores: Tensor) -> int:
+    return _scores(expected, indptr, scores.shape[0], _heads(scores), scores.dtype, growth=2)
+
+
+@tells_workspace("edge_softmax", "cuda")
+def _(expected: Expected, indptr: Tensor, scores: Tensor) -> int:
+    total = 2 * sum_dtype(scores.dtype).itemsize
+    return total * _heads(scores) * (indptr.numel() - 1 + _slots(scores.shape[0]))
+
+
+@tells_workspace("edge_softmax_grad", "cpu")
+def _(expected: Expected, indptr: Tensor, alpha: Tensor, grad: Tensor) -> int:
+    threads = expected.row_threads(indptr.numel() - 1, alpha.shape[0])
+    return threads * _heads(alpha) * (sum_dtype(alpha.dtype).itemsize + 8)
+
+
+@tells_workspace("edge_softmax_grad", "cuda")
+def _(expected: Expected, indptr: Tensor, alpha: Tensor, grad: Tensor) -> int:
+    wide = sum_dtype(alpha.dtype).itemsize
+    return wide * _heads(alpha) * (indptr.numel() - 1 + _slots(alpha.shape[0]))
+
+
+@tells_workspace("gat_aggregate", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, x: Tensor, *others: Any) -> int:
+    scores = _scores(expected, indptr, indices.numel(), x.shape[1], x.dtype, growth=3)
+    threads, size = expected.row_threads(indptr.numel() - 1, indices.numel()), x.shape[1] * x.shape[2]
+    return scores + threads * size * (sum_dtype(x.dtype).itemsize + 8)
+
+
+@tells_workspace("gat_aggregate", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, x: Tensor, *others: Any) -> int:
+    """Totals per row and head; and results of long rows' stretches, one after the other."""
+    wide, heads, slots = sum_dtype(x.dtype).itemsize, x.shape[1], _slots(indices.numel())
+    return wide * (2 * heads * (indptr.numel() - 1) + slots * max(2 * heads, heads * x.shape[2]))
+
+
+@tells_workspace("gat_aggregate_grad", "cpu")
+def _(
+    expected: Expected, indptr: Tensor, t_indptr: Tensor, t_indices: Tensor, t_positions: Tensor, x: Tensor,
+    *others: Any,
+) -> int:  # fmt: skip
+    """<grad, out> per destination and head; of every thread the scores of a chunk, and a row."""
+    wide, heads, size = sum_dtype(x.dtype).itemsize, x.shape[1], x.shape[1] * x.shape[2]
+    threads = expected.row_threads(t_indptr.numel() - 1, t_indices.numel())
+    return wide * heads * (indptr.numel() - 1) + threads * (
+        wide * heads * (2 * _CHUNK + 1) + 8 * heads + size * (wide + 8)
+    )
+
+
+@tells_workspace("gat_aggregate_grad", "cuda")
+def _(
+    expected: Expected, indptr: Tensor, t_indptr: Tensor, t_indices: Tensor, t_positions: Tensor, x: Tensor,
+    *others: Any,
+) -> int:  # fmt: skip
+    wide, heads = sum_dtype(x.dtype).itemsize, x.shape[1]
+    return wide * heads * (indptr.numel() - 1 + _slots(t_indices.numel()) * max(x.shape[2], 1))

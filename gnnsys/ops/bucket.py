@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, sort_bytes, tells_workspace
 
 
 class Buckets(NamedTuple):
@@ -24,3 +25,17 @@ def bucket_ids(ids: Tensor, bounds: Tensor) -> Buckets:
     Buckets(counts=tensor([1, 3]), order=tensor([1, 0, 2, 3]), local=tensor([0, 2, 0, 1]))
     """
     return Buckets(*native.bucket_ids(ids.contiguous(), bounds))
+
+
+_IDS_PER_THREAD = 1 << 14
+
+
+@tells_workspace("bucket_ids", "cpu")
+def _(expected: Expected, ids: Tensor, bounds: Tensor) -> int:
+    return 4 * ids.numel() + 8 * (bounds.numel() - 1) * expected.threads(ids.numel(), _IDS_PER_THREAD)
+
+
+@tells_workspace("bucket_ids", "cuda")
+def _(expected: Expected, ids: Tensor, bounds: Tensor) -> int:
+    key = 4 if ids.numel() < 2**31 else 8
+    return 4 * key * ids.numel() + 8 * bounds.numel() + sort_bytes(ids.numel(), key)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
+from gnnsys.ops.rows import ordering_bytes
 
 
 def gather_cached(
@@ -30,3 +32,11 @@ def gather_cached(
 @torch.library.register_fake("gnnsys::gather_cached")
 def _(cache: Tensor, slots: Tensor, src: Tensor, index: Tensor, out: Tensor, hits: Tensor | None) -> None:
     return None
+
+
+@tells_workspace("gather_cached", "cuda")
+def _(expected: Expected, cache, slots, src, index, out, hits) -> int:
+    return ordering_bytes(src, index)
+
+
+takes_outputs_only("gather_cached", device_types=["cpu"])

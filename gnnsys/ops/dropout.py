@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._autograd import differentiable
+from gnnsys.ops._workspace import takes_outputs_only
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -66,3 +67,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
 
 
 _dropout_rows = differentiable("dropout_rows", _backward, _save_for_backward)
+
+
+takes_outputs_only("dropout_rows")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import takes_outputs_only
 
 _INT32_MAX = 2**31 - 1
 
@@ -79,3 +80,8 @@ def class_features(labels: Tensor, means: Tensor, noise: float, key: int) -> Ten
 @torch.library.register_fake("gnnsys::generate_features")
 def _fills_its_outputs(*args: object) -> None:
     return None
+
+
+takes_outputs_only(
+    "generate_permutation", "generate_rmat", "generate_planted", "generate_features", device_types=["cpu"]
+)

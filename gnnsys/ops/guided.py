@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, tells_workspace
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.sampling import Neighbors
 
@@ -45,3 +46,19 @@ def _(indptr, indices, seeds, fanout, key, score, deviation, proportional, unbia
     size = torch.library.get_ctx().new_dynamic_size()
     weights = indptr.new_empty(size if unbiased else 0, dtype=torch.float32)
     return indptr.new_empty(seeds.shape[0] + 1), indices.new_empty(size), indptr.new_empty(size), weights
+
+
+_SEEDS_PER_THREAD = 256
+
+
+@tells_workspace("sample_guided", "cpu")
+def _(
+    expected: Expected, indptr, indices, seeds, fanout, key, score, deviation, proportional, unbiased, *others
+) -> int:  # fmt: skip
+    """What threads collect, and of a row at a time its places on either side and their keys."""
+    taken = expected.num_found
+    if taken is None:
+        all_of = unbiased or fanout < 0  # each edge by itself: how many come is chance
+        taken = expected.taken(seeds.numel(), -1 if all_of else fanout, indices.numel())
+    threads, degree = expected.threads(seeds.numel(), _SEEDS_PER_THREAD), expected.degree(indices.numel())
+    return 2 * (8 + 4 * unbiased) * taken + threads * degree * (2 * 2 * 4 + (0 if unbiased else 3 * 16))

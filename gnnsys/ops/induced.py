@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, power_above, scan_bytes, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
 
 
@@ -88,3 +89,37 @@ def _(indptr, indices, edge_ids, dst, dst_tree, src, src_tree, exclude):
 @torch.library.register_fake("gnnsys::draw_below")
 def _(ids: Tensor, bound: int, key: int) -> Tensor:
     return ids.new_empty(ids.shape[0], dtype=torch.int64)
+
+
+_COLUMNS_PER_THREAD = 64
+_DENSE_IDS_PER_EDGE = 4  # members are looked up by id where a table of ids has at most so many per edge
+
+
+def _inner(expected: Expected, indices, dst, dst_tree, src) -> int:
+    """Members by a table of ids and every edge that is looked at, or by a hash table and what was found."""
+    edges = expected.edges_of(dst.numel(), indices.numel())
+    found = edges if expected.num_found is None else min(expected.num_found, edges)
+    threads = expected.threads(dst.numel(), _COLUMNS_PER_THREAD)
+    slots = power_above(2 * src.numel(), 64)
+    by_hash = 16 * slots + slots // 2 + 2 * 16 * found + 2 * 8 * threads * expected.degree(indices.numel())
+    by_id = 4 * (_DENSE_IDS_PER_EDGE * edges + 1) + 8 * (edges + threads)
+    return by_hash if dst_tree is not None else max(by_hash, by_id)
+
+
+@tells_workspace("edges_within", "cpu")
+def _(expected: Expected, indptr, indices, dst, dst_tree, src, src_tree, exclude) -> int:
+    return _inner(expected, indices, dst, dst_tree, src)
+
+
+@tells_workspace("induced_coo", "cpu")
+def _(expected: Expected, indptr, indices, edge_ids, dst, dst_tree, src, src_tree, exclude) -> int:
+    """Its offsets are no output."""
+    return _inner(expected, indices, dst, dst_tree, src) + 8 * (dst.numel() + 1)
+
+
+@tells_workspace("edges_within", "cuda")
+def _(expected: Expected, indptr, indices, dst, dst_tree, src, src_tree, exclude) -> int:
+    return 16 * power_above(2 * src.numel(), 2) + 2 * scan_bytes(dst.numel())
+
+
+takes_outputs_only("draw_below")

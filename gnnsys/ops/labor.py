@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, scan_bytes, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
 from gnnsys.ops.sampling import Neighbors
 
@@ -86,3 +87,42 @@ def _(ids, key):
 @torch.library.register_fake("gnnsys::normalize_rows")
 def _(indptr, weight):
     return torch.empty_like(weight)
+
+
+_SEEDS_PER_THREAD = 256
+_COLUMNS_PER_THREAD = 64
+_COLLECTOR_BYTES = 1 << 15  # of a thread: words of a block of sources, and segments that wait for them
+_DENSE_IDS_PER_EDGE = 4  # sources are numbered by a table where it has at most so many ids per edge
+
+
+@tells_workspace("sample_labor", "cpu")
+def _(expected: Expected, indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree) -> int:
+    """Half a word per source where edges are many, a weight per seed, and what threads collect. How many edges come is
+    chance: all of the seeds' unless `num_found` says it."""
+    num_seeds = seeds.numel()
+    edges = expected.edges_of(num_seeds, indices.numel())
+    taken = edges if expected.num_found is None else expected.num_found
+    words = 4 * num_src if fanout > 0 and tree is None and (expected.most_degree is None or edges > num_src) else 0
+    return words + 4 * num_seeds + 16 * taken + _COLLECTOR_BYTES * (expected.threads(num_seeds, _SEEDS_PER_THREAD) + 1)
+
+
+@tells_workspace("sample_labor", "cuda")
+def _(expected: Expected, indptr, indices, seeds, num_src, fanout, key, source_ids, exclude, tree) -> int:
+    return 32 * seeds.numel() + 2 * scan_bytes(seeds.numel())
+
+
+@tells_workspace("sample_labor_importance", "cpu")
+def _(expected: Expected, indptr, indices, seeds, num_src, fanout, rounds, key, exclude) -> int:
+    """All edges of the seeds with the numbers of their sources; then numbers per source, and what is taken."""
+    num_seeds = seeds.numel()
+    edges = expected.edges_of(num_seeds, indices.numel())
+    taken = edges if expected.num_found is None else expected.num_found
+    sources = min(num_src, edges)
+    numbering = 4 * num_src if num_src <= _DENSE_IDS_PER_EDGE * edges else 8 * edges + 48 * sources
+    row = 2 * 8 * expected.degree(indices.numel()) * expected.threads(num_seeds, _COLUMNS_PER_THREAD)
+    drawing = 8 * num_seeds + max(24 * sources + row, 16 * sources + 2 * 12 * taken)
+    positions = 0 if exclude is None or exclude.numel() == 0 else 16 * edges
+    return 16 * (num_seeds + 1) + 4 * edges + positions + 16 * sources + max(numbering + 8 * sources, drawing)
+
+
+takes_outputs_only("source_words", "normalize_rows")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import takes_outputs_only
 
 
 class PageLock:
@@ -46,3 +47,6 @@ def _(on, address, bytes, read_only) -> int:
 @torch.library.register_fake("gnnsys::unlock_pages")
 def _(on, address) -> int:
     return 0
+
+
+takes_outputs_only("lock_pages", "unlock_pages", device_types=["cuda"])

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
-from gnnsys.ops.sampling import Neighbors
+from gnnsys.ops._workspace import Expected, tells_workspace
+from gnnsys.ops.sampling import Neighbors, drawing_bytes
 
 
 class PartedCSC(NamedTuple):
@@ -50,3 +51,10 @@ def _(
     size = torch.library.get_ctx().new_dynamic_size()
     ids = seeds.new_empty(size, dtype=torch.int64 if wide else torch.int32)
     return seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64), ids, seeds.new_empty(size, dtype=torch.int64)
+
+
+@tells_workspace("sample_parts", "cpu")
+def _(
+    expected: Expected, indptr, indices, original, halo, dst_bounds, src_bounds, edge_bounds, seeds, fanout, *others
+) -> int:  # fmt: skip
+    return 24 * seeds.numel() + 80 * len(indptr) + drawing_bytes(expected, seeds.numel(), fanout)

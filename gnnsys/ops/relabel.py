@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
 
 _HEADER = 8
 _WIDE_FROM = 1 << 32
@@ -154,3 +155,27 @@ def _(scratch: Tensor, seeds: list[Tensor], ids: list[Tensor], types: list[int])
     context = torch.library.get_ctx()
     nodes = [s.new_empty(context.new_dynamic_size()) for s in seeds]
     return nodes, [i.new_empty(i.shape[0], dtype=torch.int64) for i in ids]
+
+
+_SPARSE_IDS = 1 << 20  # fewer ids get three slots each
+_IDS_PER_TILE = 1 << 10
+
+
+@tells_workspace("relabel", "cuda")
+def _(expected: Expected, table: Tensor, ids: Tensor) -> int:
+    return 8 * (ids.numel() // _IDS_PER_TILE + 8) + 4 * (ids.numel() + 1)
+
+
+@tells_workspace("compact", "cuda")
+def _(expected: Expected, scratch: Tensor, seeds: Sequence[Tensor], ids: Sequence[Tensor], types: Sequence[int]) -> int:
+    """Narrow slots; where an id turns out to be 2^32 or more, as much again and a half for wide ones."""
+    num_ids = [each.numel() for each in seeds]
+    for t, each in zip(types, ids, strict=True):
+        num_ids[t] += each.numel()
+    slots = sum((3 * n if n < _SPARSE_IDS else n + n // 2) + 12 for n in num_ids)
+    listed = sum(each.numel() for each in ids)
+    return 8 * (slots + listed // _IDS_PER_TILE + len(ids) + len(seeds) + 16) + 4 * (listed + 1)
+
+
+takes_outputs_only("lookup", "relabel_seeds", "id_table_init")
+takes_outputs_only("relabel", "compact", device_types=["cpu"])  # their tables are arguments

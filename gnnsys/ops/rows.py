@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnnsys.ops._autograd import differentiable
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, sort_bytes, takes_outputs_only, tells_workspace
 
 
 def gather_rows(src: Tensor, index: Tensor, out: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -81,6 +82,36 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (index,) = ctx.saved_tensors
     total = grad.new_zeros(ctx.src_shape, dtype=ctx.src_dtype).index_add(0, index, grad.to(ctx.src_dtype))
     return total.to(ctx.src_device), None, None  # rows of host memory may have been read from a device
+
+
+_ORDER_BYTES = 8 << 20  # rows of the host's memory are read in order by a device where they are so many
+_SECTOR = 32
+
+
+def ordering_bytes(src: Tensor, index: Tensor) -> int:
+    """Ids of rows in the host's memory, sorted by a device that reads them."""
+    row = max(src[0].numel() * src.itemsize if src.shape[0] else 0, _SECTOR)
+    if src.is_cuda or index.numel() * row < _ORDER_BYTES:
+        return 0
+    return 16 * index.numel() + 4 + sort_bytes(index.numel(), 4)
+
+
+@tells_workspace("gather_rows", "cuda")
+def _(expected: Expected, src: Tensor, index: Tensor, dtype: torch.dtype | None) -> int:
+    return ordering_bytes(src, index)
+
+
+@tells_workspace("gather_rows_out", "cuda")
+def _(expected: Expected, src: Tensor, index: Tensor, out: Tensor) -> int:
+    return ordering_bytes(src, index)
+
+
+@tells_workspace("scatter_rows", "cuda")
+def _(expected: Expected, dst: Tensor, index: Tensor, src: Tensor) -> int:
+    return 8 * dst.shape[0]  # of every row who writes it last
+
+
+takes_outputs_only("gather_rows", "gather_rows_out", "scatter_rows", device_types=["cpu"])
 
 
 _gather_rows = differentiable("gather_rows", _backward, _save_for_backward)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, power_above, scan_bytes, sort_bytes, tells_workspace
 from gnnsys.ops.csc import CSC
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -152,3 +153,97 @@ def _(indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, r
 @torch.library.register_fake("gnnsys::find_edges")
 def _(indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> Tensor:
     return indptr.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+_SEEDS_PER_THREAD = 256
+_LANES = 16  # seeds whose random words are made together
+_SMALL_FANOUT = 16  # drawn in registers
+_SHARED_FANOUT = 2048  # drawn in a device's shared memory
+_SCRATCH_LIMIT = 256 << 20
+_EXPECTED_ROOM = 1 << 22  # ids that `sample_hops` makes its table for ahead of need
+
+
+def drawing_bytes(expected: Expected, num_seeds: int, fanout: int, lanes: int = _LANES) -> int:
+    """Of all threads: random words, ranks and the set of those that were drawn."""
+    if fanout <= 0:
+        return 0
+    drawn = 0 if fanout <= _SMALL_FANOUT else 4 * power_above(2 * fanout, 128)
+    return expected.threads(num_seeds, _SEEDS_PER_THREAD) * (4 * (fanout + 3) * lanes + 4 * fanout + drawn)
+
+
+def _choosing(num_seeds: int, fanout: int) -> int:
+    """On a device: scratch of blocks whose draws do not fit its shared memory."""
+    padded = power_above(max(fanout, 1))
+    return 0 if padded <= _SHARED_FANOUT else min(num_seeds * 13 * padded, max(_SCRATCH_LIMIT, 13 * padded)) + (1 << 12)
+
+
+@tells_workspace("sample_neighbors", "cpu")
+def _(
+    expected, indptr, indices, seeds, fanout, replace, key, weight, time, node_time, time_sorted, seed_time, last,
+    exclude, tree, rng_ids,
+) -> int:  # fmt: skip
+    """Uniform draws need the seeds' rows. Others are collected by threads, which keep a row's candidates at a time;
+    arrays that grow are up to twice as long as what they hold, and three times while they grow."""
+    num_seeds = seeds.numel()
+    if weight is None and time is None and (exclude is None or exclude.numel() == 0):
+        return 16 * num_seeds + drawing_bytes(expected, num_seeds, fanout)
+    candidate = 0
+    if weight is not None:
+        candidate = 2 * 8 + 3 * (8 if replace else 16)
+    elif time is not None and not time_sorted:
+        candidate = 3 * 16
+    threads = expected.threads(num_seeds, _SEEDS_PER_THREAD)
+    collected = 2 * 8 * expected.taken(num_seeds, fanout, indices.numel())
+    most = fanout if fanout >= 0 else expected.degree(indices.numel())
+    drawing = drawing_bytes(expected, num_seeds, most, 1) if weight is None else 0
+    return collected + threads * candidate * expected.degree(indices.numel()) + drawing
+
+
+@tells_workspace("sample_neighbors", "cuda")
+def _(
+    expected, indptr, indices, seeds, fanout, replace, key, weight, time, node_time, time_sorted, seed_time, last,
+    exclude, tree, rng_ids,
+) -> int:  # fmt: skip
+    """A row and a gap per seed. Weights and unsorted times: all candidates of all seeds are listed and sorted."""
+    num_seeds = seeds.numel()
+    rows = 24 * num_seeds + 2 * scan_bytes(num_seeds)
+    if weight is None and (time is None or time_sorted):
+        return rows + _choosing(num_seeds, fanout)
+    listed = expected.edges_of(num_seeds, indices.numel())
+    return rows + (8 + 16 + 8 + 16 + 1 + 8 + 8) * listed + sort_bytes(listed, 8) + 2 * scan_bytes(listed)
+
+
+@tells_workspace("sample_hops", "cuda")
+def _(
+    expected, indptr, indices, halo, bounds, edge_ids, original, seeds, fanouts, keys, replace, labor, wide, on
+) -> int:  # fmt: skip
+    """Every hop's edges until all are joined, and the last two tables of ids, each at most half full."""
+    id_bytes = 8 if wide or indices[0].dtype == torch.int64 else 4
+    slot = 8 * (2 if id_bytes == 8 else 1)
+    frontier, known, num_bytes, room = seeds.numel(), seeds.numel(), 0, 0
+    num_edges = sum(each.numel() for each in indices)
+    for fanout in fanouts:
+        num_bytes += (24 + id_bytes) * frontier + 2 * scan_bytes(frontier) + _choosing(frontier, fanout)
+        drawn = frontier * fanout if fanout >= 0 and not labor else expected.edges_of(frontier, num_edges)
+        num_bytes += drawn * (2 * id_bytes + 20) + 2 * scan_bytes(drawn)
+        frontier, known = drawn, known + drawn
+        room = max(room, known)
+    if expected.num_found is not None:  # edges of all hops: they bound the nodes too
+        each = (24 + id_bytes) + (2 * id_bytes + 20)
+        num_bytes = min(num_bytes, each * (expected.num_found + seeds.numel()) + (1 << 16))
+        room = min(room, expected.num_found + seeds.numel())
+    room = max(room, min(_EXPECTED_ROOM, 2 * room))
+    return num_bytes + 2 * 2 * slot * room
+
+
+@tells_workspace("find_edges", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> int:
+    """What threads find, and all of it to be sorted; one edge per pair unless more are expected."""
+    found = src.numel() if expected.num_found is None else expected.num_found
+    return 32 * found
+
+
+@tells_workspace("find_edges", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, src: Tensor, dst: Tensor) -> int:
+    found = src.numel() if expected.num_found is None else expected.num_found
+    return 8 * (src.numel() + 1) + 24 * found + sort_bytes(found, 8) + 2 * scan_bytes(src.numel() + found)

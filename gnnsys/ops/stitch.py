@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
 from gnnsys.ops.sampling import Neighbors
 
 
@@ -82,3 +83,12 @@ def _(order, counts, ids, edges, segments, wide):
     size = sum(piece.shape[0] for piece in ids)
     out = order.new_empty(size, dtype=torch.int64 if wide else torch.int32)
     return order.new_empty(order.shape[0] + 1), out, order.new_empty(size)
+
+
+@tells_workspace("stitch", "cpu")
+def _(expected: Expected, order, counts, ids, edges, segments, wide) -> int:
+    """Each piece's offsets, and segments twice while their list grows."""
+    return 8 * sum(each.numel() + 1 for each in counts) + 96 * (len(segments) // 3) + 8 * len(counts)
+
+
+takes_outputs_only("name_neighbors", device_types=["cpu"])

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
 
 ROWS_PER_VERSION = 64
 
@@ -106,3 +107,26 @@ def sparse_adagrad_step(
 ) -> int:
     """Adagrad on the rows that `ids` names, as `sparse_adam_step`; step_size is lr / (1 + (t - 1) * lr_decay)."""
     return native.sparse_adagrad_step(rows, sum, list(versions), list(ids), list(grads), ranks, step_size, eps)
+
+
+def _stepping(expected: Expected, rows: Tensor, ids: Sequence[Tensor]) -> int:
+    """Gradients grouped by the row they are for: a table of ids, then lists of groups and of members."""
+    total = sum(each.numel() for each in ids)
+    log2 = 10
+    while 8 * total > 3 << log2:
+        log2 += 1
+    size = rows[0].numel() if rows.shape[0] else 0
+    return 8 * (8 + (2 << log2)) + (2 * 8 + 8 + 8 + 8 + 8) * total + 4 * size * expected.num_threads
+
+
+@tells_workspace("sparse_adam_step", "cpu")
+def _(expected: Expected, rows: Tensor, exp_avg, exp_avg_sq, versions, ids, *others) -> int:
+    return _stepping(expected, rows, ids)
+
+
+@tells_workspace("sparse_adagrad_step", "cpu")
+def _(expected: Expected, rows: Tensor, sum, versions, ids, *others) -> int:
+    return _stepping(expected, rows, ids)
+
+
+takes_outputs_only("gather_parts", "move_rows", "update_rows", "fill_uniform", device_types=["cpu"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, power_above, scan_bytes, sort_bytes, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
 
 
@@ -110,3 +111,81 @@ def _induced_subgraph(
 @torch.library.register_fake("gnnsys::bfs_order")
 def _bfs_order(indptr: Tensor, indices: Tensor, roots: Tensor) -> Tensor:
     return indices.new_empty(indptr.shape[0] - 1)
+
+
+_SORTED_IN_CACHE = 1 << 20  # bytes of edges and groups that are sorted where they are: csrc/cpu/group.h
+_BUCKET_EDGES, _MOST_BUCKETS = 1 << 12, 1 << 10
+_EDGES_PER_THREAD = _IDS_PER_THREAD = 1 << 16
+_INT32_MAX = 2**31 - 1
+
+
+def _grouping(expected: Expected, num_edges: int, num_groups: int, narrow: bool) -> int:
+    """A record per edge in the order of buckets, and each thread's place in each of them."""
+    ids, positions = (4, 4 if num_edges <= _INT32_MAX else 8) if narrow else (8, 8)
+    if num_edges * (ids + positions) + num_groups * 8 <= _SORTED_IN_CACHE:
+        return 0
+    record = 12 if positions == 4 else 8 + ids + positions if ids == 8 else 16
+    buckets = min(max(num_edges // _BUCKET_EDGES, 1), _MOST_BUCKETS)
+    return num_edges * record + 8 * buckets * (expected.threads(num_edges, _EDGES_PER_THREAD) + 1) + 8
+
+
+def _sorting(num_edges: int, id_bytes: int, narrow: bool, makes_columns: bool) -> int:
+    """On a device: keys where ids are none, positions, sorted keys, their order where it is no output, the sort."""
+    key = 4 if num_edges <= _INT32_MAX else 8
+    arrays = (id_bytes != key) + 2 + (not (narrow and key == 4))
+    columns = (4 if narrow else 8) * makes_columns
+    return num_edges * (arrays * key + columns) + sort_bytes(num_edges, key)
+
+
+@tells_workspace("coo_to_csc", "cpu")
+def _(expected: Expected, src: Tensor, dst: Tensor, num_src: int, num_dst: int, narrow: bool = False) -> int:
+    narrow = src.dtype == torch.int32 or (narrow and max(num_src, src.numel()) <= _INT32_MAX)
+    return _grouping(expected, src.numel(), num_dst, narrow)
+
+
+@tells_workspace("coo_to_csc", "cuda")
+def _(expected: Expected, src: Tensor, dst: Tensor, num_src: int, num_dst: int, narrow: bool = False) -> int:
+    narrow = src.dtype == torch.int32 or (narrow and max(num_src, src.numel()) <= _INT32_MAX)
+    return _sorting(src.numel(), src.itemsize, narrow, False)
+
+
+@tells_workspace("transpose", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, num_src: int) -> int:
+    narrow = indices.dtype == torch.int32 and indptr.numel() - 1 <= _INT32_MAX
+    return _grouping(expected, indices.numel(), num_src, narrow)
+
+
+@tells_workspace("transpose", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, num_src: int) -> int:
+    narrow = indices.dtype == torch.int32 and indptr.numel() - 1 <= _INT32_MAX
+    return _sorting(indices.numel(), indices.itemsize, narrow, True)
+
+
+@tells_workspace("degrees", "cpu")
+def _(expected: Expected, ids: Tensor, num_nodes: int) -> int:
+    return 8 * num_nodes * (expected.threads(ids.numel(), max(_IDS_PER_THREAD, num_nodes)) - 1)
+
+
+@tells_workspace("in_subgraph", "cuda")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, nodes: Tensor) -> int:
+    return 8 * nodes.numel() + scan_bytes(nodes.numel())
+
+
+@tells_workspace("induced_subgraph", "cpu")
+@tells_workspace("induced_subgraph", "cuda")
+def _(
+    expected: Expected, indptr: Tensor, indices: Tensor, nodes: Tensor, src_nodes: Tensor | None = None
+) -> int:  # fmt: skip
+    """A table of (node, place), at most half full; the device scans the columns' counts."""
+    num_listed = (nodes if src_nodes is None else src_nodes).numel()
+    return 16 * power_above(2 * num_listed, 2) + (scan_bytes(nodes.numel()) if nodes.is_cuda else 0)
+
+
+@tells_workspace("bfs_order", "cpu")
+def _(expected: Expected, indptr: Tensor, indices: Tensor, roots: Tensor) -> int:
+    return indptr.numel() // 8 + 8  # a bit per node
+
+
+takes_outputs_only("expand_indptr", "validate_csc")
+takes_outputs_only("degrees", device_types=["cuda"])
+takes_outputs_only("in_subgraph", device_types=["cpu"])

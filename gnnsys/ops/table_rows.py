@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, sort_bytes, tells_workspace
 
 
 def read_table(
@@ -52,3 +53,10 @@ def read_table(
 @torch.library.register_fake("gnnsys::read_table")
 def _(srcs, firsts, cache, slots, num_rows, index, out, hits) -> None:
     return None
+
+
+@tells_workspace("read_table", "cuda")
+def _(expected: Expected, srcs, firsts, cache, slots, num_rows, index, out, hits) -> int:
+    """Where pieces are in the host's memory, ids are read in order; the pieces' places go to the device."""
+    on_device = all(src.is_cuda for src in srcs)
+    return (0 if on_device else 16 * index.numel() + 4 + sort_bytes(index.numel(), 4)) + 64 * len(srcs)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
+from gnnsys.ops._workspace import Expected, power_above, takes_outputs_only, tells_workspace
 from gnnsys.ops.csc import CSC
 
 COIN_SIDES = 1 << 53  # `coin` out of so many
@@ -59,3 +60,18 @@ def _(indptr, indices, roots, step_keys, coin_keys, coin, original):
 def _(visits, most, without):
     size = torch.library.get_ctx().new_dynamic_size()
     return visits.new_empty(size), visits.new_empty(size), visits.new_empty(size)
+
+
+_ROOTS_PER_THREAD = 16
+
+
+@tells_workspace("most_visited", "cpu")
+def _(expected: Expected, visits, most, without) -> int:
+    """What threads keep of all roots, and of one root at a time a table of its visits, which are sorted."""
+    num_roots, num_visits = visits.shape
+    kept = num_roots * min(most, num_visits) if expected.num_found is None else expected.num_found
+    root = 4 * power_above(2 * num_visits, 16) + (16 + 2 * 4 + 16) * num_visits
+    return 2 * 16 * kept + 8 * num_roots + expected.threads(num_roots, _ROOTS_PER_THREAD) * root
+
+
+takes_outputs_only("random_walks")

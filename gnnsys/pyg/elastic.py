@@ -15,7 +15,7 @@ from torch.utils.data import RandomSampler
 
 from gnnsys.loader import Schedule, Ticket
 from gnnsys.pyg.sampler import draw_seed
-from gnnsys.seeds import Leftover
+from gnnsys.seeds import Leftover, num_batches
 
 if TYPE_CHECKING:
     from gnnsys.pyg.threaded_loader import ThreadedLoader
@@ -55,6 +55,15 @@ def left_batches(loader: ThreadedLoader, leftover: Leftover, start: int) -> Iter
     end = schedule.first(leftover.epoch + 1) - schedule.first(leftover.epoch)
     for batch in range(start, end):
         yield schedule.inputs(Ticket(leftover.epoch, batch)).tolist()
+
+
+def first_number(loader: ThreadedLoader, epoch: int, per_epoch: int) -> int:
+    """The batch number of an epoch's first batch. An epoch that was dealt anew may have more or fewer batches than
+    others: those behind it begin where it ends."""
+    left, longer = loader.leftover, 0
+    if left is not None and epoch > left.epoch:
+        longer = left.first + num_batches(left.largest, loader.batch_size or 1, loader.drop_last) - per_epoch
+    return epoch * per_epoch + longer
 
 
 def first_seed(loader: ThreadedLoader, state: Mapping[str, Any]) -> int:

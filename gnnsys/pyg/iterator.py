@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from gnnsys.comm import current_context, set_context, use_context
+from gnnsys.comm import BatchLoop, use_context
 from gnnsys.pipeline import Pipeline, Stage
-from gnnsys.pyg.elastic import first_seed, left_batches
+from gnnsys.pyg.elastic import first_number, first_seed, left_batches
 from gnnsys.pyg.sampler import draw_seed
 from gnnsys.sampling import SampleKey
 
@@ -69,7 +69,7 @@ class EpochIterator:
     def __init__(self, loader: ThreadedLoader, running: Running) -> None:
         self._loader = loader
         self._running = running
-        self._before = self._said = current_context()
+        self._loop = BatchLoop()
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -84,21 +84,15 @@ class EpochIterator:
         except StopIteration:
             if self._loader.progress is epoch:
                 self._loader.progress = None
-            self._leave()
+            self._loop.leave()
             raise
-        self._said = self._loader.context.at(epoch.first + epoch.seen)
-        set_context(self._said)  # what is asked for while the batch is used is of this batch
+        self._loop.use(self._loader.context.at(epoch.first + epoch.seen))
         epoch.seen += 1
         self._loader.progress = epoch
         return batch
 
-    def _leave(self) -> None:
-        """Requests of this thread are of no batch of this epoch any more."""
-        if current_context() is self._said:
-            set_context(self._before.outside())
-
     def __del__(self) -> None:  # an epoch that was left early
-        self._leave()
+        self._loop.leave()
 
 
 def _begin(loader: ThreadedLoader) -> Epoch:
@@ -128,7 +122,7 @@ class Epoch:
         drawn = draw_seed(loader.generator)
         self.number = loader.next_epoch() if state is None else int(state["epoch"])
         self.seed, self._epoch = (drawn, 0) if loader.seed is None else (loader.seed, self.number)
-        self.first = self.number * _num_batches(loader)  # the batch number of the epoch's first batch
+        self.first = first_number(loader, self.number, _num_batches(loader))  # the batch number of its first batch
         batches = _on_host(loader._index_sampler)
         self.start = self.seen = 0 if state is None else int(state["batch"])
         # A RandomSampler draws when its first batch is asked for: do that here, not in a thread.

@@ -16,6 +16,7 @@ from torch_geometric.data import HeteroData
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.base import SubgraphType
 
+from gnnsys.comm import use_context
 from gnnsys.graph import EdgeType
 from gnnsys.loader import Names
 from gnnsys.pyg.arguments import check_kwargs, check_links, check_nodes, complete_links, complete_nodes
@@ -107,6 +108,11 @@ class NeighborLoader(ThreadedLoader, torch_geometric.loader.NeighborLoader):
         if not self._is_taken_over(index):
             return self.input_data[index]
         return NodeSamplerInput(index, self.input_ids(index), None, self.input_data.input_type)
+
+    def __call__(self, index: Any) -> Any:
+        """The batch of the given inputs. It is of no epoch, so messages for it name the loader alone."""
+        with use_context(self.context):
+            return super().__call__(index)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self._take(self._checked(index))
@@ -222,6 +228,11 @@ class LinkNeighborLoader(ThreadedLoader, torch_geometric.loader.LinkNeighborLoad
         edge_index = data.edge_index if edge_type is None else data[edge_type].edge_index
         row, col = edge_index[:, self.input_ids(index)]
         return EdgeSamplerInput(index, row, col, None, None, edge_type)
+
+    def __call__(self, index: Any) -> Any:
+        """The batch of the given inputs. It is of no epoch, so messages for it name the loader alone."""
+        with use_context(self.context):
+            return super().__call__(index)
 
     def sample(self, index: Any, key: SampleKey | None = None) -> Output:
         inputs = self._take(self._checked(index))

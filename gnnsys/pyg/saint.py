@@ -7,8 +7,9 @@ Our samplers go along in-edges, so they are given the graph with its edges flipp
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch_geometric.loader
@@ -28,10 +29,20 @@ _UNSEEN = 0.1  # PyG's norm of an edge, and count of a node, that was never draw
 class _GraphSAINT(InducedLoader):
     """What the three have in common."""
 
-    def _start(
-        self, data: Any, batch_size: int, num_steps: int, sample_coverage: int, save_dir: str | None, log: bool,
-        seed: int | None, kwargs: dict[str, Any],
-    ) -> None:  # fmt: skip
+    _kind: ClassVar[Callable[..., SaintSampler]]
+
+    def __init__(
+        self,
+        data: Any,
+        batch_size: int,
+        num_steps: int = 1,
+        sample_coverage: int = 0,
+        save_dir: str | None = None,
+        log: bool = True,
+        *,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
         name = type(self).__name__
         check_data(data, name, _ON_PARTS)
         if "node_norm" in data or "edge_norm" in data:
@@ -46,13 +57,15 @@ class _GraphSAINT(InducedLoader):
         self.N, self.E = int(data.num_nodes), int(data.num_edges)
         self._csc = _by_source(edges_of(data), self.N)
         graph = Graph({NODE: self.N}, {EDGE: self._csc})
-        self._saint = self._make(graph, batch_size, num_subgraphs=num_steps, coverage=sample_coverage, ascending=True)
+        options = {"num_subgraphs": num_steps, "coverage": sample_coverage, "ascending": True, **self._walks()}
+        self._saint = type(self)._kind(graph, batch_size, **options)
         self._open(data, torch.arange(num_steps, device="cpu"), seed, {"batch_size": 1, **kwargs})
         if sample_coverage:
             self.node_norm, self.edge_norm = self._norms(data)
 
-    def _make(self, graph: Graph, size: int, **options: Any) -> SaintSampler:
-        raise NotImplementedError
+    def _walks(self) -> dict[str, Any]:
+        """What the sampler is told besides its size."""
+        return {}
 
     def make_batch(self, index: Tensor, key: SampleKey) -> Data:
         if index.numel() != 1:
@@ -108,22 +121,7 @@ class GraphSAINTNodeSampler(_GraphSAINT, torch_geometric.loader.GraphSAINTNodeSa
     generator does.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        batch_size: int,
-        num_steps: int = 1,
-        sample_coverage: int = 0,
-        save_dir: str | None = None,
-        log: bool = True,
-        *,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(data, batch_size, num_steps, sample_coverage, save_dir, log, seed, kwargs)
-
-    def _make(self, graph: Graph, size: int, **options: Any) -> SaintSampler:
-        return SaintNodeSampler(graph, size, **options)
+    _kind = SaintNodeSampler
 
 
 class GraphSAINTEdgeSampler(_GraphSAINT, torch_geometric.loader.GraphSAINTEdgeSampler):
@@ -134,22 +132,7 @@ class GraphSAINTEdgeSampler(_GraphSAINT, torch_geometric.loader.GraphSAINTEdgeSa
     the degrees. `edge_norm` and `seed` as in `GraphSAINTNodeSampler`.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        batch_size: int,
-        num_steps: int = 1,
-        sample_coverage: int = 0,
-        save_dir: str | None = None,
-        log: bool = True,
-        *,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self._start(data, batch_size, num_steps, sample_coverage, save_dir, log, seed, kwargs)
-
-    def _make(self, graph: Graph, size: int, **options: Any) -> SaintSampler:
-        return SaintEdgeSampler(graph, size, **options)
+    _kind = SaintEdgeSampler
 
 
 class GraphSAINTRandomWalkSampler(_GraphSAINT, torch_geometric.loader.GraphSAINTRandomWalkSampler):
@@ -157,6 +140,8 @@ class GraphSAINTRandomWalkSampler(_GraphSAINT, torch_geometric.loader.GraphSAINT
 
     `edge_norm` and `seed` as in `GraphSAINTNodeSampler`.
     """
+
+    _kind = SaintWalkSampler
 
     def __init__(
         self,
@@ -172,10 +157,10 @@ class GraphSAINTRandomWalkSampler(_GraphSAINT, torch_geometric.loader.GraphSAINT
         **kwargs: Any,
     ) -> None:
         self.walk_length = walk_length
-        self._start(data, batch_size, num_steps, sample_coverage, save_dir, log, seed, kwargs)
+        super().__init__(data, batch_size, num_steps, sample_coverage, save_dir, log, seed=seed, **kwargs)
 
-    def _make(self, graph: Graph, size: int, **options: Any) -> SaintSampler:
-        return SaintWalkSampler(graph, size, self.walk_length, **options)
+    def _walks(self) -> dict[str, Any]:
+        return {"length": self.walk_length}
 
     def _sampling(self) -> dict[str, Any]:
         return {**super()._sampling(), "walk_length": self.walk_length}

@@ -3,7 +3,7 @@
 from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors, to_block
 from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource
+from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
@@ -62,6 +62,7 @@ __all__ = [
     "PartMasks",
     "PinSAGESampler",
     "Placed",
+    "RuleSeeds",
     "RuleSource",
     "SaintEdgeSampler",
     "SaintNodeSampler",

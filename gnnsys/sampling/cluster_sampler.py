@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import Graph, NodeType
-from gnnsys.ops import as_bytes
+from gnnsys.ops import CSC, as_bytes, in_subgraph
 from gnnsys.partition import Assignment, Clustering, cut_clusters
 from gnnsys.sampling.induced import induced_edges
 from gnnsys.sampling.neighborhoods import AnyGraph, sampling_device, to_device
@@ -97,8 +97,9 @@ class ClusterSampler(SubgraphSampler):
     def _of(self, node_type: NodeType, inputs: Tensor) -> Tensor:
         """The nodes of these clusters, cluster by cluster."""
         offsets, nodes = self._offsets[node_type], self._nodes[node_type]
+        if nodes is not None:
+            return in_subgraph(CSC(offsets, nodes, nodes.numel()), inputs).indices
         first, end = offsets[inputs], offsets[inputs + 1]
         sizes = end - first
         before = sizes.cumsum(0) - sizes
-        places = torch.arange(int(sizes.sum()), device="cpu") + torch.repeat_interleave(first - before, sizes)
-        return places if nodes is None else nodes[places]
+        return torch.arange(int(sizes.sum()), device="cpu") + torch.repeat_interleave(first - before, sizes)

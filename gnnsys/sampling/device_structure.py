@@ -19,7 +19,7 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, NodeType
 from gnnsys.ops import CSC, DeviceReads, JoinedParts, Neighbors, gather_rows, sample_neighbors
 from gnnsys.partition import Part, Parts, id_dtype
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource
+from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
 from gnnsys.sampling.edge_sources import EdgeSource
 from gnnsys.sampling.owners import part_bounds
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec
@@ -102,7 +102,7 @@ class PartsRun:
             if ids is not None:
                 csc = CSC(csc.indptr, csc.indices, ids.numel())  # no core edge comes from a later hop of the halo
             at = RuleSource(csc, ids, self.parts[0])
-            found = self._rule.draw(at, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
+            found = self._rule.draw(at, RuleSeeds(seeds, fanout, key, exclude, tree, rng_ids))
             return self._named(edge_type, found)
         timed: dict[str, Any] = {}
         if source.time is not None and seed_time is not None:

@@ -77,7 +77,8 @@ class DistGraph:
         self._prepared: dict[ViewSpec, DistNeighborhoods] = {}
         self._on_device: dict[ViewSpec, DeviceNeighborhoods] = {}
         self._scores: dict[tuple[int, int], NodeScores] = {}  # by requester and version, to be sent again
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # never held while somebody else is waited for
+        self._preparing: dict[ViewSpec, threading.Lock] = {}  # held while all machines prepare a view
         specs = graph_tables(parts)
         for spec in specs.values():
             store.register(spec)
@@ -201,19 +202,29 @@ class DistGraph:
         """
         drawn_by = None if rule is None else find_rule(rule)
         spec = ViewSpec(weight, time, None if drawn_by is None else drawn_by.text)
+        host = self.host_neighborhoods(spec)
         with self._lock:
-            if spec not in self._prepared:
-                if spec != UNIFORM:
-                    self._prepare(spec)
-                prepare = partial(self._prepare_again, spec)
-                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
-            host, structure = self._prepared[spec], self.structure
+            structure = self.structure
             draws_there = drawn_by is None or drawn_by.draws_on_devices
             if structure is None or not draws_there or (device is not None and device != structure.device):
                 return host
             if spec not in self._on_device:
                 self._on_device[spec] = DeviceNeighborhoods(structure, host)
             return self._on_device[spec]
+
+    def host_neighborhoods(self, spec: ViewSpec) -> DistNeighborhoods:
+        """Neighbourhoods of the host. One thread prepares them; those that need other ones do not wait for it."""
+        with self._lock:
+            found, preparing = self._prepared.get(spec), self._preparing.setdefault(spec, threading.Lock())
+        if found is not None:
+            return found
+        with preparing:
+            if spec not in self._prepared:
+                if spec != UNIFORM:
+                    self._prepare(spec)
+                prepare = partial(self._prepare_again, spec)
+                self._prepared[spec] = DistNeighborhoods(self._views, self._owners, self.client, spec, prepare)
+            return self._prepared[spec]
 
     def _prepare(self, spec: ViewSpec) -> None:
         draws_by(self.parts, spec)  # ValueError where no type has such rows, before anybody is asked
@@ -346,7 +357,7 @@ class DistGraph:
         return f"DistGraph(nodes {{{nodes}}}, edges {{{edges}}}, {where})"
 
 
-def loader_context(graph: Graph | DistGraph, priority: int = 0, path: int = 0) -> RequestContext:
+def loader_context(graph: Graph | DistGraph, priority: int | None = None, path: int | None = None) -> RequestContext:
     """What the messages of a new loader say. A loader of a graph in memory has no number: it asks nobody for it."""
     number = 0 if isinstance(graph, Graph) else next(graph.loader_numbers)
     return RequestContext(loader=number, priority=priority, path=path)

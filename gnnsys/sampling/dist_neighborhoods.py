@@ -86,10 +86,14 @@ class DistNeighborhoods:
 
     def ask(self, machine: int, request: PartsRequest, hop: int) -> Iterator[HopAnswer]:
         """Sends a hop's request to a machine, now; what it answers, piece by piece, when it is iterated."""
+        messages = self.request(machine, Kind.SAMPLE, request.to_arrays(), hop)
+        return (answer for message in messages for answer in answers_from_arrays(message.arrays))
+
+    def request(self, machine: int, kind: Kind, arrays: list[Tensor], hop: int) -> Iterator[Message]:
+        """Sends what names this view to a machine, now; the messages of its reply, when they are iterated."""
         assert self._client is not None
-        ask = partial(self._client.request, machine, Kind.SAMPLE, request.to_arrays(), layer=hop)
-        sent = ask()
-        return (answer for message in self._messages(ask, sent) for answer in answers_from_arrays(message.arrays))
+        ask = partial(self._client.request, machine, kind, arrays, layer=hop)
+        return self._messages(ask, ask())
 
     def own_view(self, part: int) -> PartView:
         """The view of a part that is here."""

@@ -29,8 +29,20 @@ class RuleSource:
     score: Tensor | None = None  # uint8 by source: 0 where the requester owns it, else its score; None at version 0
 
 
+@dataclass(frozen=True)
+class RuleSeeds:
+    """Whose in-edges a rule draws, and how many of each."""
+
+    ids: Tensor  # columns of the source's CSC
+    fanout: int
+    key: int
+    exclude: Tensor | None = None  # positions, ascending, never to be taken
+    tree: Tensor | None = None  # of each seed
+    original: Tensor | None = None  # original ids of the seeds; None: the seeds themselves
+
+
 class DrawRule(ABC):
-    """How up to `fanout` in-edges of each seed are chosen."""
+    """How up to a fanout of in-edges of each seed are chosen."""
 
     name: str  # what views and requests call it
     needs_sources: ClassVar[bool] = False  # whether it reads `RuleSource.source_ids`
@@ -49,19 +61,5 @@ class DrawRule(ABC):
         raise ValueError(f"the rule {self.name!r} has no options, got {options!r}")
 
     @abstractmethod
-    def draw(
-        self,
-        source: RuleSource,
-        seeds: Tensor,
-        fanout: int,
-        *,
-        key: int,
-        exclude: Tensor | None,
-        tree: Tensor | None,
-        rng_ids: Tensor | None,
-    ) -> Neighbors:
-        """The chosen in-edges, with a weight each if the rule `weighs`.
-
-        Seeds are columns of `source.csc`, `rng_ids` their original ids (None: the seeds themselves); `exclude` are
-        positions, ascending, never to be taken. Random by `key` and original ids alone.
-        """
+    def draw(self, source: RuleSource, seeds: RuleSeeds) -> Neighbors:
+        """The chosen in-edges, with a weight each if the rule `weighs`. Random by the key and original ids alone."""

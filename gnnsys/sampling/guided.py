@@ -22,7 +22,7 @@ from gnnsys.sampling.dist_graph import DistGraph
 from gnnsys.sampling.fanouts import Fanouts
 from gnnsys.sampling.guided_rule import GuidedRule, check_guided
 from gnnsys.sampling.neighbor import NeighborSampler
-from gnnsys.sampling.node_scores import NodeScores, ScoresNotHere
+from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores, ScoresNotHere
 from gnnsys.sampling.sample import Sample
 from gnnsys.sampling.sampler import SampleKey
 from gnnsys.store import ColumnChoice, as_source, read_rows
@@ -91,6 +91,7 @@ class GuidedSampler(NeighborSampler):
         self._scores: dict[int, NodeScores] = {}
         self._begun = _BEFORE_ALL
         self._is_pruned = False  # whether versions were forgotten
+        self._keeps_all = False  # whether none is to be
         self._parts = graph
         self._lock = threading.Lock()
         super().__init__(graph, num_neighbors, disjoint=disjoint, expand=expand, rule=self._rule.text)
@@ -190,7 +191,7 @@ class GuidedSampler(NeighborSampler):
         with self._lock:
             self._begun = max(self._begun, position)
             in_force = bisect_right(self._versions, position, key=lambda entry: entry.position) - 1
-            if in_force > 0:
+            if in_force > 0 and not self._keeps_all:
                 del self._versions[:in_force]
                 used = {entry.scores for entry in self._versions}
                 self._scores = {version: scores for version, scores in self._scores.items() if version in used}
@@ -240,33 +241,73 @@ class GuidedSampler(NeighborSampler):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        versions, scores = self.read_state(state)
+        for known in list(scores.values())[-MOST_VERSIONS:]:  # owners keep no more, and are sent others when they ask
+            self._parts.add_scores(known)
+        self.set_versions(versions, scores, is_pruned=bool(state["is_pruned"]))
+
+    def set_versions(
+        self, versions: Sequence[GuideVersion], scores: Mapping[int, NodeScores], *, is_pruned: bool
+    ) -> None:
+        """What batches are drawn and read by, from the first on that is sampled now."""
+        with self._lock:
+            self._versions, self._scores, self._begun = list(versions), dict(scores), _BEFORE_ALL
+            self._is_pruned = is_pruned
+
+    def read_state(self, state: Mapping[str, Any]) -> tuple[list[GuideVersion], dict[int, NodeScores]]:
+        """Versions, and scores by version, of what `state_dict` gave; ValueError where it was altered or is another's.
+
+        Nothing changes.
+        """
         if set(state) != {"requester", "is_pruned", "versions", "scores", "columns"}:
             raise ValueError(f"this state is of another sampler: expected versions and scores, got {[*state]}")
-        choices = [ColumnChoice.of_state(choice) for choice in state["columns"]]
-        if any(not -1 <= int(number) < len(choices) for *_, number in state["versions"]):
-            raise ValueError("this state has versions without columns: it was altered")
-        versions = [
-            GuideVersion((int(epoch), int(batch)), int(version), choices[number] if number >= 0 else None)
-            for epoch, batch, version, number in state["versions"]
-        ]
+        try:
+            return self._read_versions(state)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"this state of a sampler was altered: {error!r}") from error
+
+    def _read_versions(self, state: Mapping[str, Any]) -> tuple[list[GuideVersion], dict[int, NodeScores]]:
         scores = {known.version: known for known in map(NodeScores.from_arrays, state["scores"])}
         requesters = {int(state["requester"]), *(known.requester for known in scores.values())}
         if requesters != {self.requester}:
             raise ValueError(f"this state is of part {sorted(requesters)}, this sampler is for part {self.requester}")
+        choices = [ColumnChoice.of_state(choice) for choice in state["columns"]]
+        for choice in choices:
+            self._check_choice(choice)
+        rows = state["versions"]
+        if any(len(row) != 4 or not all(isinstance(number, int) for number in row) for row in rows):
+            raise ValueError("versions of this state are not of four numbers: it was altered")
+        if any(not -1 <= number < len(choices) for *_, number in rows):
+            raise ValueError("this state has versions without columns: it was altered")
+        versions = [
+            GuideVersion((epoch, batch), version, choices[number] if number >= 0 else None)
+            for epoch, batch, version, number in rows
+        ]
         positions = [entry.position for entry in versions]
         if positions != sorted(set(positions)) or any(entry.scores not in {0, *scores} for entry in versions):
             raise ValueError("this state has versions without scores, or out of order: it was altered")
-        for known in scores.values():
-            self._parts.add_scores(known)
-        with self._lock:
-            self._versions, self._scores, self._begun = versions, scores, _BEFORE_ALL
-            self._is_pruned = bool(state["is_pruned"])
+        return versions, scores
+
+    def _check_choice(self, choice: ColumnChoice) -> None:
+        (node_type,) = self._parts.node_types
+        own = self._parts.book.part_range(self.requester, node_type)
+        rows = self._parts.node_data[node_type].get(choice.rows)
+        width = -1 if rows is None else as_source(rows, choice.rows).shape[-1]
+        if choice.rows != self.features or choice.own != (own.start, own.stop) or choice.fill.numel() != width:
+            raise ValueError(
+                f"this state has columns of {choice.rows!r} with {choice.fill.numel()} columns for nodes {choice.own}, "
+                f"here they are {self.features!r} with {width} for {(own.start, own.stop)}: it is of another graph"
+            )
 
     def load_state_dicts(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Takes up the state of a rank that sampled for the same part; without one draws begin uniformly again."""
         own = [state for state in states if state and state.get("requester") == self.requester]
         if own or len(states) == 1:
             return self.load_state_dict((own or states)[0])
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forgets every version: what samplers of other parts had says nothing of this one."""
         with self._lock:
             self._versions, self._scores, self._begun, self._is_pruned = [], {}, _BEFORE_ALL, False
 

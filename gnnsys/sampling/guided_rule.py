@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from gnnsys.ops import Neighbors, sample_guided, sample_neighbors
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource
+from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
 
 SPLITS = ("local", "proportional")
 
@@ -39,19 +38,10 @@ class GuidedRule(DrawRule):
         check_guided(deviation, split, kind == "unbiased")
         return GuidedRule(deviation, split, kind == "unbiased")
 
-    def draw(
-        self,
-        source: RuleSource,
-        seeds: Tensor,
-        fanout: int,
-        *,
-        key: int,
-        exclude: Tensor | None,
-        tree: Tensor | None,
-        rng_ids: Tensor | None,
-    ) -> Neighbors:
+    def draw(self, source: RuleSource, seeds: RuleSeeds) -> Neighbors:
+        options: dict[str, Any] = {"exclude": seeds.exclude, "tree": seeds.tree, "rng_ids": seeds.original}
         if source.score is None:  # no version yet
-            found = sample_neighbors(source.csc, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
+            found = sample_neighbors(source.csc, seeds.ids, seeds.fanout, key=seeds.key, **options)
             if not self.weighs:
                 return found
             counts = found.indptr.diff()
@@ -59,16 +49,14 @@ class GuidedRule(DrawRule):
             return found._replace(weight=weight)
         return sample_guided(
             source.csc,
-            seeds,
-            fanout,
-            key=key,
+            seeds.ids,
+            seeds.fanout,
+            key=seeds.key,
             score=source.score,
             deviation=self.deviation,
             proportional=self.split == "proportional",
             unbiased=self.weighs,
-            exclude=exclude,
-            tree=tree,
-            rng_ids=rng_ids,
+            **options,
         )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from gnnsys.ops import Neighbors, sample_labor
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource
+from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
 from gnnsys.sampling.labor_importance import draw_by_importance
 
 MAX_ROUNDS = 10  # of LABOR-i: probabilities hardly change after three
@@ -19,19 +17,9 @@ class LaborRule(DrawRule):
     draws_on_devices = drawn_in_hops = True
     weighs = True
 
-    def draw(
-        self,
-        source: RuleSource,
-        seeds: Tensor,
-        fanout: int,
-        *,
-        key: int,
-        exclude: Tensor | None,
-        tree: Tensor | None,
-        rng_ids: Tensor | None,
-    ) -> Neighbors:
-        ids = source.source_ids
-        return sample_labor(source.csc, seeds, fanout, key=key, source_ids=ids, exclude=exclude, tree=tree)
+    def draw(self, source: RuleSource, seeds: RuleSeeds) -> Neighbors:
+        options = {"source_ids": source.source_ids, "exclude": seeds.exclude, "tree": seeds.tree}
+        return sample_labor(source.csc, seeds.ids, seeds.fanout, key=seeds.key, **options)
 
 
 class ImportanceRule(LaborRule):
@@ -46,19 +34,11 @@ class ImportanceRule(LaborRule):
     def __init__(self, rounds: int) -> None:
         self.name, self.rounds = f"labor-{rounds}", rounds
 
-    def draw(
-        self,
-        source: RuleSource,
-        seeds: Tensor,
-        fanout: int,
-        *,
-        key: int,
-        exclude: Tensor | None,
-        tree: Tensor | None,
-        rng_ids: Tensor | None,
-    ) -> Neighbors:
+    def draw(self, source: RuleSource, seeds: RuleSeeds) -> Neighbors:
         if source.part >= 0:
             raise ValueError(f"{self.name} needs the whole graph in one process: use labor-0 on parts")
-        if fanout <= 0:
-            return super().draw(source, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
-        return draw_by_importance(source.csc, seeds, fanout, self.rounds, key=key, exclude=exclude)
+        if seeds.fanout <= 0:
+            return super().draw(source, seeds)
+        return draw_by_importance(
+            source.csc, seeds.ids, seeds.fanout, self.rounds, key=seeds.key, exclude=seeds.exclude
+        )

@@ -6,8 +6,8 @@ Both draw with replacement, node u with probability q(u), and keep the edges bet
   adjacency P, P(v, u) = 1 / degree(v) per edge. One q for all layers and batches, made once.
 - LADIES (Zou et al. 2019, algorithm 1): the same of the rows of the current layer alone, so what is drawn has edges.
 
-q is made of integers (2^s / degree^2, rounded down, at least 1): their sums are the same in any order, so a graph and
-its parts draw the same nodes. Draws look for a number in prefix sums over nodes in the order of original ids.
+q is made of integers (`layer_shares.py`): their sums are the same in any order, so a graph and its parts draw the same
+nodes. Draws look for a number in prefix sums over nodes in the order of original ids.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, ids_of
-from gnnsys.ops import CSC, IdTable, Neighbors, stream_key
-from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, host_of, neighborhoods
+from gnnsys.ops import CSC, IdTable, stream_key
+from gnnsys.sampling.edges_within import WithinRequest, inner_edges
+from gnnsys.sampling.layer_shares import layer_shares
+from gnnsys.sampling.neighborhoods import AnyGraph, host_of, neighborhoods
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 
-_NODES_PER_PIECE = 1 << 14  # whose in-edges are looked at together when q of a whole graph is made
+_NODES_PER_MESSAGE = 1 << 20  # that parts are asked about at once when q of a whole graph is made
 
 
 class _Drawn(NamedTuple):
@@ -64,7 +66,6 @@ class LayerWiseSampler(Sampler):
         self.device = host_of(graph, name)
         self._hoods = neighborhoods(graph, device=self.device)
         (self._edge_type,), (self._node_type,) = graph.edge_types, graph.node_types
-        self._one = 1 << (62 - max(1, graph.num_edges()).bit_length())  # no sum over edges reaches 2^62
 
     def options(self) -> dict[str, Any]:
         return {"sampler": type(self).__name__, "num_nodes": self.num_nodes, "normalize": self.normalize}
@@ -90,20 +91,20 @@ class LayerWiseSampler(Sampler):
         blocks: list[Block] = []
         for hop, number in enumerate(self.num_nodes):
             words = _words(stream_key(key.seed, key.epoch, key.batch, hop), number)
-            edges, scale = self._layer(nodes, words)
+            drawn, degrees = self._draw(nodes, words, hop)
+            (edges,) = inner_edges(self.graph, [WithinRequest(self._edge_type, nodes, drawn.nodes)])
             num_dst = nodes.numel()
-            local, fresh = table.insert(edges.ids.long())
+            local, fresh = table.insert(drawn.nodes[edges.places])
             nodes = torch.cat([nodes, fresh])
             dst = torch.repeat_interleave(edges.indptr.diff(), output_size=local.numel())
-            weight = scale if self.normalize else scale / self._degrees(nodes[:num_dst])[dst]
+            weight = drawn.scale[edges.places]
             if self.normalize:
-                weight = (
-                    weight / torch.zeros(num_dst, dtype=torch.float64, device="cpu").index_add_(0, dst, weight)[dst]
-                )
-            edge_ids = self._hoods.edge_ids(self._edge_type, edges.positions)
-            csc = CSC(edges.indptr, local, nodes.numel(), edge_ids)
+                divisor = torch.zeros(num_dst, dtype=torch.float64, device="cpu").index_add_(0, dst, weight)
+            else:
+                divisor = (self._degrees(nodes[:num_dst]) if degrees is None else degrees).double()
+            weights = {self._edge_type: (weight / divisor[dst]).float()}
+            csc = CSC(edges.indptr, local, nodes.numel(), self._hoods.edge_ids(self._edge_type, edges.positions))
             num_src, num_dst_of = {self._node_type: nodes.numel()}, {self._node_type: num_dst}
-            weights = {self._edge_type: weight.float()}
             blocks.insert(0, Block({self._edge_type: csc}, num_src, num_dst_of, weights))
             num_nodes.append(fresh.numel())
             num_edges.append(local.numel())
@@ -111,73 +112,49 @@ class LayerWiseSampler(Sampler):
         return Sample({self._node_type: nodes}, {}, {}, {}, *counts, blocks=blocks, by_destination=True)
 
     @abstractmethod
-    def _layer(self, nodes: Tensor, words: np.ndarray) -> tuple[Neighbors, Tensor]:
-        """The in-edges of `nodes` that come from what `words` draw, and the `scale` of each edge's source."""
-
-    def _in_edges(self, nodes: Tensor) -> Neighbors:
-        seeds = nodes.to(self._hoods.id_dtypes[self._node_type])
-        (found,) = self._hoods.sample([HopRequest(self._edge_type, seeds, -1, key=0)])
-        return found
+    def _draw(self, nodes: Tensor, words: np.ndarray, hop: int) -> tuple[_Drawn, Tensor | None]:
+        """What `words` draw for a layer of `nodes`, and the in-degrees of these where they came with it."""
 
     def _degrees(self, nodes: Tensor) -> Tensor:
         if isinstance(self.graph, Graph):
-            return self.graph.csc(self._edge_type).in_degrees()[nodes].double()
-        return self.graph.in_degrees(nodes, self._edge_type).double()
-
-    def _originals(self, nodes: Tensor) -> Tensor:
-        return nodes if isinstance(self.graph, Graph) else self.graph.original_ids(nodes, self._node_type)
-
-    def _share(self, degrees: Tensor) -> Tensor:
-        """The integer that stands for 1 / degree^2, for edges into nodes of these degrees."""
-        return torch.div(self._one, degrees * degrees, rounding_mode="floor").clamp_(min=1)
-
-    def _kept(self, edges: Neighbors, drawn: _Drawn) -> tuple[Neighbors, Tensor]:
-        """Of some in-edges those whose source was drawn."""
-        if not drawn.nodes.numel():
-            return Neighbors(torch.zeros_like(edges.indptr), edges.ids[:0], edges.positions[:0]), drawn.scale
-        chosen = IdTable(self.graph.num_nodes(), drawn.nodes.numel())
-        chosen.insert_seeds(drawn.nodes)
-        place = chosen.lookup(edges.ids.long())
-        inside = (place >= 0).nonzero().view(-1)
-        dst = torch.repeat_interleave(edges.indptr.diff(), output_size=edges.ids.numel())
-        indptr = torch.zeros_like(edges.indptr)
-        torch.cumsum(torch.bincount(dst[inside], minlength=indptr.numel() - 1), 0, out=indptr[1:])
-        return Neighbors(indptr, edges.ids[inside], edges.positions[inside]), drawn.scale[place[inside]]
+            indptr = self.graph.csc(self._edge_type).indptr
+            return indptr[nodes + 1] - indptr[nodes]
+        return self.graph.in_degrees(nodes, self._edge_type)
 
 
 class FastGCNSampler(LayerWiseSampler):
     """FastGCN: q of the whole graph, made once, when the sampler is.
 
-    A process keeps 16 bytes per node. Making q looks at all edges: on parts those of other machines travel once.
+    A process keeps 16 bytes per node. Making q looks at all edges: parts of other machines send their sums, once.
     """
 
     def __init__(self, graph: AnyGraph, num_nodes: Sequence[int], *, normalize: bool = True) -> None:
         super().__init__(graph, num_nodes, normalize=normalize)
-        total = graph.num_nodes()
-        share = torch.zeros(total, dtype=torch.int64, device="cpu")
-        for first in range(0, total, _NODES_PER_PIECE):
-            edges = self._in_edges(torch.arange(first, min(first + _NODES_PER_PIECE, total), device="cpu"))
-            degrees = edges.indptr.diff()
-            share.index_add_(0, edges.ids.long(), self._share(degrees.clamp(min=1)).repeat_interleave(degrees))
-        ids = torch.arange(total, device="cpu")
-        self._ids = ids if isinstance(graph, Graph) else self._originals(ids).argsort()
-        self._ends = share[self._ids].cumsum(0)
+        nodes = torch.arange(graph.num_nodes(), device="cpu")
+        sums, originals = torch.zeros_like(nodes), torch.zeros_like(nodes)
+        for some in nodes.split(_NODES_PER_MESSAGE):
+            found = layer_shares(graph, self._edge_type, some)
+            sums.index_add_(0, found.ids, found.sums)
+            originals[found.ids] = found.originals
+        known = sums.nonzero().view(-1)
+        self._ids, self._ends = _by_original(known, originals[known], sums[known])
 
-    def _layer(self, nodes: Tensor, words: np.ndarray) -> tuple[Neighbors, Tensor]:
-        return self._kept(self._in_edges(nodes), _draw(self._ids, self._ends, words))
+    def _draw(self, nodes: Tensor, words: np.ndarray, hop: int) -> tuple[_Drawn, Tensor | None]:
+        return _draw(self._ids, self._ends, words), None
 
 
 class LadiesSampler(LayerWiseSampler):
-    """LADIES: q of the current layer. On parts a layer is two round trips: its in-edges, and their original ids."""
+    """LADIES: q of the current layer. On parts a layer is two round trips: sums of shares, and edges of the drawn."""
 
-    def _layer(self, nodes: Tensor, words: np.ndarray) -> tuple[Neighbors, Tensor]:
-        edges = self._in_edges(nodes)
-        degrees = edges.indptr.diff()
-        ids, place = edges.ids.long().unique(return_inverse=True)
-        share = torch.zeros(ids.numel(), dtype=torch.int64, device="cpu")
-        share.index_add_(0, place, self._share(degrees.clamp(min=1)).repeat_interleave(degrees))
-        order = self._originals(ids).argsort()
-        return self._kept(edges, _draw(ids[order], share[order].cumsum(0), words))
+    def _draw(self, nodes: Tensor, words: np.ndarray, hop: int) -> tuple[_Drawn, Tensor | None]:
+        shares = layer_shares(self.graph, self._edge_type, nodes, hop=hop)
+        return _draw(*_by_original(shares.ids, shares.originals, shares.sums), words), shares.degrees
+
+
+def _by_original(ids: Tensor, originals: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Sources in the order of original ids, and the prefix sums of their shares."""
+    order = originals.argsort()
+    return ids[order], sums[order].cumsum(0)
 
 
 def _words(key: int, number: int) -> np.ndarray:

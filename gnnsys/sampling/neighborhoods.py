@@ -24,7 +24,7 @@ from gnnsys.ops import (
     gather_rows,
     sample_neighbors,
 )
-from gnnsys.sampling.draw_rule import RuleSource
+from gnnsys.sampling.draw_rule import RuleSeeds, RuleSource
 from gnnsys.sampling.edge_sources import edge_sources
 from gnnsys.sampling.pinned_structure import read_by_device
 from gnnsys.sampling.rules import find_rule
@@ -193,7 +193,7 @@ class GraphNeighborhoods:
         exclude = None if request.exclude is None else request.exclude.to(request.seeds.device)
         if self._rule is not None:
             seeds, at = request.seeds.to(source.csc.indices.dtype), RuleSource(source.csc, version=request.version)
-            return self._rule.draw(at, seeds, fanout, key=request.key, exclude=exclude, tree=request.tree, rng_ids=None)
+            return self._rule.draw(at, RuleSeeds(seeds, fanout, request.key, exclude, request.tree))
         timed: dict[str, Any] = {}
         if source.time is not None and request.seed_time is not None:
             timed = {"time": source.time, "seed_time": request.seed_time, "last": last}

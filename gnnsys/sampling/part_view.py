@@ -25,7 +25,7 @@ from gnnsys.ops import (
     sample_neighbors,
 )
 from gnnsys.partition import Part, Parts, id_dtype
-from gnnsys.sampling.draw_rule import DrawRule, RuleSource
+from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
 from gnnsys.sampling.edge_sources import (
     EdgeSource,
     check_time,
@@ -164,7 +164,7 @@ class PartView:
             if self._rule.needs_scores and version:
                 score = self._scores.of_sources(part.index, requester, version)
             source = RuleSource(csc, ids, part.index, requester, version, score)
-            neighbors = self._rule.draw(source, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
+            neighbors = self._rule.draw(source, RuleSeeds(seeds, fanout, key, exclude, tree, rng_ids))
         own = self._own[src]
         return name_neighbors(
             neighbors,

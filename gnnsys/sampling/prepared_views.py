@@ -106,7 +106,7 @@ class PreparedViews:
         view, edge_type = self.view(request.view, request.parts[place]), self.edge_type(draw.edge_type)
         seeds, tree, seed_time = request.slots[draw.slot].of_part(place)
         step = _SEEDS_PER_PIECE if draw.fanout >= 0 else _SEEDS_PER_PIECE_OF_ALL
-        for first, end in _pieces(view.work(edge_type, seeds, draw.fanout, request.replace), seeds.numel(), step):
+        for first, end in pieces(view.work(edge_type, seeds, draw.fanout, request.replace), seeds.numel(), step):
             chosen = slice(first, end)
             piece = view.sample(
                 edge_type,
@@ -124,7 +124,7 @@ class PreparedViews:
             yield HopAnswer(number, place, first, end - first, piece)
 
 
-def _pieces(work: Tensor | int, num_seeds: int, step: int) -> Iterator[tuple[int, int]]:
+def pieces(work: Tensor | int, num_seeds: int, step: int = _SEEDS_PER_PIECE_OF_ALL) -> Iterator[tuple[int, int]]:
     """Ranges of at most `step` seeds that cover all, of _EDGES_PER_PIECE edges or a single seed. `work`: per seed."""
     if isinstance(work, int):
         step = max(1, min(step, _EDGES_PER_PIECE // max(1, work)))

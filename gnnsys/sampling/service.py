@@ -14,6 +14,7 @@ from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
 from gnnsys.sampling.edges_within import answer_inner
 from gnnsys.sampling.hop_message import HopAnswer, InnerRequest, PartsRequest, answers_to_arrays
+from gnnsys.sampling.layer_shares import answer_shares
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.node_scores import NodeScores
 from gnnsys.sampling.part_view import ViewSpec
@@ -27,7 +28,7 @@ _MAX_NUMBERS = 1 << 18
 
 
 class GraphService:
-    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS, VISITS, INDUCED and GUIDE for `own_parts`."""
+    """Answers PREPARE, SAMPLE, FIND_EDGES, EDGE_ENDS, VISITS, INDUCED, GUIDE and SHARES for `own_parts`."""
 
     def __init__(self, parts: Parts, own_parts: Sequence[int]) -> None:
         self.views = PreparedViews(parts, own_parts)
@@ -42,6 +43,7 @@ class GraphService:
             Kind.VISITS: self.visits,
             Kind.GUIDE: self.guide,
             Kind.INDUCED: self.induced,
+            Kind.SHARES: self.shares,
         }
 
     def prepare(self, request: Request) -> Reply:
@@ -125,6 +127,12 @@ class GraphService:
         edge_type = self.views.edge_type(hop.edge_type)
         self.views.view(0, hop.part)  # ValueError where it is not here
         return SourceSums(self._parts.part(hop.part), edge_type, hop).replies()
+
+    def shares(self, request: Request) -> Iterator[Reply]:
+        """What the in-edges of a layer add up to at each source: see `layer_shares`."""
+        head, nodes = _arrays(request, 2)
+        view, edge_type, parts = _pairs_of_parts(head)
+        return answer_shares(self.views, view, self.views.edge_type(edge_type), parts, nodes)
 
     def guide(self, request: Request) -> Reply:
         """Keeps a version of a part's scores: see `NodeScores`."""

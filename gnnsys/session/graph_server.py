@@ -23,6 +23,7 @@ from gnnsys.store import Life, Shard
 
 GRAPH_KINDS = (
     Kind.PREPARE, Kind.SAMPLE, Kind.FIND_EDGES, Kind.EDGE_ENDS, Kind.SELECT, Kind.VISITS, Kind.INDUCED, Kind.GUIDE,
+    Kind.SHARES,
 )  # fmt: skip
 _MAX_RANKS = 1024  # whose silence is told at once
 

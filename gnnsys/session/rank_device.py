@@ -41,8 +41,11 @@ def agree_on_devices(group: Group, wanted: torch.device | str | None) -> torch.d
 def find_device(wanted: torch.device | str | None, local_rank: int | None) -> torch.device:
     """The device of this process, which is torch's current one from here on if it is a GPU.
 
-    `local_rank` is None where nothing launched this process: then the GPU that torch uses stays that.
+    `local_rank` is None where nothing launched this process: then the GPU that torch uses stays that. Whoever wants the
+    CPU gets it without a look at GPUs: that would start CUDA's driver, after which a process must not be forked.
     """
+    if wanted is not None and str(wanted).split(":")[0] == "cpu":
+        return choose_device(wanted, 0, 0)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     current = torch.cuda.current_device() if num_gpus and torch.cuda.is_initialized() else 0
     device = choose_device(wanted, current if local_rank is None else local_rank, num_gpus)

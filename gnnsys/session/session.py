@@ -79,7 +79,8 @@ def init(
     requests; by default a quarter of the cores, at least two and at most eight.
 
     `device` is where this rank computes (`session.device`): by default the GPU with the number LOCAL_RANK, counted
-    around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one.
+    around where a machine has fewer, and the CPU where there is none. A GPU is made torch's current one, which takes
+    some of its memory; with "cpu" CUDA is never asked for anything.
 
     A process group is made unless there is one, or `process_group` is False: `backend`, or gloo, and nccl with it where
     every rank has a GPU of its own. Servers admit only who has the job's key; without `encrypt` what they say travels
@@ -136,8 +137,8 @@ def open(
     servers: Sequence[str] | None = None,
     key: str | os.PathLike[str] | None = None,
     policy: Policy | None = None,
-    priority: int = 0,
-    path_id: int = 0,
+    priority: int | None = None,
+    path_id: int | None = None,
     device: torch.device | str | None = None,
     place: str = "auto",
     cache: int | Literal["auto"] | None = None,
@@ -154,7 +155,7 @@ def open(
 
     `policy` chooses which of the candidates for rows serves them (`gnnsys.store.Policy`; the nearest by default).
     `priority` (smaller is served first) and `path_id` (the number of a route) are said in every request about this
-    graph, unless a loader says others (`PipelineOptions`) or `gnnsys.comm.use_context` does.
+    graph, unless a loader says others (`PipelineOptions`) or `gnnsys.comm.use_context` does; 0 if nobody does.
 
     `device`: where batches go unless a loader says otherwise, "cuda" say. A GPU then samples and reads the parts of its
     machine by itself: `place` says from where, "device" (all copied to it), "structure" (rows stay in their files,
@@ -245,8 +246,8 @@ class Session:
         servers: Sequence[str] | None = None,
         key: str | os.PathLike[str] | None = None,
         policy: Policy | None = None,
-        priority: int = 0,
-        path_id: int = 0,
+        priority: int | None = None,
+        path_id: int | None = None,
         device: torch.device | str | None = None,
         place: str = "auto",
         cache: int | Literal["auto"] | None = None,

@@ -5,7 +5,8 @@ for, from the moment on that it is asked for: first in, first out. Which rows a 
 device, so only the ids of the others go to the host, and only their rows come over the network and the bus.
 
 Batches take their rows in the order in which they were planned. So a place is read by all that count on its row before
-somebody else's row is put there.
+somebody else's row is put there. A batch whose rows do not come fails alone: its places are void, and the first behind
+it that counts on one of them asks for that row itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gnnsys.comm import RequestContext, current_context, use_context
 from gnnsys.ops import DeviceReads, gather_rows
 from gnnsys.store.memory_budget import MemoryBudget
 from gnnsys.store.source import PendingRead, ReadContext, Source, row_bytes, send
@@ -51,6 +53,13 @@ class DeviceWindow:
                     leg.plan = ring.plan(leg.ids)
             flight.before, self._last = self._last, flight
 
+    def withdraw(self, legs: Sequence[DeviceLeg]) -> None:
+        """Rows that these legs were to bring will not come: batches that are planned from now on ask for them."""
+        with self._lock, self._planned:
+            for leg in legs:
+                if leg.plan is not None:
+                    leg.plan.withdraw()
+
     def forget(self) -> None:
         """No later batch takes rows that were asked for before. Batches under way keep what they count on."""
         with self._lock:
@@ -61,6 +70,8 @@ class DeviceWindow:
         return sum(ring.num_bytes for ring in list(self._rings.values()) if ring is not None)
 
     def _ring_of(self, leg: DeviceLeg) -> _Ring | None:
+        if not leg.ids.numel():  # the first batch of a small share, say: it does not tell how large a ring should be
+            return None
         capacity = (self._keep + 1) * leg.ids.numel()
         if leg.key not in self._rings:
             self._rings[leg.key] = self._made(leg, capacity)
@@ -91,9 +102,11 @@ class DeviceLeg:
         self.asked: list[Tensor] = []  # page-locked, one for each source
         self.pending: list[PendingRead] = []
         self.rows: list[Tensor] = []  # on the device, one for each source, once the flight is complete
+        self._context, self._said = ReadContext(), RequestContext()  # of the batch
 
     def begin(self, context: ReadContext) -> None:
         """Asks for the rows that are in no place. The host waits for their ids."""
+        self._context, self._said = context, current_context()
         ids = (self.ids if self.plan is None else self.plan.new_ids).to("cpu")
         num_shared = self.ids.numel() - ids.numel()
         pin = self.ids.device.type == "cuda"
@@ -111,7 +124,33 @@ class DeviceLeg:
             if arrived is not rows:
                 rows.copy_(arrived)
         moved = [send(rows, device) for rows in self.asked]
-        self.rows = moved if self.plan is None else self.plan.take(moved)
+        if self.plan is None:
+            self.rows = moved
+        else:
+            missing = self.plan.missing()
+            again = [] if missing is None else [send(rows, device) for rows in self._ask_again(missing)]
+            self.rows = self.plan.take(moved, missing, again)
+        self.asked, self.pending, self.plan = [], [], None
+
+    def _ask_again(self, missing: Tensor) -> list[Tensor]:
+        """Rows that another batch was to bring and did not, of each source, asked for in this batch's name."""
+        ids, which = self.ids.index_select(0, missing).to("cpu").unique(return_inverse=True)
+        context = ReadContext(
+            batch=self._context.batch, wire_dtype=self._context.wire_dtype, policy=self._context.policy
+        )
+        with use_context(self._said):
+            reads = [source.begin(ids, None, context) for source in self.sources]
+            context.send()
+        rows = [read.result().index_select(0, which) for read in reads]
+        num_bytes = missing.numel() * sum(map(row_bytes, self.sources))
+        self._context.count(**context.counts)
+        self._context.count(rows_shared=-missing.numel() * len(self.sources), bytes_shared=-num_bytes)
+        return rows
+
+    def void(self) -> None:
+        """Its rows have not come: its places have none, for all that were planned behind it."""
+        if self.plan is not None:
+            self.plan.void()
         self.asked, self.pending, self.plan = [], [], None
 
 
@@ -145,11 +184,17 @@ class DeviceFlight:
         with self.lock:
             try:
                 self._window.enter(self, legs)
+            except BaseException as error:
+                self._error, self._is_done, self._legs = error, True, {}
+                self._window.forget()  # what was planned of it has no turn
+                raise
+            try:
                 for leg in legs:
                     leg.begin(context)
                 yield
             except BaseException as error:
-                self._fail(error)
+                self._error = error
+                self._window.withdraw(legs)
                 raise
 
     def complete(self) -> None:
@@ -171,23 +216,20 @@ class DeviceFlight:
             if self._is_done:
                 return
             before, self.before = self.before, None
-            if before is not None and before._error is not None:
-                self._fail(before._error)  # rows that it counts on will not come
-                return
-            try:
-                if before is not None:
-                    before._order.wait()
+            if before is not None:
+                before._order.wait()
+            if self._error is None:
+                try:
+                    for leg in self._legs.values():
+                        leg.land(self._window.device)
+                except BaseException as error:
+                    self._error = error
+                    self._window.withdraw(list(self._legs.values()))
+            if self._error is not None:
                 for leg in self._legs.values():
-                    leg.land(self._window.device)
-                self._order.note()
-            except BaseException as error:
-                self._fail(error)
+                    leg.void()
+            self._order.note()
             self._is_done, self._legs = True, {}
-
-    def _fail(self, error: BaseException) -> None:
-        """Its rows will not come: those that were planned behind it get the same error, new ones begin anew."""
-        self._error, self._is_done, self._legs = error, True, {}
-        self._window.forget()
 
 
 class _RingPlan(NamedTuple):
@@ -200,17 +242,41 @@ class _RingPlan(NamedTuple):
     new_ids: Tensor  # [num_asked], each once
     new_places: Tensor  # int64 [num_asked]
 
-    def take(self, arrived: Sequence[Tensor]) -> list[Tensor]:
-        """The rows of all ids, of each source; those that have arrived are put into the ring behind that."""
+    def take(self, arrived: Sequence[Tensor], missing: Tensor | None, again: Sequence[Tensor]) -> list[Tensor]:
+        """The rows of all ids, of each source; those that have arrived are put into the ring behind that.
+
+        `missing` are positions of ids whose places are void, and `again` their rows.
+        """
         found = []
         self.ring.note_reads(*self[1:])
-        for ring, rows in zip(self.ring.rows, arrived, strict=True):
+        for number, (ring, rows) in enumerate(zip(self.ring.rows, arrived, strict=True)):
             whole = gather_rows(ring, self.places)
+            if missing is not None:
+                whole.index_copy_(0, missing, again[number])
+                ring.index_copy_(0, self.places.index_select(0, missing), again[number])
             if rows.shape[0]:
                 whole.index_copy_(0, self.new_at, gather_rows(rows, self.new_rows))
                 ring.index_copy_(0, self.new_places, rows)
             found.append(whole)
+        if missing is not None:
+            self.ring.note_void(self.places.index_select(0, missing), False)
+        self.ring.note_void(self.new_places, False)
         return found
+
+    def missing(self) -> Tensor | None:
+        """Positions of ids that it counts on and whose places are void; None: there are none."""
+        void = self.ring.void
+        if void is None:
+            return None
+        is_missing = gather_rows(void, self.places).index_fill_(0, self.new_at, False)
+        found = is_missing.nonzero().view(-1)
+        return found if found.numel() else None
+
+    def void(self) -> None:
+        self.ring.note_void(self.new_places, True)
+
+    def withdraw(self) -> None:
+        self.ring.withdraw(self.new_ids, self.new_places)
 
 
 class _Ring:
@@ -223,6 +289,7 @@ class _Ring:
         self._place_of = torch.full((num_ids + 1,), -1, dtype=torch.int32, device=device)
         self._id_at = torch.full((capacity,), num_ids, dtype=torch.int64, device=device)
         self._next = 0
+        self.void: Tensor | None = None  # bool [capacity], in the order in which batches land; None: no place is
         self._device, self._reads = device, DeviceReads()
         self.num_bytes = _Ring.bytes_for(num_ids, capacity, sources)
         MemoryBudget.of(device).watch(self, "rows of other machines", lambda ring: ring.num_bytes)
@@ -237,6 +304,22 @@ class _Ring:
             self._reads(self._device, *self.rows)
             for tensor in planned:
                 tensor.record_stream(torch.cuda.current_stream(self._device))
+
+    def note_void(self, places: Tensor, is_void: bool) -> None:
+        """Says of places, when it is their batch's turn, whether their rows are missing."""
+        if self.void is None and is_void:
+            self.void = torch.zeros(self.capacity, dtype=torch.bool, device=self._device)
+        if self.void is not None:
+            self.void.index_fill_(0, places, is_void)
+            if not is_void and not bool(self.void.any()):
+                self.void = None
+
+    def withdraw(self, ids: Tensor, places: Tensor) -> None:
+        """The ids have no place any more, unless somebody else has got it meanwhile."""
+        nobody = self._place_of.numel() - 1
+        is_theirs = self._id_at.index_select(0, places) == ids
+        self._place_of.index_put_((torch.where(is_theirs, ids, nobody),), self._place_of.new_tensor(-1))
+        self._id_at.index_copy_(0, places, torch.where(is_theirs, nobody, self._id_at.index_select(0, places)))
 
     def plan(self, ids: Tensor) -> _RingPlan:
         """Gives places to the ids that have none, at the cost of those that have had theirs for longest."""

@@ -5,7 +5,7 @@ completes it (its own batch in its turn, or a flight that waits for its rows) ha
 for them and leaves the window, before anybody else sees the batch: a user may change a batch in place, the rows that
 others got are those that arrived. A copy of what it asked for stays with the window for a while. Every row is kept
 once, where the flight that asked for it has put it: first in, first out, which for the same memory saves more than
-keeping whole batches. A slab has the rows of several flights, so that there are few places to copy from.
+keeping whole batches (`kept_rows.py`). `row_places.py` says where the row of an id is.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gnnsys.ops import BufferPool, IdTable, bucket_ids, gather_rows, move_rows
+from gnnsys.ops import bucket_ids, gather_rows, move_rows
 from gnnsys.store.candidates import Located, Policy, remote_positions
+from gnnsys.store.kept_rows import KeptRows, RowSlab
+from gnnsys.store.row_places import POSITION, NotedRows, RowPlaces
 from gnnsys.store.source import HOST, PendingRead, ReadContext, Source, begin_scattered, row_bytes
 
-_POSITION = 0xFFFFFFFF  # a row's place is (number of its flight or slab << 32) | position among the rows there
 _SLACK = 1 << 16
-_NUM_SLABS = 8  # about so many have all that is kept
 
 
 class SharedInFlight:
@@ -107,7 +107,7 @@ class Leg:
     id_bound: int
     asked: Tensor | None = None  # int64, positions of ids to ask for, the local ones too; None: all
     held: Tensor | None = None  # int64, positions of ids that others may have from this leg; None: `remote`
-    noted: _Noted | None = None  # where the window has written down the places of `held`
+    noted: NotedRows | None = None  # where the window has written down the places of `held`
     num_shared: int = 0  # rows that come from other batches, or a second time in this one
     sources: list[Source] = field(default_factory=list)  # as outs
 
@@ -214,24 +214,6 @@ class Flight:
             self._window.leave(self)
 
 
-class _Noted(NamedTuple):
-    """Rows of `_RowPlaces.place`, valid until that has been cleared again."""
-
-    local: Tensor
-    version: int
-
-
-class _Slab:
-    """Kept rows of several flights, one behind the other: the ids, and their rows in each table of a leg."""
-
-    def __init__(self, key: Hashable, capacity: int, outs: Sequence[Tensor], buffers: BufferPool) -> None:
-        self.key, self.capacity = key, capacity
-        self.rows = [buffers.empty((capacity, *out.shape[1:]), out.dtype) for out in outs]
-        self.ids: list[tuple[int, Tensor]] = []  # those that others may have: from which row on, and which
-        self.num_taken = 0
-        self.num_bytes = sum(rows.nbytes for rows in self.rows)
-
-
 class InFlightWindow:
     """What others may take rows from: the last `size` flights that are not complete, and what is kept of others.
 
@@ -239,12 +221,11 @@ class InFlightWindow:
     """
 
     def __init__(self, size: int, keep: int = 0) -> None:
-        self._size, self._keep = size, keep
+        self._size = size
         self._lock = threading.Lock()
         self._flights: dict[int, Flight] = {}  # by number, oldest first
-        self._kept: dict[int, _Slab] = {}  # by number, oldest first
-        self._buffers = BufferPool(max_free=4)
-        self._places: dict[Hashable, _RowPlaces] = {}
+        self._kept = KeptRows(keep)
+        self._places: dict[Hashable, RowPlaces] = {}
         self._next = 0
 
     def enter(self, flight: Flight, legs: Sequence[Leg]) -> None:
@@ -253,7 +234,7 @@ class InFlightWindow:
         The caller holds the flight's lock until what it asks for is in `flight.pending`.
         """
         with self._lock:
-            flight.number, self._next = self._next, self._next + 1
+            flight.number = self._new_number()
             flight._window = self
             self._drop_idle_places(legs)
             for leg in legs:
@@ -271,17 +252,17 @@ class InFlightWindow:
 
     def land(self, flight: Flight) -> None:
         """Leaves, but for a copy of what the flight brought."""
-        kept: list[tuple[Leg, Tensor, int, _Slab, int]] = []
-        if self._keep:
+        kept: list[tuple[Leg, Tensor, int, RowSlab, int]] = []
+        if self._kept.keep:
             with self._lock:
                 if flight.number not in self._flights:  # forgotten: nobody would find its rows
                     return
                 for leg in flight.legs.values():
                     held = leg.remote if leg.held is None else leg.held
                     if held.numel():
-                        number, slab = self._slab_for(leg, held.numel())
-                        kept.append((leg, held, number, slab, slab.num_taken))
-                        slab.num_taken += held.numel()
+                        num_remote = leg.remote.numel()
+                        room = self._kept.room_for(leg.key, leg.outs, held.numel(), num_remote, self._new_number)
+                        kept.append((leg, held, *room))
         for leg, held, _, slab, first in kept:
             for out, rows in zip(leg.outs, slab.rows, strict=True):
                 gather_rows(out, held, out=rows[first : first + held.numel()])
@@ -293,24 +274,7 @@ class InFlightWindow:
                     slab.ids.append((first, leg.ids.index_select(0, held)))
                     self._places[leg.key].renote(leg.noted, slab.ids[-1][1], (number << 32) + first)
             num_remote = sum(leg.remote.numel() * out[:1].nbytes for leg in flight.legs.values() for out in leg.outs)
-            surplus = self._num_kept_bytes() - self._keep * num_remote
-            for number in list(self._kept):
-                if surplus <= 0:
-                    break
-                surplus -= self._kept.pop(number).num_bytes
-
-    def _slab_for(self, leg: Leg, num_rows: int) -> tuple[int, _Slab]:
-        """One with room for so many rows of the leg's tables: the newest of its kind, or a new one."""
-        for number in reversed(self._kept):
-            slab = self._kept[number]
-            if slab.key == leg.key:
-                if slab.num_taken + num_rows <= slab.capacity:
-                    return number, slab
-                break
-        number, self._next = self._next, self._next + 1
-        capacity = max(num_rows, self._keep * leg.remote.numel() // _NUM_SLABS)
-        self._kept[number] = _Slab(leg.key, capacity, leg.outs, self._buffers)
-        return number, self._kept[number]
+            self._kept.shrink(num_remote)
 
     def forget(self) -> None:
         """No later flight takes rows from those that are under way now, or were."""
@@ -323,10 +287,12 @@ class InFlightWindow:
 
     def num_kept_bytes(self) -> int:
         with self._lock:
-            return self._num_kept_bytes()
+            return self._kept.num_bytes()
 
-    def _num_kept_bytes(self) -> int:
-        return sum(each.num_bytes for each in self._kept.values())
+    def _new_number(self) -> int:
+        """Of a flight or a slab: both are numbered in the order in which they are made."""
+        number, self._next = self._next, self._next + 1
+        return number
 
     def _plan(self, flight: Flight, leg: Leg) -> None:
         ids = leg.ids.index_select(0, leg.remote)  # also where all are remote: `remote` is in the order of their owners
@@ -337,7 +303,7 @@ class InFlightWindow:
         taken, new = shared.nonzero().view(-1), (~shared).nonzero().view(-1)
         mine = torch.arange(new.numel(), device="cpu") + (flight.number << 32)
         # An id that comes twice has one place: the other rows are repeats of that one.
-        leg.noted = _Noted(local.index_select(0, new), places.version)
+        leg.noted = NotedRows(local.index_select(0, new), places.version)
         repeated = (places.put(leg.noted.local, mine) != mine).nonzero().view(-1)
         leg.num_shared = taken.numel() + repeated.numel()
         if leg.num_shared == 0:
@@ -347,21 +313,21 @@ class InFlightWindow:
         ask.index_fill_(0, leg.remote.index_select(0, taken), False)
         if repeated.numel():
             to = leg.held.index_select(0, repeated)
-            rows = places.place.index_select(0, leg.noted.local.index_select(0, repeated)) & _POSITION
+            rows = places.place.index_select(0, leg.noted.local.index_select(0, repeated)) & POSITION
             flight.repeats.append(_Move(leg.outs, leg.held.index_select(0, rows), leg.outs, to))
             ask.index_fill_(0, to, False)
         leg.asked = ask.nonzero().view(-1)
         self._take(flight, leg, before.index_select(0, taken), leg.remote.index_select(0, taken))
 
-    def _places_of(self, leg: Leg, num_ids: int) -> _RowPlaces:
+    def _places_of(self, leg: Leg, num_ids: int) -> RowPlaces:
         """Where rows of this kind are; made anew when most of what is noted there is about flights that are gone."""
         places = self._places.get(leg.key)
         if places is None:
-            places = self._places[leg.key] = _RowPlaces(leg.id_bound, leg.sources)
-        if places.num_ids > 2 * (8 + self._size + self._keep) * num_ids + _SLACK:
+            places = self._places[leg.key] = RowPlaces(leg.id_bound, leg.sources)
+        if places.num_ids > 2 * (8 + self._size + self._kept.keep) * num_ids + _SLACK:
             places.clear()
-            for number, slab in self._kept.items():
-                for first, ids in slab.ids if slab.key == leg.key else ():
+            for number in self._kept:
+                for first, ids in self._kept[number].ids if self._kept[number].key == leg.key else ():
                     places.note(ids, (number << 32) + first)
             for number, other in self._flights.items():
                 if leg.key in other.legs:
@@ -374,7 +340,7 @@ class InFlightWindow:
         new ones."""
         if all(leg.key in self._places for leg in legs):
             return
-        live = {leg.key for leg in legs} | {slab.key for slab in self._kept.values()}
+        live = {leg.key for leg in legs} | self._kept.keys()
         live |= {key for flight in self._flights.values() for key in flight.legs}
         self._places = {key: places for key, places in self._places.items() if key in live}
 
@@ -408,45 +374,3 @@ class InFlightWindow:
         is_live = torch.zeros(self._next - before, dtype=torch.bool, device="cpu")
         is_live[torch.tensor(numbers, device="cpu") - before] = True
         return is_live.index_select(0, ((places >> 32) - before).clamp_(min=0))
-
-
-class _RowPlaces:
-    """Where the rows of ids are: the flight that asked for them, and which of its rows. `sources` is whose rows."""
-
-    def __init__(self, id_bound: int, sources: Sequence[Source] = ()) -> None:
-        self.sources = tuple(sources)
-        self._table = IdTable(id_bound)
-        self.place = torch.empty(0, dtype=torch.int64, device="cpu")  # by local id of the table; -1: nowhere
-        self.num_ids = 0
-        self.version = 0
-
-    def clear(self) -> None:
-        self._table.clear()
-        self.num_ids, self.version = 0, self.version + 1
-
-    def local(self, ids: Tensor) -> Tensor:
-        """The rows of `place` that these ids have, made where they had none."""
-        local, fresh = self._table.insert(ids)
-        first, self.num_ids = self.num_ids, self.num_ids + fresh.numel()
-        if self.num_ids > self.place.numel():
-            grown = torch.empty(2 * self.num_ids, dtype=torch.int64, device="cpu")
-            grown[:first] = self.place[:first]
-            self.place = grown
-        self.place[first : self.num_ids] = -1
-        return local
-
-    def put(self, local: Tensor, places: Tensor) -> Tensor:
-        """Notes where these are; returns what is noted now: one place for all that are of the same id."""
-        self.place.scatter_(0, local, places)
-        return self.place.index_select(0, local)
-
-    def note(self, ids: Tensor, first: int) -> None:
-        """The ids are at the places from `first` on."""
-        self.put(self.local(ids), torch.arange(ids.numel(), device="cpu") + first)
-
-    def renote(self, noted: _Noted | None, ids: Tensor, first: int) -> None:
-        """The same, of ids that were written down before."""
-        if noted is None or noted.version != self.version:
-            self.note(ids, first)
-        else:
-            self.place.scatter_(0, noted.local, torch.arange(ids.numel(), device="cpu") + first)

@@ -84,8 +84,8 @@ class Machines:
 
     def ask(
         self, machine: int, kind: int, arrays: Sequence[Tensor] = (), options: dict[str, Any] | None = None, *,
-        timeout: float | None = None, priority: int = 0, sequence: int = 0, batch: int = -1, layer: int = -1,
-        path: int = 0, reply_bytes: int = 0,
+        timeout: float | None = None, priority: int | None = None, sequence: int = 0, batch: int = -1,
+        layer: int = -1, path: int | None = None, reply_bytes: int = 0,
     ) -> ShardReply:  # fmt: skip
         """Asks a machine and returns at once; a shard of this process answers in this call.
 
@@ -95,7 +95,7 @@ class Machines:
             wait = self._timeout if timeout is None else timeout
             request = Request.local(
                 kind, arrays, options, timeout=wait, sender=self._rank, incarnation=self._incarnation,
-                sequence=sequence, batch=batch, layer=layer,
+                sequence=sequence, batch=batch, layer=layer, priority=priority, path=path,
             )  # fmt: skip
             return _CalledShard(self._handlers[kind](request), wait)
         if self._client is None:

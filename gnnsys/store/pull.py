@@ -205,7 +205,7 @@ class RenewedPull(PendingPull):
 
 
 def begin(
-    wanted: Sequence[Wanted], machines: Machines, *, priority: int, path: int, batch: int, layer: int,
+    wanted: Sequence[Wanted], machines: Machines, *, priority: int | None, path: int | None, batch: int, layer: int,
     timeout: float | None, refused: Refused,
 ) -> PendingPull:  # fmt: skip
     """Asks every machine for what it alone has, then gathers what is at hand."""

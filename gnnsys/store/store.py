@@ -245,8 +245,8 @@ class Store:
         return locate(ids, spec, candidates, choose(policy or self.policy, candidates))
 
     def pull(
-        self, pulls: Sequence[Pull], *, priority: int = 0, path: int = 0, batch: int = -1, layer: int = -1,
-        timeout: float | None = None,
+        self, pulls: Sequence[Pull], *, priority: int | None = None, path: int | None = None, batch: int = -1,
+        layer: int = -1, timeout: float | None = None,
     ) -> PendingPull:  # fmt: skip
         """Starts reading rows: one message per machine for all `pulls`, own rows meanwhile; `.result()` has them.
 

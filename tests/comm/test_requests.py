@@ -19,8 +19,10 @@ from gnnsys.comm import (
     RemoteError,
     Reply,
     Request,
+    RequestContext,
     Server,
     ShardLost,
+    use_context,
 )
 from gnnsys.comm.arrays import DTYPES
 from tests.comm.endpoints import DEADLINE, joined, until
@@ -62,6 +64,27 @@ def test_a_handler_sees_who_asks_and_the_reply_names_the_request():
     assert seen == [(3, 7, 5, 6, 2), (-4, 8, 9)]
     assert (reply.batch, reply.layer, reply.sequence, reply.kind) == (6, 2, 5, Kind.SAMPLE)
     assert reply.queued_us >= 0 and reply.served_us >= 0
+
+
+def test_a_priority_or_path_of_0_is_said_and_only_what_nobody_gave_is_the_clients():
+    seen = []
+
+    def handler(request: Request) -> Reply:
+        seen.append((request.priority, request.path))
+        return Reply()
+
+    with joined({Kind.SAMPLE: handler}) as (_, client):
+        client.request(0, Kind.SAMPLE).result()
+        client.context = RequestContext(priority=5, path=6)
+        client.request(0, Kind.SAMPLE).result()
+        client.request(0, Kind.SAMPLE, priority=0, path=0).result()
+        with use_context(RequestContext(priority=0)):
+            client.request(0, Kind.SAMPLE).result()
+            client.request(0, Kind.SAMPLE, priority=7, path=0).result()
+    assert seen == [(0, 0), (5, 6), (0, 0), (0, 6), (7, 0)]
+    with use_context(RequestContext(priority=4, path=3)):
+        own = [Request.local(Kind.SAMPLE), Request.local(Kind.SAMPLE, priority=0, path=0)]
+    assert [(request.priority, request.path) for request in own] == [(4, 3), (0, 0)]
 
 
 def test_many_threads_ask_several_servers_at_once_and_each_gets_its_own_answer():

@@ -15,6 +15,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 dgl = pytest.importorskip("dgl", reason="dgl is not installed")
 
 import gnnsys.dgl as ours  # noqa: E402
+from gnnsys.dgl import loader as loader_module  # noqa: E402
 from tests.dgl.test_dgl import edge_set, plain_graph, typed_graph  # noqa: E402
 
 
@@ -331,3 +332,36 @@ def test_ranks_have_shares_of_their_own(kind: str, monkeypatch: pytest.MonkeyPat
     assert not seen[0] & seen[1]
     if kind == "shadow":
         assert sorted(i for of in seen for ids in of for i in ids) == list(range(12))
+
+
+SUBGRAPH_SAMPLERS: dict[str, Callable[..., Any]] = {
+    "clusters": lambda g, **options: ours.ClusterGCNSampler(g, 6, cache_path=None, **options),
+    "saint": lambda g, **options: ours.SAINTSampler("node", 20, **options),
+    "shadow": lambda g, **options: ours.ShaDowKHopSampler([4], **options),
+}
+
+
+@pytest.mark.parametrize("kind", SUBGRAPH_SAMPLERS)
+def test_batches_go_to_the_samplers_output_device_unless_the_loader_names_one(kind: str, monkeypatch) -> None:
+    g, seen = plain_graph(), []
+    moved = loader_module._to_device
+    monkeypatch.setattr(loader_module, "_to_device", lambda value, device: seen.append(device) or moved(value, device))
+
+    def batches(device: Any, **options: Any) -> list[Any]:
+        sampler = SUBGRAPH_SAMPLERS[kind](g, **options)
+        loader = ours.DataLoader(g, torch.arange(6), sampler, device, batch_size=3, seed=1)
+        found = list(loader)
+        loader.close()
+        return [batch[-1] if isinstance(batch, tuple) else batch for batch in found]
+
+    expected = batches("cpu", output_device=None)
+    assert set(seen) == {torch.device("cpu")}
+    seen.clear()
+    found = batches(None, output_device="cpu")
+    assert set(seen) == {torch.device("cpu")}
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a.ndata[dgl.NID], b.ndata[dgl.NID]) and a.device == torch.device("cpu")
+    if not torch.accelerator.is_available():
+        with pytest.raises(ValueError, match="device='cuda' is not available here"):
+            batches(None, output_device="cuda")
+        assert len(batches("cpu", output_device="cuda")) == 2  # the loader's device is what counts

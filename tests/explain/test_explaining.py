@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +22,15 @@ from gnnsys.partition import partition_graph
 from gnnsys.session import init
 from tests.explain.models import CLASSES, WIDTH, Failing, sage
 from tests.support.forked_popen import forking
-from tests.support.processes import run_ranks
+from tests.support.processes import alive, run_ranks
+from tests.support.spare_servers import keep_spare_explainers
 
 PROGRAM = """
-import json, sys, torch, gnnsys
+import json, os, sys, torch, gnnsys
 from gnnsys.explain import Explaining, Guide
+from tests.support.spare_servers import keep_spare_explainers
+if os.environ["RANK"] == "1":
+    keep_spare_explainers()
 from tests.explain.models import sage
 torch.manual_seed(5)
 model = sage()
@@ -52,7 +59,7 @@ def graph(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def forked():
-    """Processes that need not import torch; that of `PROGRAM` is a fresh one."""
+    """Processes that need not import torch; that of the first rank of `PROGRAM` is a fresh one."""
     with forking(sys.modules["gnnsys.explain.explaining"]):
         yield
 
@@ -116,7 +123,7 @@ def test_other_trainers_of_the_machine_read_the_masks_too(graph):
 
 def test_rows_beyond_the_budget_take_turns_until_every_node_was_explained(graph):
     model = sage()
-    with Explaining(graph, model, Guide(model=MODEL, pools=2, row_bytes=2 * 50 * WIDTH * 4, every=1)) as explaining:
+    with Explaining(graph, model, Guide(model=MODEL, pools=2, row_bytes=50 * WIDTH * 4, every=1)) as explaining:
         known: list[int] = []
         for position in range(20):
             explaining.give(model, position)
@@ -164,17 +171,38 @@ def test_a_model_that_fails_is_reported_and_not_tried_for_ever(graph):
         explaining.give(Failing(), 0)
         until(lambda: explaining.take() is None and bool(explaining.error))
         assert "no forward pass today" in explaining.error
-        with pytest.raises(TimeoutError, match="no forward pass today"):
-            explaining.wait(0, 0.0)
+        with pytest.raises(RuntimeError, match="no forward pass today"):  # which no waiting could help
+            explaining.wait(0, SECONDS)
     with pytest.raises(ValueError, match="closed"):
         explaining.give(Failing(), 1)
 
 
-def test_it_ends_with_the_trainer_that_started_it(graph, monkeypatch):
-    monkeypatch.setattr(sys.modules["gnnsys.explain.explaining"], "subprocess", subprocess)  # a child of its own
+def test_it_ends_when_nobody_has_it_any_more(graph):
+    explaining = Explaining(graph, sage(), Guide(model=MODEL, pools=2))
+    pid = explaining.pid
+    del explaining
+    gc.collect()
+    until(lambda: not alive(pid))
+
+
+def test_a_process_that_does_not_listen_keeps_nobody_waiting(graph, monkeypatch):
+    def deaf(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", str(SECONDS)], **options)
+
+    words = SimpleNamespace(Popen=deaf, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(sys.modules["gnnsys.explain.explaining"], "subprocess", words)
+    much = {"text": "x" * 200_000}  # that a pipe would not take
+    with Explaining(graph, sage(), Guide(model="tests.explain.models:described", arguments=much)) as explaining:
+        explaining.give(sage(), 0)
+        assert explaining.take() is None
+
+
+def test_it_ends_with_the_trainer_that_started_it(graph):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        sys.modules["gnnsys.explain.explaining"].subprocess = subprocess  # a child of its own
+        keep_spare_explainers()
         explaining = Explaining(graph, sage(), Guide(model=MODEL, pools=2))
         os.write(writer, explaining.pid.to_bytes(8, "little"))
         os.kill(os.getpid(), signal.SIGKILL)

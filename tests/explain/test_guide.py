@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from gnnsys.explain import Explaining, Guide, RandomMasks, check_guided
 from gnnsys.graph import sbm, typed_graph
@@ -44,6 +45,12 @@ def test_a_guide_that_cannot_be_is_refused(arguments: dict[str, object], text: s
 def test_a_function_that_makes_no_model_is_named(name: str, text: str):
     with pytest.raises(ValueError, match=text):
         Guide(model=name).make_model()
+
+
+def test_making_the_model_leaves_the_generator_of_the_user_as_it_is():
+    before = torch.get_rng_state()
+    Guide(model=MODEL).make_model()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_defaults_are_those_of_the_thesis():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import signal
 import threading
 
 import pytest
@@ -147,3 +149,36 @@ def test_a_mailbox_that_is_another_one_is_not_opened():
         Mailbox.open(box.address() | {"capacity": 128})
     with pytest.raises(ValueError, match="cannot be reached"):
         Mailbox.open(box.address() | {"fd": 1_000_000})
+
+
+def test_readers_are_told_that_a_mailbox_is_closed_or_its_owner_killed():
+    box = Mailbox.create(1000)
+    box.write([torch.arange(3)])
+    reader = Mailbox.open(address := box.address())
+    assert not reader.is_left and not box.is_left
+    box.close()
+    box.close()
+    assert reader.is_left and box.is_left and reader.read() is not None
+    with pytest.raises(ValueError, match=r"cannot be reached|is closed|another|no mailbox"):
+        Mailbox.open(address)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        owned = Mailbox.create(1000)
+        os.write(tell, json.dumps(owned.address()).encode())
+        signal.pause()
+    reader = Mailbox.open(json.loads(os.read(told, 4096)))
+    assert not reader.is_left
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert reader.is_left
+    os.close(told)
+    os.close(tell)
+
+
+def test_masks_of_a_slice_are_added_to_those_before():
+    before = Masks(1, 0, torch.tensor([2, 3, 7]), torch.tensor([20, 30, 70], dtype=torch.uint8), torch.ones(2))
+    later = Masks(2, 0, torch.tensor([1, 3]), torch.tensor([11, 33], dtype=torch.uint8), torch.zeros(2))
+    both = later.over(before)
+    assert both.ids.tolist() == [1, 2, 3, 7] and both.sn.tolist() == [11, 20, 33, 70]
+    assert both.version == 2 and torch.equal(both.sf, later.sf) and later.over(None) is later

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from gnnsys.fullgraph import HybridParallel, JoinKept, Keep, Residual, infer
-from gnnsys.nn import GATConv, GraphSAGE, SAGEConv
+from gnnsys.nn import GATConv, GINConv, GraphSAGE, SAGEConv
 from tests.fullgraph.changed import GRAPH, N, hooked, narrowing, seeded, x
 from tests.fullgraph.customised import OUT, WIDTH, Case, bins, check, check_infer
 
@@ -165,6 +165,18 @@ def test_hooks_for_all_modules_are_called():
             HybridParallel(nn.Sequential(*layers), GRAPH)(x())
     finally:
         handle.remove()
+
+
+def test_another_call_of_all_modules_sees_the_layers(monkeypatch):
+    call, scaled = nn.Module.__call__, (GINConv, SAGEConv)
+
+    def double(self, *args, **kwargs):
+        return call(self, *args, **kwargs) * (2 if isinstance(self, scaled) else 1)
+
+    layers = seeded(lambda: GINConv(nn.Linear(WIDTH, 5)), nn.ELU, lambda: SAGEConv(5, OUT))
+    assert check(Case(layers, GRAPH, options=bins(3))) == ""
+    monkeypatch.setattr(nn.Module, "__call__", double)
+    assert check(Case(layers, GRAPH, options=bins(3))) == ""
 
 
 def test_joins_of_ones_own_are_tried_and_called():

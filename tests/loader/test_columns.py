@@ -77,7 +77,7 @@ def test_only_the_columns_are_asked_for_and_the_others_counted(whole: Graph, tmp
     with machines(whole, tmp_path / "parts", 2, seen=seen) as graphs:
         counts = []
         for columns in (None, COLUMNS):
-            sampler, loader = make(graphs[0], 0, fetch=["x"])
+            sampler, loader = make(graphs[0], 0, fetch=["x"], num_threads=0)  # nothing is asked ahead of the epoch
             sampler.use(some_scores(graphs[0], 0), at=(0, 0), columns=columns)
             seen.clear()
             list(loader)

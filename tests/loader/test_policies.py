@@ -117,6 +117,10 @@ def test_replicas_serve_and_messages_have_priority_path_and_batch(
         assert {(number, priority) for number, priority, _ in told} == {(0, -1)}
         assert {batch for _, _, batch in told} >= set(range(len(own)))
         assert_same(own, served)
+        batches(opened, PipelineOptions(priority=0, path=0))
+        newest = max(r.header.loader for _, r in pulls)  # what earlier loaders had asked ahead may arrive only now
+        told = [(r.header.priority, r.header.path) for _, r in pulls if r.header.loader == newest]
+        assert set(told) == {(0, 0)}, "0 is said, not left out"
         original = opened.original_ids(served[0].n_id)
         assert torch.equal(served[0].x, graph.node_data["node"]["x"][original])
 

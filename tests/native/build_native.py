@@ -68,3 +68,9 @@ def call(arguments: list[str]) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMPILE_SECONDS)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+
+
+def build_counting_malloc(library: Path) -> Path:
+    """malloc that counts, as a library to be loaded before all others."""
+    call([str(HERE / "counting" / "counting_malloc.cpp"), "-shared", "-fPIC", "-O2", "-o", str(library), *FLAGS[:1]])
+    return library

@@ -80,3 +80,13 @@ def test_layers_that_are_no_sums_and_changed_ones_state_no_halves():
     ]
     for conv in (Own(4, 2), hooked, patched, linear, *others):
         assert conv.halves() is None, conv
+
+
+def test_layers_state_no_halves_while_somebody_has_another_call_for_all_modules(monkeypatch):
+    """Tools do so to see every call: one that is taken apart would not be seen."""
+    layers = [GINConv(nn.Identity()), GINConv(nn.Linear(4, 2)), SAGEConv(4, 2), GCNConv(4, 2)]
+    call = nn.Module.__call__
+    with monkeypatch.context() as patches:
+        patches.setattr(nn.Module, "__call__", lambda self, *args, **kwargs: call(self, *args, **kwargs))
+        assert [conv.halves() for conv in layers] == [None] * len(layers)
+    assert None not in [conv.halves() for conv in layers]

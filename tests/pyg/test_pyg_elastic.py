@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
+from gnnsys.comm import current_context
 from gnnsys.graph import EDGE, NODE
 from gnnsys.graph.convert import to_pyg
 from gnnsys.partition import Placement
@@ -131,6 +132,26 @@ def test_as_many_ranks_as_before_go_on_bit_for_bit_also_in_what_was_left(own_gen
             for a, b, c in zip(list(resumed), list(alone), tails[rank], strict=True):
                 assert torch.equal(a.n_id, b.n_id) and torch.equal(b.n_id, c.n_id)
                 assert torch.equal(a.edge_index, b.edge_index) and torch.equal(b.edge_index, c.edge_index)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3)])
+def test_batches_are_numbered_on_behind_an_epoch_that_was_dealt_anew(before: int, after: int) -> None:
+    """It has more batches than others where ranks became fewer, and fewer where they became more."""
+
+    def make(rank: int, world_size: int) -> NeighborLoader:
+        return NeighborLoader(DATA, [3], input_nodes=share(rank, world_size), batch_size=5, shuffle=True)
+
+    old = [make(rank, before) for rank in range(before)]
+    for loader in old:
+        list(islice(loader, 2))
+    states = through_a_file([loader.state_dict() for loader in old])
+    for rank in range(after):
+        loader = make(rank, after)
+        loader.load_state_dicts(states)
+        numbers = [[current_context().batch for _ in loader] for _ in range(3)]
+        assert len(numbers[0]) != len(loader) - 2 and len(numbers[1]) == len(numbers[2]) == len(loader)
+        assert numbers[0][0] == 2  # behind what the old ranks had seen
+        assert list(chain(*numbers)) == list(range(2, 2 + sum(map(len, numbers))))
 
 
 def test_parts_are_taken_over_too_rows_and_links_and_all(tmp_path) -> None:

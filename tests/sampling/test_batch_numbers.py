@@ -153,13 +153,105 @@ def test_what_is_asked_while_a_batch_is_used_is_of_that_batch(tmp_path: Path) ->
                 for other in evaluate:
                     embedding(other.n_id)
                 seen.clear()
-                embedding(batch.n_id)  # behind another loader's epoch: no number rather than one of a loop that is over
-                assert {(r.kind, r.batch, r.loader) for r in seen} == {(Kind.PULL, -1, 0)}
+                embedding(batch.n_id)  # behind another loader's epoch
+                assert {(r.kind, r.batch, r.loader) for r in seen} == {(Kind.PULL, number, train._context.loader)}
                 seen.clear()
         embedding(batch.n_id)
         assert {r.batch for r in seen} == {-1}, "the loop is over"
         train((0, 1))
         assert {r.batch for r in seen} == {-1}, "a batch outside epochs has no number"
+        assert current_context() == RequestContext()
+
+
+def loader_of(face: str, graph: DistGraph) -> Any:
+    """One that has no threads, or stops them with each epoch: none of its messages comes later."""
+    if face == "pyg":
+        pytest.importorskip("torch_geometric")
+        from gnnsys.pyg import NeighborLoader as PyGLoader
+
+        return PyGLoader(graph, FANOUTS, input_nodes=torch.arange(60), batch_size=BATCH_SIZE, seed=SEED)
+    return nodes(graph, num_threads=0, pipeline=PLAIN)
+
+
+def context_of(loader: Any) -> RequestContext:
+    return loader._context if isinstance(loader, NeighborLoader) else loader.context
+
+
+def said(seen: list[Request], *loaders: int) -> set[tuple[int, int]]:
+    """Loader and batch of messages of these loaders, or of none; those of earlier tests may still arrive."""
+    return {(request.loader, request.batch) for request in seen if request.loader in (0, *loaders)}
+
+
+@pytest.mark.parametrize("inner_face", ["native", "pyg"])
+def test_a_loader_inside_another_ones_loop_names_itself_and_the_loop_goes_on_with_its_own(
+    inner_face: str, parted: Any
+) -> None:
+    graph, seen = parted
+    outer, inner = nodes(graph, num_threads=0, pipeline=PLAIN), loader_of(inner_face, graph)
+    own, others = outer._context.loader, context_of(inner).loader
+    asked = torch.arange(graph.num_nodes())
+    for number, _ in enumerate(outer):
+        seen.clear()
+        first = number * len(inner)  # an epoch of the inner loader per batch of the outer one
+        for at, _ in enumerate(inner, first):
+            assert current_context() == context_of(inner).at(at)
+            sample_neighbors(graph, asked, 2)
+        assert said(seen, own, others) == {(others, at) for at in range(first, first + len(inner))}
+        seen.clear()
+        inner([0, 1])
+        assert said(seen, own, others) == {(others, -1)}, (
+            "a batch outside epochs has no number, not that of the loop around it"
+        )
+        seen.clear()
+        sample_neighbors(graph, asked, 2)
+        assert said(seen, own, others) == {(own, number)}
+    assert current_context() == RequestContext()
+
+
+def test_a_loader_inside_a_stage_of_another_leaves_the_stages_batch_as_it_was(parted: Any) -> None:
+    graph, seen = parted
+    inner = nodes(graph, num_threads=0, pipeline=PLAIN)
+    told = []
+
+    def stage(batch: Any) -> Any:
+        around = current_context()
+        for _ in inner:
+            break
+        before = len(seen)
+        sample_neighbors(graph, torch.arange(graph.num_nodes()), 2)
+        told.append((around, current_context(), said(seen[before:], inner._context.loader, around.loader)))
+        return batch
+
+    outer = nodes(graph, num_threads=0, pipeline=PLAIN, transform=stage)
+    for number, _ in enumerate(outer):
+        around, after, asked = told[number]
+        assert around == after == outer._context.at(number)
+        assert asked == {(outer._context.loader, number)}
+
+
+def test_a_loop_inside_another_that_is_left_early_gives_the_thread_back(parted: Any) -> None:
+    graph, _ = parted
+    outer, inner = (nodes(graph, num_threads=0, pipeline=PLAIN) for _ in range(2))
+    for number, _ in enumerate(outer):
+        for _ in inner:
+            break
+        assert current_context() == outer._context.at(number)
+
+
+def test_loops_that_end_in_any_order_leave_nothing_behind(parted: Any) -> None:
+    graph, _ = parted
+    for _ in range(2):
+        first, second = (nodes(graph, num_threads=0, pipeline=PLAIN) for _ in range(2))
+        for number, _ in enumerate(zip(first, second, strict=True)):
+            assert current_context() == second._context.at(number)
+        assert current_context() == RequestContext()
+        with use_context(RequestContext(priority=4)):
+            outer, inner = iter(first), iter(second)
+            next(outer), next(inner)
+            outer.close()  # before the loop that began in it
+            assert current_context().loader == second._context.loader
+            inner.close()
+            assert current_context() == RequestContext(priority=4)
         assert current_context() == RequestContext()
 
 

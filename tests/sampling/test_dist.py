@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,11 +13,12 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, NODE, NodeType
 from gnnsys.partition import relabel
-from gnnsys.sampling import NeighborSampler, SampleKey, sample_neighbors
+from gnnsys.sampling import NeighborSampler, NodeScores, SampleKey, sample_neighbors
 from gnnsys.sampling.part_view import ViewSpec
 from tests.sampling.machines import CITES, WRITES, assert_same_sample, homogeneous, machines, to_global, typed
 from tests.support.grid import every_value
 
+SECONDS = 120  # nothing here takes so long
 KEY = SampleKey(seed=3, epoch=1, batch=4)
 SEEDS: dict[NodeType, Tensor] = {NODE: torch.tensor([7, 11, 80, 3, 80, 119])}
 KINDS = {
@@ -238,3 +241,47 @@ def test_a_view_in_time_keeps_the_order_of_its_edges_once(parted) -> None:
     source, order = view._sources[EDGE], view._order[EDGE]
     assert order is not None and order.dtype == torch.int32 and order.numel() == source.csc.num_edges
     assert source.csc.edge_ids is None
+
+
+def test_a_view_that_other_machines_are_still_preparing_holds_up_nobody_who_needs_another(tmp_path):
+    with machines(homogeneous(), tmp_path / "parts", 2) as graphs:
+        graph = graphs[0]
+        prepare, asked, may_go_on = graph._prepare, queue.Queue(), threading.Event()
+
+        def slow(spec):
+            asked.put(spec)
+            assert may_go_on.wait(SECONDS)
+            prepare(spec)
+
+        graph._prepare = slow
+        with ThreadPoolExecutor(3) as pool:
+            try:
+                weighted = [pool.submit(graph.neighborhoods, weight="w") for _ in range(2)]
+                timed = pool.submit(graph.neighborhoods, time="t")
+                specs = {asked.get(timeout=SECONDS) for _ in range(2)}  # both wait for the other machine
+                assert {(spec.weight, spec.time) for spec in specs} == {("w", None), (None, "t")}
+                uniform = graph.neighborhoods()
+                graph.begin_scores(NodeScores(0, torch.arange(4), torch.ones(4, dtype=torch.uint8)))
+                graph.use_device(torch.device("cpu"), None, {})
+                assert not any(each.done() for each in (*weighted, timed))
+            finally:
+                may_go_on.set()
+            found = [each.result(SECONDS) for each in (*weighted, timed)]
+        assert asked.empty(), "one thread prepares what two ask for"
+        assert found[0] is found[1] is graph.neighborhoods(weight="w")
+        assert len({id(each) for each in (*found, uniform)}) == 3
+
+
+def test_a_view_that_could_not_be_prepared_is_prepared_by_who_asks_next(tmp_path):
+    with machines(homogeneous(), tmp_path / "parts", 2) as graphs:
+        prepare, failures = graphs[0]._prepare, iter([ConnectionError("gone")])
+
+        def failing(spec):
+            for error in failures:
+                raise error
+            prepare(spec)
+
+        graphs[0]._prepare = failing
+        with pytest.raises(ConnectionError, match="gone"):
+            graphs[0].neighborhoods(weight="w")
+        assert graphs[0].neighborhoods(weight="w") is graphs[0].neighborhoods(weight="w")

@@ -29,10 +29,11 @@ class HalfWeights(DrawRule):
     name = "half weights"
     needs_sources = weighs = True
 
-    def draw(self, source, seeds, fanout, *, key, exclude, tree, rng_ids):
-        found = sample_neighbors(source.csc, seeds, fanout, key=key, exclude=exclude, tree=tree, rng_ids=rng_ids)
+    def draw(self, source, seeds):
+        options = {"exclude": seeds.exclude, "tree": seeds.tree, "rng_ids": seeds.original}
+        found = sample_neighbors(source.csc, seeds.ids, seeds.fanout, key=seeds.key, **options)
         ids = found.ids if source.source_ids is None else gather_rows(source.source_ids, found.ids)
-        ends = torch.repeat_interleave(seeds if rng_ids is None else rng_ids, found.indptr.diff())
+        ends = torch.repeat_interleave(seeds.ids if seeds.original is None else seeds.original, found.indptr.diff())
         return found._replace(weight=(ids.long() + 1000 * ends.long()).float() / 2)
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
 
 import gnnsys
+from gnnsys.checkpoint.generators import read_generators
 from gnnsys.comm import DevicePlace
-from gnnsys.session.rank_device import GLOO, NCCL, choose_backend, choose_device
+from gnnsys.nn import GATConv
+from gnnsys.partition import write_parts
+from gnnsys.session.rank_device import GLOO, NCCL, choose_backend, choose_device, find_device
+from tests.partition.part_graphs import homogeneous, random_assignment
 from tests.support.processes import run_ranks
 
 
@@ -113,3 +118,42 @@ def test_a_device_that_one_rank_lacks_is_the_same_error_on_every_rank():
     first, second = run_ranks(REFUSED, [2], timeout=90)
     assert first.stdout == second.stdout
     assert first.stdout.startswith("rank 1: device='cuda:99' does not exist here: torch finds ")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu")])
+def test_a_job_on_the_cpu_never_asks_cuda_for_anything(device, tmp_path, monkeypatch):
+    """On a machine with GPUs a question starts the driver, and most start a context, which takes memory of the GPU."""
+    asked = []
+
+    def watched(owner, name):
+        before = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            if caller.split(".")[0] == "gnnsys":
+                asked.append((caller, name))
+            return before(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner in (torch.cuda, torch.accelerator):
+        names = [name for name in vars(owner) if callable(getattr(owner, name)) and not name.startswith("_")]
+        for name in names:
+            if not isinstance(getattr(owner, name), type) and name != "is_initialized":
+                watched(owner, name)
+    assert find_device(device, 0) == torch.device("cpu")
+    assert asked == []
+    find_device(None, None)
+    assert ("gnnsys.session.rank_device", "is_available") in asked, "the watch works"
+    asked.clear()
+    parts, graph = tmp_path / "parts", homogeneous(60, 200, 0)
+    write_parts(graph, random_assignment(graph, 2, 1), parts)
+    with gnnsys.init(process_group=False, device=device) as session:
+        opened = session.open(parts)
+        loader = gnnsys.NeighborLoader(opened, [3, 2], input_nodes=torch.arange(60), batch_size=20, num_threads=2)
+        model = GATConv(4, 2, dropout=0.5)
+        for batch in loader:
+            model(torch.ones(batch.n_id.numel(), 4), batch.edge_index).sum().backward()
+        loader.close()
+        read_generators()
+    assert asked == []

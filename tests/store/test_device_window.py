@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnnsys.comm import RequestContext, current_context, use_context
 from gnnsys.sampling.place import own_rows
 from gnnsys.store import DeviceTable, DeviceWindow, MemoryBudget, ReadContext, Source, as_source, copied_pieces
-from gnnsys.store.device_window import _Ring
+from gnnsys.store.device_window import DeviceFlight, DeviceLeg, _Ring
 from gnnsys.store.source import PendingRead
 from tests.sampling.machines import homogeneous, machines
 
@@ -105,9 +107,9 @@ def test_places_are_given_in_turn_and_no_id_has_anothers() -> None:
             at[place], held[new] = new, place
 
 
-def test_a_ring_that_was_made_for_a_small_batch_is_made_anew_for_a_large_one() -> None:
+def test_a_ring_that_was_made_for_a_small_batch_is_made_anew_for_a_large_one_and_for_an_empty_one_none_is() -> None:
     window, source = DeviceWindow(HOST, 0), Breaking()
-    for ids, shared in ((torch.arange(2), 0), (torch.arange(20), 0), (torch.arange(20), 20)):
+    for ids, shared in ((torch.arange(0), 0), (torch.arange(2), 0), (torch.arange(20), 0), (torch.arange(20), 20)):
         context = ReadContext()
         flight = window.flight(context)
         leg, _ = flight.add("node", ids, source, source)
@@ -141,7 +143,7 @@ class Breaking:
         return Read()
 
 
-def flight_of(window: DeviceWindow, source: Source, ids: Tensor):  # type: ignore[no-untyped-def]
+def flight_of(window: DeviceWindow, source: Source, ids: Tensor) -> tuple[DeviceFlight, DeviceLeg]:
     context = ReadContext()
     flight = window.flight(context)
     leg, _ = flight.add("node", ids, source, source)
@@ -149,7 +151,110 @@ def flight_of(window: DeviceWindow, source: Source, ids: Tensor):  # type: ignor
     return flight, leg
 
 
-def test_whoever_counts_on_rows_that_do_not_come_gets_the_error_and_new_batches_begin_anew() -> None:
+class Failing:
+    """Rows that say their ids. Reads are counted, and those in `fails` fail: at once, or as they arrive."""
+
+    mutable, is_remote, device, placement = False, True, HOST, "elsewhere"
+    shape, dtype = (50, 2), torch.float32
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.said: list[RequestContext] = []
+        self.fails: dict[int, str] = {}
+
+    def locate(self, ids: Tensor, policy: object = None) -> list[object]:
+        return []
+
+    def begin(self, ids: Tensor, out: Tensor | None, context: ReadContext, at: Tensor | None = None) -> PendingRead:
+        number = len(self.asked)
+        self.asked.append(sorted(ids.tolist()))
+        self.said.append(current_context())
+        how = self.fails.get(number)
+        if how == "at once":
+            raise ConnectionError(f"read {number}")
+
+        class Read:
+            def result(self) -> Tensor:
+                if how is not None:
+                    raise ConnectionError(f"read {number}")
+                return ids.float().unsqueeze(1).expand(-1, 2).contiguous()
+
+        return Read()
+
+
+def says_its_ids(leg: DeviceLeg) -> bool:
+    return torch.equal(leg.rows[0], leg.ids.float().unsqueeze(1).expand(-1, 2))
+
+
+def test_a_failed_pull_fails_its_own_batch_and_those_that_planned_its_rows_ask_for_them() -> None:
+    window, source = DeviceWindow(HOST, 2), Failing()
+    source.fails = {1: "as it arrives"}
+    before, rows_before = flight_of(window, source, torch.arange(0, 6))
+    failed, _ = flight_of(window, source, torch.arange(4, 12))
+    with use_context(RequestContext(batch=7, loader=1)):
+        behind, rows_behind = flight_of(window, source, torch.tensor([0, 8, 5, 8, 20, 9]))
+    last, rows_last = flight_of(window, source, torch.tensor([8, 9, 10]))
+    with use_context(RequestContext(batch=8, loader=1)):
+        last.complete()  # completes all that were planned before it
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="read 1"):
+            failed.complete()
+    for flight, leg in ((before, rows_before), (behind, rows_behind), (last, rows_last)):
+        flight.complete()
+        assert says_its_ids(leg)
+    # What a batch found missing it asked for once and in its own name, and the one behind it found it there.
+    assert source.asked == [[*range(6)], [*range(6, 12)], [20], [8, 9], [10]]
+    assert [context.batch for context in source.said] == [-1, -1, 7, 7, -1]
+    again, rows_again = flight_of(window, source, torch.tensor([8, 11, 20, 5]))
+    again.complete()
+    assert says_its_ids(rows_again)
+    assert source.asked[5:] == [[8, 11]], "planned behind the failure: rows that did not come have no place"
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_whichever_pulls_fail_all_other_batches_have_their_rows(case: int) -> None:
+    draw, window, source = random.Random(case), DeviceWindow(HOST, case % 3), Failing()
+    source.fails = {number: draw.choice(["at once", "as it arrives"]) for number in range(400) if draw.random() < 0.15}
+    under_way: list[tuple[DeviceFlight, DeviceLeg]] = []
+    num_failed = num_right = 0
+
+    def end(flight: DeviceFlight, leg: DeviceLeg) -> bool:
+        try:
+            flight.complete()
+        except ConnectionError as error:
+            with pytest.raises(ConnectionError) as again:
+                flight.complete()
+            assert again.value is error
+            return False
+        assert says_its_ids(leg)
+        return True
+
+    for _ in range(120):
+        ids = torch.tensor([draw.randrange(50) for _ in range(draw.choice([0, 3, 10, 11, 12]))], dtype=torch.int64)
+        context = ReadContext()
+        flight = window.flight(context)
+        leg, _ = flight.add("node", ids, source, source)
+        try:
+            context.send()
+        except ConnectionError:
+            num_failed += 1
+            if draw.random() < 0.5:  # whoever sent it may never ask for its rows
+                with pytest.raises(ConnectionError):
+                    flight.complete()
+        else:
+            under_way.append((flight, leg))
+        while len(under_way) > case:
+            is_right = end(*under_way.pop(draw.randrange(len(under_way))))
+            num_right, num_failed = num_right + is_right, num_failed + (not is_right)
+    for each in under_way:
+        is_right = end(*each)
+        num_right, num_failed = num_right + is_right, num_failed + (not is_right)
+    read = [number for number in source.fails if number < len(source.asked)]
+    assert num_failed == len(read) > 4, "a failed read fails one batch"
+    assert num_right + num_failed == 120
+
+
+def test_a_machine_that_is_gone_fails_every_batch_that_asks_it_and_is_asked_again_when_it_is_back() -> None:
     window, source, ids = DeviceWindow(HOST, 2), Breaking(), torch.arange(6)
     first, _ = flight_of(window, source, ids)
     second, _ = flight_of(window, source, ids[:3])

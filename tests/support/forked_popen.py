@@ -32,8 +32,8 @@ class ForkedPopen(Forked):
         into, out, program = (Path(self._folder.name) / name for name in ("in", "out", "program.py"))
         for pipe in (into, out):
             os.mkfifo(pipe)
-        # A server ends where its parent is not the one that it is told of.
-        program.write_text(f"import os; os.getppid = lambda: {os.getpid()}; {module_code(module)}")
+        # A server ends where its parent is not the one that it is told of. What tests wait for comes after nobody.
+        program.write_text(f"import os; os.getppid = lambda: {os.getpid()}; os.nice = int; {module_code(module)}")
         self.stdin = os.fdopen(os.open(into, os.O_RDWR), "wb")  # without waiting for who reads, as for writing alone
         reading = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(reading, True)

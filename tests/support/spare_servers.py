@@ -1,4 +1,5 @@
-"""Graph servers that need not import torch: forked by a rank that has, before it had any thread, to wait for orders.
+"""Graph servers and explaining processes that need not import torch: forked by a rank that has, before it had any
+thread, to wait for orders.
 
 Everything that `ServerProcess` does with its child is done with them: pipes, signals, the end of the parent. A rank
 that has used up its spare ones starts a fresh process, as every rank of a user does.
@@ -11,13 +12,13 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from gnnsys.session import serve, server_process
-from tests.support.nursery import Child
+from tests.support.nursery import Child, forks_ranks
 
 NAME = "gnnsys.server"  # of a process that serves, at most 15 characters
 NUM_SPARES = 2  # a server, and another session's or what follows it when it is killed
@@ -25,9 +26,9 @@ _MOST_DESCRIPTORS = 1000  # that a process has which has just begun
 
 
 class Spare(Child):
-    """A graph server to be, in the words of `subprocess.Popen` that `ServerProcess` uses."""
+    """A graph server or another process to be, in the words of `subprocess.Popen` that `ServerProcess` uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: Callable[[], int] = serve.main, name: str = NAME) -> None:
         orders, stdin = os.pipe()
         stdout, answers = os.pipe()
         pid = os.fork()
@@ -38,8 +39,9 @@ class Spare(Child):
             os.closerange(3, _MOST_DESCRIPTORS)
             sys.stdin = os.fdopen(0)
             select.select([0], [], [])  # orders, or the end of the rank
-            Path("/proc/self/comm").write_text(NAME)
-            code = serve.main()
+            Path("/proc/self/comm").write_text(name)
+            os.nice = int  # what tests wait for comes after nobody
+            code = main()
             sys.stderr.flush()
             os._exit(code)
         os.close(orders)
@@ -65,10 +67,24 @@ class Spare(Child):
 
 def keep_spares() -> None:
     """Has the servers of this process, which has one thread, be spare ones as long as there are any."""
-    spares = [Spare() for _ in range(NUM_SPARES)]
+    server_process.subprocess = _starting([Spare() for _ in range(NUM_SPARES)], "gnnsys.session.serve")
+
+
+def keep_spare_explainers(count: int = 1) -> None:
+    """The same of its explaining processes, where processes can be forked."""
+    from gnnsys.explain import explaining
+    from gnnsys.explain import serve as explain
+
+    if forks_ranks():
+        spares = [Spare(explain.main, "gnnsys.explain") for _ in range(count)]
+        explaining.subprocess = _starting(spares, "gnnsys.explain.serve")
+
+
+def _starting(spares: list[Spare], module: str) -> Any:
+    """What a module takes `subprocess` for."""
 
     def start(command: Sequence[str], **options: Any) -> Spare | subprocess.Popen[bytes]:
-        assert list(command) == [sys.executable, "-m", "gnnsys.session.serve"]
+        assert list(command) == [sys.executable, "-m", module]
         return spares.pop(0) if spares else subprocess.Popen(command, **options)
 
     def let_go() -> None:
@@ -77,4 +93,4 @@ def keep_spares() -> None:
 
     os.register_at_fork(after_in_child=let_go)
     words = ("PIPE", "TimeoutExpired")
-    server_process.subprocess = SimpleNamespace(Popen=start, **{word: getattr(subprocess, word) for word in words})
+    return SimpleNamespace(Popen=start, **{word: getattr(subprocess, word) for word in words})

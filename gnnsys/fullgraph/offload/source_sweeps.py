@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.fullgraph.offload.mover import Mover, Pick
-from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums, turned_weight
+from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums, scratch_per_edge, turned_weight
 from gnnsys.ops import CSC, native, sum_dtype
 
-_EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
 _SOURCE_BYTES = 24  # of a row in a piece besides itself: two weights, and where its edges begin
 NODE_BYTES = 16  # of a node whose sums lie on the device: what they are multiplied by, as it comes and as it stays
 
@@ -102,7 +101,7 @@ class SweepCosts:
     @classmethod
     def of(cls, view: NeighborSums, width: int, dtype: torch.dtype) -> SweepCosts:
         row = width * dtype.itemsize
-        edge = view.csc.indices.dtype.itemsize + -(-2 * row // _EDGES_OF_PART) + 1
+        edge = view.csc.indices.dtype.itemsize + scratch_per_edge(width, dtype)
         if view.weight is not None:  # as it comes, and as rows are
             edge += view.weight.dtype.itemsize + dtype.itemsize
         return cls(row + _SOURCE_BYTES, edge, view.csc.indptr.dtype.itemsize)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from gnnsys.nn import whole_scales
-from gnnsys.ops import CSC, WEIGHT, WholeDegrees, narrow_weights, native, sum_dtype
+from gnnsys.ops import CSC, WEIGHT, WholeDegrees, narrow_weights, native, sum_dtype, workspace_bytes
+
+_MANY_EDGES = 1 << 20
 
 
 class NeighborSums:
@@ -120,3 +122,11 @@ def _spmm(
             return native.spmm(indptr, indices, None, rows, weight, src_scale, dst_scale, None, None, None)
         native.spmm_add(indptr, indices, None, rows, weight, src_scale, dst_scale, into)
         return into
+
+
+def scratch_per_edge(width: int, dtype: torch.dtype) -> int:
+    """Bytes that a device takes per edge while it adds rows up, rounded up: `spmm_add` says it of very many edges."""
+    indptr, indices = torch.empty(2, device="meta"), torch.empty(_MANY_EDGES, device="meta")
+    x = torch.empty(1, width, dtype=dtype, device="meta")
+    told = workspace_bytes("spmm_add", indptr, indices, None, x, None, None, None, x, device="cuda")
+    return -(-told // _MANY_EDGES)

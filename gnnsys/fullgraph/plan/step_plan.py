@@ -35,7 +35,7 @@ from gnnsys.fullgraph.plan.edge_data import alike
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.model_stages import ModelStage, taken
 from gnnsys.fullgraph.plan.module_layout import is_lazy
-from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums
+from gnnsys.fullgraph.plan.neighbor_sums import NeighborSums, scratch_per_edge
 from gnnsys.fullgraph.plan.stage_halves import SumStage
 from gnnsys.fullgraph.plan.sweep_choice import (
     SweepChoice,
@@ -47,7 +47,6 @@ from gnnsys.fullgraph.plan.sweep_choice import (
 )
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
-_EDGES_OF_PART = 512  # sums over many edges are made in parts on a device, which leave up to two rows each
 _SOURCE_BYTES = 24  # of a source in a piece besides its row: two weights, and where its edges begin
 MAX_BINS = 1 << 20  # of a layer: messages are numbered by them
 Sends = list[list[tuple[int, Tensor]]]
@@ -279,7 +278,7 @@ def _passes(
     key = (view.kind == "gcn", weighted, tuple(bounds), width * dtype.itemsize if limit is not None else None)
     if key not in made:
         row = width * dtype.itemsize
-        edge = view.csc.indices.dtype.itemsize + -(-2 * row // _EDGES_OF_PART) + 1
+        edge = view.csc.indices.dtype.itemsize + scratch_per_edge(width, dtype)
         if view.weight is not None:  # as it comes, and as rows are
             edge += view.weight.dtype.itemsize + dtype.itemsize
         costs = PieceCosts(row + _SOURCE_BYTES, edge, limit)

@@ -1,0 +1,241 @@
+"""The rank of a link's end among all nodes: MRR, Hits@k and mean rank, filtered or not.
+
+Links are compared with all candidates in tiles, so that no array has a number for every link and candidate. Ranks are
+counted in float64 and in tiles of one shape, in which the true end has a column of its own: a rank does not depend on
+which links share a batch, on the size of the last tile, nor on how many processes share the work, and candidates with
+equal rows are ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gnnsys.metrics.merge import gather
+
+Ties = Literal["mean", "best", "worst"]
+_TILE = (256, 4096)  # links and candidates: 8 MB of scores
+
+
+class AllScores(Protocol):
+    """What ranks are made with: a decoder of `gnnsys.nn`, or anything with both methods."""
+
+    def query(self, known: Tensor, relation: Tensor | None, wanted: Any) -> Tensor:
+        """What candidates for an end are compared with: [links, dim]."""
+
+    def compare_all(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Scores [links, candidates]; higher is more likely."""
+
+
+class RowTable(Protocol):
+    """A table of rows: a tensor, or one of the store's, whose rows are read a tile at a time."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    def __getitem__(self, ids: Any) -> Tensor: ...
+
+
+class LinkRanks(NamedTuple):
+    """Of each link, how many candidates score above the true end, and how many others score the same: int64."""
+
+    above: Tensor
+    same: Tensor
+
+    def ranks(self, ties: Ties = "mean") -> Tensor:
+        """Ranks from 1, float64: "mean" places the true end in the middle of its ties, "best" before, "worst" behind
+        them. A model that gives everything one score has the rank of chance by "mean", and 1 by "best"."""
+        share = {"mean": 0.5, "best": 0.0, "worst": 1.0}
+        if ties not in share:
+            raise ValueError(f"ties must be one of {', '.join(share)}, got {ties!r}")
+        return 1 + self.above.double() + share[ties] * self.same.double()
+
+
+class KnownLinks:
+    """Links that are true, to be left out where another link is ranked: filtered ranking (Bordes et al. 2013).
+
+    `head`, `tail` and, where links have kinds, `relation`: int64 [links], of all splits. Memory: three numbers a link.
+    """
+
+    def __init__(self, head: Tensor, tail: Tensor, relation: Tensor | None = None) -> None:
+        if relation is None:
+            relation = torch.zeros_like(head)
+        if head.dim() != 1 or head.shape != tail.shape or head.shape != relation.shape:
+            raise ValueError(
+                "head, tail and relation must have one number per link, got "
+                f"{list(head.shape)}, {list(tail.shape)}, {list(relation.shape)}"
+            )
+        ends = {"head": head.long().cpu(), "tail": tail.long().cpu()}
+        self._relation = relation.long().cpu()
+        self._num_relations = int(self._relation.max()) + 1 if head.numel() else 1
+        self._keys: dict[str, Tensor] = {}  # by the wanted end: (known end, relation) as one number, ascending
+        self._ends: dict[str, Tensor] = {}  # and what is known to be true with it
+        for wanted, known in (("tail", "head"), ("head", "tail")):
+            keys = self._key(ends[known], self._relation)
+            by_end = ends[wanted].argsort(stable=True)
+            order = by_end[keys[by_end].argsort(stable=True)]
+            pairs = torch.stack([keys[order], ends[wanted][order]])
+            pairs = pairs.unique_consecutive(dim=1)
+            self._keys[wanted], self._ends[wanted] = pairs[0].contiguous(), pairs[1].contiguous()
+
+    def _key(self, known: Tensor, relation: Tensor) -> Tensor:
+        return known * self._num_relations + relation
+
+    def of(self, known: Tensor, relation: Tensor | None, wanted: str) -> tuple[Tensor, Tensor]:
+        """For each link (place in `known`) the ends that are known to be true with it: places and ends, int64."""
+        known = known.long().cpu()
+        relation = torch.zeros_like(known) if relation is None else relation.long().cpu()
+        keys, ends = self._keys[wanted], self._ends[wanted]
+        asked = self._key(known, relation)
+        first, last = torch.searchsorted(keys, asked), torch.searchsorted(keys, asked, right=True)
+        is_kind = relation < self._num_relations  # others have no number here, and no link
+        counts = torch.where(is_kind, last - first, 0)
+        places = torch.repeat_interleave(torch.arange(known.numel(), device="cpu"), counts)
+        starts = counts.cumsum(0) - counts
+        at = torch.arange(int(counts.sum()), device="cpu") - starts[places] + first[places]
+        return places, ends[at]
+
+
+@torch.no_grad()
+def rank_links(
+    decoder: AllScores,
+    rows: RowTable,
+    head: Tensor,
+    tail: Tensor,
+    relation: Tensor | None = None,
+    *,
+    wanted: Literal["head", "tail"] = "tail",
+    known: KnownLinks | None = None,
+    tile: tuple[int, int] = _TILE,
+) -> LinkRanks:
+    """Ranks the `wanted` end of each link among all rows of the table, which candidates and known ends come from.
+
+    `head`, `tail` and `relation` are int64 [links]. With `known`, other ends that are known to be true do not count.
+    Scores are made where the rows are, CPU or GPU. `tile`: links and candidates that are compared at once; memory is
+    what their scores and rows take, whatever the number of links and of nodes.
+
+    >>> from gnnsys.nn import DistMult
+    >>> rows, links = torch.randn(100, 8), torch.randint(100, (2, 20))
+    >>> ranks = rank_links(DistMult(8, 1), rows, *links, torch.zeros(20, dtype=torch.int64))
+    >>> ranks.ranks().shape
+    torch.Size([20])
+    """
+    num_links, num_candidates = head.numel(), int(rows.shape[0])
+    _check(head, tail, relation, wanted, num_candidates, tile)
+    above = torch.zeros(num_links, dtype=torch.int64, device="cpu")
+    same = torch.zeros_like(above)
+    given, true = (head, tail) if wanted == "tail" else (tail, head)
+    for begin in range(0, num_links, tile[0]):
+        part = slice(begin, begin + tile[0])
+        kinds = None if relation is None else relation[part]
+        left_out = None if known is None else known.of(given[part], kinds, wanted)
+        found = _rank_batch(decoder, rows, given[part], true[part], kinds, wanted, left_out, tile)
+        above[part], same[part] = found
+    return LinkRanks(above, same)
+
+
+def _rank_batch(
+    decoder: AllScores,
+    rows: RowTable,
+    given: Tensor,
+    true: Tensor,
+    relation: Tensor | None,
+    wanted: str,
+    left_out: tuple[Tensor, Tensor] | None,
+    tile: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """Candidates above and beside the true ends of at most `tile[0]` links."""
+    num_links, num_candidates, width = given.numel(), int(rows.shape[0]), tile[1]
+    known_rows, true_rows = (rows[ids].detach().double() for ids in (given, true))
+    device = known_rows.device
+    query = decoder.query(known_rows, None if relation is None else relation.to(device), wanted)
+    query = _padded(query, tile[0])
+    true_rows = _padded(true_rows, tile[0])
+    above = torch.zeros(num_links, dtype=torch.int64, device=device)
+    same = torch.zeros_like(above)
+    place = torch.arange(num_links, device=device)
+    for begin in range(0, num_candidates, width):
+        end = min(begin + width, num_candidates)
+        candidates = rows[torch.arange(begin, end, device=_ids_device(rows))].detach().double()
+        both = torch.cat([_padded(candidates.to(device), width), true_rows])
+        scores = decoder.compare_all(query, both)[:num_links]
+        own = scores[place, width + place].unsqueeze(1)
+        scores = scores[:, : end - begin]
+        higher, equal = scores > own, scores == own
+        in_tile = ((true >= begin) & (true < end)).to(device)
+        equal[place[in_tile], true.to(device)[in_tile] - begin] = False  # itself
+        if left_out is not None:
+            links, ends = left_out
+            here = (ends >= begin) & (ends < end)
+            links, ends = links[here].to(device), ends[here].to(device) - begin
+            is_other = ends + begin != true.to(device)[links]
+            links, ends = links[is_other], ends[is_other]
+            higher[links, ends] = False
+            equal[links, ends] = False
+        above += higher.sum(1)
+        same += equal.sum(1)
+    return above.cpu(), same.cpu()
+
+
+def _ids_device(rows: RowTable) -> torch.device:
+    return rows.device if isinstance(rows, Tensor) else torch.device("cpu")
+
+
+def _padded(rows: Tensor, size: int) -> Tensor:
+    """`rows` and as many zeros behind them as make `size`: products of another shape may round otherwise."""
+    return torch.cat([rows, rows.new_zeros(size - rows.shape[0], rows.shape[1])])
+
+
+def _check(
+    head: Tensor, tail: Tensor, relation: Tensor | None, wanted: str, num_candidates: int, tile: tuple[int, int]
+) -> None:
+    if wanted not in ("head", "tail"):
+        raise ValueError(f"wanted must be 'head' or 'tail', the end that is ranked, got {wanted!r}")
+    if len(tile) != 2 or min(tile) < 1:
+        raise ValueError(f"tile must be two positive numbers, of links and of candidates, got {tile}")
+    shapes = [list(ids.shape) for ids in (head, tail, relation) if ids is not None]
+    if head.dim() != 1 or any(shape != shapes[0] for shape in shapes):
+        raise ValueError(f"head, tail and relation must have one number per link, got {shapes}")
+    for what, ids in (("head", head), ("tail", tail)):
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_candidates:
+            raise ValueError(f"{what} must be in [0, {num_candidates}), the rows that there are, got {int(ids.max())}")
+
+
+class Ranking:
+    """MRR, Hits@k and the mean rank of links.
+
+    >>> ranking = Ranking(hits=(1, 3))
+    >>> ranking.update(torch.tensor([1.0, 2.0, 4.0]))
+    >>> {name: round(value, 3) for name, value in ranking.compute().items()}
+    {'mrr': 0.583, 'mean_rank': 2.333, 'hits@1': 0.333, 'hits@3': 0.667}
+    """
+
+    def __init__(self, hits: Sequence[int] = (1, 3, 10), ties: Ties = "mean") -> None:
+        if any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in hits):
+            raise ValueError(f"hits must be whole numbers of at least 1, got {list(hits)}")
+        self.hits, self.ties = tuple(hits), ties
+        self._twice: list[Tensor] = []  # twice the ranks, whole numbers
+
+    def update(self, ranks: LinkRanks | Tensor) -> None:
+        """What `rank_links` found, or ranks from 1, in halves where there are ties."""
+        found = ranks.ranks(self.ties) if isinstance(ranks, LinkRanks) else ranks.detach().to("cpu", torch.float64)
+        twice = (2 * found).round().long()
+        if bool((twice < 2).any()) or bool((twice != 2 * found).any()):
+            raise ValueError("ranks begin at 1 and are whole or half numbers: pass what `rank_links` returns")
+        self._twice.append(twice.view(-1))
+
+    def compute(self, group: Any = None) -> dict[str, float]:
+        """Over all ranks of the process group, which all call this; nan without links."""
+        twice = gather(torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *self._twice]), group)
+        values, counts = twice.unique(return_counts=True)
+        total = int(counts.sum())
+        if not total:
+            return dict.fromkeys(["mrr", "mean_rank", *(f"hits@{k}" for k in self.hits)], float("nan"))
+        found = {
+            "mrr": float((counts.double() * 2 / values.double()).cumsum(0)[-1]) / total,
+            "mean_rank": int((counts * values).sum()) / (2 * total),
+        }
+        return found | {f"hits@{k}": int(counts[values <= 2 * k].sum()) / total for k in self.hits}

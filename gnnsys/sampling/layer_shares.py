@@ -1,0 +1,192 @@
+"""What the in-edges of a layer add up to at each of their sources: from this LADIES draws, and FastGCN is made.
+
+An edge into a node of degree d counts as the integer that stands for 1 / d^2. Parts answer with their sums, not with
+their edges. Sums of integers are the same in any order, so a graph and any parts of it have the same ones.
+
+    SHARES  head int64 [view, edge type, part, number of nodes, part, number, ...]; local ids of these nodes, int32
+            reply, in chunks of five arrays: [place of the part in the head, place of its first node]; in-degrees of its
+            nodes from there on, int32; then sources of its edges, each once in all chunks: global ids, original ids,
+            sums (int64)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gnnsys.comm import Kind, Reply
+from gnnsys.graph import EdgeType, Graph
+from gnnsys.ops import CSC, IdTable, sample_neighbors
+from gnnsys.partition import id_dtype
+from gnnsys.sampling.labor_rule import LaborRule
+from gnnsys.sampling.part_view import PartView, ViewSpec
+from gnnsys.sampling.prepared_views import PreparedViews, pieces
+
+if TYPE_CHECKING:
+    from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
+    from gnnsys.sampling.neighborhoods import AnyGraph
+
+WITH_SOURCES = ViewSpec(rule=LaborRule.name)  # whose views know the original ids of sources, as is needed here
+_CHUNK = 1 << 16  # sources in one message of a reply: a megabyte
+_NODES_PER_PIECE = 1 << 14  # of a graph in memory, whose in-edges are looked at together
+
+
+class LayerShares(NamedTuple):
+    """Of a layer: its sources, each once and in any order, and the in-degrees of its nodes. All int64."""
+
+    ids: Tensor
+    originals: Tensor
+    sums: Tensor
+    degrees: Tensor
+
+
+def layer_shares(graph: AnyGraph, edge_type: EdgeType, nodes: Tensor, *, hop: int = -1) -> LayerShares:
+    """The shares of the in-edges of `nodes`. Other machines are asked with one message each, before own parts."""
+    if not isinstance(graph, Graph):
+        return shares_of_parts(graph.host_neighborhoods(WITH_SOURCES), edge_type, nodes, graph.num_edges(), hop)
+    csc = graph.csc(edge_type)
+    sums = _SumsById(graph.num_nodes(), int((csc.indptr[nodes + 1] - csc.indptr[nodes]).sum()))
+    degrees = [_add_edges(sums, csc, some, graph.num_edges()) for some in nodes.split(_NODES_PER_PIECE)]
+    return LayerShares(sums.ids, sums.ids, sums.sums, torch.cat(degrees))
+
+
+class _SumsById:
+    """Numbers added up by id."""
+
+    def __init__(self, id_bound: int, room: int = 512) -> None:
+        self._table = IdTable(id_bound, min(id_bound, room))
+        self.ids = self.sums = torch.empty(0, dtype=torch.int64, device="cpu")
+
+    def add(self, ids: Tensor, numbers: Tensor) -> Tensor:
+        """Returns the place of each id in `ids`."""
+        place, fresh = self._table.insert(ids)
+        if fresh.numel():
+            self.ids = torch.cat([self.ids, fresh.long()])
+            self.sums = torch.cat([self.sums, torch.zeros_like(fresh, dtype=torch.int64)])
+        self.sums.index_add_(0, place, numbers)
+        return place
+
+
+def _add_edges(sums: _SumsById, csc: CSC, nodes: Tensor, num_edges: int) -> Tensor:
+    """Adds the shares of the in-edges of `nodes`, in a graph of so many edges; returns their in-degrees."""
+    edges = sample_neighbors(csc, nodes.to(csc.indices.dtype), -1, key=0)
+    degrees = edges.indptr.diff()
+    one = 1 << (62 - max(1, num_edges).bit_length())  # no sum over edges reaches 2^62
+    positive = degrees.clamp(min=1)
+    share = torch.div(one, positive * positive, rounding_mode="floor").clamp_(min=1)
+    sums.add(edges.ids.long(), share.repeat_interleave(degrees, output_size=edges.ids.numel()))
+    return degrees
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def answer_shares(
+    views: PreparedViews, view: int, edge_type: EdgeType, parts: Sequence[tuple[int, int]], nodes: Tensor
+) -> Iterator[Reply]:
+    """What a machine answers from its own parts; `parts` are (part, number of nodes) as the head has them."""
+    if nodes.dtype != torch.int32 or nodes.numel() != sum(count for _, count in parts):
+        raise ValueError(f"{sum(count for _, count in parts)} nodes are announced, {nodes.numel()} came")
+    of_parts = nodes.split([count for _, count in parts])
+    for place, ((part, _), some) in enumerate(zip(parts, of_parts, strict=True)):
+        for arrays in _part_shares(views.view(view, part), edge_type, some, views.parts.book.num_ids(edge_type)):
+            yield Reply([torch.tensor([place, arrays.first], device="cpu"), *arrays[1:]])
+    yield Reply(last=True)
+
+
+class _SharePiece(NamedTuple):
+    first: int  # node that `degrees` begin with
+    degrees: Tensor
+    ids: Tensor
+    originals: Tensor
+    sums: Tensor
+
+
+def _part_shares(view: PartView, edge_type: EdgeType, nodes: Tensor, num_edges: int) -> Iterator[_SharePiece]:
+    """In-degrees while edges are looked at, then the sums. In the dtypes of messages."""
+    csc, (src_type, _, _) = view.source(edge_type).csc, edge_type
+    originals = view.source_ids(src_type)
+    if originals is None:
+        raise ValueError("shares of a layer need a view that knows the original ids of sources")
+    work = view.work(edge_type, nodes, -1, False)
+    dtype = id_dtype(view.part.book.num_ids(src_type))
+    sums, none = (
+        _SumsById(csc.num_src, int(work.sum()) if isinstance(work, Tensor) else work),
+        torch.empty(0, dtype=dtype, device="cpu"),
+    )
+    for first, end in pieces(work, nodes.numel()):
+        degrees = _add_edges(sums, csc, nodes[first:end], num_edges)
+        yield _SharePiece(first, degrees.int(), none, none, none.long())
+    for begin in range(0, sums.ids.numel(), _CHUNK):
+        local, added = sums.ids[begin : begin + _CHUNK], sums.sums[begin : begin + _CHUNK]
+        ids = view.part.global_ids(local, src_type)
+        yield _SharePiece(nodes.numel(), none.int(), ids.to(dtype), originals[local].to(dtype), added)
+
+
+def shares_of_parts(
+    hoods: DistNeighborhoods, edge_type: EdgeType, nodes: Tensor, num_edges: int, hop: int
+) -> LayerShares:
+    """The answers of all parts, added up."""
+    grouped = hoods.owners.group(nodes.contiguous(), edge_type[2])
+    total = _Total(hoods.owners.book.num_ids(edge_type[0]), nodes.numel())
+    pending = []
+    for machine, parts in hoods.owners.away.items():
+        asked = [part for part in parts if grouped.count(part)]
+        if asked:
+            head = [hoods.spec.key, hoods.number_of(edge_type), *(n for p in asked for n in (p, grouped.count(p)))]
+            local = torch.cat([grouped.local[grouped.of_part(p)] for p in asked]).int()
+            arrays = [torch.tensor(head, device="cpu"), local]
+            pending.append((asked, hoods.request(machine, Kind.SHARES, arrays, hop)))
+    for part in hoods.owners.here:
+        if grouped.count(part):
+            own = grouped.of_part(part)
+            for piece in _part_shares(hoods.own_view(part), edge_type, grouped.local[own].int(), num_edges):
+                total.add(grouped.order[own], piece)
+    for asked, messages in pending:
+        for message in messages:
+            if message.arrays:
+                place, piece = _read_piece(message.arrays, len(asked))
+                total.add(grouped.order[grouped.of_part(asked[place])], piece)
+    return LayerShares(total.sums.ids, total.originals, total.sums.sums, total.degrees)
+
+
+def _read_piece(arrays: Sequence[Tensor], num_parts: int) -> tuple[int, _SharePiece]:
+    if len(arrays) != 5 or any(rows.dim() != 1 for rows in arrays) or arrays[0].numel() != 2:
+        raise ValueError(f"an answer about shares must be five vectors, got {[list(rows.shape) for rows in arrays]}")
+    place, first = arrays[0].tolist()
+    if not 0 <= place < num_parts:
+        raise ValueError(f"an answer about shares is of part {place} of {num_parts}")
+    return place, _SharePiece(first, *arrays[1:])
+
+
+class _Total:
+    """What parts have answered. ValueError for what no part answers."""
+
+    def __init__(self, num_nodes: int, size: int) -> None:
+        self._num_nodes, self.sums = num_nodes, _SumsById(num_nodes)
+        self.originals = torch.empty(0, dtype=torch.int64, device="cpu")
+        self.degrees = torch.zeros(size, dtype=torch.int64, device="cpu")
+
+    def add(self, order: Tensor, piece: _SharePiece) -> None:
+        """`order`: where in the layer the nodes of the part stand."""
+        first, degrees, ids, originals, numbers = piece
+        if not 0 <= first <= order.numel() - degrees.numel():
+            raise ValueError(f"degrees from node {first} on are {degrees.numel()}, asked were {order.numel()} in all")
+        self.degrees[order[first : first + degrees.numel()]] = degrees.long()
+        if not ids.numel() == originals.numel() == numbers.numel() or numbers.dtype != torch.int64:
+            raise ValueError(f"{ids.numel()} sources have {originals.numel()} original ids and {numbers.numel()} sums")
+        if not ids.numel():
+            return
+        for rows in (ids, originals):
+            if not 0 <= int(rows.min()) <= int(rows.max()) < self._num_nodes:
+                raise ValueError(
+                    f"sources must be in [0, {self._num_nodes}), got {int(rows.min())} to {int(rows.max())}"
+                )
+        known = self.sums.ids.numel()
+        fresh = self.sums.add(ids.long(), numbers) >= known
+        self.originals = torch.cat([self.originals, originals.long()[fresh]])
+        if self.originals.numel() != self.sums.ids.numel():
+            raise ValueError("an answer about shares has a source twice")

@@ -1,0 +1,143 @@
+"""Ranks of links among all nodes are those of a plain transcription, to the last one, whatever the tiles."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gnnsys.metrics import KnownLinks, LinkRanks, Ranking, rank_links
+from gnnsys.nn import Bilinear, ComplEx, DistMult, Dot, RotatE, TransE
+
+NODES, DIM, KINDS, LINKS = 50, 6, 3, 30
+DECODERS = {
+    "dot": lambda: Dot(DIM),
+    "bilinear": lambda: Bilinear(DIM, KINDS),
+    "distmult": lambda: DistMult(DIM, KINDS),
+    "complex": lambda: ComplEx(DIM, KINDS),
+    "transe l1": lambda: TransE(DIM, KINDS, 1),
+    "transe l2": lambda: TransE(DIM, KINDS, 2),
+    "rotate": lambda: RotatE(DIM, KINDS),
+}
+
+
+def world(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows of which many are equal, and links of which some share an end and a kind."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(NODES, DIM, generator=generator)
+    rows[20:40] = rows[:20]
+    head, tail = (torch.randint(high, (LINKS,), generator=generator) for high in (6, NODES))
+    return rows, head, tail, torch.randint(KINDS, (LINKS,), generator=generator)
+
+
+def plain(decoder, rows, head, tail, relation, wanted, known) -> list[tuple[int, int]]:
+    """One link at a time, by pairs, in float64; `known` as a set of triples, or None."""
+    decoder, rows, found = decoder.double(), rows.double(), []
+    for h, t, r in zip(head.tolist(), tail.tolist(), relation.tolist(), strict=True):
+        kind = torch.full((NODES,), r) if decoder.num_relations else None
+        ends = (rows[[h] * NODES], rows) if wanted == "tail" else (rows, rows[[t] * NODES])
+        scores, true = decoder(*ends, kind, wanted).tolist(), t if wanted == "tail" else h
+        triples = [(h, r, c) if wanted == "tail" else (c, r, t) for c in range(NODES)]
+        others = [c for c in range(NODES) if c != true and (known is None or triples[c] not in known)]
+        above = sum(scores[c] > scores[true] + 1e-12 for c in others)
+        found.append((above, sum(abs(scores[c] - scores[true]) <= 1e-12 for c in others)))
+    return found
+
+
+@pytest.mark.parametrize("wanted", ["tail", "head"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_ranks_are_those_of_a_plain_transcription_filtered_and_not(name, wanted):
+    torch.manual_seed(1)
+    decoder, (rows, head, tail, relation) = DECODERS[name](), world()
+    kinds = relation if decoder.num_relations else None
+    told = relation if kinds is not None else torch.zeros_like(relation)
+    triples = set(zip(head.tolist(), told.tolist(), tail.tolist(), strict=True))
+    for known, as_set in ((None, None), (KnownLinks(head, tail, kinds), triples)):
+        found = rank_links(decoder, rows, head, tail, kinds, wanted=wanted, known=known, tile=(16, 32))
+        want = plain(copy.deepcopy(decoder), rows, head, tail, told, wanted, as_set)
+        assert list(zip(found.above.tolist(), found.same.tolist(), strict=True)) == want
+    assert any(same for _, same in want), "equal rows are ties"
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_rank_depends_neither_on_tiles_nor_on_the_links_beside_it(name):
+    torch.manual_seed(2)
+    decoder, (rows, head, tail, relation) = DECODERS[name](), world(3)
+    kinds = relation if decoder.num_relations else None
+    known = KnownLinks(head, tail, kinds)
+    whole = rank_links(decoder, rows, head, tail, kinds, known=known)
+    for tile in ((7, 13), (1, 64)):
+        found = rank_links(decoder, rows, head, tail, kinds, known=known, tile=tile)
+        assert torch.equal(found.above, whole.above) and torch.equal(found.same, whole.same)
+    for share in (slice(0, None, 2), slice(1, None, 2), slice(0, 0)):
+        some = rank_links(decoder, rows, head[share], tail[share], None if kinds is None else kinds[share], known=known)
+        assert torch.equal(some.above, whole.above[share]) and torch.equal(some.same, whole.same[share])
+
+
+def test_rows_may_be_a_table_that_is_read_a_tile_at_a_time():
+    rows, head, tail, relation = world()
+    decoder, asked = DistMult(DIM, KINDS), []
+
+    class Table:
+        shape = rows.shape
+
+        def __getitem__(self, ids: Tensor) -> Tensor:
+            asked.append(ids.numel())
+            return rows[ids]
+
+    found = rank_links(decoder, Table(), head, tail, relation, tile=(32, 7))
+    assert torch.equal(found.above, rank_links(decoder, rows, head, tail, relation).above)
+    assert max(asked) == LINKS and len(asked) > 8
+
+
+def test_links_known_several_times_or_of_kinds_never_seen_are_left_out_once_or_not_at_all():
+    known = KnownLinks(torch.tensor([1, 1, 1, 2]), torch.tensor([4, 4, 3, 5]), torch.tensor([0, 0, 1, 0]))
+    places, ends = known.of(torch.tensor([2, 1, 1, 1, 9]), torch.tensor([0, 0, 1, 2, 0]), "tail")
+    assert places.tolist() == [0, 1, 2] and ends.tolist() == [5, 4, 3]
+    places, ends = known.of(torch.tensor([4, 5]), torch.tensor([0, 0]), "head")
+    assert places.tolist() == [0, 1] and ends.tolist() == [1, 2]
+    empty = KnownLinks(*torch.empty(2, 0, dtype=torch.int64))
+    assert empty.of(torch.tensor([1]), None, "tail")[0].numel() == 0
+
+
+def test_ties_count_as_they_are_told_to():
+    found = LinkRanks(torch.tensor([0, 3]), torch.tensor([4, 0]))
+    assert [found.ranks(ties).tolist() for ties in ("best", "mean", "worst")] == [[1, 4], [3, 4], [5, 4]]
+    with pytest.raises(ValueError, match="ties must be one of mean, best, worst"):
+        found.ranks("first")
+    same = rank_links(Dot(2), torch.zeros(101, 2), torch.arange(5), torch.arange(5))
+    assert same.ranks().tolist() == [51.0] * 5  # a model that says nothing is in the middle
+
+
+def test_mrr_hits_and_mean_rank_are_their_definitions():
+    ranks = torch.tensor([1.0, 2.5, 10.0, 11.0, 400.0])
+    ranking = Ranking(hits=(1, 10))
+    ranking.update(ranks[:2])
+    ranking.update(ranks[2:])
+    found = ranking.compute()
+    assert found["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-6)
+    assert (
+        found["mean_rank"] == pytest.approx(float(ranks.mean())) and found["hits@1"] == 0.2 and found["hits@10"] == 0.6
+    )
+    assert all(math.isnan(value) for value in Ranking().compute().values())
+
+
+def test_nonsense_is_refused_with_what_to_do():
+    rows, head, tail, relation = world()
+    with pytest.raises(ValueError, match="wanted must be 'head' or 'tail'"):
+        rank_links(Dot(DIM), rows, head, tail, wanted="both")
+    with pytest.raises(ValueError, match="tile must be two positive numbers"):
+        rank_links(Dot(DIM), rows, head, tail, tile=(0, 4))
+    with pytest.raises(ValueError, match="one number per link"):
+        rank_links(Dot(DIM), rows, head, tail[:3])
+    with pytest.raises(ValueError, match=r"tail must be in \[0, 50\)"):
+        rank_links(Dot(DIM), rows, head, tail + NODES)
+    with pytest.raises(ValueError, match="one number per link"):
+        KnownLinks(head, tail, relation[:3])
+    with pytest.raises(ValueError, match="ranks begin at 1"):
+        Ranking().update(torch.tensor([0.0]))
+    with pytest.raises(ValueError, match="whole numbers of at least 1"):
+        Ranking(hits=(0,))

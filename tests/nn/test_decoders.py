@@ -1,0 +1,118 @@
+"""Decoders are their papers' formulas, from either end and for any shape of candidates; losses are theirs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gnnsys.nn import (
+    Bilinear,
+    ComplEx,
+    DistMult,
+    Dot,
+    RotatE,
+    TransE,
+    binary_link_loss,
+    margin_link_loss,
+    self_adversarial_link_loss,
+    softmax_link_loss,
+)
+
+DIM, KINDS, LINKS = 6, 4, 9
+
+
+def as_complex(rows: torch.Tensor) -> torch.Tensor:
+    return torch.complex(*rows.chunk(2, -1))
+
+
+FORMULAS = {
+    "dot": (lambda: Dot(DIM), lambda d, h, t, r: (h * t).sum(-1)),
+    "bilinear": (lambda: Bilinear(DIM), lambda d, h, t, r: torch.einsum("bi,ij,bj->b", h, d.weight[0], t)),
+    "rescal": (lambda: Bilinear(DIM, KINDS), lambda d, h, t, r: torch.einsum("bi,bij,bj->b", h, d.weight[r], t)),
+    "distmult": (lambda: DistMult(DIM, KINDS), lambda d, h, t, r: (h * d.relation[r] * t).sum(-1)),
+    "complex": (
+        lambda: ComplEx(DIM, KINDS),
+        lambda d, h, t, r: (as_complex(h) * as_complex(d.relation[r]) * as_complex(t).conj()).sum(-1).real,
+    ),
+    "transe": (lambda: TransE(DIM, KINDS), lambda d, h, t, r: -(h + d.relation[r] - t).abs().sum(-1)),
+    "transe l2": (lambda: TransE(DIM, KINDS, p=2), lambda d, h, t, r: -(h + d.relation[r] - t).square().sum(-1).sqrt()),
+    "rotate": (
+        lambda: RotatE(DIM, KINDS),
+        lambda d, h, t, r: -(as_complex(h) * torch.polar(torch.ones(()), d.relation[r]) - as_complex(t)).abs().sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_scores_are_the_papers_from_both_ends_and_for_every_shape(name):
+    torch.manual_seed(0)
+    make, formula = FORMULAS[name]
+    decoder = make()
+    head, tail, others = torch.randn(LINKS, DIM), torch.randn(LINKS, DIM), torch.randn(5, DIM)
+    relation = torch.randint(KINDS, (LINKS,)) if decoder.num_relations else None
+    want = formula(decoder, head, tail, relation)
+    for wanted in ("tail", "head"):
+        torch.testing.assert_close(decoder(head, tail, relation, wanted), want)
+        known, true = (head, tail) if wanted == "tail" else (tail, head)
+        everything = decoder.score_all(known, torch.cat([others, true]), relation, wanted)
+        assert everything.shape == (LINKS, 5 + LINKS)
+        torch.testing.assert_close(everything[:, 5:].diagonal(), want, rtol=1e-4, atol=1e-5)
+        each = torch.stack([true, others[:1].expand(LINKS, DIM)], 1)  # two candidates per link
+        found = decoder(known, each, relation) if wanted == "tail" else decoder(each, known, relation, "head")
+        torch.testing.assert_close(found[:, 0], want)
+        torch.testing.assert_close(found[:, 1], everything[:, 0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradients_reach_rows_and_relations(name):
+    torch.manual_seed(0)
+    decoder = FORMULAS[name][0]().double()
+    head, tail = (torch.randn(4, DIM, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    relation = torch.tensor([0, 2, 2, 1]) if decoder.num_relations else None
+    assert torch.autograd.gradcheck(lambda h, t, *_: decoder(h, t, relation), (head, tail, *decoder.parameters()))
+
+
+def test_losses_are_their_formulas():
+    torch.manual_seed(0)
+    positive, negative = torch.randn(7), torch.randn(7, 3)
+    labels, scores = torch.cat([torch.ones(7, 1), torch.zeros(7, 3)], 1), torch.cat([positive[:, None], negative], 1)
+    weights = torch.tensor([1.0, 1 / 3, 1 / 3, 1 / 3]).expand(7, 4)
+    want = F.binary_cross_entropy_with_logits(scores, labels, weights, reduction="sum") / 14
+    torch.testing.assert_close(binary_link_loss(positive, negative), want)
+    torch.testing.assert_close(softmax_link_loss(positive, negative), F.cross_entropy(scores, torch.zeros(7).long()))
+    spread = positive[:, None].expand(7, 3).reshape(-1)
+    want = F.margin_ranking_loss(spread, negative.reshape(-1), torch.ones(21), margin=2.0)
+    torch.testing.assert_close(margin_link_loss(positive, negative, 2.0), want)
+    by_hand = [
+        -(F.logsigmoid(6 + p) + (F.softmax(0.5 * n, 0) * F.logsigmoid(-6 - n)).sum()) / 2
+        for p, n in zip(positive, negative, strict=True)
+    ]
+    torch.testing.assert_close(self_adversarial_link_loss(positive, negative, 6, 0.5), torch.stack(by_hand).mean())
+
+
+def test_negatives_of_the_self_adversarial_loss_weigh_without_a_gradient():
+    negative = torch.tensor([[0.0, 3.0]], requires_grad=True)
+    self_adversarial_link_loss(torch.zeros(1), negative).backward()
+    weight = negative.detach().softmax(1)
+    torch.testing.assert_close(negative.grad, weight * negative.detach().sigmoid() / 2)
+
+
+def test_nonsense_is_refused_with_what_to_do():
+    rows = torch.randn(3, DIM)
+    with pytest.raises(ValueError, match="dim must be even, got 5"):
+        ComplEx(5, 2)
+    with pytest.raises(ValueError, match="num_relations must be a whole number of at least 1"):
+        DistMult(DIM, 0)
+    with pytest.raises(ValueError, match="p must be 1 or 2"):
+        TransE(DIM, 2, p=3)
+    with pytest.raises(ValueError, match=r"made for rows of 4 numbers, but the known end has 6: pass dim=6"):
+        Dot(4)(rows, rows)
+    with pytest.raises(ValueError, match="called without relations: pass relation"):
+        DistMult(DIM, 2)(rows, rows)
+    with pytest.raises(ValueError, match="called with relations: pass num_relations"):
+        Dot(DIM)(rows, rows, torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="wanted must be 'head' or 'tail'"):
+        Dot(DIM)(rows, rows, wanted="both")
+    with pytest.raises(ValueError, match="at least one negative each"):
+        softmax_link_loss(torch.zeros(3), torch.zeros(3, 0))
