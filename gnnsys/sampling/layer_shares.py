@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gnnsys.sampling.neighborhoods import AnyGraph
 
 WITH_SOURCES = ViewSpec(rule=LaborRule.name)  # whose views know the original ids of sources, as is needed here
+SUM_END = 1 << 62  # no sum of shares reaches it
+_ID_DTYPES = (torch.int32, torch.int64)
 _CHUNK = 1 << 16  # sources in one message of a reply: a megabyte
 _NODES_PER_PIECE = 1 << 14  # of a graph in memory, whose in-edges are looked at together
 
@@ -74,7 +76,7 @@ def _add_edges(sums: _SumsById, csc: CSC, nodes: Tensor, num_edges: int) -> Tens
     """Adds the shares of the in-edges of `nodes`, in a graph of so many edges; returns their in-degrees."""
     edges = sample_neighbors(csc, nodes.to(csc.indices.dtype), -1, key=0)
     degrees = edges.indptr.diff()
-    one = 1 << (62 - max(1, num_edges).bit_length())  # no sum over edges reaches 2^62
+    one = SUM_END >> max(1, num_edges).bit_length()
     positive = degrees.clamp(min=1)
     share = torch.div(one, positive * positive, rounding_mode="floor").clamp_(min=1)
     sums.add(edges.ids.long(), share.repeat_interleave(degrees, output_size=edges.ids.numel()))
@@ -144,18 +146,20 @@ def shares_of_parts(
         if grouped.count(part):
             own = grouped.of_part(part)
             for piece in _part_shares(hoods.own_view(part), edge_type, grouped.local[own].int(), num_edges):
-                total.add(grouped.order[own], piece)
+                total.add(part, grouped.order[own], piece)
     for asked, messages in pending:
         for message in messages:
             if message.arrays:
                 place, piece = _read_piece(message.arrays, len(asked))
-                total.add(grouped.order[grouped.of_part(asked[place])], piece)
-    return LayerShares(total.sums.ids, total.originals, total.sums.sums, total.degrees)
+                total.add(asked[place], grouped.order[grouped.of_part(asked[place])], piece)
+    return total.whole()
 
 
 def _read_piece(arrays: Sequence[Tensor], num_parts: int) -> tuple[int, _SharePiece]:
     if len(arrays) != 5 or any(rows.dim() != 1 for rows in arrays) or arrays[0].numel() != 2:
         raise ValueError(f"an answer about shares must be five vectors, got {[list(rows.shape) for rows in arrays]}")
+    if arrays[0].dtype != torch.int64:
+        raise ValueError(f"the head of an answer about shares must be int64, got {arrays[0].dtype}")
     place, first = arrays[0].tolist()
     if not 0 <= place < num_parts:
         raise ValueError(f"an answer about shares is of part {place} of {num_parts}")
@@ -163,21 +167,23 @@ def _read_piece(arrays: Sequence[Tensor], num_parts: int) -> tuple[int, _SharePi
 
 
 class _Total:
-    """What parts have answered. ValueError for what no part answers."""
+    """What parts have answered, in any order. ValueError for what no part answers."""
 
     def __init__(self, num_nodes: int, size: int) -> None:
         self._num_nodes, self.sums = num_nodes, _SumsById(num_nodes)
+        self._sources_of: dict[int, IdTable] = {}  # by part
+        self._added = 0
         self.originals = torch.empty(0, dtype=torch.int64, device="cpu")
-        self.degrees = torch.zeros(size, dtype=torch.int64, device="cpu")
+        self.degrees = torch.full((size,), -1, dtype=torch.int64, device="cpu")
 
-    def add(self, order: Tensor, piece: _SharePiece) -> None:
+    def add(self, part: int, order: Tensor, piece: _SharePiece) -> None:
         """`order`: where in the layer the nodes of the part stand."""
-        first, degrees, ids, originals, numbers = piece
-        if not 0 <= first <= order.numel() - degrees.numel():
-            raise ValueError(f"degrees from node {first} on are {degrees.numel()}, asked were {order.numel()} in all")
-        self.degrees[order[first : first + degrees.numel()]] = degrees.long()
-        if not ids.numel() == originals.numel() == numbers.numel() or numbers.dtype != torch.int64:
+        self._add_degrees(order, piece.first, piece.degrees)
+        ids, originals, numbers = piece.ids, piece.originals, piece.sums
+        if not ids.numel() == originals.numel() == numbers.numel():
             raise ValueError(f"{ids.numel()} sources have {originals.numel()} original ids and {numbers.numel()} sums")
+        if numbers.dtype != torch.int64 or any(rows.dtype not in _ID_DTYPES for rows in (ids, originals)):
+            raise ValueError(f"sources and sums must be integers, got {ids.dtype}, {originals.dtype}, {numbers.dtype}")
         if not ids.numel():
             return
         for rows in (ids, originals):
@@ -185,8 +191,36 @@ class _Total:
                 raise ValueError(
                     f"sources must be in [0, {self._num_nodes}), got {int(rows.min())} to {int(rows.max())}"
                 )
+        self._count(numbers)
+        if part not in self._sources_of:
+            self._sources_of[part] = IdTable(self._num_nodes, min(self._num_nodes, 512))
+        if self._sources_of[part].insert(ids.long())[1].numel() != ids.numel():
+            raise ValueError(f"an answer about shares has a source of part {part} twice")
         known = self.sums.ids.numel()
-        fresh = self.sums.add(ids.long(), numbers) >= known
-        self.originals = torch.cat([self.originals, originals.long()[fresh]])
-        if self.originals.numel() != self.sums.ids.numel():
-            raise ValueError("an answer about shares has a source twice")
+        place = self.sums.add(ids.long(), numbers)
+        self.originals = torch.cat([self.originals, originals.long()[place >= known]])
+        if not torch.equal(self.originals[place], originals.long()):
+            raise ValueError("answers about shares have two original ids of a source")
+
+    def _add_degrees(self, order: Tensor, first: int, degrees: Tensor) -> None:
+        if not 0 <= first <= order.numel() - degrees.numel():
+            raise ValueError(f"degrees from node {first} on are {degrees.numel()}, asked were {order.numel()} in all")
+        if degrees.dtype != torch.int32 or (degrees.numel() and int(degrees.min()) < 0):
+            raise ValueError("degrees must be int32 and not negative")
+        places = order[first : first + degrees.numel()]
+        if bool((self.degrees[places] >= 0).any()):
+            raise ValueError(f"degrees from node {first} on came twice")
+        self.degrees[places] = degrees.long()
+
+    def _count(self, numbers: Tensor) -> None:
+        """Of numbers that may be anything, so that their sum may not fit into 64 bits: halves are added up."""
+        self._added += (int((numbers >> 31).sum()) << 31) + int((numbers & 0x7FFFFFFF).sum())
+        if int(numbers.min()) < 1 or self._added >= SUM_END:
+            raise ValueError("sums of shares must be positive and add up to less than 2^62")
+
+    def whole(self) -> LayerShares:
+        """Once all have answered."""
+        missing = int((self.degrees < 0).sum())
+        if missing:
+            raise ValueError(f"the degrees of {missing} of {self.degrees.numel()} nodes did not come")
+        return LayerShares(self.sums.ids, self.originals, self.sums.sums, self.degrees)

@@ -151,21 +151,54 @@ def test_a_request_that_does_not_add_up_is_refused(
 
 
 def test_an_answer_that_does_not_add_up_is_refused() -> None:
-    none = torch.empty(0, dtype=torch.int64)
+    none, no_degrees = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
     two, order = torch.tensor([1, 2]), torch.arange(5)
     for piece, said in (
-        (_SharePiece(4, two, none, none, none), "degrees from node 4 on"),
-        (_SharePiece(-1, two, none, none, none), "degrees from node -1 on"),
-        (_SharePiece(0, none, two, two, none), "2 sources have 2 original ids and 0 sums"),
-        (_SharePiece(0, none, two, two, two.double()), "2 sums"),
-        (_SharePiece(0, none, two, two + 9, two), r"must be in \[0, 10\)"),
-        (_SharePiece(0, none, two - 2, two, two), r"must be in \[0, 10\)"),
-        (_SharePiece(0, none, two * 0, two, two), "has a source twice"),
+        (_SharePiece(4, two.int(), none, none, none), "degrees from node 4 on"),
+        (_SharePiece(-1, two.int(), none, none, none), "degrees from node -1 on"),
+        (_SharePiece(0, two, none, none, none), "degrees must be int32"),
+        (_SharePiece(0, two.int() - 2, none, none, none), "not negative"),
+        (_SharePiece(0, no_degrees, two, two, none), "2 sources have 2 original ids and 0 sums"),
+        (_SharePiece(0, no_degrees, two, two, two.double()), "must be integers"),
+        (_SharePiece(0, no_degrees, two + 0.7, two, two), "must be integers"),
+        (_SharePiece(0, no_degrees, two, two + 0.7, two), "must be integers"),
+        (_SharePiece(0, no_degrees, two, two + 9, two), r"must be in \[0, 10\)"),
+        (_SharePiece(0, no_degrees, two - 2, two, two), r"must be in \[0, 10\)"),
+        (_SharePiece(0, no_degrees, two * 0, two, two), "has a source of part 3 twice"),
+        (_SharePiece(0, no_degrees, two, two, two - 1), "must be positive"),
+        (_SharePiece(0, no_degrees, two, two, two - 4), "must be positive"),
+        (_SharePiece(0, no_degrees, two, two, two * 0 + 2**61), "less than 2\\^62"),
+        (_SharePiece(0, no_degrees, two, two, two * 0 + 2**63 - 1), "less than 2\\^62"),
     ):
         with pytest.raises(ValueError, match=said):
-            _Total(10, 5).add(order, piece)
+            _Total(10, 5).add(3, order, piece)
     for arrays in ([two] * 4, [none, two, two, two, two]):
         with pytest.raises(ValueError, match="five vectors"):
             _read_piece(arrays, 1)
     with pytest.raises(ValueError, match="of part 1 of 1"):
         _read_piece([torch.tensor([1, 0]), two, two, two, two], 1)
+    with pytest.raises(ValueError, match="must be int64"):
+        _read_piece([torch.tensor([0.0, 0.0]), two, two, two, two], 1)
+
+
+def test_answers_that_do_not_go_together_are_refused() -> None:
+    none, no_degrees = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+    two, order = torch.tensor([1, 2]), torch.arange(3)
+    total = _Total(10, 3)
+    total.add(0, order, _SharePiece(1, two.int(), two, two, two))
+    for part, piece, said in (
+        (0, _SharePiece(3, no_degrees, two[1:], two[1:], two[1:]), "has a source of part 0 twice"),
+        (1, _SharePiece(0, two.int(), none, none, none), "came twice"),
+        (1, _SharePiece(3, no_degrees, two, two + 1, two), "two original ids"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            total.add(part, order, piece)
+    total = _Total(10, 3)
+    total.add(0, order, _SharePiece(1, two.int(), two, two, two))
+    total.add(1, order, _SharePiece(3, no_degrees, two, two, two * 0 + 2**60))
+    with pytest.raises(ValueError, match="degrees of 1 of 3 nodes did not come"):
+        total.whole()
+    total.add(1, order, _SharePiece(0, two[:1].int(), none, none, none))  # chunks may come in any order
+    assert total.whole().degrees.tolist() == [1, 1, 2] and total.whole().sums.tolist() == [2**60 + 1, 2**60 + 2]
+    with pytest.raises(ValueError, match="less than 2\\^62"):
+        total.add(2, order, _SharePiece(3, no_degrees, two[:1], two[:1], two[:1] * 2**61))
