@@ -1,9 +1,11 @@
 """What the in-edges of a layer add up to at each of their sources: from this LADIES draws, and FastGCN is made.
 
-An edge into a node of degree d counts as the integer that stands for 1 / d^2. Parts answer with their sums, not with
-their edges. Sums of integers are the same in any order, so a graph and any parts of it have the same ones.
+An edge into a node of degree d counts as the integer that stands for 1 / d^2, as often as the node is in the layer.
+Parts answer with their sums, not with their edges. Sums of integers are the same in any order, so a graph and any parts
+of it have the same ones.
 
-    SHARES  head int64 [view, edge type, part, number of nodes, part, number, ...]; local ids of these nodes, int32
+    SHARES  head int64 [view, edge type, part, number of nodes, part, number, ...]; int64 [how often the layer has
+            the node that it has most often]; local ids of these nodes, int32
             reply, in chunks of five arrays: [place of the part in the head, place of its first node]; in-degrees of its
             nodes from there on, int32; then sources of its edges, each once in all chunks: global ids, original ids,
             sums (int64)
@@ -49,9 +51,9 @@ def layer_shares(graph: AnyGraph, edge_type: EdgeType, nodes: Tensor, *, hop: in
     """The shares of the in-edges of `nodes`. Other machines are asked with one message each, before own parts."""
     if not isinstance(graph, Graph):
         return shares_of_parts(graph.host_neighborhoods(WITH_SOURCES), edge_type, nodes, graph.num_edges(), hop)
-    csc = graph.csc(edge_type)
+    csc, one = graph.csc(edge_type), _one(graph.num_edges(), _most_often(nodes))
     sums = _SumsById(graph.num_nodes(), int((csc.indptr[nodes + 1] - csc.indptr[nodes]).sum()))
-    degrees = [_add_edges(sums, csc, some, graph.num_edges()) for some in nodes.split(_NODES_PER_PIECE)]
+    degrees = [_add_edges(sums, csc, some, one) for some in nodes.split(_NODES_PER_PIECE)]
     return LayerShares(sums.ids, sums.ids, sums.sums, torch.cat(degrees))
 
 
@@ -72,11 +74,23 @@ class _SumsById:
         return place
 
 
-def _add_edges(sums: _SumsById, csc: CSC, nodes: Tensor, num_edges: int) -> Tensor:
-    """Adds the shares of the in-edges of `nodes`, in a graph of so many edges; returns their in-degrees."""
+def _most_often(nodes: Tensor) -> int:
+    """How often a layer has the node that it has most often: seeds may repeat."""
+    return int(nodes.unique(return_counts=True)[1].max()) if nodes.numel() else 1
+
+
+def _one(num_edges: int, most_often: int) -> int:
+    """What stands for 1 in a graph of so many edges. A layer has no more of them than `num_edges * most_often`."""
+    one = SUM_END >> max(1, num_edges * most_often).bit_length()
+    if most_often < 1 or one < 1:
+        raise ValueError(f"shares cannot be added up where {num_edges} edges may count {most_often} times each")
+    return one
+
+
+def _add_edges(sums: _SumsById, csc: CSC, nodes: Tensor, one: int) -> Tensor:
+    """Adds the shares of the in-edges of `nodes`; returns their in-degrees."""
     edges = sample_neighbors(csc, nodes.to(csc.indices.dtype), -1, key=0)
     degrees = edges.indptr.diff()
-    one = SUM_END >> max(1, num_edges).bit_length()
     positive = degrees.clamp(min=1)
     share = torch.div(one, positive * positive, rounding_mode="floor").clamp_(min=1)
     sums.add(edges.ids.long(), share.repeat_interleave(degrees, output_size=edges.ids.numel()))
@@ -87,14 +101,22 @@ def _add_edges(sums: _SumsById, csc: CSC, nodes: Tensor, num_edges: int) -> Tens
 
 
 def answer_shares(
-    views: PreparedViews, view: int, edge_type: EdgeType, parts: Sequence[tuple[int, int]], nodes: Tensor
+    views: PreparedViews,
+    view: int,
+    edge_type: EdgeType,
+    parts: Sequence[tuple[int, int]],
+    most_often: Tensor,
+    nodes: Tensor,
 ) -> Iterator[Reply]:
     """What a machine answers from its own parts; `parts` are (part, number of nodes) as the head has them."""
     if nodes.dtype != torch.int32 or nodes.numel() != sum(count for _, count in parts):
         raise ValueError(f"{sum(count for _, count in parts)} nodes are announced, {nodes.numel()} came")
+    if most_often.numel() != 1:
+        raise ValueError(f"how often a node is in the layer must be one number, got {most_often.numel()}")
+    one = _one(views.parts.book.num_ids(edge_type), int(most_often))
     of_parts = nodes.split([count for _, count in parts])
     for place, ((part, _), some) in enumerate(zip(parts, of_parts, strict=True)):
-        for arrays in _part_shares(views.view(view, part), edge_type, some, views.parts.book.num_ids(edge_type)):
+        for arrays in _part_shares(views.view(view, part), edge_type, some, one):
             yield Reply([torch.tensor([place, arrays.first], device="cpu"), *arrays[1:]])
     yield Reply(last=True)
 
@@ -107,7 +129,7 @@ class _SharePiece(NamedTuple):
     sums: Tensor
 
 
-def _part_shares(view: PartView, edge_type: EdgeType, nodes: Tensor, num_edges: int) -> Iterator[_SharePiece]:
+def _part_shares(view: PartView, edge_type: EdgeType, nodes: Tensor, one: int) -> Iterator[_SharePiece]:
     """In-degrees while edges are looked at, then the sums. In the dtypes of messages."""
     csc, (src_type, _, _) = view.source(edge_type).csc, edge_type
     originals = view.source_ids(src_type)
@@ -120,7 +142,7 @@ def _part_shares(view: PartView, edge_type: EdgeType, nodes: Tensor, num_edges: 
         torch.empty(0, dtype=dtype, device="cpu"),
     )
     for first, end in pieces(work, nodes.numel()):
-        degrees = _add_edges(sums, csc, nodes[first:end], num_edges)
+        degrees = _add_edges(sums, csc, nodes[first:end], one)
         yield _SharePiece(first, degrees.int(), none, none, none.long())
     for begin in range(0, sums.ids.numel(), _CHUNK):
         local, added = sums.ids[begin : begin + _CHUNK], sums.sums[begin : begin + _CHUNK]
@@ -134,18 +156,19 @@ def shares_of_parts(
     """The answers of all parts, added up."""
     grouped = hoods.owners.group(nodes.contiguous(), edge_type[2])
     total = _Total(hoods.owners.book.num_ids(edge_type[0]), nodes.numel())
-    pending = []
+    most_often, pending = _most_often(nodes), []
+    one = _one(num_edges, most_often)
     for machine, parts in hoods.owners.away.items():
         asked = [part for part in parts if grouped.count(part)]
         if asked:
             head = [hoods.spec.key, hoods.number_of(edge_type), *(n for p in asked for n in (p, grouped.count(p)))]
             local = torch.cat([grouped.local[grouped.of_part(p)] for p in asked]).int()
-            arrays = [torch.tensor(head, device="cpu"), local]
+            arrays = [torch.tensor(head, device="cpu"), torch.tensor([most_often], device="cpu"), local]
             pending.append((asked, hoods.request(machine, Kind.SHARES, arrays, hop)))
     for part in hoods.owners.here:
         if grouped.count(part):
             own = grouped.of_part(part)
-            for piece in _part_shares(hoods.own_view(part), edge_type, grouped.local[own].int(), num_edges):
+            for piece in _part_shares(hoods.own_view(part), edge_type, grouped.local[own].int(), one):
                 total.add(part, grouped.order[own], piece)
     for asked, messages in pending:
         for message in messages:

@@ -130,9 +130,9 @@ class GraphService:
 
     def shares(self, request: Request) -> Iterator[Reply]:
         """What the in-edges of a layer add up to at each source: see `layer_shares`."""
-        head, nodes = _arrays(request, 2)
+        head, most_often, nodes = _arrays(request, 3)
         view, edge_type, parts = _pairs_of_parts(head)
-        return answer_shares(self.views, view, self.views.edge_type(edge_type), parts, nodes)
+        return answer_shares(self.views, view, self.views.edge_type(edge_type), parts, most_often, nodes)
 
     def guide(self, request: Request) -> Reply:
         """Keeps a version of a part's scores: see `NodeScores`."""

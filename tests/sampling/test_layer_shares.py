@@ -47,6 +47,20 @@ def test_shares_are_the_squared_norms_of_columns(num_nodes: int) -> None:
     assert torch.equal(found.degrees, csc.in_degrees()[nodes])
 
 
+def test_seeds_that_repeat_count_as_often_as_they_come(tmp_path: Path) -> None:
+    """Two edges alone: what stands for 1 is large, and eight times that is more than sums have room for."""
+    graph = Graph.from_edge_index(torch.tensor([[2, 3], [0, 1]]), 4)
+    with machines(graph, tmp_path / "p", 2) as graphs:
+        for times in (1, 2, 3, 8, 50):
+            seeds = torch.tensor([0] * times + [1])
+            expected = by_original(shares_of(graph, EDGE, seeds))
+            assert expected[2] == times * expected[3] > 0 and sum(expected.values()) < layer_shares.SUM_END
+            for mine in graphs:
+                assert by_original(shares_of(mine, EDGE, mine.global_ids(seeds))) == expected
+            sample = LadiesSampler(graph, [2 * times]).sample({NODE: seeds}, key=KEY)
+            assert sample.blocks[0].csc[EDGE].num_edges >= times
+
+
 @pytest.mark.parametrize("num_parts", [1, 2, pytest.param(3, marks=pytest.mark.long), 4])
 def test_parts_add_up_to_what_one_process_has(tmp_path: Path, num_parts: int, monkeypatch) -> None:
     graph = homogeneous()
@@ -146,8 +160,13 @@ def test_a_request_that_does_not_add_up_is_refused(
         halo = {w: graphs[0].original_ids(ids) for w, ids in service.views.wanted(WITH_SOURCES).items()}
         service.views.prepare(WITH_SOURCES, halo)
         with pytest.raises(ValueError, match=said):
-            arrays = [torch.tensor(head), torch.tensor(nodes, dtype=torch.int32)]
+            arrays = [torch.tensor(head), torch.tensor([1]), torch.tensor(nodes, dtype=torch.int32)]
             list(service.shares(Request.local(Kind.SHARES, arrays)))
+        nodes_of_part = torch.arange(3, dtype=torch.int32)
+        for most_often in ([], [1, 1], [0], [-1], [1 << 61]):
+            arrays = [torch.tensor([WITH_SOURCES.key, 0, 0, 3]), torch.tensor(most_often).long(), nodes_of_part]
+            with pytest.raises(ValueError, match=r"how often|cannot be added up"):
+                list(service.shares(Request.local(Kind.SHARES, arrays)))
 
 
 def test_an_answer_that_does_not_add_up_is_refused() -> None:
