@@ -13,7 +13,7 @@ nodes. Draws look for a number in prefix sums over nodes in the order of origina
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -23,12 +23,15 @@ from torch import Tensor
 from gnnsys.graph import EdgeType, Graph, NodeType, ids_of
 from gnnsys.ops import CSC, IdTable, stream_key
 from gnnsys.sampling.edges_within import WithinRequest, inner_edges
-from gnnsys.sampling.layer_shares import layer_shares
+from gnnsys.sampling.layer_shares import SUM_END, layer_shares
 from gnnsys.sampling.neighborhoods import AnyGraph, host_of, neighborhoods
+from gnnsys.sampling.prepared_views import pieces
 from gnnsys.sampling.sample import Block, Sample
 from gnnsys.sampling.sampler import SampleKey, Sampler
 
-_NODES_PER_MESSAGE = 1 << 20  # that parts are asked about at once when q of a whole graph is made
+# That parts are asked about at once when q of a whole graph is made: a reply has a deadline, and edges take time.
+_NODES_PER_MESSAGE = 1 << 20
+_EDGES_PER_MESSAGE = 1 << 24
 
 
 class _Drawn(NamedTuple):
@@ -132,12 +135,23 @@ class FastGCNSampler(LayerWiseSampler):
         super().__init__(graph, num_nodes, normalize=normalize)
         nodes = torch.arange(graph.num_nodes(), device="cpu")
         sums, originals = torch.zeros_like(nodes), torch.zeros_like(nodes)
-        for some in nodes.split(_NODES_PER_MESSAGE):
+        total = 0
+        for some in self._askable(nodes):
             found = layer_shares(graph, self._edge_type, some)
+            total += int(found.sums.sum())
+            if total >= SUM_END:
+                raise ValueError("the sums of shares that parts answered add up to 2^62 or more")
             sums.index_add_(0, found.ids, found.sums)
             originals[found.ids] = found.originals
         known = sums.nonzero().view(-1)
         self._ids, self._ends = _by_original(known, originals[known], sums[known])
+
+    def _askable(self, nodes: Tensor) -> Iterator[Tensor]:
+        """All of them, as many together as one message may stand for; a node of more edges than that is alone."""
+        for some in nodes.split(_NODES_PER_MESSAGE):
+            degrees = self._degrees(some)
+            for first, end in pieces(degrees, some.numel(), _NODES_PER_MESSAGE, _EDGES_PER_MESSAGE):
+                yield some[first:end]
 
     def _draw(self, nodes: Tensor, words: np.ndarray, hop: int) -> tuple[_Drawn, Tensor | None]:
         return _draw(self._ids, self._ends, words), None

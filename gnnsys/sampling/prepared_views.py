@@ -124,16 +124,18 @@ class PreparedViews:
             yield HopAnswer(number, place, first, end - first, piece)
 
 
-def pieces(work: Tensor | int, num_seeds: int, step: int = _SEEDS_PER_PIECE_OF_ALL) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `step` seeds that cover all, of _EDGES_PER_PIECE edges or a single seed. `work`: per seed."""
+def pieces(
+    work: Tensor | int, num_seeds: int, step: int = _SEEDS_PER_PIECE_OF_ALL, num_edges: int = _EDGES_PER_PIECE
+) -> Iterator[tuple[int, int]]:
+    """Ranges of at most `step` seeds that cover all, of `num_edges` edges or a single seed. `work`: per seed."""
     if isinstance(work, int):
-        step = max(1, min(step, _EDGES_PER_PIECE // max(1, work)))
+        step = max(1, min(step, num_edges // max(1, work)))
         yield from ((first, min(first + step, num_seeds)) for first in range(0, num_seeds, step))
         return
     done, first = work.cumsum(0), 0
     while first < num_seeds:
         before = int(done[first - 1]) if first else 0
-        fitting = int(torch.searchsorted(done, before + _EDGES_PER_PIECE, right=True))
+        fitting = int(torch.searchsorted(done, before + num_edges, right=True))
         end = min(max(first + 1, fitting), first + step, num_seeds)
         yield first, end
         first = end

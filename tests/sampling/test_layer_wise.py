@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gnnsys.comm import Kind, Request
 from gnnsys.graph import EDGE, NODE, Graph, NodeType
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
-from gnnsys.sampling import FastGCNSampler, LadiesSampler, LayerWiseSampler, SampleKey
+from gnnsys.sampling import FastGCNSampler, LadiesSampler, LayerWiseSampler, SampleKey, layer_wise
+from gnnsys.sampling.layer_shares import layer_shares as shares_of
 from gnnsys.sampling.layer_wise import _draw, _scaled
 from tests.sampling.machines import assert_same_sample, homogeneous, machines, to_global, typed
 from tests.sampling.test_labor import NUM_COPIES, assert_exact_in_expectation, exact_output, many_outputs
@@ -104,6 +106,31 @@ def test_every_machine_samples_what_one_process_samples(tmp_path: Path, num_part
                 for mine in graphs:
                     sampler = kind(mine, [25, 20], normalize=normalize)
                     assert_same_sample(sampler.sample(to_global(mine, SEEDS), key=KEY), expected, mine)
+
+
+def test_no_message_of_fastgcn_stands_for_many_edges(tmp_path: Path, monkeypatch) -> None:
+    graph = homogeneous()
+    expected = FastGCNSampler(graph, [25, 20]).sample(SEEDS, key=KEY)
+    largest, seen = int(graph.csc().in_degrees().max()), list[Request]()
+    with machines(graph, tmp_path / "p", 2, seen=seen) as graphs:
+        mine, (_, other) = graphs[0], graphs
+        for num_nodes, num_edges in ((1 << 20, 1 << 24), (1 << 20, 2 * largest), (50, 1 << 24), (1 << 20, 1)):
+            monkeypatch.setattr(layer_wise, "_NODES_PER_MESSAGE", num_nodes)
+            monkeypatch.setattr(layer_wise, "_EDGES_PER_MESSAGE", num_edges)
+            seen.clear()
+            assert_same_sample(FastGCNSampler(mine, [25, 20]).sample(to_global(mine, SEEDS), key=KEY), expected, mine)
+            asked = [request.arrays[-1].long() for request in seen if request.kind == Kind.SHARES]
+            there = other.parts.part(1).csc(EDGE).in_degrees()
+            assert torch.equal(torch.cat(asked).sort()[0], torch.arange(other.parts.part(1).num_core(NODE)))
+            assert all(len(nodes) <= num_nodes for nodes in asked)
+            assert all(int(there[nodes].sum()) <= num_edges or int((there[nodes] > 0).sum()) == 1 for nodes in asked)
+
+
+def test_answers_that_together_pass_what_sums_have_room_for_are_refused(monkeypatch) -> None:
+    graph = homogeneous()
+    monkeypatch.setattr(layer_wise, "SUM_END", int(shares_of(graph, EDGE, torch.arange(120)).sums.sum()))
+    with pytest.raises(ValueError, match="add up to"):
+        FastGCNSampler(graph, [25])
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
