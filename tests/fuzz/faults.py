@@ -21,6 +21,7 @@ from gnnsys.comm import Kind, Request
 from gnnsys.partition import Parts, open_parts, write_parts
 from gnnsys.sampling import GraphService
 from gnnsys.sampling.hop_message import Draw, PartsRequest, Slot
+from gnnsys.sampling.layer_shares import WITH_SOURCES
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS
 from tests.partition.part_graphs import heterogeneous, homogeneous, random_assignment
 
@@ -71,6 +72,8 @@ def use(parts: Parts) -> None:
     for part in range(parts.num_parts):
         parts.part(part)
     service = GraphService(parts, range(parts.num_parts))
+    halo = service.views.wanted(WITH_SOURCES)  # global ids: any int64 will do for original ones
+    service.views.prepare(WITH_SOURCES, {where: ids.long() for where, ids in halo.items()})
     for number, (_, _, dst) in enumerate(parts.schema.edge_types):
         for part in range(parts.num_parts):
             nodes = torch.arange(parts.part(part).num_core(dst), dtype=torch.int32)
@@ -79,6 +82,8 @@ def use(parts: Parts) -> None:
             for fanout in (-1, 3):
                 hop = PartsRequest(0, [part], slots, [Draw(number, 0, fanout, 5, [None])])
                 list(service.sample(Request.local(Kind.SAMPLE, hop.to_arrays())))
+            shares = [torch.tensor([WITH_SOURCES.key, number, part, nodes.numel()]), torch.tensor([1]), nodes]
+            list(service.shares(Request.local(Kind.SHARES, shares)))
             for what, ids in ((ENDS, edges), (EDGE_IDS, edges), (DEGREES, nodes)):
                 head = torch.tensor([what, number, part, ids.numel()])
                 service.edge_ends(Request.local(Kind.EDGE_ENDS, [head, ids]))
