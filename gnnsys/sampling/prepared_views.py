@@ -125,9 +125,13 @@ class PreparedViews:
 
 
 def pieces(
-    work: Tensor | int, num_seeds: int, step: int = _SEEDS_PER_PIECE_OF_ALL, num_edges: int = _EDGES_PER_PIECE
+    work: Tensor | int, num_seeds: int, step: int = _SEEDS_PER_PIECE_OF_ALL, num_edges: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of at most `step` seeds that cover all, of `num_edges` edges or a single seed. `work`: per seed."""
+    """Ranges of at most `step` seeds that cover all, of `num_edges` (_EDGES_PER_PIECE) or a single seed.
+
+    `work`: edges per seed.
+    """
+    num_edges = _EDGES_PER_PIECE if num_edges is None else num_edges
     if isinstance(work, int):
         step = max(1, min(step, num_edges // max(1, work)))
         yield from ((first, min(first + step, num_seeds)) for first in range(0, num_seeds, step))
