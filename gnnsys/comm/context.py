@@ -94,7 +94,7 @@ class BatchLoop:
         said, loop = _current.get(), _loop.get()
         while loop is not None and loop._is_over and loop._said is not said:
             loop = loop._before.loop
-        self._before = _Before(said, loop, loop is not None and loop._said is said).now()
+        self._before: _Before = _Before(said, loop, loop is not None and loop._said is said).now()
 
     def use(self, said: RequestContext) -> None:
         """Has requests of this thread say `said` from now on: the loop is at its next batch."""
