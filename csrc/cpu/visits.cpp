@@ -29,6 +29,8 @@ class VisitCounter {
     }
     slots_.assign(size_t{1} << bits_, -1);
     seen_.reserve(static_cast<size_t>(most_visits));
+    touched_.reserve(static_cast<size_t>(most_visits));
+    ranks_.reserve(static_cast<size_t>(most_visits));
   }
 
   std::vector<Visit>& count(const int64_t* visits, int64_t size, int64_t without, int64_t most) {

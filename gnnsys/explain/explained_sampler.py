@@ -87,15 +87,21 @@ class ExplainedSampler(GuidedSampler):
         self._keeps_all = guide.record or guide.replay is not None
         self._replayed_to: tuple[int, int] | None = None  # the last batch that a record speaks of
         self.fetched: Callable[[], Mapping[str, int]] = dict  # what the loader's fetch stage counts
-        self.is_watched = False  # whether that loader was made
-        if guide.replay is not None:
-            self._replay(guide.replay)
+        self._made_of: Callable[[], Mapping[str, Any]] = dict  # what that loader is
+        self.is_watched = False  # whether it was made
         graph.guides.add(self)
 
     def options(self) -> dict[str, Any]:
         decides = self._guide.options() if self._guide.exact else {}
         own = {f"guide.{name}": value for name, value in decides.items() if name not in ("record", "replay")}
         return {**super().options(), **own}
+
+    def watch(self, counts: Callable[[], Mapping[str, int]], made_of: Callable[[], Mapping[str, Any]]) -> None:
+        """See `Guide.watch`. A replay begins here: only now it is known whether the record is of such a loader."""
+        self.fetched, self._made_of = counts, made_of
+        if self._guide.replay is not None:
+            self._replay(self._guide.replay)
+        self.is_watched = True
 
     # -- after each step -----------------------------------------------------------------------------------------------
 
@@ -295,15 +301,23 @@ class ExplainedSampler(GuidedSampler):
         with self._lock:
             end = self._begun if self._replayed_to is None else self._replayed_to
         rank, world_size = _rank(self._parts)
-        told = {"rank": rank, "world_size": world_size, "options": super().options(), "end": list(end)}
+        told = {"rank": rank, "world_size": world_size, "options": self._recorded_of(), "end": list(end)}
         return save_record(folder, {**told, "sampler": super().state_dict()})
 
     def _replay(self, folder: str | os.PathLike[str]) -> None:
         """Has batches guided as they were in the run that was recorded."""
-        record = load_record(folder, *_rank(self._parts), super().options())
+        record = load_record(folder, *_rank(self._parts), self._recorded_of())
         versions, scores = self.read_state(record["sampler"])
         self.set_versions(versions, scores, is_pruned=False)  # owners ask for scores that they lack
         self._replayed_to = (int(record["end"][0]), int(record["end"][1]))
+
+    def _recorded_of(self) -> dict[str, Any]:
+        """What decides which batch (epoch, batch) is and how it is drawn; not the guide: its versions are recorded."""
+        made_of = dict(self._made_of())
+        of_loader = {
+            name: value for name, value in made_of.pop("sampling", {}).items() if not name.startswith("guide.")
+        }
+        return {**super().options(), **of_loader, **made_of, **self._batches.state()}
 
     # -- state and end -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.5  # how soon a process that has ended is noticed
 _MAX_RESTARTS = 3
+_NOT_STARTED = "the explaining process cannot be started again"
 
 
 class Explaining:
@@ -212,7 +213,16 @@ class Explaining:
             start_new_session=True,
         )
         assert process.stdin is not None and process.stdout is not None
-        close_in_forks([process.stdin, process.stdout])
+        try:
+            close_in_forks([process.stdin, process.stdout])
+            self._tell(process.stdin)
+        except BaseException:
+            _end(process, 0.0)
+            raise
+        return process
+
+    def _tell(self, stdin: IO[bytes]) -> None:
+        """What the process is to do."""
         orders = {
             "path": str(Path(self._graph.parts.path).resolve()),
             "guide": self.guide.options() | {"arguments": dict(self.guide.arguments)},
@@ -229,10 +239,9 @@ class Explaining:
         self._orders = Mailbox.create(message_bytes([told]))  # a pipe takes 64 KiB, and waits for who reads
         self._orders.write([told])
         with contextlib.suppress(BrokenPipeError):  # it ended at once; the keeper sees to that
-            process.stdin.write(json.dumps(self._orders.address()).encode() + b"\n")
-            process.stdin.flush()
-        os.set_blocking(process.stdin.fileno(), False)
-        return process
+            stdin.write(json.dumps(self._orders.address()).encode() + b"\n")
+            stdin.flush()
+        os.set_blocking(stdin.fileno(), False)
 
     def _wake(self) -> None:
         """A byte through the pipe; nothing where the pipe is full or the process has ended."""
@@ -291,7 +300,15 @@ class Explaining:
             return
         self._restarts += 1
         _log.warning("the explaining process ended with %s; it is started again", code)
-        started = self._start()
+        try:
+            started = self._start()
+        except Exception as error:  # no process or no shared memory is to be had now: the keeper tries again
+            self.error = f"{_NOT_STARTED}: {error!r}"
+            self._is_over = self._restarts == _MAX_RESTARTS  # after the error: who waits says why
+            _log.warning("explanation: %s; training goes on with the masks it has", self.error)
+            return
+        if self.error.startswith(_NOT_STARTED):
+            self.error = ""
         with self._piping:
             _end(started if self._is_closed else self._process, 0.0)
             if not self._is_closed:

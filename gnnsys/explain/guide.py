@@ -154,9 +154,9 @@ class Guide:
         self._samplers.append(made)
         return made
 
-    def watch(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Is told what the loader's fetch stage counts."""
-        self._sampler().fetched, self._sampler().is_watched = counts, True
+    def watch(self, counts: Callable[[], Mapping[str, int]], made_of: Callable[[], Mapping[str, Any]]) -> None:
+        """Is told what the loader's fetch stage counts, and what the loader is made of: a record is of one like it."""
+        self._sampler().watch(counts, made_of)
 
     def update(self, model: nn.Module) -> None:
         """Called after every step, and before a checkpoint is saved. Without `exact` it waits for nothing.

@@ -18,7 +18,7 @@ import torch
 
 from gnnsys.graph import some
 
-_MAGIC = b"gnnsys guide 1\n"
+_MAGIC = b"gnnsys guide 2\n"
 _NAMES = {"rank", "world_size", "options", "end", "sampler"}
 
 
@@ -42,7 +42,7 @@ def save_record(folder: str | os.PathLike[str], record: Mapping[str, Any]) -> Pa
 def load_record(
     folder: str | os.PathLike[str], rank: int, world_size: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record of a rank; ValueError unless it is whole and of a run with these options and as many ranks."""
+    """The record of a rank; ValueError unless it is whole, of as many ranks, and of a loader with these options."""
     path = _path(folder, rank)
     try:
         told = path.read_bytes()
@@ -64,7 +64,7 @@ def load_record(
     if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
         what = some([f"{name}={ours.get(name)!r} (recorded: {theirs.get(name)!r})" for name in differ], most=3)
         raise ValueError(
-            f"{path} is of a loader with other options, here it has {what}: replay with those of the record"
+            f"{path} is of another loader, here it has {what}: replay with a loader like the one of the record"
         )
     return record
 

@@ -187,7 +187,7 @@ class LinkNeighborLoader(Loader):
             sampler=sampler,
         )
         if guide is not None:
-            guide.watch(self._fetch.counts)
+            guide.watch(self._fetch.counts, self._identity.state)
 
 
 def _some_ends(inputs: LinkReader, num_links: int) -> Tensor:

@@ -40,6 +40,9 @@ class BatchNumbers(Protocol):
 
     def ticket(self, position: int) -> tuple[int, int]: ...
 
+    def state(self) -> dict[str, Any]:
+        """What must be the same for a number to mean the same batch."""
+
 
 class LoaderGuide(Protocol):
     """What steers a loader's draws and columns while it runs: `gnnsys.explain.Guide`."""
@@ -47,8 +50,8 @@ class LoaderGuide(Protocol):
     def make_sampler(self, graph: Any, num_neighbors: Any, seeds: Tensor, batches: BatchNumbers) -> NeighborSampler:
         """The sampler of a loader of these seeds (global ids)."""
 
-    def watch(self, counts: Callable[[], Mapping[str, int]]) -> None:
-        """Is told what the loader's fetch stage counts."""
+    def watch(self, counts: Callable[[], Mapping[str, int]], made_of: Callable[[], Mapping[str, Any]]) -> None:
+        """Is told what the loader's fetch stage counts, and what the loader is made of (`Identity.state`)."""
 
 
 class NeighborLoader(Loader):
@@ -189,7 +192,7 @@ class NeighborLoader(Loader):
             sampler=sampler if isinstance(sampler, Sampler) else None,
         )
         if guide is not None:
-            guide.watch(self._fetch.counts)
+            guide.watch(self._fetch.counts, self._identity.state)
 
 
 class _Visits:

@@ -62,7 +62,10 @@ class F1:
             predicted = _classes(predicted, labels)
             for what, values in (("labels", labels), ("predicted classes", predicted)):
                 if values.numel() and not 0 <= int(values.min()) <= int(values.max()) < self.num_classes:
-                    raise ValueError(f"{what} must be in [0, {self.num_classes}), got {int(values.max())}")
+                    raise ValueError(
+                        f"{what} must be in [0, {self.num_classes}), got {int(values.min())} to {int(values.max())}: "
+                        "leave samples without a label out"
+                    )
             found = torch.stack(
                 [
                     torch.bincount(labels[predicted == labels].long(), minlength=self.num_classes),
@@ -98,6 +101,8 @@ def _classes(predicted: Tensor, labels: Tensor) -> Tensor:
     """Predicted classes, from themselves or from scores."""
     if labels.dim() != 1 or labels.is_floating_point():
         raise ValueError(f"labels must be whole numbers, one per sample, got {labels.dtype} {list(labels.shape)}")
+    if predicted.dim() == 2 and predicted.shape[1] == 1:
+        raise ValueError("scores have one column, the score of class 1: pass classes, `(scores > 0).long().view(-1)`")
     if predicted.dim() == 2:
         predicted = predicted.argmax(1)
     if predicted.shape != labels.shape or predicted.is_floating_point():

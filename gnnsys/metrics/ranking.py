@@ -2,8 +2,8 @@
 
 Links are compared with all candidates in tiles, so that no array has a number for every link and candidate. Ranks are
 counted in float64 and in tiles of one shape, in which the true end has a column of its own: a rank does not depend on
-which links share a batch, on the size of the last tile, nor on how many processes share the work, and candidates with
-equal rows are ties.
+which links share a batch, on the last tile, nor on how many processes share the work, and candidates with equal rows
+are ties.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gnnsys.metrics.merge import gather
 
 Ties = Literal["mean", "best", "worst"]
 _TILE = (256, 4096)  # links and candidates: 8 MB of scores
+_LEAST_LINKS = 16  # of a tile: products of single rows round otherwise
 
 
 class AllScores(Protocol):
@@ -61,6 +62,7 @@ class KnownLinks:
     """
 
     def __init__(self, head: Tensor, tail: Tensor, relation: Tensor | None = None) -> None:
+        self.has_relations = relation is not None
         if relation is None:
             relation = torch.zeros_like(head)
         if head.dim() != 1 or head.shape != tail.shape or head.shape != relation.shape:
@@ -68,6 +70,8 @@ class KnownLinks:
                 "head, tail and relation must have one number per link, got "
                 f"{list(head.shape)}, {list(tail.shape)}, {list(relation.shape)}"
             )
+        if any(ids.numel() and int(ids.min()) < 0 for ids in (head, tail, relation)):
+            raise ValueError("head, tail and relation must be at least 0")
         ends = {"head": head.long().cpu(), "tail": tail.long().cpu()}
         self._relation = relation.long().cpu()
         self._num_relations = int(self._relation.max()) + 1 if head.numel() else 1
@@ -86,6 +90,11 @@ class KnownLinks:
 
     def of(self, known: Tensor, relation: Tensor | None, wanted: str) -> tuple[Tensor, Tensor]:
         """For each link (place in `known`) the ends that are known to be true with it: places and ends, int64."""
+        if self.has_relations != (relation is not None):
+            raise ValueError(
+                f"links are ranked {'with' if relation is not None else 'without'} relations, and the known ones were "
+                f"given {'with' if self.has_relations else 'without'}: pass both the same way"
+            )
         known = known.long().cpu()
         relation = torch.zeros_like(known) if relation is None else relation.long().cpu()
         keys, ends = self._keys[wanted], self._ends[wanted]
@@ -125,6 +134,11 @@ def rank_links(
     """
     num_links, num_candidates = head.numel(), int(rows.shape[0])
     _check(head, tail, relation, wanted, num_candidates, tile)
+    if check := getattr(decoder, "check_relations", None):
+        check(relation, num_links)
+    if (dim := getattr(decoder, "dim", None)) is not None and dim != int(rows.shape[1]):
+        raise ValueError(f"the decoder was made for rows of {dim} numbers, and these have {int(rows.shape[1])}")
+    tile = (max(tile[0], _LEAST_LINKS), tile[1])
     above = torch.zeros(num_links, dtype=torch.int64, device="cpu")
     same = torch.zeros_like(above)
     given, true = (head, tail) if wanted == "tail" else (tail, head)
@@ -164,6 +178,8 @@ def _rank_batch(
         scores = decoder.compare_all(query, both)[:num_links]
         own = scores[place, width + place].unsqueeze(1)
         scores = scores[:, : end - begin]
+        if bool(own.isnan().any()) or bool(scores.isnan().any()):
+            raise ValueError("a score is nan, which is above or below nothing: look for a loss that was nan before")
         higher, equal = scores > own, scores == own
         in_tile = ((true >= begin) & (true < end)).to(device)
         equal[place[in_tile], true.to(device)[in_tile] - begin] = False  # itself
@@ -201,7 +217,10 @@ def _check(
         raise ValueError(f"head, tail and relation must have one number per link, got {shapes}")
     for what, ids in (("head", head), ("tail", tail)):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_candidates:
-            raise ValueError(f"{what} must be in [0, {num_candidates}), the rows that there are, got {int(ids.max())}")
+            raise ValueError(
+                f"{what} must be in [0, {num_candidates}), the rows that there are, got {int(ids.min())} to "
+                f"{int(ids.max())}"
+            )
 
 
 class Ranking:

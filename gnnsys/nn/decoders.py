@@ -57,6 +57,8 @@ class Decoder(nn.Module):
 
     def compare_all(self, query: Tensor, candidates: Tensor) -> Tensor:
         """The same from queries."""
+        dtype = torch.promote_types(query.dtype, candidates.dtype)
+        query, candidates = query.to(dtype), candidates.to(dtype)
         if self.compares == "dot":
             return query @ candidates.t()
         if self.compares != "modulus":
@@ -71,8 +73,8 @@ class Decoder(nn.Module):
             return (query * candidates).sum(-1)
         difference = query - candidates
         if self.compares == "modulus":
-            real, imaginary = difference.chunk(2, -1)
-            return -torch.hypot(real, imaginary).sum(-1)
+            both = torch.stack(difference.chunk(2, -1))  # hypot has no gradient at 0
+            return -torch.linalg.vector_norm(both, dim=0).sum(-1)
         return -torch.linalg.vector_norm(difference, 1.0 if self.compares == "l1" else 2.0, dim=-1)
 
     def _checked(self, known: Tensor, relation: Tensor | None, wanted: End, candidates: Tensor) -> Tensor:
@@ -84,17 +86,40 @@ class Decoder(nn.Module):
                     f"{type(self).__name__} was made for rows of {self.dim} numbers, but {what} has "
                     f"{rows.shape[-1]}: pass dim={rows.shape[-1]}, or a model with {self.dim} outputs"
                 )
+        if known.dim() != 2 or candidates.dim() not in (2, 3):
+            raise ValueError(
+                "the known end has [links, dim] and candidates [links, dim] or [links, n, dim], got "
+                f"{list(known.shape)} and {list(candidates.shape)}: `wanted` names the end of the candidates"
+            )
+        self.check_relations(relation, known.shape[0])
+        return self.query(known, relation, wanted)
+
+    def check_relations(self, relation: Tensor | None, num_links: int) -> None:
+        """ValueError where they are not one number per link in [0, num_relations), or there are to be none."""
         if (relation is None) == (self.num_relations > 0):
             raise ValueError(
                 f"{type(self).__name__} was made with num_relations={self.num_relations} and is called "
                 f"{'without' if relation is None else 'with'} relations: "
                 f"{'pass relation, int64 with one number per link' if relation is None else 'pass num_relations'}"
             )
-        return self.query(known, relation, wanted)
+        if relation is None:
+            return
+        if relation.shape != (num_links,) or relation.is_floating_point():
+            raise ValueError(
+                f"relation must be whole numbers [{num_links}], got {relation.dtype} {list(relation.shape)}"
+            )
+        on_host = relation.device.type == "cpu"  # elsewhere looking at them would wait for the device
+        if on_host and relation.numel() and not 0 <= int(relation.min()) <= int(relation.max()) < self.num_relations:
+            raise ValueError(
+                f"relation must be in [0, {self.num_relations}), got {int(relation.min())} to {int(relation.max())}"
+            )
 
 
 class Dot(Decoder):
     """head . tail: symmetric, and without parameters."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim)
 
     def query(self, known: Tensor, relation: Tensor | None = None, wanted: End = "tail") -> Tensor:
         return known
@@ -109,7 +134,8 @@ class Bilinear(Decoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.xavier_uniform_(self.weight)
+        for matrix in self.weight:
+            nn.init.xavier_uniform_(matrix)
 
     def query(self, known: Tensor, relation: Tensor | None = None, wanted: End = "tail") -> Tensor:
         weight = (self.weight if wanted == "tail" else self.weight.transpose(1, 2)).to(known.dtype)

@@ -1,6 +1,7 @@
 """Losses of link prediction: scores of positive links beside those of their negatives.
 
-`positive` has [links] scores and `negative` [links, negatives] of the same links. Each is a mean over links.
+`positive` has [links] scores and `negative` [links, negatives] of the same links. Each is a mean over links, and 0
+where there are none: a rank without links changes nothing.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from torch import Tensor
 def binary_link_loss(positive: Tensor, negative: Tensor) -> Tensor:
     """Binary cross-entropy; the negatives of a link count together as much as the link."""
     _check(positive, negative)
-    return (F.softplus(-positive) + F.softplus(negative).mean(1)).mean() / 2
+    return _mean(F.softplus(-positive) + F.softplus(negative).mean(1)) / 2
 
 
 def softmax_link_loss(positive: Tensor, negative: Tensor) -> Tensor:
     """Cross-entropy of picking the link among itself and its negatives (InfoNCE)."""
     _check(positive, negative)
-    return (negative.logsumexp(1).logaddexp(positive) - positive).mean()
+    return _mean(negative.logsumexp(1).logaddexp(positive) - positive)
 
 
 def margin_link_loss(positive: Tensor, negative: Tensor, margin: float = 1.0) -> Tensor:
     """max(0, margin - positive + negative), the mean over negatives (Bordes et al. 2013)."""
     _check(positive, negative)
-    return (margin - positive.unsqueeze(1) + negative).clamp(min=0).mean()
+    return _mean((margin - positive.unsqueeze(1) + negative).clamp(min=0).mean(1))
 
 
 def self_adversarial_link_loss(
@@ -37,7 +38,11 @@ def self_adversarial_link_loss(
     """
     _check(positive, negative)
     weight = (temperature * negative.detach()).softmax(1)
-    return (F.softplus(-margin - positive) + (weight * F.softplus(margin + negative)).sum(1)).mean() / 2
+    return _mean(F.softplus(-margin - positive) + (weight * F.softplus(margin + negative)).sum(1)) / 2
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.sum() / max(1, values.numel())
 
 
 def _check(positive: Tensor, negative: Tensor) -> None:

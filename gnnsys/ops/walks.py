@@ -67,10 +67,11 @@ _ROOTS_PER_THREAD = 16
 
 @tells_workspace("most_visited", "cpu")
 def _(expected: Expected, visits, most, without) -> int:
-    """What threads keep of all roots, and of one root at a time a table of its visits, which are sorted."""
+    """What threads keep of all roots, and of one root at a time a table of its visits, their ranks and the best."""
     num_roots, num_visits = visits.shape
-    kept = num_roots * min(most, num_visits) if expected.num_found is None else expected.num_found
-    root = 4 * power_above(2 * num_visits, 16) + (16 + 2 * 4 + 16) * num_visits
+    best = min(most, num_visits)
+    kept = num_roots * best if expected.num_found is None else expected.num_found
+    root = 4 * power_above(2 * num_visits, 16) + (16 + 4 + 8) * num_visits + 3 * 16 * best
     return 2 * 16 * kept + 8 * num_roots + expected.threads(num_roots, _ROOTS_PER_THREAD) * root
 
 

@@ -150,6 +150,53 @@ def test_killed_it_is_started_again_and_goes_on_from_the_masks_there_are(graph):
         assert explaining.counters()["restarts"] == 1
 
 
+@pytest.mark.parametrize("missing", ["process", "memory"])
+def test_where_it_cannot_be_started_again_who_waits_is_told(graph, monkeypatch, missing: str):
+    module, started = sys.modules["gnnsys.explain.explaining"], []
+
+    def none_left(*_: Any, **__: Any) -> Any:
+        raise BlockingIOError(f"no {missing} left")
+
+    def start(*command: Any, **options: Any) -> Any:
+        started.append(forked_popen(*command, **options))
+        return started[-1]
+
+    forked_popen = module.subprocess.Popen
+    with Explaining(graph, sage(), Guide(model=MODEL, pools=2)) as explaining:
+        popen = none_left if missing == "process" else start
+        words = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr(module, "subprocess", words)
+        monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
+        if missing == "memory":
+            monkeypatch.setattr(module.Mailbox, "create", none_left)
+        os.kill(explaining.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=f"cannot be started again: .*no {missing} left"):
+            explaining.wait(0, SECONDS)
+        assert explaining.counters()["restarts"] == 3
+        assert len(started) == (0 if missing == "process" else 3)
+        assert all(process.poll() is not None for process in started)  # none is left behind
+
+
+def test_it_is_started_again_once_it_can_be(graph, monkeypatch):
+    module = sys.modules["gnnsys.explain.explaining"]
+    usual, tried = module.subprocess.Popen, []
+
+    def later(*command: Any, **options: Any) -> Any:
+        tried.append(command)
+        if len(tried) == 1:
+            raise BlockingIOError("no process left")
+        return usual(*command, **options)
+
+    model = sage()
+    with Explaining(graph, model, Guide(model=MODEL, pools=2)) as explaining:
+        words = SimpleNamespace(Popen=later, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)
+        monkeypatch.setattr(module, "subprocess", words)
+        os.kill(explaining.pid, signal.SIGKILL)
+        explaining.give(model, 0)
+        assert [masks.position for masks in explaining.wait(0, SECONDS)] == [0, 0]
+        assert (explaining.counters()["restarts"], explaining.error) == (2, "")
+
+
 def test_stopped_it_keeps_nobody_waiting(graph):
     model = sage()
     with Explaining(graph, model, Guide(model=MODEL, pools=2, every=1)) as explaining:

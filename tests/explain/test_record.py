@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+import gnnsys
 from gnnsys.explain import Guide
 from gnnsys.graph import sbm
 from gnnsys.partition import partition_graph
@@ -88,6 +90,32 @@ def test_a_replay_goes_on_from_a_state_of_the_recorded_run_and_ends_where_it_end
         again = Job(graphs, exact=False, replay=tmp_path)
         assert [versions(guide) for guide in again.guides] == run.versions
         again.close()
+
+
+def test_a_record_of_another_loader_is_refused(run: Recorded, tmp_path: Path) -> None:
+    """Its numbers of batches would mean other batches."""
+    other_graph = tmp_path / "parts"
+    partition_graph(sbm(400, num_classes=CLASSES, num_features=WIDTH, avg_degree=8, seed=9), 2, other_graph)
+    with trainers(run.parts, WHERE) as graphs, trainers(other_graph, WHERE) as others:
+
+        def make(graph: Any = graphs[0], **options: Any) -> None:
+            seeds = gnnsys.split(graph, None)
+            named = {"input_nodes": seeds, "num_neighbors": [4, 4], "batch_size": 12, "shuffle": True} | options
+            guide = Guide(model=MODEL, replay=run.folder)
+            gnnsys.NeighborLoader(graph, **named, num_threads=0, guide=guide).close()
+            guide.close()
+
+        make()  # as it was recorded
+        half = gnnsys.split(graphs[0], torch.arange(400) % 2 == 0)
+        for name, value in {
+            "batch_size": 5, "seed": 1, "shuffle": False, "drop_last": True, "num_neighbors": [4, 3]
+        }.items():  # fmt: skip
+            with pytest.raises(ValueError, match=rf"of another loader, .*{name}=.* \(recorded: "):
+                make(**{name: value})
+        with pytest.raises(ValueError, match=r"inputs=.* \(recorded: "):
+            make(input_nodes=half)
+        with pytest.raises(ValueError, match=r"graph=.* \(recorded: "):
+            make(others[0])
 
 
 def test_a_record_that_is_damaged_or_of_another_run_is_refused(run: Recorded, tmp_path: Path) -> None:

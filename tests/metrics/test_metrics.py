@@ -118,8 +118,10 @@ def test_nonsense_is_refused_with_what_to_do():
         F1(0)
     with pytest.raises(ValueError, match="average must be 'micro', 'macro' or None"):
         F1(2, "weighted")
-    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\), got 2"):
-        F1(2).update(torch.tensor([0, 1]), torch.tensor([2, 0]))
+    with pytest.raises(ValueError, match=r"labels must be in \[0, 2\), got -1 to 2: leave samples without a label out"):
+        F1(2).update(torch.tensor([0, 1]), torch.tensor([2, -1]))
+    with pytest.raises(ValueError, match="scores have one column"):
+        Accuracy().update(torch.rand(2, 1), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="write `scores > 0` for logits"):
         F1(2).update(torch.rand(3, 2), torch.ones(3, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"predictions must be classes \[2\] or scores"):

@@ -73,6 +73,29 @@ def test_gradients_reach_rows_and_relations(name):
     assert torch.autograd.gradcheck(lambda h, t, *_: decoder(h, t, relation), (head, tail, *decoder.parameters()))
 
 
+def test_turned_rows_that_meet_have_gradients():
+    decoder, rows = RotatE(DIM, 1), torch.zeros(3, DIM, requires_grad=True)  # as behind a ReLU
+    decoder(rows, rows, torch.zeros(3, dtype=torch.int64)).sum().backward()
+    assert bool(rows.grad.isfinite().all()) and bool(decoder.relation.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_rows_may_have_two_bytes_a_number(name):
+    decoder = FORMULAS[name][0]()
+    head, tail = torch.randn(2, LINKS, DIM)
+    relation = torch.zeros(LINKS, dtype=torch.int64) if decoder.num_relations else None
+    found = decoder.score_all(head.bfloat16(), tail.bfloat16(), relation).float()
+    torch.testing.assert_close(found, decoder.score_all(head, tail, relation), rtol=0.1, atol=0.2)
+
+
+def test_no_links_are_no_loss_and_change_no_weight():
+    positive, negative = torch.empty(0, requires_grad=True), torch.empty(0, 3, requires_grad=True)
+    for loss in (binary_link_loss, softmax_link_loss, margin_link_loss, self_adversarial_link_loss):
+        found = loss(positive, negative)
+        found.backward()
+        assert float(found.detach()) == 0
+
+
 def test_losses_are_their_formulas():
     torch.manual_seed(0)
     positive, negative = torch.randn(7), torch.randn(7, 3)
@@ -110,6 +133,12 @@ def test_nonsense_is_refused_with_what_to_do():
         Dot(4)(rows, rows)
     with pytest.raises(ValueError, match="called without relations: pass relation"):
         DistMult(DIM, 2)(rows, rows)
+    with pytest.raises(ValueError, match=r"relation must be in \[0, 2\), got -1 to 0"):
+        DistMult(DIM, 2)(rows, rows, torch.tensor([0, -1, 0]))
+    with pytest.raises(ValueError, match=r"relation must be whole numbers \[3\]"):
+        DistMult(DIM, 2)(rows, rows, torch.tensor([0]))
+    with pytest.raises(ValueError, match="`wanted` names the end of the candidates"):
+        Dot(DIM)(torch.randn(3, 3, DIM), rows)
     with pytest.raises(ValueError, match="called with relations: pass num_relations"):
         Dot(DIM)(rows, rows, torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="wanted must be 'head' or 'tail'"):

@@ -1,7 +1,8 @@
 """Samplers on a real graph in four parts: bytes of remote rows and accuracy, several seeds of weights and draws.
 
 Splits of the files have 20 nodes per class to train, which leaves no batches to speak of: half of all nodes are trained
-on and a quarter is tested on, drawn by the seed. The model is that of the planted graphs.
+on and a quarter is tested on, drawn by the seed. With two epochs and the
+dropout of planted graphs models learned nothing on amazon_computers: five epochs, and none of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gnnsys.bench.workload import FULL, Workload
 from gnnsys.graph import NODE, available_datasets, dataset
 
 GRAPHS = ("amazon_computers", "pubmed")
-TASK = Task(num_epochs=2, num_seeds=2, batch_size=32, dropout=0.5)
+TASK = Task(num_epochs=5, num_seeds=2)
 NAMES = (
     UNIFORM,
     "columns",
