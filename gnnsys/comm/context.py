@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 MAX_LOADER = (1 << 32) - 1
 
@@ -90,10 +91,10 @@ class BatchLoop:
     def __init__(self) -> None:
         self._said: RequestContext | None = None
         self._is_over = False
-        self._before, self._outer = _current.get(), _loop.get()  # the loop that it begins in
-        while self._outer is not None and self._outer._is_over and self._outer._said is not self._before:
-            self._outer = self._outer._outer
-        self._in_loop = self._outer is not None and self._outer._said is self._before
+        said, loop = _current.get(), _loop.get()
+        while loop is not None and loop._is_over and loop._said is not said:
+            loop = loop._before.loop
+        self._before: _Before = _Before(said, loop, loop is not None and loop._said is said).now()
 
     def use(self, said: RequestContext) -> None:
         """Has requests of this thread say `said` from now on: the loop is at its next batch."""
@@ -104,17 +105,37 @@ class BatchLoop:
     def leave(self) -> None:
         """The loop is over. Idempotent; from another thread it only says so."""
         self._is_over = True
+        before = self._before.now()
         if self._said is not None and _current.get() is self._said:
-            _current.set(self._said_before())
-            _loop.set(self._outer)
+            outer = before.loop._said if before.loop is not None and before.is_its else None
+            _current.set(before.said if outer is None else outer)
+            _loop.set(before.loop)
+        self._before = before.cut()
 
-    def _said_before(self) -> RequestContext:
-        outer = self._outer
-        if outer is None or not self._in_loop:
-            return self._before
-        if outer._is_over or outer._said is None:
-            return outer._said_before()
-        return outer._said
+
+class _Before(NamedTuple):
+    """What was said when a loop began, the loop that the thread was in, and whether that loop had said it."""
+
+    said: RequestContext
+    loop: BatchLoop | None
+    is_its: bool
+
+    def now(self) -> _Before:
+        """What to go back to: a loop that is over goes back to what was before it."""
+        before = self
+        while before.is_its and before.loop is not None and before.loop._is_over:
+            before = before.loop._before
+        return before
+
+    def cut(self) -> _Before:
+        """The same for a loop that is over itself. It keeps no other such loop alive, or each epoch would keep the one
+        before it."""
+        if self.is_its:
+            return self
+        loop = self.loop
+        while loop is not None and loop._is_over:
+            loop = loop._before.loop
+        return self._replace(loop=loop)
 
 
 _loop: ContextVar[BatchLoop | None] = ContextVar("gnnsys_batch_loop", default=None)

@@ -93,6 +93,7 @@ def _(ids: Tensor, bound: int, key: int) -> Tensor:
 
 _COLUMNS_PER_THREAD = 64
 _DENSE_IDS_PER_EDGE = 4  # members are looked up by id where a table of ids has at most so many per edge
+_BYTES_PER_ID = 5  # of that table: whether it is a member, and its place
 
 
 def _inner(expected: Expected, indices, dst, dst_tree, src) -> int:
@@ -102,7 +103,7 @@ def _inner(expected: Expected, indices, dst, dst_tree, src) -> int:
     threads = expected.threads(dst.numel(), _COLUMNS_PER_THREAD)
     slots = power_above(2 * src.numel(), 64)
     by_hash = 16 * slots + slots // 2 + 2 * 16 * found + 2 * 8 * threads * expected.degree(indices.numel())
-    by_id = 4 * (_DENSE_IDS_PER_EDGE * edges + 1) + 8 * (edges + threads)
+    by_id = _BYTES_PER_ID * _DENSE_IDS_PER_EDGE * edges + 1 + 8 * (edges + threads)
     return by_hash if dst_tree is not None else max(by_hash, by_id)
 
 

@@ -69,7 +69,7 @@ class EpochIterator:
     def __init__(self, loader: ThreadedLoader, running: Running) -> None:
         self._loader = loader
         self._running = running
-        self._loop = BatchLoop()
+        self._loop: BatchLoop | None = None  # from the first batch on: until then another epoch may be used
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -79,12 +79,14 @@ class EpochIterator:
 
     def __next__(self) -> Any:
         epoch = self._running.epoch
+        if self._loop is None:
+            self._loop = BatchLoop()
         try:
             batch = next(self._running.pipeline)
         except StopIteration:
             if self._loader.progress is epoch:
                 self._loader.progress = None
-            self._loop.leave()
+            self._leave()
             raise
         self._loop.use(self._loader.context.at(epoch.first + epoch.seen))
         epoch.seen += 1
@@ -92,7 +94,12 @@ class EpochIterator:
         return batch
 
     def __del__(self) -> None:  # an epoch that was left early
-        self._loop.leave()
+        self._leave()
+
+    def _leave(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.leave()
 
 
 def _begin(loader: ThreadedLoader) -> Epoch:

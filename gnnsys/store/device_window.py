@@ -199,7 +199,8 @@ class DeviceFlight:
 
     def complete(self) -> None:
         """Returns when the rows of all legs are on the device, in the order of the stream that is current here.
-        Idempotent; raises what went wrong each time."""
+        Idempotent; raises what went wrong each time. Whoever is interrupted hears of it at once, whichever batch's rows
+        it was that the thread waited for."""
         chain: list[DeviceFlight] = []
         flight: DeviceFlight | None = self
         while flight is not None:
@@ -218,18 +219,22 @@ class DeviceFlight:
             before, self.before = self.before, None
             if before is not None:
                 before._order.wait()
+            interrupt: BaseException | None = None
             if self._error is None:
                 try:
                     for leg in self._legs.values():
                         leg.land(self._window.device)
                 except BaseException as error:
                     self._error = error
+                    interrupt = None if isinstance(error, Exception) else error
                     self._window.withdraw(list(self._legs.values()))
             if self._error is not None:
                 for leg in self._legs.values():
                     leg.void()
             self._order.note()
             self._is_done, self._legs = True, {}
+            if interrupt is not None:  # Ctrl-C, say: it is no failure of the batch
+                raise interrupt
 
 
 class _RingPlan(NamedTuple):
@@ -310,12 +315,14 @@ class _Ring:
         if self.void is None and is_void:
             self.void = torch.zeros(self.capacity, dtype=torch.bool, device=self._device)
         if self.void is not None:
+            self.note_reads(places, self.void)
             self.void.index_fill_(0, places, is_void)
             if not is_void and not bool(self.void.any()):
                 self.void = None
 
     def withdraw(self, ids: Tensor, places: Tensor) -> None:
         """The ids have no place any more, unless somebody else has got it meanwhile."""
+        self.note_reads(ids, places, self._place_of, self._id_at)
         nobody = self._place_of.numel() - 1
         is_theirs = self._id_at.index_select(0, places) == ids
         self._place_of.index_put_((torch.where(is_theirs, ids, nobody),), self._place_of.new_tensor(-1))

@@ -95,6 +95,9 @@ def calls() -> dict[str, MeasuredCall]:
     parts = ([many[0]], [many[1].int()], [torch.arange(60_000)], [torch.empty(0, dtype=torch.int64)])
     bounds = (torch.tensor([0, 60_000]), torch.tensor([0, NODES]), torch.tensor([0, many[1].numel()]))
     inner = (*csc(4000, 32, 500_000), torch.arange(4000), None, torch.arange(499_000, 500_000), None)
+    # A table of four ids per edge, which is the largest, and next to nothing found there.
+    largest = (*csc(20_000, 32, 2_560_000), torch.arange(20_000), None, torch.tensor([0, 2_559_999]), None)
+    few = {"most_degree": 32, "num_found": 2}
     outer = (*csc(4000, 8, 4000), torch.arange(4000))
     tree = torch.zeros(4000, dtype=torch.int64)
     return {
@@ -130,8 +133,10 @@ def calls() -> dict[str, MeasuredCall]:
         "most_visited": MeasuredCall((torch.arange(GROWN).view(-1, 8), 8, None), 2),
         "most_visited: many": MeasuredCall((torch.arange(32 * GROWN).view(32, -1), 1, None), 2),
         "edges_within": MeasuredCall((*inner, None), 2, {"most_degree": 32}),
+        "edges_within: few found": MeasuredCall((*largest, None), 2, few),
         "edges_within: trees": MeasuredCall((*outer, tree, torch.arange(4000), tree, None), 2, {"most_degree": 8}),
         "induced_coo": MeasuredCall((*inner[:2], None, *inner[2:], None), 2, {"most_degree": 32}),
+        "induced_coo: few found": MeasuredCall((*largest[:2], None, *largest[2:], None), 2, few),
         "coo_to_csc": MeasuredCall((ids, ids.flip(0), NODES, NODES, False), 2),
         "coo_to_csc: narrow": MeasuredCall((ids, ids.flip(0), NODES, NODES, True), 2),
         "transpose": MeasuredCall((*csc(3000, 100), NODES), 2),

@@ -20,6 +20,7 @@ from torch_geometric.data import Data  # noqa: E402
 from torch_geometric.utils import k_hop_subgraph, subgraph, to_undirected  # noqa: E402
 
 import gnnsys  # noqa: E402
+from gnnsys.comm import BatchLoop, RequestContext, current_context  # noqa: E402
 from gnnsys.pyg import LinkNeighborLoader, NeighborLoader, NeighborSampler  # noqa: E402
 from tests.support.grid import every_value  # noqa: E402
 
@@ -763,3 +764,17 @@ def test_a_state_of_other_links_is_refused_whatever_differs(data: Data) -> None:
     for name in ("inputs", "batch_size", "seed"):  # an older state does not say
         del state[name]
     make(links.flip(0)).load_state_dict(state)
+
+
+def test_epochs_that_are_left_early_for_the_next_one_leave_nothing_behind() -> None:
+    loader = NeighborLoader(Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2), [1], batch_size=1)
+    epoch = iter(loader)
+    gc.collect()
+    others = sum(type(thing) is BatchLoop for thing in gc.get_objects())
+    for _ in range(50):
+        next(epoch)
+        epoch = iter(loader)
+    assert sum(type(thing) is BatchLoop for thing in gc.get_objects()) <= others + 4
+    assert len(list(epoch)) == 2
+    del epoch
+    assert current_context() == RequestContext()

@@ -161,6 +161,7 @@ class Failing:
         self.asked: list[list[int]] = []
         self.said: list[RequestContext] = []
         self.fails: dict[int, str] = {}
+        self.error: type[BaseException] = ConnectionError
 
     def locate(self, ids: Tensor, policy: object = None) -> list[object]:
         return []
@@ -169,14 +170,14 @@ class Failing:
         number = len(self.asked)
         self.asked.append(sorted(ids.tolist()))
         self.said.append(current_context())
-        how = self.fails.get(number)
+        how, error = self.fails.get(number), self.error(f"read {number}")
         if how == "at once":
-            raise ConnectionError(f"read {number}")
+            raise error
 
         class Read:
             def result(self) -> Tensor:
                 if how is not None:
-                    raise ConnectionError(f"read {number}")
+                    raise error
                 return ids.float().unsqueeze(1).expand(-1, 2).contiguous()
 
         return Read()
@@ -252,6 +253,44 @@ def test_whichever_pulls_fail_all_other_batches_have_their_rows(case: int) -> No
     read = [number for number in source.fails if number < len(source.asked)]
     assert num_failed == len(read) > 4, "a failed read fails one batch"
     assert num_right + num_failed == 120
+
+
+def test_an_interrupt_while_an_earlier_batch_lands_is_raised_at_once_and_the_later_one_can_still_be_completed() -> None:
+    window, source = DeviceWindow(HOST, 2), Failing()
+    source.fails, source.error = {0: "as it arrives"}, KeyboardInterrupt
+    earlier, _ = flight_of(window, source, torch.arange(4))
+    later, leg = flight_of(window, source, torch.arange(2, 8))
+    with pytest.raises(KeyboardInterrupt, match="read 0"):
+        later.complete()
+    later.complete()
+    assert says_its_ids(leg)
+    assert source.asked == [[0, 1, 2, 3], [4, 5, 6, 7], [2, 3]], "rows of the batch that was interrupted are void"
+    with pytest.raises(KeyboardInterrupt, match="read 0"):
+        earlier.complete()
+
+
+@pytest.mark.parametrize("how", ["at once", "as it arrives"])
+def test_the_stream_that_finds_a_batch_failed_is_noted_for_what_another_one_planned(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[int] = []
+    monkeypatch.setattr(_Ring, "note_reads", lambda _, *tensors: noted.extend(map(id, tensors)))
+    window, source = DeviceWindow(HOST, 2), Failing()
+    plans = []
+    plan = _Ring.plan
+    monkeypatch.setattr(_Ring, "plan", lambda ring, ids: plans.append(plan(ring, ids)) or plans[-1])
+    source.fails = {0: how}
+    context = ReadContext()
+    flight = window.flight(context)
+    flight.add("node", torch.arange(4), source, source)
+    with pytest.raises(ConnectionError):
+        context.send()
+        flight.complete()
+    with pytest.raises(ConnectionError):
+        flight.complete()
+    new_ids, new_places = id(plans[0].new_ids), id(plans[0].new_places)
+    assert noted.count(new_ids) == 1, "its rows are withdrawn"
+    assert noted.count(new_places) == 2, "and its places are void"
 
 
 def test_a_machine_that_is_gone_fails_every_batch_that_asks_it_and_is_asked_again_when_it_is_back() -> None:
