@@ -144,11 +144,23 @@ class RankExchange:
         return got
 
     def _swap(self, out: Sequence[Tensor], into: Sequence[Tensor], tag: int) -> None:
+        """All peers are waited for at once: one that is lost is told of though another, that lives, is silent."""
         others = [peer for peer in range(self.world_size) if peer != self.rank]
-        works = [(p, begin_transfer(self._group.recv, into[p], p, tag)) for p in others if into[p].numel()]
-        works += [(p, begin_transfer(self._group.send, out[p], p, tag)) for p in others if out[p].numel()]
-        for peer, work in works:
-            finish_transfer(work, peer, self._limit)
+        if not others:
+            return
+        exchange = self.another()
+        try:
+            expected = [peer for peer in others if into[peer].numel()]
+            for peer in expected:
+                exchange.expect(peer, tag, into[peer], peer)
+            for peer in others:
+                if out[peer].numel():
+                    exchange.send(peer, tag, out[peer])
+            for _ in expected:
+                exchange.next_arrival()
+            exchange.flush()
+        finally:
+            exchange.close()
 
     def all_reduce(self, values: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begins to make `values` the sum over all ranks; call `wait()` on the result before using it."""
