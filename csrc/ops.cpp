@@ -113,6 +113,17 @@ STABLE_TORCH_LIBRARY(gnnsys, m) {
       "Tensor? t_indptr=None, Tensor? t_indices=None, Tensor? t_positions=None) -> Tensor");
   m.def("spmm_extreme_grad_weight(Tensor indptr, Tensor indices, Tensor arg, Tensor grad, Tensor x) -> Tensor");
 
+  // Rows of many relations at once: common/relation_conv.h. A relation is four numbers, the slots of what it reads, adds
+  // to and is multiplied by, and its row there. The t_ arguments are the edges by source, which autograd needs.
+  m.def(
+      "relation_conv(Tensor[] x, Tensor[] weight, Tensor[] root, int[] own, int[] relations, int[] num_dst, int[] ends, "
+      "Tensor? dst, Tensor? indptr, Tensor indices, Tensor? scale, int[] t_ends, Tensor? t_src, Tensor? t_indptr, "
+      "Tensor? t_indices, Tensor? t_weight) -> Tensor[]");
+  m.def(
+      "relation_conv_grad(Tensor[] grad, Tensor[] x, Tensor[] weight, Tensor[] root, int[] own, int[] relations, "
+      "int[] wants_x, int[] t_ends, Tensor t_src, Tensor? t_indptr, Tensor? t_indices, Tensor? t_weight) "
+      "-> (Tensor[] grad_x, Tensor[] grad_weight, Tensor[] grad_root)");
+
   // Attention: cpu/edge_softmax.cpp, cpu/attention.cpp
   m.def("edge_softmax(Tensor indptr, Tensor scores) -> Tensor");
   m.def("edge_softmax_grad(Tensor indptr, Tensor alpha, Tensor grad) -> Tensor");

@@ -59,6 +59,11 @@ inline void check_dtype(const Tensor& t, ScalarType type, const char* name) {
   CHECK_ARG(t.scalar_type() == type, name, " must be ", dtype_name(type), ", got ", dtype_name(t.scalar_type()));
 }
 
+inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& x, const char* x_name) {
+  CHECK_ARG(t.scalar_type() == x.scalar_type(), name, " must have the dtype of ", x_name, ", ",
+            dtype_name(x.scalar_type()), ", got ", dtype_name(t.scalar_type()));
+}
+
 inline void check_index_dtype(const Tensor& t, const char* name) {
   CHECK_ARG(t.scalar_type() == ScalarType::Int || t.scalar_type() == ScalarType::Long, name,
             " must be int32 or int64, got ", dtype_name(t.scalar_type()));

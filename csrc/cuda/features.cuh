@@ -136,11 +136,6 @@ inline Shape check_features(const Tensor& x, const Device& device, const char* n
   return shape;
 }
 
-inline void check_same_dtype(const Tensor& t, const char* name, const Tensor& x, const char* x_name) {
-  CHECK_ARG(t.scalar_type() == x.scalar_type(), name, " must have the dtype of ", x_name, ", ",
-            dtype_name(x.scalar_type()), ", got ", dtype_name(t.scalar_type()));
-}
-
 // Values by row and head: [num_rows] beside features without heads, [num_rows, heads] beside features with heads.
 inline void check_head_values(const Tensor& t, const Device& device, const char* name, int64_t num_rows,
                               const Tensor& x, const char* x_name) {

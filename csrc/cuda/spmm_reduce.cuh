@@ -34,7 +34,14 @@ struct Extreme {
   bool minimum;
 
   __device__ static Element none() { return {A{0}, -1}; }
-  __device__ void add(Element& e, A value, int at) const { merge(e, {value, at}); }
+  // A lane meets the edges of a row in ascending order: a later one never wins against its equal, which saves half of the
+  // comparisons. What is not at most the value so far is beyond it, a NaN too.
+  __device__ void add(Element& e, A value, int at) const {
+    const bool beyond = minimum ? !(value >= e.value) : !(value <= e.value);
+    if (e.arg < 0 || (beyond && e.value == e.value)) {
+      e = {value, at};
+    }
+  }
   __device__ void merge(Element& e, const Element& other) const {
     const bool nan = e.value != e.value;
     const bool other_nan = other.value != other.value;

@@ -304,5 +304,5 @@ def _probe(group: Any, peer: int, told: SimpleQueue[int]) -> None:
         group.send([torch.zeros(1, dtype=torch.uint8, device="cpu")], peer, _TAG_IDS + 2).wait(
             timedelta(seconds=10 * _PROBE_SECONDS)
         )
-    except Exception:
+    except RuntimeError:  # gloo's, of a connection that is gone
         told.put(peer)

@@ -1,6 +1,16 @@
-"""What ran, when, and how much it moved: records that planners and reports read."""
+"""What ran, when, and how much it moved: records that planners and reports read; cores and sizes as they are told."""
 
 from gnnsys.observe.cores import num_local_ranks, num_usable_cores
+from gnnsys.observe.sizes import format_size, parse_size
 from gnnsys.observe.trace import BatchTrace, PassTrace, Span, Trace
 
-__all__ = ["BatchTrace", "PassTrace", "Span", "Trace", "num_local_ranks", "num_usable_cores"]
+__all__ = [
+    "BatchTrace",
+    "PassTrace",
+    "Span",
+    "Trace",
+    "format_size",
+    "num_local_ranks",
+    "num_usable_cores",
+    "parse_size",
+]

@@ -7,7 +7,8 @@ For other rooms, by who uses them: `cluster_nodes`, `contract_clusters`, `refine
 `fingerprint_*` and `mark_*` (partition); `*_edges`, `planted_labels`, `parse_table` (graph); `PartedCSC`,
 `PartNeighbors`, `JoinedParts`, `stitch_neighbors`, `bucket_ids`, `sample_guided` (sampling); `move_rows`,
 `update_rows`, `widen_rows`, `fill_columns`, `sparse_*_step`, `gather_cached`, `read_table`, `PageLock` (store);
-`BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure).
+`BufferPool`, `DeviceReads` (loader); `STRUCTURES` (what layers derive from a structure), `relation_conv` and
+`RelationGroups` (typed layers).
 `native` is the library itself, for ops that have no typed face; `workspace_bytes` tells what an op takes beside its
 outputs, for those who plan memory (store, fullgraph).
 """
@@ -20,6 +21,7 @@ from gnnsys.ops.attention import edge_softmax, gat_aggregate
 from gnnsys.ops.bucket import Buckets, bucket_ids
 from gnnsys.ops.buffers import BufferPool
 from gnnsys.ops.cached_rows import gather_cached
+from gnnsys.ops.copies_together import to_host_together
 from gnnsys.ops.csc import CSC, WEIGHT, EdgeData, WholeDegrees, WholeWeights, is_captured
 from gnnsys.ops.device_reads import DeviceReads
 from gnnsys.ops.dropout import dropout_rows
@@ -56,6 +58,8 @@ from gnnsys.ops.parted_csc import PartedCSC, sample_parts
 from gnnsys.ops.partition_volume import VolumeSearch, even_out_volume, refine_volume, traffic_matrix
 from gnnsys.ops.raw import as_bytes
 from gnnsys.ops.relabel import IdTable, compact, compact_scratch
+from gnnsys.ops.relation_groups import RelationGroups, group_by_type, group_structures, owners_of, pairs_of
+from gnnsys.ops.relation_sums import Relation, relation_conv
 from gnnsys.ops.rows import gather_rows, scatter_rows
 from gnnsys.ops.sampling import JoinedParts, Neighbors, find_edges, sample_hops, sample_neighbors, stream_key
 from gnnsys.ops.stitch import PartNeighbors, name_neighbors, stitch_neighbors
@@ -101,6 +105,8 @@ __all__ = [
     "PartNeighbors",
     "PartedCSC",
     "RefinedCut",
+    "Relation",
+    "RelationGroups",
     "ReplayedEdges",
     "VolumeSearch",
     "WholeDegrees",
@@ -136,6 +142,8 @@ __all__ = [
     "gather_cached",
     "gather_parts",
     "gather_rows",
+    "group_by_type",
+    "group_structures",
     "in_subgraph",
     "induced_coo",
     "induced_subgraph",
@@ -149,6 +157,8 @@ __all__ = [
     "native",
     "normalize_rows",
     "num_versions",
+    "owners_of",
+    "pairs_of",
     "parse_table",
     "planted_edges",
     "planted_labels",
@@ -157,6 +167,7 @@ __all__ = [
     "read_table",
     "refine_cut",
     "refine_volume",
+    "relation_conv",
     "rmat_edges",
     "sample_guided",
     "sample_hops",
@@ -179,6 +190,7 @@ __all__ = [
     "stream_key",
     "stream_refine",
     "sum_dtype",
+    "to_host_together",
     "told_workspaces",
     "traffic_matrix",
     "update_rows",

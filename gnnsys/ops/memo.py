@@ -74,6 +74,12 @@ class Memo:
             while len(self._entries) > self._capacity:
                 self._entries.popitem(last=False)
 
+    def reserve(self, num_results: int) -> None:
+        """Keeps at least so many from now on, for somebody who comes back to all of them in turn: with less room each
+        would be gone when it is asked for."""
+        with self._lock:
+            self._capacity = max(self._capacity, num_results)
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -1,4 +1,4 @@
-"""Hops over several parts: typed faces of `name_neighbors` and `stitch` (cpu/stitch.cpp)."""
+"""Hops over several parts: typed faces of `name_neighbors` and `stitch` (cpu/stitch.cpp, cuda/stitch.cu)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.ops._library import native
-from gnnsys.ops._workspace import Expected, takes_outputs_only, tells_workspace
+from gnnsys.ops._workspace import Expected, scan_bytes, takes_outputs_only, tells_workspace
 from gnnsys.ops.sampling import Neighbors
 
 
@@ -51,7 +51,8 @@ def stitch_neighbors(
     """The answers for grouped seeds, in the order of the seeds: grouped seed j is seed `order[j]`.
 
     A segment (piece, first, size) says that grouped seeds first .. first + size are the next of that piece's. Ids are
-    int32 unless `wide`, edges int64. Work: the seeds twice, every neighbour once; nothing is sorted.
+    int32 unless `wide`, edges int64. Work: the seeds twice, every neighbour once; nothing is sorted. With `order` on a
+    device, where each piece must be one segment, pieces may be on the host: they are copied.
 
     >>> one = PartNeighbors(*(torch.tensor(values, dtype=torch.int32) for values in ([2], [7, 8], [0, 1])))
     >>> two = PartNeighbors(*(torch.tensor(values, dtype=torch.int32) for values in ([1], [9], [5])))
@@ -89,6 +90,14 @@ def _(order, counts, ids, edges, segments, wide):
 def _(expected: Expected, order, counts, ids, edges, segments, wide) -> int:
     """Each piece's offsets, and segments twice while their list grows."""
     return 8 * sum(each.numel() + 1 for each in counts) + 96 * (len(segments) // 3) + 8 * len(counts)
+
+
+@tells_workspace("stitch", "cuda")
+def _(expected: Expected, order, counts, ids, edges, segments, wide) -> int:
+    """Copies of pieces on the host, where each seed's edges begin, and two scans."""
+    copied = sum(each.nbytes for pieces in (counts, ids, edges) for each in pieces if not each.is_cuda)
+    most = max((each.numel() for each in counts), default=0)
+    return copied + 8 * (most + 1) + scan_bytes(order.numel()) + scan_bytes(most)
 
 
 takes_outputs_only("name_neighbors", device_types=["cpu"])

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from gnnsys.comm.rank_exchange import RankExchange
-from tests.comm.endpoints import until
 from tests.fullgraph.ranks import run_ranks as run_threads
 from tests.support.processes import run_ranks
 
 DEADLINE = 180.0
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys
 from datetime import timedelta
 import torch
 import torch.distributed as dist
@@ -39,7 +37,13 @@ assert rows.tolist() == [world_size] * 3
 peers = RankExchange(group, timeout=timeout)
 if rank == 1:
     os.kill(os.getpid(), getattr(signal, how))
-time.sleep(float(os.environ.get("LATE", 0)))
+if os.environ.get("LATE"):
+    try:
+        group.send([rows], 1, 99).wait(timedelta(seconds=120))  # which rank 1 never takes
+    except RuntimeError:
+        pass  # gloo knows now that the connection is gone
+    else:
+        sys.exit("rank 1 lives")
 waits = {
     "sum": lambda: peers.all_reduce(rows).wait(),
     "rows": lambda: (peers.expect(1, 7, rows, "rows"), peers.next_arrival()),
@@ -71,7 +75,7 @@ def test_the_rank_that_died_is_named_to_all_who_wait(what):
 @pytest.mark.parametrize("what", ["sum", "rows", "swap"])
 def test_a_rank_that_died_before_anything_was_asked_of_it_is_named_too(what, monkeypatch):
     """gloo then knows that the connection is gone, and refuses at once to use it."""
-    monkeypatch.setenv("LATE", "0.5")
+    monkeypatch.setenv("LATE", "1")
     ended = run_ranks(PROGRAM, 3, "SIGKILL", what, 600, timeout=DEADLINE, check=False)
     for rank in (0, 2):
         assert ended[rank].stdout.startswith("1 rank 1 was lost"), ended[rank]
@@ -102,18 +106,30 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import gnnsys.comm.rank_exchange
-from gnnsys.comm.rank_exchange import RankExchange
+from gnnsys.comm.rank_exchange import RankExchange, Waiter
 
 gnnsys.comm.rank_exchange._LEAVE_SECONDS = 120  # the other may be late to leave
 
 
-class Lasting:
-    \"\"\"Holds the interpreter while it is being taken down.\"\"\"
+class WaitedFor(Waiter):
+    \"\"\"The other rank leaves once this one waits for the thread.\"\"\"
 
-    sleep = staticmethod(time.sleep)
+    def join(self, timeout=None):
+        sys.lasting.is_waited_for = True
+        store.set("leaves", "now")
+        super().join(timeout)
+
+
+class Lasting:
+    \"\"\"Where nobody waits for the thread, the other rank leaves while the interpreter is being taken down.\"\"\"
+
+    def __init__(self):
+        self.is_waited_for, self.store, self.sleep = False, store, time.sleep
 
     def __del__(self):
-        self.sleep(2.5)
+        if not self.is_waited_for:
+            self.store.set("leaves", "now")
+            self.sleep(30)  # long before that the process is aborted
 
 
 rank = int(os.environ["RANK"])
@@ -121,12 +137,12 @@ store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=Fal
 group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=120))
 if rank == 1:
     store.get("leaves")
-    time.sleep(0.7)
     os._exit(0)
 peers = RankExchange(group)
 peers.expect(1, 5, torch.empty(3), "what never comes")
+(thread,) = peers._threads
+thread.__class__ = WaitedFor
 sys.lasting = Lasting()
-store.set("leaves", "now")
 sys.exit(3)
 """
 
@@ -141,9 +157,16 @@ def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
     """A rank that does not ask for what it is sent keeps the sender waiting, not memory."""
     size, number, begin = 1 << 18, 12, threading.Event()
     sent: list[int] = []
+    held: list[int] = []  # how many were sent, whenever the sender had to wait
+
+    class Watched(RankExchange):
+        def _wait_send(self) -> None:
+            held.append(len(sent))
+            begin.set()
+            super()._wait_send()
 
     def work(rank, group):
-        peers = RankExchange(group, timeout=120, max_outstanding=3 * size)
+        peers = Watched(group, timeout=120, max_outstanding=3 * size)
         if rank == 0:
             for each in range(number):
                 peers.send(1, 100 + each, torch.full((size,), each, dtype=torch.uint8))
@@ -157,16 +180,6 @@ def test_no_more_is_under_way_than_may_be_and_all_of_it_arrives():
         assert sorted(peers.next_arrival() for _ in range(number)) == list(range(number))
         return rows
 
-    def watch() -> None:
-        until(lambda: len(sent) >= 3)
-        time.sleep(0.3)  # in which it would send the rest
-        held.append(len(sent))
-        begin.set()
-
-    held: list[int] = []
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     _, rows = run_threads(2, work)
-    watcher.join(120)
-    assert held == [3] and len(sent) == number
+    assert held == [*range(3, number), *[number] * 3] and len(sent) == number
     assert all(bool((each == value).all()) for value, each in enumerate(rows))

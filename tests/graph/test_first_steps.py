@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,15 @@ from gnnsys.partition import open_parts, partition_graph
 @pytest.fixture(scope="module")
 def graph() -> Graph:
     return sbm(300, seed=1)
+
+
+@pytest.fixture(autouse=True)
+def session_of_open() -> Iterator[None]:
+    """`gnnsys.open` begins a session where there is none."""
+    yield
+    session = gnnsys.session.current()
+    if session is not None:
+        session.close()
 
 
 def test_open_on_a_saved_graph_names_load_and_partition_and_load_on_parts_names_open(graph: Graph, tmp_path: Path):

@@ -99,6 +99,13 @@ def calls() -> dict[str, MeasuredCall]:
     largest = (*csc(20_000, 32, 2_560_000), torch.arange(20_000), None, torch.tensor([0, 2_559_999]), None)
     few = {"most_degree": 32, "num_found": 2}
     outer = (*csc(4000, 8, 4000), torch.arange(4000))
+    # Two relations of 6000 groups of four edges, 12000 destinations in all, whose own rows count too.
+    ids32 = torch.arange(6000, dtype=torch.int32).repeat(2)
+    fours = csc(12_000, 4)
+    conv = ([x64], [rows(2, 64, 32)], [rows(64, 32)], [0], [0, 0, 0, 0, 0, 0, 0, 1])
+    groups = ([0, 6000, 12_000], ids32, *fours)
+    turned = ([0, 6000, 12_000], ids32, fours[0], fours[1] % 6000, rows(48_000).view(-1))
+    halved = ([x64.bfloat16()], *([t.bfloat16() for t in each] for each in conv[1:3]), *conv[3:])
     tree = torch.zeros(4000, dtype=torch.int64)
     return {
         "sample_neighbors": MeasuredCall(sampled(csc(60_000, 4), 2), 2),
@@ -215,6 +222,9 @@ def calls() -> dict[str, MeasuredCall]:
         "spmm_extreme_grad_weight": MeasuredCall((*extreme, x64), 2),
         "inverse_degrees": MeasuredCall((torch.arange(EDGES), torch.float32), 2),
         "sddmm": MeasuredCall((*wide, None, rows(2048, 64), x64, None, None, None, None, None), 2),
+        "relation_conv": MeasuredCall((*conv, [6000], *groups, None, [], None, None, None, None), 2),
+        "relation_conv: rounded": MeasuredCall((*halved, [6000], *groups, None, [], None, None, None, None), 1),
+        "relation_conv_grad": MeasuredCall(([rows(6000, 32)], *conv, [1], *turned), 2),
         "edge_softmax": MeasuredCall((rising[0], rows(rising[1].numel(), 4)), 1, {"most_degree": GROWN}),
         "edge_softmax_grad": MeasuredCall((torch.tensor([0, 300]), rows(300, 20_000), rows(300, 20_000))),
         "gat_aggregate": MeasuredCall((*rising, *gat, None, None, None), 1, {"most_degree": GROWN}),
