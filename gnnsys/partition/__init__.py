@@ -8,6 +8,7 @@ For other rooms: `Parts`, `Part` and `PartitionBook` say what is where (sampling
 the steps of a partitioner (`finest_level`, `multilevel_assignment`, `stream_assignment`) are for benchmarks.
 """
 
+from gnnsys.observe import format_size, parse_size
 from gnnsys.partition.adjacency import first_nodes
 from gnnsys.partition.assign import Assigned, PartitionOptions, assign_parts, check_part_counts, plan_assignment
 from gnnsys.partition.assignment import Assignment
@@ -28,9 +29,7 @@ from gnnsys.partition.memory import (
     MemoryPlan,
     estimate_in_memory,
     estimate_streaming,
-    format_size,
     least_memory,
-    parse_size,
     plan_memory,
 )
 from gnnsys.partition.multilevel import multilevel_assignment

@@ -1,8 +1,9 @@
 """What a partition must balance: one weight per node and constraint, and the most a part may have of it.
 
 Constraints are named as on the command line: `nodes` (always there), `edges` (in-edges), `train`, `val`, `test` (nodes
-of the split), `ntype` (each node type on its own) and `etype` (the in-edges of each edge type). A weight is a function
-of a range of nodes, so that a graph larger than memory is never weighed whole.
+of the split), `ntype` (each node type on its own), `etype` (the in-edges of each edge type) and `train_edges`,
+`val_edges`, `test_edges` (the in-edges of each edge type that are in the split: links to train on). A weight is a
+function of a range of nodes, so that a graph larger than memory is never weighed whole.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType
+from gnnsys.ops import CSC
 from gnnsys.partition.adjacency import first_nodes
 
-NAMES = ("nodes", "edges", "train", "val", "test", "ntype", "etype")
+EDGE_SPLITS = {"train_edges": "train_mask", "val_edges": "val_mask", "test_edges": "test_mask"}
+NAMES = ("nodes", "edges", "train", "val", "test", "ntype", "etype", *EDGE_SPLITS)
 _PIECE = 1 << 20
 
 Weight = Callable[[int, int], Tensor]
@@ -161,10 +164,15 @@ def check_name(name: str) -> None:
         raise ValueError(f"balance {name!r} is not known, choose among {', '.join(NAMES)}")
 
 
-def etype_label(edge_type: EdgeType) -> str:
-    """The constraint of one edge type: `etype:author|writes|paper`. A bar or backslash in a name follows a backslash,
+def etype_label(edge_type: EdgeType, constraint: str = "etype") -> str:
+    """A constraint of one edge type: `etype:author|writes|paper`. A bar or backslash in a name follows a backslash,
     so that no two types have the same label."""
-    return "etype:" + "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in edge_type)
+    return f"{constraint}:" + "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in edge_type)
+
+
+def first_column(mask: Tensor) -> Tensor:
+    """Of a mask that has a column for each of several splits, the first one; others as they are."""
+    return mask if mask.dim() == 1 else mask[:, 0]
 
 
 def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
@@ -176,6 +184,8 @@ def _columns(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
     elif name == "etype":
         for t in graph.edge_types:
             yield etype_label(t), _joined(graph, [(t[2], _in_degrees(graph.csc(t).indptr))])
+    elif name in EDGE_SPLITS:
+        yield from _edge_split(graph, name)
     elif name != "nodes":
         yield name, _split(graph, name)
 
@@ -189,8 +199,8 @@ def _in_degrees(indptr: Tensor) -> Weight:
 
 
 def _members(mask: Tensor) -> Weight:
-    """1 for the nodes of a mask, of its first column where there are several splits."""
-    column = mask if mask.dim() == 1 else mask[:, 0]
+    """1 for the nodes of a mask."""
+    column = first_column(mask)
     return lambda begin, end: column[begin:end].ne(0).long()
 
 
@@ -200,6 +210,41 @@ def _split(graph: Graph, name: str) -> Weight:
     if not found:
         raise ValueError(f"balance {name!r} needs node data called '{name}_mask', and no node type has it")
     return _joined(graph, found)
+
+
+def _edge_split(graph: Graph, name: str) -> Iterator[tuple[str, Weight]]:
+    """One constraint for each edge type that has the mask. An edge is where its destination is."""
+    masks = {t: graph.edge_data[t].get(EDGE_SPLITS[name]) for t in graph.edge_types}
+    if all(mask is None for mask in masks.values()):
+        raise ValueError(f"balance {name!r} needs edge data called '{EDGE_SPLITS[name]}', and no edge type has it")
+    for edge_type, mask in masks.items():
+        if mask is not None:
+            if len(mask) != (num_edges := graph.num_edges(edge_type)) or mask.numel() < num_edges:
+                raise ValueError(
+                    f"balance {name!r}: edge data '{EDGE_SPLITS[name]}' of {edge_type!r} must have a row for each of "
+                    f"its {num_edges:,} edges, got shape {tuple(mask.shape)}"
+                )
+            weight = _in_edges_of(graph.csc(edge_type), mask)
+            yield etype_label(edge_type, name), _joined(graph, [(edge_type[2], weight)])
+
+
+def _in_edges_of(csc: CSC, mask: Tensor) -> Weight:
+    """How many in-edges of each node are in a mask, whose rows are edges as the user gave them."""
+    column = first_column(mask)
+
+    def weight(begin: int, end: int) -> Tensor:
+        bounds = csc.indptr[begin : end + 1].long()
+        low, high = int(bounds[0]), int(bounds[-1])
+        chosen = column[low:high] if csc.edge_ids is None else column[csc.edge_ids[low:high].long()]
+        return count_in_ranges(chosen, bounds - low)
+
+    return weight
+
+
+def count_in_ranges(mask: Tensor, bounds: Tensor) -> Tensor:
+    """int64: how much of a mask is set from each bound to the next."""
+    before = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), mask.ne(0).cumsum(0)])
+    return before[bounds].diff()
 
 
 def _joined(graph: Graph, weights: Sequence[tuple[NodeType, Weight]]) -> Weight:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gnnsys.partition.memory import format_size
+from gnnsys.observe import format_size
 
 if TYPE_CHECKING:
     from gnnsys.partition.inspect import Inspection

@@ -1,4 +1,4 @@
-"""How much memory partitioning will take, before it starts, stage by stage; and sizes as people write them.
+"""How much memory partitioning will take, before it starts, stage by stage.
 
 Formulas with named constants: bytes beside what the process holds already. The constants of the streaming path are
 measured, and the tests compare them with what processes take.
@@ -6,10 +6,10 @@ measured, and the tests compare them with what processes take.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from gnnsys.graph import MIN_MEMORY
+from gnnsys.observe import format_size
 
 # The streaming path.
 STREAM_SORT_SHARE = 2  # the adjacency is sorted with this fraction of the limit; the rest is the allocator's slack
@@ -23,9 +23,6 @@ MEMORY_BYTES_PER_EDGE = 32.0  # the transpose with its positions, and the first 
 MEMORY_BYTES_PER_NODE = 80.0  # labels, clusters with their weights, members; later ties and heaps
 METIS_BYTES_PER_EDGE = 230.0  # both directions with their weights, as METIS wants them, and all levels that it makes
 LOAD_BYTES_PER_EDGE = 44.0  # COO int64 (16), CSC (8) and the records of its sort (12 to 24)
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def plan_memory(
 
     METIS as the method (`metis`) works in memory or not at all.
 
-    >>> print(plan_memory(10**8, 10**9, 8, memory_limit=parse_size("16G")))
+    >>> print(plan_memory(10**8, 10**9, 8, memory_limit=16 << 30))
     expected peak 16.0 GiB streaming from files: sorting 8.0 GiB, clustering 16.0 GiB, refining 1.9 GiB
     """
     in_memory = estimate_in_memory(num_nodes, num_edges, num_constraints, method=method, loads=loads)
@@ -123,26 +120,3 @@ def plan_memory(
     limit = max(memory_limit, least_memory(num_nodes))
     streaming = estimate_streaming(num_nodes, num_edges, num_parts, num_constraints, memory_limit=limit)
     return MemoryPlan(in_memory.peak > memory_limit, in_memory, streaming)
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes from "4G", "512MiB" or "1.5g": powers of 1024.
-
-    >>> parse_size("4G")
-    4294967296
-    """
-    if isinstance(text, int):
-        return text
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"a size must look like 4G, 512M or 1000000, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def format_size(size: float) -> str:
-    """ "1.5 GiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

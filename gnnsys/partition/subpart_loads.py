@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import NodeType
-from gnnsys.partition.constraints import Balance, etype_label
+from gnnsys.partition.constraints import EDGE_SPLITS, Balance, count_in_ranges, etype_label, first_column
 from gnnsys.partition.part import Part
 from gnnsys.partition.parts_directory import Parts
 
 _SPLITS = ("train", "val", "test")
+_BY_EDGE_TYPE = ("etype", *EDGE_SPLITS)
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,10 @@ def _weight(parts: Parts, part: Part, node_type: NodeType, name: str) -> Tensor:
     for edge_type in parts.schema.edge_types if kind in ("edges", "etype") else []:
         if edge_type[2] == node_type and name in ("edges", etype_label(edge_type)):
             total += part.csc(edge_type).indptr[: num_core + 1].diff()
+    for edge_type, arrays in part.edge_data.items() if kind in EDGE_SPLITS else ():
+        if edge_type[2] == node_type and name == etype_label(edge_type, kind):
+            bounds = part.csc(edge_type).indptr[: num_core + 1].long()
+            total += count_in_ranges(first_column(arrays[EDGE_SPLITS[kind]])[: int(bounds[-1])], bounds)
     return total
 
 
@@ -107,7 +112,7 @@ def _asked(parts: Parts) -> tuple[dict[str, float | None], list[str]]:
     if not isinstance(recorded, list):
         typed = len(parts.schema.node_types) > 1
         return dict.fromkeys(
-            [name for name in known if _kind(name) != "etype" and (typed or _kind(name) != "ntype")]
+            [name for name in known if _kind(name) not in _BY_EDGE_TYPE and (typed or _kind(name) != "ntype")]
         ), notes
     imbalance = _number(parts.info.get("imbalance"))
     asked["nodes"] = None if imbalance is None else 1 + imbalance
@@ -115,7 +120,7 @@ def _asked(parts: Parts) -> tuple[dict[str, float | None], list[str]]:
         name, allowed = entry, asked["nodes"]
         if isinstance(entry, dict):
             name, allowed = entry.get("name"), _number(entry.get("allowed"))
-        each = name in ("ntype", "etype")  # one constraint per type, which a graph without types has none of
+        each = name == "ntype" or name in _BY_EDGE_TYPE  # one per type, which a graph without types has none of
         names = [label for label in known if label == name or (each and _kind(label) == name)]
         asked |= dict.fromkeys(names, allowed)
         if not names and not each:
@@ -128,7 +133,9 @@ def _countable(parts: Parts) -> list[str]:
     masks = {name for arrays in parts.schema.node_data.values() for name in arrays}
     names = ["nodes", "edges", *(split for split in _SPLITS if f"{split}_mask" in masks)]
     names += [f"ntype:{node_type}" for node_type in parts.schema.node_types]
-    return [*names, *map(etype_label, parts.schema.edge_types)]
+    names += map(etype_label, parts.schema.edge_types)
+    of_edges = parts.schema.edge_data.items()
+    return names + [etype_label(t, name) for name, mask in EDGE_SPLITS.items() for t, have in of_edges if mask in have]
 
 
 def _kind(name: str) -> str:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, IdsLike, NodeType, as_ids, did_you_mean, some
 from gnnsys.sampling import DistGraph
+from gnnsys.seeds.leftover import InputIds
 from gnnsys.seeds.shares import Share
 from gnnsys.store import read_rows
 
-InputNodes: TypeAlias = "Share | IdsLike | str | tuple[NodeType, IdsLike | str | None] | None"
+_OfOneType: TypeAlias = "Share | IdsLike | str | None"
+InputNodes: TypeAlias = "_OfOneType | tuple[NodeType, IdsLike | str | None] | Mapping[NodeType, _OfOneType]"
 
 _PIECE = 1 << 20  # rows of a mask that are read together
 
@@ -37,6 +39,46 @@ def resolve_nodes(graph: Graph | DistGraph, input_nodes: InputNodes) -> tuple[No
     if nodes.numel() == 0:
         raise ValueError(f"input_nodes is empty: no seeds of node type {node_type!r}")
     return node_type, nodes
+
+
+class SeedsByType:
+    """Seeds of several node types, numbered one type after the other, as they were given."""
+
+    def __init__(self, graph: Graph | DistGraph, given: Mapping[NodeType, Any]) -> None:
+        if not given:
+            raise ValueError("input_nodes is empty: no node types")
+        for node_type in given:
+            if node_type not in graph.node_types:
+                known = graph.node_types
+                raise ValueError(
+                    f"input_nodes: there is no node type {node_type!r}, only {some(known, near=node_type)}"
+                    f"{did_you_mean(node_type, known)}"
+                )
+        self.ids = {t: InputIds(_of_type(graph, t, nodes)) for t, nodes in given.items()}
+        shares = [nodes for nodes in given.values() if isinstance(nodes, Share)]
+        if shares and len(shares) != len(given):
+            raise ValueError(
+                "input_nodes: seeds of some types are a share and others are not: gnnsys.split all of them"
+            )
+        self.largest = sum(share.largest for share in shares) if shares else None
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ids.values()))
+
+    def by_type(self, chosen: Tensor) -> dict[NodeType, Tensor]:
+        """Of chosen inputs, those of each type, numbered within it, in their order."""
+        found, first = {}, 0
+        for node_type, ids in self.ids.items():
+            own = chosen[(chosen >= first) & (chosen < first + len(ids))]
+            found[node_type] = own - first
+            first += len(ids)
+        return found
+
+
+def _of_type(graph: Graph | DistGraph, node_type: NodeType, given: Any) -> Any:
+    if isinstance(given, Share) and given.type != node_type:
+        raise ValueError(f"input_nodes: the seeds given for {node_type!r} are a share of {given.type!r}")
+    return resolve_nodes(graph, given if isinstance(given, Share) else (node_type, given))[1]
 
 
 def check_alone(graph: Graph | DistGraph, key: NodeType | EdgeType, mask: str | None) -> None:

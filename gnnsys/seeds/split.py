@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -22,14 +22,23 @@ from torch import Tensor
 from gnnsys.comm import Kind, Pending
 from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_ids, as_integers, some
 from gnnsys.partition import Placement
-from gnnsys.sampling import Mask, PartMasks, count_true, mask_column, select_true
+from gnnsys.sampling import (
+    EdgeFilter,
+    KeptEdges,
+    Mask,
+    PartMasks,
+    count_true,
+    kept_edge_ids,
+    mask_column,
+    select_true,
+)
 from gnnsys.seeds.shares import assign_shares, owners
 from gnnsys.store import edge_table, node_table
 
 if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph
 
-What: TypeAlias = "str | IdsLike | None"
+What: TypeAlias = "str | IdsLike | EdgeFilter | None"
 _ALIASES = {"val": ("val", "valid"), "valid": ("valid", "val")}
 
 
@@ -142,6 +151,7 @@ class SplitRecipe:
         return owners(self.counts, self.placement, _trainers(self.graph), numbers)
 
 
+@overload
 def split(
     graph: Graph | DistGraph,
     what: What = "train",
@@ -149,7 +159,25 @@ def split(
     type: NodeType | EdgeType | None = None,
     column: int | None = None,
     placement: Placement | None = None,
-) -> Seeds:
+) -> Seeds: ...
+@overload
+def split(
+    graph: Graph | DistGraph,
+    what: Mapping[NodeType | EdgeType, What],
+    *,
+    column: int | None = None,
+    placement: Placement | None = None,
+) -> dict[NodeType | EdgeType, Seeds]: ...
+
+
+def split(
+    graph: Graph | DistGraph,
+    what: What | Mapping[NodeType | EdgeType, What] = "train",
+    *,
+    type: NodeType | EdgeType | None = None,
+    column: int | None = None,
+    placement: Placement | None = None,
+) -> Seeds | dict[NodeType | EdgeType, Seeds]:
     """This rank's share of `what`; every rank calls it with the same arguments.
 
     `what`: "train", "val" or "test" (the mask `train_mask`, or `train`), the name of any mask, a mask with a row for
@@ -157,9 +185,16 @@ def split(
     where one node type has the mask. `column` picks one of several masks kept in one array. Ids are the graph's own:
     global ids of opened parts. All edges, or all nodes, are a range that is never written out.
 
+    Of several types, `what` is a dict by type, {"paper": "train", "author": None}, and so is the result, which a loader
+    takes as it is.
+
     >>> seeds = gnnsys.split(graph, "train")
     >>> loader = gnnsys.NeighborLoader(graph, [15, 10], input_nodes=seeds, batch_size=1024)
     """
+    if isinstance(what, Mapping):
+        if type is not None:
+            raise ValueError("what is a dict by type: leave type away")
+        return {t: split(graph, of, type=t, column=column, placement=placement) for t, of in what.items()}
     type = _resolve_type(graph, what, type)
     placement = placement or _placement_of(graph)
     chosen = _choose(graph, what, type, column, _offsets(graph, type))
@@ -180,6 +215,8 @@ def _digest(graph: Graph | DistGraph, type: NodeType | EdgeType, counts: Sequenc
 
 def _content(chosen: _Chosen) -> str:
     """Listed ids and masks by their values; a mask in parts, which do not change, by its name and column."""
+    if isinstance(chosen, KeptEdges):
+        return chosen.told
     if isinstance(chosen, _InParts):
         return json.dumps(chosen.mask.to_json())
     values = chosen.sorted_ids if isinstance(chosen, _Listed) else chosen.mask if isinstance(chosen, _Masked) else None
@@ -281,6 +318,12 @@ def _choose(
 ) -> _Chosen:
     if what is None:
         return _AllIds(offsets)
+    if isinstance(what, EdgeFilter):
+        if isinstance(type, str):
+            raise ValueError(f"a side of gnnsys.split_links is of edges, and {type!r} are nodes: give the edge type")
+        if isinstance(graph, Graph):
+            return _Listed(kept_edge_ids(graph, what, type), offsets)
+        return KeptEdges(graph, what, type)
     if isinstance(what, str):
         name = _mask_name(graph, what, type)
         rows = _data_of(graph, type)[name]

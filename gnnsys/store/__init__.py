@@ -1,9 +1,10 @@
 """Tables: rows of nodes, edges or anything, sharded over machines, pulled and pushed from anywhere."""
 
-from gnnsys.store.cache_plan import ExpectedReads, expected_reads, remote_rows, rows_to_cache
+from gnnsys.store.cache_plan import OWN_COST, ExpectedReads, expected_reads, remote_rows, rows_to_cache
 from gnnsys.store.candidates import Candidate, Located, Policy, nearest
 from gnnsys.store.capacity import free_device_memory, free_memory
 from gnnsys.store.columns import ColumnChoice, ColumnSource, NarrowReading, NarrowRows, begin_narrowed
+from gnnsys.store.copied_rows import CopiedRows, is_short, short_rows_on
 from gnnsys.store.device_cache import CacheCounters, DeviceCache
 from gnnsys.store.device_table import DeviceTable, TablePiece, copied_pieces, runs_of
 from gnnsys.store.device_window import DeviceWindow
@@ -13,7 +14,7 @@ from gnnsys.store.in_flight import InFlightWindow, SharedInFlight
 from gnnsys.store.incarnation import Life
 from gnnsys.store.memory_budget import MemoryBudget, MemoryPromise, MemoryUse
 from gnnsys.store.message_plan import CHUNK_BYTES
-from gnnsys.store.optim import SparseAdagrad, SparseAdam, SparseOptimizer
+from gnnsys.store.optim import RowWiseAdagrad, SparseAdagrad, SparseAdam, SparseOptimizer, SparseSGD
 from gnnsys.store.pull import PendingPull, Pull
 from gnnsys.store.pull_serving import pull_chunks
 from gnnsys.store.push import PendingPush
@@ -35,16 +36,19 @@ from gnnsys.store.source import (
 )
 from gnnsys.store.spec import TableSpec, edge_table, node_table
 from gnnsys.store.store import Store
+from gnnsys.store.visit_counts import VisitCounts, Visits
 
 # Names of the version before this one.
 Place, Run = Candidate, Located
 
 __all__ = [
     "CHUNK_BYTES",
+    "OWN_COST",
     "CacheCounters",
     "Candidate",
     "ColumnChoice",
     "ColumnSource",
+    "CopiedRows",
     "DeviceCache",
     "DeviceTable",
     "DeviceWindow",
@@ -69,6 +73,7 @@ __all__ = [
     "ReadContext",
     "RegisteredFiles",
     "RowBuffers",
+    "RowWiseAdagrad",
     "Run",
     "Shard",
     "SharedInFlight",
@@ -76,10 +81,13 @@ __all__ = [
     "SparseAdagrad",
     "SparseAdam",
     "SparseOptimizer",
+    "SparseSGD",
     "Store",
     "TablePiece",
     "TableSpec",
     "TensorSource",
+    "VisitCounts",
+    "Visits",
     "as_source",
     "begin_narrowed",
     "check_policy",
@@ -88,6 +96,7 @@ __all__ = [
     "expected_reads",
     "free_device_memory",
     "free_memory",
+    "is_short",
     "load_part",
     "nearest",
     "node_table",
@@ -98,5 +107,6 @@ __all__ = [
     "remote_rows",
     "rows_to_cache",
     "runs_of",
+    "short_rows_on",
     "sync_folders",
 ]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.ops import as_bytes, fill_columns, move_rows, widen_rows
+from gnnsys.ops import DeviceReads, as_bytes, fill_columns, move_rows, widen_rows
 from gnnsys.store.candidates import Located, Policy
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.source import HOST, PendingRead, ReadContext, Source, begin_scattered
@@ -204,14 +204,21 @@ class DeviceColumns:
         self._place, self._dropped, self._values = (
             values.to(device) for values in (choice.place, choice.dropped, choice.values(dtype))
         )
+        self._reads = DeviceReads()  # by threads whose streams know nothing of the one that made these
 
     def put(self, narrow: Tensor, out: Tensor, at: Tensor) -> None:
         """Narrow rows to their places in `out`."""
+        self._note(out)
         widen_rows(narrow, out, at, self._place, self._dropped, self._values)
 
     def narrow(self, rows: Tensor, ids: Tensor) -> Tensor:
         """Rows that were read whole, those of other parts with what the choice leaves of them."""
+        self._note(rows)
         return fill_columns(rows, self._choice.is_own(ids), self._dropped, self._values)
+
+    def _note(self, rows: Tensor) -> None:
+        if rows.is_cuda:
+            self._reads(rows.device, self._place, self._dropped, self._values)
 
 
 def begin_narrowed(

@@ -24,6 +24,7 @@ from gnnsys.store.device_window import DeviceFlight, DeviceLeg, DeviceWindow
 from gnnsys.store.dist_tensor import DistTensor
 from gnnsys.store.memory_budget import MemoryBudget
 from gnnsys.store.source import PendingRead, ReadContext, Source, begin_scattered, read_rows, send
+from gnnsys.store.visit_counts import VisitCounts
 
 _MAX_PIECES = 64  # that are read at once
 _FILL_BYTES = 1 << 26  # rows that are read together while a cache is filled
@@ -46,14 +47,21 @@ class RowCache(NamedTuple):
     rows: Tensor
     slots: Tensor  # int32 [num_rows]
     hits: Tensor  # int64 [1], counted by whoever reads
-    name: Hashable = None  # equal for caches of the same rows of several tables
+    name: Hashable  # equal for caches of the same rows of several tables
+    reads: DeviceReads  # its own: the next cache may lie where this one did
+
+    def note_read(self) -> None:
+        """The current stream reads it: its memory is given to others only when that is done."""
+        if self.rows.is_cuda:
+            self.reads(self.rows.device, self.rows, self.slots, self.hits)
 
 
 class _Kept:
-    """What the faces of one table share: the cache, and how many rows were asked for since it was filled."""
+    """What the faces of one table share: the cache, how many rows were asked for since it was filled, and which."""
 
     def __init__(self) -> None:
         self.cache: RowCache | None = None
+        self.visits: VisitCounts | None = None
         self.num_rows = 0
         self.lock = threading.Lock()
 
@@ -125,7 +133,17 @@ class DeviceTable:
     @property
     def num_cached(self) -> int:
         """Rows of the cache."""
-        return 0 if self._cache is None else self._cache.rows.shape[0]
+        cache = self._cache  # which another may take the place of at any time
+        return 0 if cache is None else cache.rows.shape[0]
+
+    def cached_rows(self) -> Tensor:
+        """Ids of the rows of the cache, ascending, on the host."""
+        cache = self._cache
+        return (
+            torch.empty(0, dtype=torch.int64, device="cpu")
+            if cache is None
+            else (cache.slots.cpu() >= 0).nonzero().view(-1)
+        )
 
     def with_remote(self, remote: Source) -> DeviceTable:
         """The same rows, those that are not here read from `remote`: the table with another policy, or shared between
@@ -152,14 +170,18 @@ class DeviceTable:
 
     def is_own(self, ids: Tensor) -> Tensor:
         """Whether the device reads each row by itself, without a cache; on the device of `ids`."""
+        if ids.is_cuda:
+            self._reads(ids.device, self._bounds)
         return torch.bucketize(ids, self._bounds.to(ids.device), right=True) % 2 == 1
 
     def fill_cache(self, ids: Tensor, name: Hashable = None) -> None:
-        """Keeps copies of these rows (distinct ids) on the device from here on. Not while others read.
+        """Keeps copies of these rows (distinct ids) on the device from here on, instead of those it kept before.
 
-        `name` is equal for tables that keep the rows of the same ids, and unlike any other.
+        Reads that have begun go on with what was there. `name` is equal for tables that keep the rows of the same ids,
+        and unlike any other. Torch's OutOfMemoryError leaves the table without a cache.
         """
         ids = ids.cpu().long()
+        self._kept.cache = None  # and goes first, as soon as nobody reads it
         slots = torch.full((self._shape[0],), -1, dtype=torch.int32, device="cpu")
         slots[ids] = torch.arange(ids.numel(), dtype=torch.int32, device="cpu")
         rows = torch.empty((ids.numel(), *self._shape[1:]), dtype=self._dtype, device=self.device)
@@ -167,20 +189,29 @@ class DeviceTable:
         for first in range(0, ids.numel(), step):
             rows[first : first + step] = read_rows([(self.table, ids[first : first + step])])[0]
         hits = torch.zeros(1, dtype=torch.int64, device=self.device)
-        cache = RowCache(rows, slots.to(self.device), hits, name or object())
+        cache = RowCache(rows, slots.to(self.device), hits, name or object(), DeviceReads())
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # reads may come from any stream
         self._kept.cache, self._kept.num_rows = cache, 0
 
+    def count_visits(self, visits: VisitCounts | None) -> None:
+        """From here on what is read is added to `visits`."""
+        self._kept.visits = visits
+
+    @property
+    def visits(self) -> VisitCounts | None:
+        return self._kept.visits
+
     def counters(self) -> CacheCounters:
         """What was read through the cache so far. Waits for the reads under way."""
-        if self._cache is None:
+        cache = self._cache
+        if cache is None:
             return CacheCounters(0, 0, 0)
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
         with self._kept.lock:
             num_rows = self._kept.num_rows
-        hits = int(self._cache.hits)
+        hits = int(cache.hits)
         return CacheCounters(hits, num_rows - hits, (num_rows - hits) * self.row_bytes)
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -190,6 +221,9 @@ class DeviceTable:
             return begin_scattered(self, ids, out, context, at)
         where = context.on(ids, self.device)
         self._kept.count(ids.numel())
+        visits = self._kept.visits
+        if visits is not None:
+            visits.add(where)
         cache = self._cache  # of the whole read: another may be filled before its end
         missing = self._begin_remote(where, cache, context) if self.is_remote else None
         num_local = ids.numel() - (0 if missing is None else missing.at.numel())
@@ -210,9 +244,9 @@ class DeviceTable:
     def locate(self, ids: Tensor, policy: Policy | None = None) -> list[Located]:
         """The device for rows that it reads by itself or has cached, the table's candidates for the others."""
         ids, device = ids.cpu(), Candidate(DEVICE)
-        is_here = self.is_own(ids)
-        if self._cache is not None:
-            is_here |= gather_rows(self._cache.slots.cpu(), ids) >= 0
+        is_here, cache = self.is_own(ids), self._cache
+        if cache is not None:
+            is_here |= gather_rows(cache.slots.cpu(), ids) >= 0
         here, away = is_here.nonzero().view(-1), (~is_here).nonzero().view(-1)
         found = [Located(0, here, ids[here], (device,), device)] if here.numel() else []
         for each in self.remote.locate(ids[away], policy) if away.numel() else []:
@@ -251,6 +285,7 @@ class DeviceTable:
         """Where among the ids those stand that are not here, and what they are."""
         is_missing = ~self.is_own(ids)
         if cache is not None:
+            cache.note_read()
             is_missing &= gather_rows(cache.slots, ids) < 0
         at = is_missing.nonzero().view(-1)
         return at, ids.index_select(0, at)
@@ -258,8 +293,9 @@ class DeviceTable:
     def fill(self, ids: Tensor, out: Tensor, cache: RowCache | None) -> Tensor:
         """`out` with the rows that are here or in `cache`, those of others left as they are."""
         if self.device.type == "cuda":
-            cached = () if cache is None else (cache.rows, cache.slots, cache.hits)
-            self._reads(self.device, *(piece.rows for piece in self._pieces if piece.rows.is_cuda), *cached)
+            self._reads(self.device, *(piece.rows for piece in self._pieces if piece.rows.is_cuda))
+        if cache is not None:
+            cache.note_read()
         kept: dict[str, Any] = {} if cache is None else cache._asdict()
         if cache is None and not self.is_remote and len(self._pieces) == 1:
             return gather_rows(self._pieces[0].rows, ids, out)
@@ -273,8 +309,10 @@ class DeviceTable:
         return out
 
     def _device_bytes(self) -> int:
+        cache, visits = self._kept.cache, self._kept.visits
         rows = sum(piece.rows.nbytes for piece in self._pieces if piece.rows.device.type != "cpu")
-        return rows + (0 if self._cache is None else self._cache.rows.nbytes + self._cache.slots.nbytes)
+        rows += 0 if visits is None else visits.nbytes
+        return rows + (0 if cache is None else cache.rows.nbytes + cache.slots.nbytes)
 
 
 class _Missing(Protocol):
@@ -334,6 +372,9 @@ class _TableReading(NamedTuple):
         table.fill(self.ids, out, self.cache)
         if self.missing is not None:
             arrived = self.missing.arrive(table.device)
+            if arrived.is_cuda:  # what was found out in the order of another stream, perhaps
+                for found in (self.ids, self.missing.at):
+                    found.record_stream(torch.cuda.current_stream(table.device))
             if table.columns is not None and arrived.shape[1:] != out.shape[1:]:
                 table.columns.put(arrived, out, self.missing.at)
             else:

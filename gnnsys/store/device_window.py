@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import RequestContext, current_context, use_context
-from gnnsys.ops import DeviceReads, gather_rows
+from gnnsys.ops import DeviceReads, gather_rows, to_host_together
 from gnnsys.store.memory_budget import MemoryBudget
 from gnnsys.store.source import PendingRead, ReadContext, Source, row_bytes, send
 
@@ -107,7 +107,7 @@ class DeviceLeg:
     def begin(self, context: ReadContext) -> None:
         """Asks for the rows that are in no place. The host waits for their ids."""
         self._context, self._said = context, current_context()
-        ids = (self.ids if self.plan is None else self.plan.new_ids).to("cpu")
+        ids = self.ids.to("cpu") if self.plan is None else self.plan.asked
         num_shared = self.ids.numel() - ids.numel()
         pin = self.ids.device.type == "cuda"
         for source in self.otherwise if self.plan is None else self.sources:
@@ -134,6 +134,8 @@ class DeviceLeg:
 
     def _ask_again(self, missing: Tensor) -> list[Tensor]:
         """Rows that another batch was to bring and did not, of each source, asked for in this batch's name."""
+        assert self.plan is not None
+        self.plan.ring.note_reads(self.ids)
         ids, which = self.ids.index_select(0, missing).to("cpu").unique(return_inverse=True)
         context = ReadContext(
             batch=self._context.batch, wire_dtype=self._context.wire_dtype, policy=self._context.policy
@@ -246,6 +248,7 @@ class _RingPlan(NamedTuple):
     new_rows: Tensor  # int64, beside new_at: which of the rows that are asked for
     new_ids: Tensor  # [num_asked], each once
     new_places: Tensor  # int64 [num_asked]
+    asked: Tensor  # the same as new_ids, on the host
 
     def take(self, arrived: Sequence[Tensor], missing: Tensor | None, again: Sequence[Tensor]) -> list[Tensor]:
         """The rows of all ids, of each source; those that have arrived are put into the ring behind that.
@@ -253,7 +256,7 @@ class _RingPlan(NamedTuple):
         `missing` are positions of ids whose places are void, and `again` their rows.
         """
         found = []
-        self.ring.note_reads(*self[1:])
+        self.ring.note_reads(self.places, self.new_at, self.new_rows, self.new_ids, self.new_places)
         for number, (ring, rows) in enumerate(zip(self.ring.rows, arrived, strict=True)):
             whole = gather_rows(ring, self.places)
             if missing is not None:
@@ -293,6 +296,7 @@ class _Ring:
         # One more id stands for none at all.
         self._place_of = torch.full((num_ids + 1,), -1, dtype=torch.int32, device=device)
         self._id_at = torch.full((capacity,), num_ids, dtype=torch.int64, device=device)
+        self._no_place = torch.full((), -1, dtype=torch.int32, device=device)
         self._next = 0
         self.void: Tensor | None = None  # bool [capacity], in the order in which batches land; None: no place is
         self._device, self._reads = device, DeviceReads()
@@ -304,9 +308,9 @@ class _Ring:
         return 4 * (num_ids + 1) + capacity * (8 + sum(map(row_bytes, sources)))
 
     def note_reads(self, *planned: Tensor) -> None:
-        """The current stream reads the rows, and what another stream may have planned."""
+        """The current stream uses the ring, and what another stream may have planned."""
         if self._device.type == "cuda":
-            self._reads(self._device, *self.rows)
+            self._reads(self._device, *self.rows, self._place_of, self._id_at, self._no_place)
             for tensor in planned:
                 tensor.record_stream(torch.cuda.current_stream(self._device))
 
@@ -325,27 +329,46 @@ class _Ring:
         self.note_reads(ids, places, self._place_of, self._id_at)
         nobody = self._place_of.numel() - 1
         is_theirs = self._id_at.index_select(0, places) == ids
-        self._place_of.index_put_((torch.where(is_theirs, ids, nobody),), self._place_of.new_tensor(-1))
+        self._place_of.index_put_((torch.where(is_theirs, ids, nobody),), self._no_place)
         self._id_at.index_copy_(0, places, torch.where(is_theirs, nobody, self._id_at.index_select(0, places)))
 
     def plan(self, ids: Tensor) -> _RingPlan:
         """Gives places to the ids that have none, at the cost of those that have had theirs for longest."""
-        places = gather_rows(self._place_of, ids).long()
-        new_at = (places < 0).nonzero().view(-1)
-        wanted = ids.index_select(0, new_at).long()
+        self.note_reads()
+        num_ids, nobody = ids.numel(), self._place_of.numel() - 1
+        places, numbers = gather_rows(self._place_of, ids), torch.arange(num_ids, device=ids.device)
+        is_new = places < 0
+        wanted = torch.where(is_new, ids, nobody).long()
         # Of equal ids one is asked for: the one whose number is left standing.
-        numbers = torch.arange(wanted.numel(), dtype=torch.int32, device=ids.device)
-        self._place_of.index_put_((wanted,), numbers)
-        chosen = gather_rows(self._place_of, wanted)
-        is_chosen = chosen == numbers
-        new_rows = (is_chosen.cumsum(0) - 1).index_select(0, chosen.long())
-        new_ids = wanted.index_select(0, is_chosen.nonzero().view(-1))
-        new_places = (torch.arange(new_ids.numel(), device=ids.device) + self._next) % self.capacity
-        self._next = (self._next + new_ids.numel()) % self.capacity
-        self._place_of.index_put_((self._id_at.index_select(0, new_places),), self._place_of.new_tensor(-1))
+        self._place_of.index_put_((wanted,), numbers.int())
+        standing = gather_rows(self._place_of, wanted).long()
+        is_asked = is_new & (standing == numbers)
+        # All at full length, so that the host waits once: for both numbers, and for the ids that it is to ask for.
+        new_rank, asked_rank = is_new.cumsum(0), is_asked.cumsum(0)
+        new_at, new_rows, new_ids = (
+            _packed(chosen, rank, rows)
+            for chosen, rank, rows in (
+                (is_new, new_rank, numbers),
+                (is_new, new_rank, asked_rank.index_select(0, standing) - 1),
+                (is_asked, asked_rank, wanted),
+            )
+        )
+        sizes, asked = to_host_together([torch.stack([new_rank[-1], asked_rank[-1]]), new_ids])
+        num_new, num_asked = sizes.tolist()
+        new_at, new_rows, new_ids = new_at[:num_new], new_rows[:num_new], new_ids[:num_asked]
+        new_places = (numbers[:num_asked] + self._next) % self.capacity
+        self._next = (self._next + num_asked) % self.capacity
+        self._place_of.index_put_((self._id_at.index_select(0, new_places),), self._no_place)
         self._place_of.index_put_((new_ids,), new_places.int())
         self._id_at.index_copy_(0, new_places, new_ids)
-        return _RingPlan(self, places.clamp_(min=0), new_at, new_rows, new_ids, new_places)
+        places = places.long().clamp_(min=0)
+        return _RingPlan(self, places, new_at, new_rows, new_ids, new_places, asked[:num_asked])
+
+
+def _packed(chosen: Tensor, rank: Tensor, rows: Tensor) -> Tensor:
+    """The chosen rows one after the other, and anything behind them; `rank` counts those chosen up to each."""
+    out = torch.empty(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
+    return out.index_put_((torch.where(chosen, rank - 1, rows.numel()),), rows)
 
 
 class _Order:

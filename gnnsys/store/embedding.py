@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from gnnsys.graph import NodeType, did_you_mean, some
 from gnnsys.ops import compact
 from gnnsys.store.gradients import Gradients
 from gnnsys.store.pull import Pull
@@ -20,38 +21,49 @@ from gnnsys.store.store import Store
 
 
 class HasStore(Protocol):
-    """A graph that was opened, say."""
+    """A graph that was opened, say. With a `book`, it knows which part each node is on."""
 
     @property
     def store(self) -> Store: ...
 
 
 class DistEmbedding(nn.Module):
-    """`num_rows` rows of `dim` values, float32. Every rank makes it with the same arguments.
+    """Rows of `dim` values, float32, looked up by row number. Every rank makes it with the same arguments.
 
-    `where` is a Store, or anything that has one (`gnnsys.open(...)`). Rows are cut evenly over the parts, or at
-    `bounds`, for rows of nodes at the book's, so that they lie where their nodes do. First values are drawn by row
-    number, from [-bound, bound] with bound = 1 / sqrt(dim) unless `init` says otherwise (see `Store.create`).
+    `where` is a Store, or anything that has one (`gnnsys.open(...)`). With `node_type` there is a row for each node of
+    the type, on the machine that has the node, and row numbers are global ids (`batch["author"].n_id`). Such rows
+    follow their nodes where a checkpoint is restored on other parts. Any other table has `num_rows` rows, cut evenly,
+    whatever its name, or is cut at `bounds`.
 
-    >>> embedding = DistEmbedding(graph, graph.num_nodes(), 64, "node/paper/embedding")  # doctest: +SKIP
+    First values are drawn by row number, from [-bound, bound] with bound = 1 / sqrt(dim) unless `init` says otherwise
+    (see `Store.create`).
+
+    >>> embedding = DistEmbedding(graph, dim=64, node_type="author")  # doctest: +SKIP
     >>> optimizer = SparseAdam([embedding], lr=0.01)  # doctest: +SKIP
-    >>> loss = model(embedding(batch.n_id), batch.edge_index).sum(); loss.backward(); optimizer.step()  # doctest: +SKIP
+    >>> loss = model(embedding(batch["author"].n_id)).sum(); loss.backward(); optimizer.step()  # doctest: +SKIP
     """
 
     def __init__(
         self,
         where: Store | HasStore,
-        num_rows: int | None,
-        dim: int,
-        name: str,
+        num_rows: int | None = None,
+        dim: int = 0,
+        name: str | None = None,
         *,
+        node_type: NodeType | None = None,
         bounds: Sequence[int] | None = None,
         init: str | float | tuple[str, float, float, int] | None = None,
     ) -> None:
         super().__init__()
-        if dim < 1:
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
+        if not isinstance(where, Store) and not hasattr(where, "store"):
+            raise ValueError(
+                "a DistEmbedding lives in the shards of parts: pass what gnnsys.open() returns, or a store. With a "
+                "graph in memory use torch.nn.Embedding"
+            )
         self.store = where if isinstance(where, Store) else where.store
+        name, num_rows, bounds = _placed(where, node_type, name, num_rows, bounds)
         self.dim, self.name = dim, name
         first = ("uniform", -(dim**-0.5), dim**-0.5, 0) if init is None else init
         self.table = self.store.create(name, num_rows, (dim,), torch.float32, bounds=bounds, init=first)
@@ -68,14 +80,14 @@ class DistEmbedding(nn.Module):
 
         `batch` is the number of the batch that the ids are of: the messages that ask for rows then name it.
         """
-        flat = ids.detach().reshape(-1).cpu().contiguous()
-        (unique,), (place,) = compact([flat[:0]], [flat], [0])
-        (rows,) = self.store.pull([Pull(self.name, unique)], batch=batch).result()
-        rows = rows.to(ids.device)
+        flat = ids.detach().reshape(-1).contiguous()
+        (unique,), (place,) = compact([flat[:0]], [flat], [0])  # where the ids are: a GPU sends each once
+        unique = unique.cpu()
+        rows = self._rows(unique, ids.device, batch)
         if torch.is_grad_enabled() and self.requires_grad:
             rows.requires_grad_()
             self._collect(unique, rows)
-        return nn.functional.embedding(place.view(ids.shape).to(ids.device), rows)
+        return nn.functional.embedding(place.view(ids.shape), rows)
 
     def requires_grad_(self, requires_grad: bool = True) -> DistEmbedding:
         """Whether rows are trained. A model's own `requires_grad_` goes by its parameters, and leaves embeddings be."""
@@ -88,6 +100,15 @@ class DistEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_rows}, {self.dim}, name={self.name!r}"
+
+    def _rows(self, ids: Tensor, device: torch.device, batch: int) -> Tensor:
+        """Rows on `device`; those for a GPU arrive in page-locked memory, from which it copies by itself."""
+        pull = Pull(self.name, ids)
+        if device.type == "cuda":
+            landing = torch.empty(ids.numel(), self.dim, dtype=torch.float32, device="cpu", pin_memory=True)
+            pull = Pull(self.name, ids, out=landing)
+        (rows,) = self.store.pull([pull], batch=batch).result()
+        return rows.to(device, non_blocking=True)
 
     def _collect(self, ids: Tensor, rows: Tensor) -> None:
         number = next(self._forwards)
@@ -103,3 +124,32 @@ class DistEmbedding(nn.Module):
         raise ValueError(
             f"embedding {self.name!r} lives in the shards: save it with embedding.store.save(name, folder)"
         )
+
+
+def _placed(
+    where: Store | HasStore,
+    node_type: NodeType | None,
+    name: str | None,
+    num_rows: int | None,
+    bounds: Sequence[int] | None,
+) -> tuple[str, int | None, Sequence[int] | None]:
+    """Name, number of rows or bounds of a table: the book's bounds where its rows are of nodes."""
+    book, types = getattr(where, "book", None), getattr(where, "node_types", [])
+    if node_type is None:
+        if name is None:
+            raise ValueError("pass node_type=, for rows of the nodes of an opened graph, or name= and num_rows=")
+        return name, num_rows, bounds
+    if num_rows is not None and book is not None and node_type in types and num_rows != book.num_ids(node_type):
+        raise ValueError(
+            f"there are {book.num_ids(node_type)} nodes of {node_type!r}, not {num_rows}: leave num_rows out"
+        )
+    if bounds is not None:
+        raise ValueError(f"rows of {node_type!r} are cut where their nodes are: leave bounds out")
+    if book is None:
+        raise ValueError(f"node_type={node_type!r} needs a graph that knows where its nodes are: pass gnnsys.open(...)")
+    if node_type not in types:
+        there = f"{some(types, near=node_type)}{did_you_mean(node_type, types)}"
+        raise ValueError(f"there are no nodes of {node_type!r}, only of {there}")
+    prefix = f"node/{node_type}/"
+    name = f"{prefix}embedding" if name is None else name if name.startswith(prefix) else prefix + name
+    return name, None, (0, *book.ranges(node_type)[:, 1].tolist())

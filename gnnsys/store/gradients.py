@@ -37,13 +37,19 @@ class Gradients:
             self._entries.append((forward, ids, grads))
 
     def take(self) -> tuple[Tensor, Tensor]:
-        """Row numbers and gradients on the CPU, in the order of the forward passes; they are gone from here then."""
+        """Row numbers and gradients on the CPU, in the order of the forward passes; they are gone from here then.
+
+        Those of a GPU are added up there first, so that each row is copied and sent once.
+        """
         with self._lock:
             taken, self._entries = sorted(self._entries, key=lambda entry: entry[0]), []
             self._were_taken = self._were_taken or bool(taken)
             self.found_inf = None
         if not taken:
             return self._no_rows()
+        if len(taken) > 1 and any(grads.is_cuda for _, _, grads in taken):
+            ids, total = _added(taken)
+            return ids, total.cpu()
         return torch.cat([ids for _, ids, _ in taken]), torch.cat([grads.cpu() for _, _, grads in taken])
 
     def clear(self, *, set_to_none: bool) -> None:
@@ -73,13 +79,13 @@ class Gradients:
 
 
 def _added(entries: Sequence[tuple[int, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The ids of all entries, each once, and the sums of their gradients, in the order of the entries."""
+    """The ids of all entries, each once, on the CPU, and the sums of their gradients, in the order of the entries."""
     device = next((grads.device for _, ids, grads in entries if ids.numel()), entries[0][2].device)
-    ids, places = torch.cat([ids for _, ids, _ in entries]).unique(return_inverse=True)
+    ids, places = torch.cat([ids for _, ids, _ in entries]).to(device).unique(return_inverse=True)
     total = torch.zeros(ids.numel(), entries[0][2].shape[1], device=device)
     for place, (_, _, grads) in zip(places.split([ids.numel() for _, ids, _ in entries]), entries, strict=True):
-        total[place.to(device)] += grads.to(device)  # an entry has an id once: nothing is left to chance on a GPU
-    return ids, total
+        total[place] += grads.to(device)  # an entry has an id once: nothing is left to chance on a GPU
+    return ids.cpu(), total
 
 
 class GradientValues(Tensor):

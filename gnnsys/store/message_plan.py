@@ -2,7 +2,7 @@
 
 No JSON on these paths. A table is its number, a dtype its place in WIRE_DTYPES; -1 is "none".
 
-    PULL   plan [items, 5]: table, part, array of row numbers, array of columns, dtype
+    PULL   plan [items, 5]: table, part, array of row numbers, array of columns (a list, or a bit for each), dtype
            reply, in chunks: pieces [k, 3]: item, first row, number of rows; then k arrays of rows
     PUSH   plan [items, 5]: table, part, array of row numbers, array of rows, mode
     STEP   plan [items, 3]: part, array of row numbers, array of gradients; options: table, step, world_size, optimizer
@@ -64,6 +64,35 @@ def named_array(arrays: Sequence[Tensor], place: int) -> Tensor:
     if not 1 <= place < len(arrays):
         raise ValueError(f"malformed request: it names array {place} of {len(arrays)}")
     return arrays[place]
+
+
+def columns_to_wire(columns: Tensor | None, row_size: int) -> Tensor | None:
+    """A bit for each column of a row, uint8, lowest first, where that is smaller than the list and says the same."""
+    if columns is None or columns.numel() * columns.itemsize <= -(-row_size // 8):
+        return columns
+    listed = columns.to(device="cpu", dtype=torch.int64)
+    if bool((listed[1:] <= listed[:-1]).any()) or int(listed[0]) < 0 or int(listed[-1]) >= row_size:
+        return columns  # who serves them refuses what is out of range
+    is_chosen = torch.zeros(-(-row_size // 8) * 8, dtype=torch.uint8, device="cpu")
+    is_chosen[listed] = 1
+    weights = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device="cpu")
+    return (is_chosen.view(-1, 8) * weights).sum(1, dtype=torch.uint8)
+
+
+def columns_from_wire(array: Tensor, row_size: int) -> Tensor:
+    """The list of columns, int32 or int64; ValueError where there is none in it."""
+    if array.dim() == 1 and array.dtype in (torch.int32, torch.int64):
+        return array
+    if array.dim() != 1 or array.dtype != torch.uint8 or array.numel() != -(-row_size // 8):
+        raise ValueError(
+            "malformed request: columns must be one-dimensional int32 or int64, or a bit for each of "
+            f"{row_size}, got {array.dtype} {list(array.shape)}"
+        )
+    bits = array[:, None] >> torch.arange(8, dtype=torch.uint8, device="cpu") & 1
+    columns = bits.view(-1).nonzero().view(-1)
+    if columns.numel() and int(columns[-1]) >= row_size:
+        raise ValueError(f"malformed request: column {int(columns[-1])} of a row that has {row_size}")
+    return columns
 
 
 def unknown_table(number: int) -> str:

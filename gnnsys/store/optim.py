@@ -6,6 +6,7 @@ shard: what is pulled next holds it. They are torch optimizers: schedulers, Grad
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ class _Option:
             group[self._name] = value
 
 
-class SparseOptimizer(torch.optim.Optimizer):
+class SparseOptimizer(torch.optim.Optimizer, ABC):
     """What the optimizers have in common. `lr` and the rest may be changed between steps, alike on every rank.
 
     `embeddings` is a list of them, or of groups: {"params": [embedding, ...], "lr": ...}.
@@ -69,9 +70,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         check_optimizer(self.options({**self.defaults, **param_group}))
         super().add_param_group({**param_group, "params": [EmbeddingHandle.of(embedding) for embedding in given]})
 
+    @abstractmethod
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """What a shard is told of a group."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, timeout: float | None = None) -> Any:  # type: ignore[override]
@@ -176,7 +177,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         super().load_state_dict(dict(state_dict))
 
     def _set_options(self, options: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+        """Takes what `options` said of the one group that there was. Needed by states of that time alone."""
+        raise NotImplementedError(f"{type(self).__name__} does not read states of the time before groups")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets gradients that were not applied. `step` takes them away by itself."""
@@ -232,7 +234,7 @@ class SparseAdagrad(SparseOptimizer):
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         initial, decay = group["initial_accumulator_value"], group["lr_decay"]
         return {
-            "kind": "adagrad",
+            "kind": self.kind,
             "lr": _number(group["lr"]),
             "lr_decay": decay,
             "initial": initial,
@@ -242,6 +244,31 @@ class SparseAdagrad(SparseOptimizer):
     def _set_options(self, options: Mapping[str, Any]) -> None:
         self.lr, self.lr_decay = options["lr"], options["lr_decay"]
         self.initial_accumulator_value, self.eps = options["initial"], options["eps"]
+
+
+class RowWiseAdagrad(SparseAdagrad):
+    """Adagrad with one accumulator per row, which grows by the mean of the squared gradient of the row.
+
+    So its state takes 4 bytes a row, whatever the dimension: 1 / dim of `SparseAdagrad`'s, 1 / (2 dim) of
+    `SparseAdam`'s.
+    """
+
+    kind = "row_adagrad"
+
+
+class SparseSGD(SparseOptimizer):
+    """torch.optim.SGD on sparse gradients, without momentum. It keeps no state."""
+
+    kind = "sgd"
+
+    def __init__(self, embeddings: Embeddings, lr: float = 1e-2, *, maximize: bool = False) -> None:
+        super().__init__(embeddings, {"lr": lr, "maximize": maximize})
+
+    def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kind": self.kind, "lr": _number(group["lr"])}
+
+    def _set_options(self, options: Mapping[str, Any]) -> None:
+        self.lr = options["lr"]
 
 
 def _number(lr: Any) -> Any:

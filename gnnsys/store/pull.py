@@ -19,7 +19,7 @@ from gnnsys.comm import Kind, RemoteValueError
 from gnnsys.ops import gather_parts, move_rows
 from gnnsys.store.candidates import Candidate, Located, Policy
 from gnnsys.store.machines import Machines, Received, ShardReply
-from gnnsys.store.message_plan import NONE, REQUEST_BYTES, WIRE_DTYPES, ArrayList
+from gnnsys.store.message_plan import NONE, REQUEST_BYTES, WIRE_DTYPES, ArrayList, columns_to_wire
 from gnnsys.store.part_rows import Outdated, PartRows
 from gnnsys.store.spec import TableSpec
 
@@ -53,6 +53,7 @@ class Target:
     def __init__(self, pull: Pull, spec: TableSpec, out: Tensor) -> None:
         self.spec, self.out, self.columns, self._at = spec, out, pull.columns, pull.at
         self.wire_dtype = None if pull.wire_dtype in (None, spec.dtype) else pull.wire_dtype
+        self.wire_columns = columns_to_wire(pull.columns, spec.row_size)
         self.row_bytes = prod(out.shape[1:]) * out.element_size()
         dtype = spec.dtype if self.wire_dtype is None else self.wire_dtype
         self.wire_row_bytes = prod(out.shape[1:]) * dtype.itemsize
@@ -121,7 +122,7 @@ class _Message:
     reply_bytes: int = 0
 
     def add(self, target: Target, part: int, local: Tensor, order: Tensor | None, first: int = 0) -> None:
-        columns = self.arrays.add(target.columns)
+        columns = self.arrays.add(target.wire_columns)
         dtype = NONE if target.wire_dtype is None else WIRE_DTYPES.index(target.wire_dtype)
         self.plan.append((target.spec.number, part, self.arrays.add(local), columns, dtype))
         self.items.append(_Item(target, order, first, local.numel()))

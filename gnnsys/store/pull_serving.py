@@ -9,7 +9,15 @@ from torch import Tensor
 
 from gnnsys.comm import Reply
 from gnnsys.ops import BufferPool
-from gnnsys.store.message_plan import CHUNK_BYTES, MAX_PIECES, NONE, WIRE_DTYPES, named_array, read_plan
+from gnnsys.store.message_plan import (
+    CHUNK_BYTES,
+    MAX_PIECES,
+    NONE,
+    WIRE_DTYPES,
+    columns_from_wire,
+    named_array,
+    read_plan,
+)
 from gnnsys.store.part_rows import PartRows
 from gnnsys.store.table import Table
 
@@ -70,9 +78,7 @@ def _read_item(item: Sequence[int], arrays: Sequence[Tensor], find: Callable[[in
     ids = named_array(arrays, ids_at)
     if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"malformed request: row numbers must be one-dimensional int32 or int64, got {ids.dtype}")
-    columns = None if columns_at == NONE else named_array(arrays, columns_at)
-    if columns is not None and (columns.dim() != 1 or columns.dtype not in (torch.int32, torch.int64)):
-        raise ValueError(f"malformed request: columns must be one-dimensional int32 or int64, got {columns.dtype}")
+    columns = None if columns_at == NONE else columns_from_wire(named_array(arrays, columns_at), rows.spec.row_size)
     if not NONE <= dtype_at < len(WIRE_DTYPES):
         raise ValueError(f"malformed request: unknown dtype {dtype_at}")
     dtype = rows.spec.dtype if dtype_at == NONE else WIRE_DTYPES[dtype_at]

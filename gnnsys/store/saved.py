@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from gnnsys.graph import MANIFEST, ArrayReader, ArrayWriter, chunk_rows, read_manifest, staged, write_manifest
-from gnnsys.store.row_optimizers import STATES
+from gnnsys.store.row_optimizers import STATES, state_row_shape
 from gnnsys.store.spec import TableSpec
 
 FORMAT, VERSION, WHAT = "gnnsys-table", 1, "a saved table"
@@ -82,7 +82,10 @@ def load_part(folder: str, name: str, part: int, *, verify: bool = True) -> Save
             raise ValueError(f"it holds part {manifest['part']} of {spec.name!r}")
         shape = spec.part_shape(part)
         rows = reader.array(manifest["rows"], spec.dtype, shape)
-        states = {state: reader.array(file, None, shape) for state, file in manifest["states"].items()}
+        states = {
+            state: reader.array(file, None, (shape[0], *state_row_shape(state, shape[1:])))
+            for state, file in manifest["states"].items()
+        }
         counts = manifest.get("step_counts")
         if counts is None:  # of a version that counted the steps of all kinds together
             counts = {kind: manifest["steps"] for kind, of in STATES.items() if {*of} & {*states}}

@@ -26,7 +26,7 @@ from gnnsys.store.part_rows import PartRows
 from gnnsys.store.pull_serving import pull_chunks
 from gnnsys.store.push_order import PushOrder
 from gnnsys.store.rounds import Deadlines
-from gnnsys.store.row_optimizers import STATES
+from gnnsys.store.row_optimizers import STATES, state_row_shape
 from gnnsys.store.saved import SavedPart, load_part, save_part
 from gnnsys.store.snapshots import Snapshots
 from gnnsys.store.spec import TableSpec, check_new
@@ -121,7 +121,13 @@ class Shard:
             if table is None:
                 table = self.create(replace(first.spec, generation=generation), parts, {"kind": "zeros"})
             if table.spec != first.spec or table.init is None or sorted(table.parts) != sorted(parts):
-                raise ValueError(f"table {name!r} exists and is another one: {table.spec}, not {first.spec}")
+                remedy = ""
+                if replace(table.spec, bounds=first.spec.bounds) == first.spec != table.spec:
+                    remedy = (
+                        f". Only their cuts differ: make the table with bounds={first.spec.bounds}, as it was saved; "
+                        "an embedding of nodes with num_rows= and name=, and without node_type="
+                    )
+                raise ValueError(f"table {name!r} exists and is another one: {table.spec}, not {first.spec}{remedy}")
         with table.held():
             self._restart(table, "loaded from a save", sorted({state for s in saved for state in s.states}))
             for s in saved:
@@ -375,7 +381,8 @@ class Shard:
         """A state that an optimizer keeps beside a table, made where it is missing."""
         with self._lock:
             if name not in table.states:
-                spec = table.spec.like(f"{table.spec.name}/{name}", table.spec.dtype)
+                shape = state_row_shape(name, table.spec.row_shape)
+                spec = table.spec.like(f"{table.spec.name}/{name}", table.spec.dtype, shape)
                 if self._tables.get(table.spec.number) is not table:
                     raise ValueError(f"table {table.spec.name!r} was dropped")
                 if self.find(spec.name) is not None:

@@ -83,9 +83,10 @@ class TableSpec:
         """Row numbers inside a part fit in 32 bits."""
         return max(b - a for a, b in pairwise(self.bounds)) < 1 << 31
 
-    def like(self, name: str, dtype: torch.dtype) -> TableSpec:
-        """A table beside this one: other values for the same rows."""
-        return TableSpec(name, self.row_shape, dtype, self.bounds, self.mutable, self.generation)
+    def like(self, name: str, dtype: torch.dtype, row_shape: Sequence[int] | None = None) -> TableSpec:
+        """A table beside this one: other values for the same rows, of another shape where one is given."""
+        shape = self.row_shape if row_shape is None else tuple(row_shape)
+        return TableSpec(name, shape, dtype, self.bounds, self.mutable, self.generation)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values that `from_json` takes."""

@@ -314,7 +314,7 @@ class Store:
         """Brings this rank's gradients to a step of an optimizer; `.result()` when the step was applied.
 
         Every rank calls this once per step, perhaps with no ids. A row's gradients are summed in rank order and divided
-        by the number of ranks. `optimizer` is what `SparseAdam` and `SparseAdagrad` describe themselves as.
+        by the number of ranks. `optimizer` is what `SparseAdam` and its like describe themselves as.
 
         A step that is no gradient on any rank (`is_gradient`) does not count. One that some rank asks to `skip` changes
         nothing (`.is_skipped`); one that some rank has a `problem` with neither, and is that ValueError on all of them.

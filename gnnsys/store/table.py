@@ -164,7 +164,8 @@ class Table:
             mine = [(ids, grads) for c in contributions for p, ids, grads in c.items if p == part and ids.numel()]
             if mine:
                 step(rows, [s.part(part) for s in states], [ids for ids, _ in mine], [grads for _, grads in mine])
-        self.step_counts[kind] = count
+        if states:  # what keeps none does the same in every step
+            self.step_counts[kind] = count
         return {}
 
     def _check_gradients(self, rank: int, part: int, ids: Tensor, grads: Tensor) -> None:

@@ -109,6 +109,30 @@ def test_rows_of_nodes_follow_their_nodes_to_other_parts(tmp_path):
         assert torch.equal(by_original_id(others, tmp_path / "checkpoints"), rows)
 
 
+def test_embeddings_of_a_node_type_follow_their_nodes_with_one_value_per_row(tmp_path):
+    graph = gnnsys.graph.dataset("typed-1k")
+
+    def by_user(num_parts: int, steps: int) -> torch.Tensor:
+        folder = tmp_path / f"parts-{num_parts}"
+        gnnsys.partition.partition_graph(graph, num_parts, folder)
+        with gnnsys.init(process_group=False):
+            parts = gnnsys.open(folder)
+            embedding = gnnsys.DistEmbedding(parts, dim=3, node_type="author")
+            optimizer = gnnsys.RowWiseAdagrad([embedding], lr=0.1)
+            with gnnsys.resume(tmp_path / "checkpoints", embedding=embedding, optimizer=optimizer) as saver:
+                for step in range(steps):
+                    embedding(torch.arange(step, 40)).square().sum().backward()
+                    optimizer.step()
+                saver.save()
+            users = parts.global_ids(torch.arange(parts.num_nodes("author")), "author")
+            sums = parts.store.tensor("node/author/embedding/row_sum")[users]
+            return torch.cat([embedding.table[users], sums.unsqueeze(1)], 1)
+
+    rows = by_user(2, steps=3)
+    assert rows[:, 3].count_nonzero() == 40
+    assert torch.equal(by_user(3, steps=0), rows)
+
+
 def test_original_ids_are_read_once_however_many_pieces_rows_go_in(tmp_path, monkeypatch):
     without_loader(make_parts(tmp_path / "parts"), tmp_path / "checkpoints")
     read, files = tables.read_array, []

@@ -19,6 +19,7 @@ from gnnsys.store import (
     TensorSource,
 )
 from gnnsys.store.columns import begin_narrowed
+from gnnsys.store.message_plan import columns_from_wire, columns_to_wire
 from tests.sampling.machines import homogeneous, machines
 from tests.store.test_device_table import HOST, IDS, on_host
 
@@ -137,3 +138,24 @@ def test_a_device_keeps_narrow_rows_of_one_choice_and_lets_go_of_those_before(tm
                 counts.append(context.counts["rows_asked"])
             assert counts[0] > 0 and counts[1] == 0  # the second time the device has them
             assert len(window._rings) == 1
+
+
+def test_columns_travel_as_bits_where_these_are_fewer_bytes_and_say_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for width in (1, 7, 8, 9, 64, 513):
+        for count in {1, width // 2, width - 1, width} - {0}:
+            columns = torch.randperm(width, generator=generator)[:count].sort().values
+            sent = columns_to_wire(columns, width)
+            assert sent is not None and sent.nbytes == min(columns.nbytes, -(-width // 8))
+            assert torch.equal(columns_from_wire(sent, width).long(), columns)
+    assert columns_to_wire(None, 8) is None
+    for other in (torch.arange(64).flip(0), torch.zeros(64, dtype=torch.int64), torch.arange(64) + 1):
+        assert columns_to_wire(other, 64) is other  # lists that bits cannot say, and what is refused elsewhere
+
+
+def test_bits_that_are_no_columns_are_refused() -> None:
+    for bad in (torch.ones(2, dtype=torch.uint8), torch.ones(1), torch.ones(1, 1, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="malformed request: columns must be"):
+            columns_from_wire(bad, 5)
+    with pytest.raises(ValueError, match="column 5 of a row that has 5"):
+        columns_from_wire(torch.tensor([0b100001], dtype=torch.uint8), 5)

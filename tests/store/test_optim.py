@@ -18,13 +18,45 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.store import DistEmbedding, SparseAdagrad, SparseAdam, Store
+from gnnsys.store import (
+    DistEmbedding,
+    RowWiseAdagrad,
+    SparseAdagrad,
+    SparseAdam,
+    SparseOptimizer,
+    SparseSGD,
+    Store,
+)
 from tests.store.cluster import alone, cluster, random_ids, random_rows
 from tests.support.grid import every_value
 
 ROWS, DIM, STEPS = 40, 4, 6
 ADAM = (SparseAdam, torch.optim.SparseAdam, {"lr": 0.05, "betas": (0.8, 0.9)})
+SGD = (SparseSGD, torch.optim.SGD, {"lr": 0.05})
 ADAGRAD = (SparseAdagrad, torch.optim.Adagrad, {"lr": 0.05, "lr_decay": 0.3, "initial_accumulator_value": 0.1})
+
+
+class PlainRowWise(torch.optim.Optimizer):
+    """Row-wise Adagrad as it is written down, on sparse gradients."""
+
+    def __init__(self, params: Any, lr: float, initial_accumulator_value: float, maximize: bool = False) -> None:
+        super().__init__(params, {"lr": lr, "initial": initial_accumulator_value, "maximize": maximize})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for weight in (weight for weight in group["params"] if weight.grad is not None):
+                grad = weight.grad.to_dense() * (-1 if group["maximize"] else 1)
+                state = self.state[weight]
+                sums = state.setdefault("sum", torch.full((weight.shape[0],), group["initial"]))
+                sums += grad.square().mean(1)
+                weight -= group["lr"] * grad / (sums.sqrt() + 1e-10).unsqueeze(1)
+        return loss
+
+
+ROW_WISE = (RowWiseAdagrad, PlainRowWise, {"lr": 0.05, "initial_accumulator_value": 0.1})
 
 Batch = list[tuple[int, Tensor]]  # what one loss looks up: which embedding, which rows
 
@@ -211,7 +243,9 @@ def torchs(case: Case, kind: Any, world_size: int) -> tuple[list[Tensor], list[f
     return [embedding.weight.detach() for embedding in embeddings], scales
 
 
-@every_value(case={case.name: case for case in CASES}, kind={"adam": ADAM, "adagrad": ADAGRAD})
+@every_value(
+    case={case.name: case for case in CASES}, kind={"adam": ADAM, "adagrad": ADAGRAD, "sgd": SGD, "rows": ROW_WISE}
+)
 def test_a_loop_ends_with_the_rows_and_scales_of_torchs_own(case, kind):
     check(case, kind)
 
@@ -348,6 +382,24 @@ def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
             optimizer.param_groups[0]["params"][0].grad = torch.ones(ROWS, DIM)
         with pytest.raises(ValueError, match="'emb' lives in the shards"):
             copy.deepcopy(optimizer)
+
+
+def test_an_optimizer_of_ones_own_needs_nothing_but_what_shards_are_told():
+    class Plain(SparseOptimizer):
+        kind = "sgd"
+
+        def options(self, group):
+            return {"kind": "sgd", "lr": group["lr"]}
+
+    with alone() as store:
+        embedding = DistEmbedding(store, ROWS, DIM, "emb", init=0.0)
+        optimizer = Plain([embedding], {"lr": 0.5, "maximize": False})
+        embedding(torch.tensor([3])).sum().backward()
+        optimizer.step()
+        assert embedding.table[torch.tensor([3])].tolist() == [[-0.5] * DIM]
+        optimizer.load_state_dict(optimizer.state_dict())
+        with pytest.raises(NotImplementedError, match="Plain does not read states of the time before groups"):
+            optimizer.load_state_dict({"kind": "sgd", "lr": 0.5})
 
 
 def test_norms_of_gradients_and_clipping_are_torchs_over_several_backward_passes():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gnnsys.store import DistEmbedding, SparseAdagrad, SparseAdam, Store
+from gnnsys.store import DistEmbedding, RowWiseAdagrad, SparseAdagrad, SparseAdam, Store
 from gnnsys.store.row_optimizers import STATES
 from gnnsys.store.saved import part_folder
 from tests.store.cluster import alone, cluster, random_ids, random_rows
@@ -76,7 +76,11 @@ def train(store: Store, optimizer: SparseAdam | SparseAdagrad, steps: range) -> 
 
 def test_loading_makes_a_table_what_it_was_whatever_was_trained_since(tmp_path):
     """Saved before first steps or after; loaded after steps of both kinds; trained on, as if from the save."""
-    kinds = {"adam": (SparseAdam, {}), "adagrad": (SparseAdagrad, {"initial_accumulator_value": 0.2})}
+    kinds = {
+        "adam": (SparseAdam, {}),
+        "adagrad": (SparseAdagrad, {"initial_accumulator_value": 0.2}),
+        "row_adagrad": (RowWiseAdagrad, {"initial_accumulator_value": 0.2}),
+    }
 
     def body(store: Store, barrier: Barrier, kind: str, first: int, folder: Path | None) -> list[Tensor]:
         embedding = DistEmbedding(store, 12, 2, "emb")
@@ -95,7 +99,7 @@ def test_loading_makes_a_table_what_it_was_whatever_was_trained_since(tmp_path):
         train(store, optimizer, range(30, 33))
         return [embedding.table[:], *(store.tensor(f"emb/{state}")[:] for state in STATES[kind])]
 
-    for first, kind in [(0, "adam"), (0, "adagrad"), (2, "adam"), (2, "adagrad")]:
+    for first, kind in [(0, "adam"), (0, "adagrad"), (2, "adam"), (2, "adagrad"), (2, "row_adagrad")]:
         results = []
         for folder in (tmp_path / f"{kind}{first}", None):
             with cluster([0, 1], 2) as c:

@@ -192,7 +192,7 @@ def test_ranks_that_disagree_about_the_optimizer_are_told():
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
-        ({"kind": "sgd"}, "must be one of"),
+        ({"kind": "rprop"}, "must be one of"),
         ({**ADAGRAD, "lr": float("inf")}, "lr must be a finite number"),
         ({**ADAGRAD, "momentum": 1.0}, "adagrad takes"),
         ({"kind": "adam", "lr": 0.1, "beta1": 1.0, "beta2": 0.9, "eps": 0.0}, r"beta1 must be in \[0, 1\)"),
