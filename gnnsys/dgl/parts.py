@@ -27,20 +27,16 @@ class PartsStructure:
     """A graph in parts, as `DglStructure` is for a DGL graph: what the sampler and the DataLoader need."""
 
     def __init__(self, graph: DistGraph, fanouts: list[Any], replace: bool, prob: str | None, mask: str | None) -> None:
-        if mask is not None:
-            raise ValueError(
-                f"mask={mask!r} is not read from parts: keep it as numbers, 0 and 1, when you partition, and write "
-                f"prob={mask!r}"
-            )
         self.graph = graph
         self.is_plain = graph.is_homogeneous
-        self.weight = prob
+        self.weight, self.mask = prob, mask
         self.num_neighbors = self._hops(fanouts)
         self._replace = replace
 
     @cached_property
     def sampler(self) -> Sampler:
         options: dict[str, Any] = {"replace": self._replace, "weight": self.weight, "device": "cpu"}
+        options["edges"] = self.mask
         return Sampler(self.graph, self.num_neighbors, expand="frontier", **options)
 
     def is_current(self, g: Any) -> bool:

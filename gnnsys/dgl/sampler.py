@@ -94,6 +94,7 @@ class NeighborSampler(dgl.dataloading.BlockSampler):
             "num_neighbors": structure.num_neighbors,
             "replace": self.replace,
             "weight_attr": structure.weight,
+            "edge_mask": structure.mask,
             "expand": "frontier",
         }
 

@@ -45,6 +45,7 @@ class DglStructure:
         self._drawn_by = prob or mask
         self._made_from = self._origin(g)
         self.weight = prob
+        self.mask: str | None = None  # of edges; here it is a weight of 0 and 1
         weights: dict[EdgeType, dict[str, Tensor]] = {}
         if mask is not None:
             self.weight = _MASK

@@ -1,28 +1,30 @@
 """Loaders, on a graph in memory or spread over machines, and the batches they yield."""
 
 from gnnsys.loader.batch import Batch, TypeValues
+from gnnsys.loader.batch_negatives import InBatchNegatives, JointNegatives
 from gnnsys.loader.default_threads import LoadingWork, default_num_threads
 from gnnsys.loader.device_copy import resolve
 from gnnsys.loader.fetch import Fetch, Names
+from gnnsys.loader.given_links import edge_index_of, named_links, resolve_inputs
+from gnnsys.loader.hard_negatives import HardNegatives, ScoredNegatives
 from gnnsys.loader.identity import NAME, check_made_of, check_sampling, checksum, graph_identity, plain
-from gnnsys.loader.link_loader import LinkNeighborLoader, edge_index_of, named_links, resolve_inputs
-from gnnsys.loader.link_seeds import (
-    EdgeInputs,
-    LinkReader,
-    Links,
-    LinkSeeder,
-    LinkSeeds,
-    make_seeder,
-    supervision_edges,
-)
+from gnnsys.loader.link_inputs import make_seeder
+from gnnsys.loader.link_loader import LinkNeighborLoader
+from gnnsys.loader.link_seeds import LinkSeeder, LinkSeeds
+from gnnsys.loader.links import EdgeInputs, Exclusion, LinkReader, Links, supervision_edges
+from gnnsys.loader.loader_guide import BatchNumbers, LoaderGuide
+from gnnsys.loader.local_negatives import LocalNegatives
+from gnnsys.loader.negative_kinds import Drawn, LinkEnd, NegativeKind, NegativesWanted, NodeDrawer
 from gnnsys.loader.negatives import NegativeSampling, negative_stream
-from gnnsys.loader.neighbor_loader import BatchNumbers, LoaderGuide, NeighborLoader, check_times
+from gnnsys.loader.neighbor_loader import NeighborLoader
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.padding import PadSizes
 from gnnsys.loader.sampled import Inputs, Sampled
+from gnnsys.loader.sampling_options import check_times
 from gnnsys.loader.schedule import Schedule, Ticket
 from gnnsys.loader.subgraph import induced, reverse_of
 from gnnsys.loader.subgraph_loader import SubgraphLoader
+from gnnsys.loader.weighted_negatives import DegreeNegatives, UniformNegatives
 
 # The name of the version before this one.
 Store = TypeValues
@@ -31,9 +33,16 @@ __all__ = [
     "NAME",
     "Batch",
     "BatchNumbers",
+    "DegreeNegatives",
+    "Drawn",
     "EdgeInputs",
+    "Exclusion",
     "Fetch",
+    "HardNegatives",
+    "InBatchNegatives",
     "Inputs",
+    "JointNegatives",
+    "LinkEnd",
     "LinkNeighborLoader",
     "LinkReader",
     "LinkSeeder",
@@ -41,17 +50,23 @@ __all__ = [
     "Links",
     "LoaderGuide",
     "LoadingWork",
+    "LocalNegatives",
     "Names",
+    "NegativeKind",
     "NegativeSampling",
+    "NegativesWanted",
     "NeighborLoader",
+    "NodeDrawer",
     "PadSizes",
     "PipelineOptions",
     "Sampled",
     "Schedule",
+    "ScoredNegatives",
     "Store",
     "SubgraphLoader",
     "Ticket",
     "TypeValues",
+    "UniformNegatives",
     "check_made_of",
     "check_sampling",
     "check_times",

@@ -35,8 +35,9 @@ class Copied(NamedTuple):
 
 class SideStreams:
     """The streams of a loader: one for all its threads, in whose order their work is safe; or one for each of them,
-    where a batch is made by one thread from its seeds on. Then the sampling of a batch goes on beside the fetching of
-    another, which both wait for the bus where the graph is in host memory.
+    where a batch is made by one thread from its seeds on, or handed over once, with an event. Then the sampling of a
+    batch goes on beside the fetching of another, which both wait for the bus where the graph is in host memory; and
+    who waits for a size waits for nobody else's work.
 
     Small kernels go before a training step's large ones (a high priority), so that loading stays ahead. A loading
     thread has its stream for good (`adopt`): to make it current and to put another back for each stage of each batch
@@ -48,6 +49,8 @@ class SideStreams:
         self.is_shared = True
         self._is_cuda = device.type == "cuda"
         self._streams: list[Any] = []  # all that were made, whichever thread has them
+        self._threads: dict[threading.Thread, Any] = {}  # whose each is, where threads have their own
+        self._lock = threading.Lock()
         self._shared = self._make()
         self._own = threading.local()  # stream, followed: of this thread; followed where the thread is adopted
         self._after: Any = None  # an event of the consumer's
@@ -62,8 +65,16 @@ class SideStreams:
         if self.is_shared:
             return self._shared
         if not hasattr(self._own, "stream"):
-            self._own.stream = self._make()
+            self._own.stream = self._take()
         return self._own.stream
+
+    def _take(self) -> Any:
+        """A stream for this thread: that of one which has ended, as each has a pool of memory of its own."""
+        with self._lock:
+            ended = next((thread for thread in self._threads if not thread.is_alive()), None)
+            stream = self._make() if ended is None else self._threads.pop(ended)
+            self._threads[threading.current_thread()] = stream
+        return stream
 
     def follow(self) -> None:
         """What is queued on the current stream of this thread comes before all that loading does from here on."""
@@ -95,6 +106,14 @@ class SideStreams:
             stream.wait_event(after)
         return torch.cuda.stream(stream) if self._is_cuda else stream
 
+    def receive(self, event: Any, item: Any) -> None:
+        """The current stream of this thread goes on with what another thread's has made of an item."""
+        stream = self._stream
+        stream.wait_event(event)
+        for tensor in item.tensors():
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
     def record(self) -> Any:
         """An event that happens when all that is queued now is done."""
         return self._stream.record_event()
@@ -117,6 +136,7 @@ class DeviceCopy:
 
     def __init__(self, device: torch.device) -> None:
         self._side = SideStreams(device)
+        self._hands_over = False
 
     def begin(self, item: Any) -> Copied:
         """What is on the host goes to the device: from pinned memory, as only then nobody waits for the copy."""
@@ -165,9 +185,10 @@ class DeviceCopy:
         """Rows and structure may be the work of the caller's stream: loading waits for what is queued there now."""
         self._side.follow()
 
-    def use_own_streams(self) -> None:
-        """From here on each thread has one: for loaders whose batches never go from thread to thread on their way."""
-        self._side.is_shared = False
+    def use_own_streams(self, *, hand_over: bool) -> None:
+        """From here on each thread has one: for loaders whose batches are made by one thread, or sampled by one, which
+        then must `hand_over`, and finished by another."""
+        self._side.is_shared, self._hands_over = False, hand_over
 
     def on_stream(self, stage: Stage) -> Stage:
         """The stage with its work on the loader's stream, whichever thread runs it."""
@@ -178,8 +199,34 @@ class DeviceCopy:
         if stage.name in ("schedule", "copy"):
             return stage  # a schedule is made on the host, and `begin` sees to its stream itself
         is_ours = stage.name in ("sample", "fetch", "compact")
-        begin = None if stage.begin is None else _on(self._side, stage.begin, is_ours)
-        return replace(stage, run=_on(self._side, stage.run, is_ours), begin=begin)
+        run, begin = stage.run, stage.begin
+        if self._hands_over and stage.name == "sample":
+            run = self._handed_over(run)
+        elif self._hands_over and stage.name == "fetch":
+            run, begin = self._received(run), None if begin is None else self._handed_over(begin)
+        begin = None if begin is None else _on(self._side, begin, is_ours)
+        return replace(stage, run=_on(self._side, run, is_ours), begin=begin)
+
+    def _handed_over(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`function`, behind which another thread may go on with the batch."""
+
+        def run(item: Any) -> Sampled:
+            sampled: Sampled = function(item)
+            sampled.made = self._side.record()
+            return sampled
+
+        return run
+
+    def _received(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`function`, the first that a thread does to a batch of another."""
+
+        def run(sampled: Sampled) -> Any:
+            event, sampled.made = sampled.made, None
+            if event is not None:
+                self._side.receive(event, sampled)
+            return function(sampled)
+
+        return run
 
 
 def through(item: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -25,6 +25,7 @@ from gnnsys.sampling import DistGraph
 from gnnsys.store import (
     ColumnChoice,
     ColumnSource,
+    CopiedRows,
     DeviceTable,
     DeviceWindow,
     DistTensor,
@@ -41,6 +42,7 @@ from gnnsys.store import (
     as_source,
     begin_narrowed,
     nearest,
+    short_rows_on,
 )
 
 AnyType: TypeAlias = NodeType | EdgeType
@@ -199,7 +201,10 @@ class Fetch:
             return dict(self._counts)
 
     def forget(self) -> None:
-        """Nothing that is under way now is shared with batches to come."""
+        """Nothing that is under way now is shared with batches to come, and no row that was copied ahead."""
+        for array in (array for arrays in self._own.values() for array in arrays):
+            if isinstance(array.source, CopiedRows):
+                array.source.forget()
         for window in (self._window, self._device_window):
             if window is not None:
                 window.forget()
@@ -268,6 +273,8 @@ def _chosen(names: Names | None, key: AnyType, arrays: Mapping[str, Any], policy
 
 def _read_by(device: torch.device | None, graph: Graph | DistGraph, array: Array, policy: Policy | None) -> Array:
     """An array as the device reads it by itself, where it does: rows that nobody's policy chooses."""
+    if device is not None and isinstance(array.source, TensorSource):
+        return array._replace(source=short_rows_on(array.source, device))
     if isinstance(graph, Graph) or policy is not None or graph.store.policy is not nearest:
         return array
     source = graph.read_by(device, array.source)

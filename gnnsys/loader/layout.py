@@ -77,8 +77,9 @@ class StageLayout:
         last = Stage("copy", copy.begin, threads=0)
         if self.on_device:
             stages = self._with_threads([*stages, last], names)
-            if all(stage.is_inline for stage in stages[:-1]):  # then one thread makes a batch from its seeds on
-                copy.use_own_streams()
+            threaded = [stage.name for stage in stages[:-1] if not stage.is_inline]
+            if not threaded or (threaded == ["sample"] and not user_stages):
+                copy.use_own_streams(hand_over=bool(threaded))
         else:
             threads, depth = self._sizes("copy", min(1, self.num_threads), 1)
             stages = [*self._with_threads(stages, names), replace(last, threads=threads, depth=depth)]

@@ -2,59 +2,31 @@
 
 One place for both faces (ours and PyG's): positives, then negatives; unique seeds, or one tree per end where trees are
 disjoint. All randomness comes from the generator that the caller passes.
+
+On parts ends, names and supervision edges have to be looked up. What does not depend on each other is asked together:
+a batch waits for other machines twice at most, and not at all where everything is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, Graph, NodeType, did_you_mean, is_source, some
+from gnnsys.graph import EdgeType, NodeType
 from gnnsys.loader.identity import checksum
-from gnnsys.loader.negatives import NegativeSampling, NodeDraw
-from gnnsys.sampling import AnyGraph, DistGraph, Sampler, to_device
-from gnnsys.seeds import InputIds
-from gnnsys.store import read_rows
+from gnnsys.loader.links import Exclusion, Links, LinksAsked
+from gnnsys.loader.negative_kinds import Choice, Drawn, NegativesWanted, NodeDrawer
+from gnnsys.loader.negatives import NegativeSampling
+from gnnsys.loader.weighted_negatives import UniformNegatives
+from gnnsys.sampling import DistGraph, to_device
+from gnnsys.store import ReadContext, as_source
 
-
-@dataclass
-class Links:
-    """Positive links of one batch; ends are node ids of the edge type's two node types."""
-
-    input_id: Tensor  # int64 [num_positives]
-    src: Tensor
-    dst: Tensor
-    label: Tensor | None = None
-    time: Tensor | None = None
-
-    def take(self, chosen: Tensor) -> Links:
-        label, time = (None if values is None else values[chosen] for values in (self.label, self.time))
-        return Links(self.input_id[chosen], self.src[chosen], self.dst[chosen], label, time)
-
-
-class LinkReader(Protocol):
-    """Links to choose a batch's from."""
-
-    def take(self, chosen: Tensor) -> Links: ...
-
-
-@dataclass
-class EdgeInputs:
-    """Links that are edges of the graph, known by their ids: their ends are looked up when a batch is made of them."""
-
-    ids: InputIds  # edge ids, or a range of them that is never written out
-    ends: Callable[[Tensor], tuple[Tensor, Tensor]]
-    label: Tensor | None = None
-    time: Tensor | None = None
-
-    def take(self, chosen: Tensor) -> Links:
-        label, time = (None if values is None else values[chosen] for values in (self.label, self.time))
-        return Links(chosen, *self.ends(self.ids[chosen]), label, time)
+NODE_TYPE_AT = {"src": 0, "dst": 2}  # where an edge type names an end's node type
 
 
 @dataclass
@@ -66,6 +38,7 @@ class LinkSeeds:
     tree: dict[NodeType, Tensor] | None  # one per seed, numbered across types; disjoint only
     link_of_tree: Tensor | None  # int64, the positive link that a tree belongs to
     values: dict[str, Tensor] = field(default_factory=dict)  # edge_label_index, edge_label, ... or src_index, ...
+    exclude: dict[EdgeType, Tensor] | None = None  # the links and their reverses, as the sampler names edges
 
     def owners(self, tree: dict[NodeType, Tensor]) -> dict[NodeType, Tensor]:
         """The positive link of each sampled node, from the tree it was sampled in (PyG's `batch`)."""
@@ -83,33 +56,91 @@ class LinkSeeds:
         dst.update({name: self.values[name] for name in ("dst_pos_index", "dst_neg_index")})
         if "seed_time" in self.values:
             src["seed_time"] = dst["seed_time"] = self.values["seed_time"]
+        if "edge_label_weight" in self.values:
+            out[edge_type]["edge_label_weight"] = self.values["edge_label_weight"]
         return out
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Nodes as the graph names them, and by the user's own ids where these are needed."""
+
+    ids: Tensor
+    original: Tensor | None
+
+    def take(self, at: Tensor) -> _Nodes:
+        return _Nodes(self.ids[at], None if self.original is None else self.original[at])
+
+
+class _Names:
+    """Both names of nodes. In memory they are the same; on parts what is not known is looked up, in two halves.
+
+    The user's ids are needed where seeds are made unique: they stand in the order of these.
+    """
+
+    def __init__(self, graph: DistGraph | None, needs_original: bool) -> None:
+        self._graph, self._needs_original = graph, needs_original
+
+    def begin(self, named: Mapping[str, tuple[NodeType, Drawn]]) -> Callable[[], dict[str, _Nodes]]:
+        """Of nodes that are named by `original` or by `ids`."""
+        if self._graph is None:
+            return lambda: {key: _Nodes(_either(of), None) for key, (_, of) in named.items()}
+        to_global = {key: (t, of.original) for key, (t, of) in named.items() if of.original is not None}
+        to_original = {key: (t, of.ids) for key, (t, of) in named.items() if of.original is None and of.ids is not None}
+        if not self._needs_original:
+            asked = self._graph.begin_names(list(to_global.values()), [])
+            return lambda: {
+                **{key: _Nodes(ids, None) for key, ids in zip(to_global, asked()[0], strict=True)},
+                **{key: _Nodes(ids, None) for key, (_, ids) in to_original.items()},
+            }
+        asked = self._graph.begin_names(list(to_global.values()), list(to_original.values()))
+
+        def names() -> dict[str, _Nodes]:
+            ids, original = asked()
+            found = {key: _Nodes(i, o) for (key, (_, o)), i in zip(to_global.items(), ids, strict=True)}
+            return found | {key: _Nodes(i, o) for (key, (_, i)), o in zip(to_original.items(), original, strict=True)}
+
+        return names
+
+
+def _either(drawn: Drawn) -> Tensor:
+    nodes = drawn.original if drawn.ids is None else drawn.ids
+    assert nodes is not None
+    return nodes
+
+
+class LinkNodes(NamedTuple):
+    """The ends of a batch's links of one type, positives and then negatives."""
+
+    links: Links
+    src: _Nodes
+    dst: _Nodes
+    num_negatives: int
+    exclude: dict[EdgeType, Tensor] | None  # the links and their reverses, as the sampler names edges
 
 
 class LinkSeeder:
     """Draws negatives and makes seeds, for links of one edge type.
 
-    On a graph in parts (`names`) negatives are drawn among original ids, and unique seeds stand in their order, so that
-    a batch is the one a single process makes; `node_time` and weights of negatives are then by original id too.
+    On a graph in parts (`names`) unique seeds stand in the order of their original ids, so that a batch is the one a
+    single process makes. `drawers` draw the nodes of one end each.
     """
 
     def __init__(
         self,
-        num_nodes: tuple[int, int],
         edge_type: EdgeType,
         negatives: NegativeSampling | None,
         disjoint: bool,
-        node_time: tuple[Tensor | None, Tensor | None] = (None, None),
+        drawers: Mapping[str, NodeDrawer],
         names: DistGraph | None = None,
+        candidates: Any = None,
     ) -> None:
-        self._edge_type = edge_type
-        self._names = names
+        self.edge_type = edge_type
         self._negatives = negatives
         self._disjoint = disjoint
-        if negatives is not None:
-            self._draw_dst = NodeDraw(num_nodes[1], negatives.dst_weight, node_time[1], "neg_sampling: dst_weight")
-            if not negatives.is_triplet:
-                self._draw_src = NodeDraw(num_nodes[0], negatives.src_weight, node_time[0], "neg_sampling: src_weight")
+        self._drawers = drawers
+        self._names = _Names(names, needs_original=not disjoint)
+        self._candidates = candidates
 
     @cached_property
     def told_negatives(self) -> dict[str, Any] | None:
@@ -117,75 +148,184 @@ class LinkSeeder:
 
         It is of their values as float32, which a list, an array of doubles and a tensor have in common.
         """
-        if self._negatives is None:
+        negatives = self._negatives
+        if negatives is None:
             return None
-        weights = {name: getattr(self._negatives, name) for name in ("src_weight", "dst_weight")}
+        weights = {name: getattr(negatives, name) for name in ("src_weight", "dst_weight")}
         told = {name: None if w is None else f"{w.numel()} {checksum(w.float()):08x}" for name, w in weights.items()}
-        return {"mode": self._negatives.mode, "amount": self._negatives.amount, **told}
+        if negatives.kind != UniformNegatives() or negatives.corrupt is not None:
+            told |= {"kind": negatives.kind.told(), "corrupt": negatives.corrupt}
+        return {"mode": negatives.mode, "amount": negatives.amount, **told}
 
-    def __call__(self, links: Links, stream: torch.Generator) -> LinkSeeds:
+    def __call__(
+        self, given: Links | LinksAsked, stream: torch.Generator, exclusion: Exclusion | None = None
+    ) -> LinkSeeds:
+        """Seeds of a batch; with `exclusion` also what must be kept out of it."""
+        asked = LinksAsked.known(given) if isinstance(given, Links) else given
+        nodes = self.begin(asked, stream, exclusion)()()
+        out, src_at, dst_at = self._place(nodes)
+        out.values = self.values(nodes, src_at, dst_at)
+        out.exclude = nodes.exclude
+        return out
+
+    # -- nodes of the links, negatives among them ----------------------------------------------------------------------
+
+    def begin(
+        self, asked: LinksAsked, stream: torch.Generator, exclusion: Exclusion | None
+    ) -> Callable[[], Callable[[], LinkNodes]]:
+        """Asks for what is needed first. The result waits for it and asks for the rest; its result has everything."""
+        drawers = self._drawers
+        num_links = asked.input_id.numel()
+        count = 0 if self._negatives is None else self._negatives.count(num_links)
+        wanted = NegativesWanted(count, num_links, stream, asked.time)
+        drawn = {end: of.draw(wanted) for end, of in drawers.items() if not of.needs_links}
+        first_names = self._begin_names(drawn)
+        candidates = self._begin_candidates(asked)
+        own = None if asked.ends.waits else self._begin_own(asked.ends.result(), exclusion)
+        return partial(self._ask_more, asked, wanted, exclusion, drawn, first_names, candidates, own)
+
+    def _ask_more(
+        self,
+        asked: LinksAsked,
+        wanted: NegativesWanted,
+        exclusion: Exclusion | None,
+        drawn: dict[str, Drawn],
+        first_names: Callable[[], dict[str, _Nodes]],
+        candidates: Callable[[], Tensor] | None,
+        own: _OwnNodes | None,
+    ) -> Callable[[], LinkNodes]:
+        links, named = asked.ends.result(), first_names()
+        rows = None if candidates is None else candidates()
+        own = self._begin_own(links, exclusion) if own is None else own
+        ends, others = {"src": links.src, "dst": links.dst}, {"src": links.dst, "dst": links.src}
+        late = {
+            end: of.draw(replace(wanted, ends=ends[end], candidates=rows))
+            for end, of in self._drawers.items()
+            if of.needs_links
+        }
+        last_names = self._begin_names(late)
+        choices = {
+            end: of.then(named[end].ids, ends[end], others[end]) for end, of in drawn.items() if of.then is not None
+        }
+        return partial(self._collect, links, wanted, drawn | late, named, last_names, choices, own)
+
+    def _collect(
+        self,
+        links: Links,
+        wanted: NegativesWanted,
+        drawn: dict[str, Drawn],
+        named: dict[str, _Nodes],
+        last_names: Callable[[], dict[str, _Nodes]],
+        choices: dict[str, Choice],
+        own: _OwnNodes,
+    ) -> LinkNodes:
+        named, found = named | last_names(), own.names()
+        both = dict(found)
+        for end in ("src", "dst"):
+            if end in drawn:
+                at = choices[end]() if end in choices else drawn[end].at
+                of_links = drawn[end].link
+                nodes = named[end] if of_links is None else found[end].take(of_links)
+                both[end] = _joined(found[end], nodes if at is None else nodes.take(at))
+            elif self._negatives is not None and not self._negatives.is_triplet:  # pairs have this end of their links
+                both[end] = _joined(found[end], found[end].take(wanted.link()))
+        exclude = None if own.excluded is None else own.excluded()
+        return LinkNodes(links, both["src"], both["dst"], wanted.count, exclude)
+
+    def _begin_own(self, links: Links, exclusion: Exclusion | None) -> _OwnNodes:
+        excluded = None if exclusion is None else exclusion.begin(links)
+        names = self._begin_names({"src": Drawn(ids=links.src), "dst": Drawn(ids=links.dst)})
+        return _OwnNodes(names, excluded)
+
+    def _begin_names(self, drawn: Mapping[str, Drawn]) -> Callable[[], dict[str, _Nodes]]:
+        named = {end: (self.edge_type[NODE_TYPE_AT[end]], of) for end, of in drawn.items() if of.link is None}
+        return self._names.begin(named) if named else dict
+
+    def _begin_candidates(self, asked: LinksAsked) -> Callable[[], Tensor] | None:
+        if self._candidates is None:
+            return None
+        at = asked.input_id if isinstance(self._candidates, Tensor) else asked.edge_id
+        assert at is not None
+        context = ReadContext()
+        read = as_source(self._candidates).begin(at, None, context)
+        context.send()
+        return lambda: read.result()
+
+    # -- seeds ---------------------------------------------------------------------------------------------------------
+
+    def values(self, nodes: LinkNodes, src_at: Tensor, dst_at: Tensor) -> dict[str, Tensor]:
+        """What a batch says of its links, by their local ids."""
+        links, num_negatives = nodes.links, nodes.num_negatives
         num_positives = links.src.numel()
-        src, dst = links.src, links.dst
-        num_negatives = 0
-        if self._negatives is not None:
-            num_negatives = self._negatives.count(num_positives)
-            src_type, _, dst_type = self._edge_type
-            if not self._negatives.is_triplet:
-                drawn = self._draw_src.draw(num_negatives, stream, links.time)
-                src = torch.cat([src, self._graph_ids(drawn, src_type)])
-            drawn = self._draw_dst.draw(num_negatives, stream, links.time)
-            dst = torch.cat([dst, self._graph_ids(drawn, dst_type)])
-        out, src_at, dst_at = self._place(src, dst, links.time, num_positives)
         if self._negatives is not None and self._negatives.is_triplet:
-            out.values = _triplets(src_at, dst_at, num_positives, int(self._negatives.amount))
+            values = _triplets(src_at, dst_at, num_positives, int(self._negatives.amount))
             if links.time is not None:
-                out.values["seed_time"] = links.time
-            return out
-        out.values["edge_label_index"] = torch.stack([src_at, dst_at])
+                values["seed_time"] = links.time
+            if links.weight is not None:
+                values["edge_label_weight"] = links.weight
+            return values
+        values = {"edge_label_index": torch.stack([src_at, dst_at])}
         if self._negatives is not None:
             positive = torch.ones(num_positives, device="cpu") if links.label is None else links.label
             negative = positive.new_zeros((num_negatives, *positive.shape[1:]))
-            out.values["edge_label"] = torch.cat([positive, negative])
+            values["edge_label"] = torch.cat([positive, negative])
         elif links.label is not None:
-            out.values["edge_label"] = links.label
+            values["edge_label"] = links.label
         if links.time is not None:
-            out.values["edge_label_time"] = _for_each(links.time, src.numel())
-        return out
+            values["edge_label_time"] = _for_each(links.time, src_at.numel())
+        if links.weight is not None:
+            values["edge_label_weight"] = torch.cat([links.weight, links.weight.new_ones(num_negatives)])
+        return values
 
-    def _graph_ids(self, drawn: Tensor, node_type: NodeType) -> Tensor:
-        return drawn if self._names is None else self._names.global_ids(drawn, node_type)
-
-    def _unique(self, ids: Tensor, node_type: NodeType) -> tuple[Tensor, Tensor]:
-        """The ids, each once and ascending by original id, and where each of them went."""
-        if self._names is None:
-            seeds, at = torch.unique(ids, return_inverse=True)
-            return seeds, at
-        original, at = torch.unique(self._names.original_ids(ids, node_type), return_inverse=True)
-        return torch.empty_like(original).scatter_(0, at, ids), at
-
-    def _place(
-        self, src: Tensor, dst: Tensor, time: Tensor | None, num_positives: int
-    ) -> tuple[LinkSeeds, Tensor, Tensor]:
+    def _place(self, nodes: LinkNodes) -> tuple[LinkSeeds, Tensor, Tensor]:
         """Seeds, and the local id of every source and destination. The i-th negative belongs to link i % positives."""
-        src_type, _, dst_type = self._edge_type
+        (src_type, _, dst_type), time, num_positives = self.edge_type, nodes.links.time, nodes.links.src.numel()
         if not self._disjoint:
-            if src_type == dst_type:
-                unique, at = self._unique(torch.cat([src, dst]), src_type)
-                return LinkSeeds({src_type: unique}, None, None, None), at[: src.numel()], at[src.numel() :]
-            (src, src_at), (dst, dst_at) = self._unique(src, src_type), self._unique(dst, dst_type)
-            return LinkSeeds({src_type: src, dst_type: dst}, None, None, None), src_at, dst_at
+            seeds, (src_at, dst_at) = unique_seeds([(src_type, nodes.src), (dst_type, nodes.dst)])
+            return LinkSeeds(seeds, None, None, None), src_at, dst_at
+        src, dst = nodes.src.ids, nodes.dst.ids
         src_at, dst_at = torch.arange(src.numel(), device="cpu"), torch.arange(dst.numel(), device="cpu")
         trees = torch.arange(src.numel() + dst.numel(), device="cpu")
         link_of_tree = torch.cat([src_at, dst_at]) % max(1, num_positives)
         src_time = None if time is None else _for_each(time, src.numel())
         dst_time = None if time is None else _for_each(time, dst.numel())
         by_type = _join if src_type == dst_type else _apart
-        seeds = by_type(self._edge_type, src, dst)
-        tree = by_type(self._edge_type, trees[: src.numel()], trees[src.numel() :])
-        times = None if src_time is None or dst_time is None else by_type(self._edge_type, src_time, dst_time)
+        seeds = by_type(self.edge_type, src, dst)
+        tree = by_type(self.edge_type, trees[: src.numel()], trees[src.numel() :])
+        times = None if src_time is None or dst_time is None else by_type(self.edge_type, src_time, dst_time)
         if src_type == dst_type:
             dst_at = dst_at + src.numel()
         return LinkSeeds(seeds, times, tree, link_of_tree), src_at, dst_at
+
+
+class _OwnNodes(NamedTuple):
+    """What is asked about the links themselves."""
+
+    names: Callable[[], dict[str, _Nodes]]
+    excluded: Callable[[], dict[EdgeType, Tensor]] | None
+
+
+def _joined(positives: _Nodes, negatives: _Nodes) -> _Nodes:
+    if positives.original is None or negatives.original is None:
+        return _Nodes(torch.cat([positives.ids, negatives.ids]), None)
+    original = torch.cat([positives.original, negatives.original])
+    return _Nodes(torch.cat([positives.ids, negatives.ids]), original)
+
+
+def unique_seeds(ends: list[tuple[NodeType, _Nodes]]) -> tuple[dict[NodeType, Tensor], list[Tensor]]:
+    """The nodes of each type, each once and ascending by the user's ids, and where each end went."""
+    seeds: dict[NodeType, Tensor] = {}
+    places: list[Tensor] = [torch.empty(0, device="cpu")] * len(ends)
+    for node_type in dict.fromkeys(t for t, _ in ends):
+        numbers = [i for i, (t, _) in enumerate(ends) if t == node_type]
+        ids = torch.cat([ends[i][1].ids for i in numbers])
+        known = [ends[i][1].original for i in numbers]
+        original = ids if known[0] is None else torch.cat([rows for rows in known if rows is not None])
+        unique, at = torch.unique(original, return_inverse=True)
+        seeds[node_type] = torch.empty_like(unique).scatter_(0, at, ids)
+        for i, place in zip(numbers, at.split([ends[i][1].ids.numel() for i in numbers]), strict=True):
+            places[i] = place
+    return seeds, places
 
 
 def _for_each(time: Tensor, count: int) -> Tensor:
@@ -207,78 +347,3 @@ def _triplets(src_at: Tensor, dst_at: Tensor, num_positives: int, amount: int) -
         "dst_pos_index": dst_at[:num_positives],
         "dst_neg_index": negative.squeeze(1) if amount == 1 else negative.contiguous(),
     }
-
-
-def supervision_edges(
-    sampler: Sampler, edge_type: EdgeType, src: Tensor, dst: Tensor, reverse: EdgeType | None
-) -> dict[EdgeType, Tensor]:
-    """Where the links, and their reverses, are among the sampler's edges: what a batch must not see of them."""
-    if reverse == edge_type:
-        return {edge_type: sampler.find_edges(edge_type, torch.cat([src, dst]), torch.cat([dst, src]))}
-    found = {edge_type: sampler.find_edges(edge_type, src, dst)}
-    if reverse is not None:
-        found[reverse] = sampler.find_edges(reverse, dst, src)
-    return found
-
-
-def make_seeder(
-    graph: AnyGraph, edge_type: EdgeType, negatives: NegativeSampling | None, disjoint: bool, time_attr: str | None
-) -> LinkSeeder:
-    """The seeder of a graph's links; negatives of temporal links need the times of all their nodes."""
-    src, _, dst = edge_type
-    sizes = graph.num_nodes(src), graph.num_nodes(dst)
-    names = None if isinstance(graph, Graph) else graph
-    if negatives is None:
-        return LinkSeeder(sizes, edge_type, None, disjoint, names=names)
-    times = [graph.node_data[t].get(time_attr) if time_attr else None for t in (src, dst)]
-    src_time, dst_time = (
-        None if rows is None else _by_original(graph, t, rows) for t, rows in zip((src, dst), times, strict=True)
-    )
-    negatives = replace(
-        negatives,
-        src_weight=None if negatives.is_triplet else _weights(graph, src, negatives.src_weight, "src_weight"),
-        dst_weight=_weights(graph, dst, negatives.dst_weight, "dst_weight"),
-    )
-    return LinkSeeder(sizes, edge_type, negatives, disjoint, (src_time, dst_time), names)
-
-
-def _weights(graph: AnyGraph, node_type: NodeType, given: Any, name: str) -> Tensor | None:
-    """The weights of all nodes of a type, in the order of the user's own ids; named ones are read where they live."""
-    if given is None:
-        return None
-    if isinstance(given, str):
-        arrays = graph.node_data[node_type]
-        if given not in arrays:
-            raise ValueError(
-                f"neg_sampling: {name}: nodes of type {node_type!r} have no array {given!r}, only "
-                f"{some(arrays, near=given)}{did_you_mean(given, arrays)}"
-            )
-        weight = _by_original(graph, node_type, arrays[given])
-    elif is_source(given):
-        weight = _by_original(graph, node_type, given)
-    else:
-        weight = torch.as_tensor(given, device="cpu")
-    return weight.reshape(-1) if weight.dim() == 2 and weight.shape[1] == 1 else weight
-
-
-def _by_original(graph: AnyGraph, node_type: NodeType, rows: Any) -> Tensor:
-    """Rows of all nodes in the order of the user's own ids."""
-    if isinstance(graph, Graph) and isinstance(rows, Tensor):
-        return rows
-    num_nodes = graph.num_nodes(node_type)
-    if rows.shape[0] != num_nodes:
-        raise ValueError(f"neg_sampling: rows of {node_type!r} must be {num_nodes}, one per node, got {rows.shape[0]}")
-    ids = torch.arange(num_nodes, device="cpu")
-    return read_rows([(rows, ids if isinstance(graph, Graph) else graph.global_ids(ids, node_type))])[0]
-
-
-def check_labels(negatives: NegativeSampling | None, label: Any) -> Any:
-    """The labels as loaders keep them: with drawn negatives 0 means negative, so classes that start at 0 move up."""
-    if label is None or negatives is None:
-        return label
-    if negatives.is_triplet:
-        raise ValueError(
-            "edge_label must be None for triplet negative sampling: src_index, dst_pos_index and dst_neg_index of the "
-            "batch tell positives from negatives"
-        )
-    return label + 1 if label.numel() and int(label.min()) == 0 else label

@@ -18,6 +18,7 @@ from gnnsys.loader.identity import Identity
 from gnnsys.loader.layout import StageLayout, check_user_stages
 from gnnsys.loader.options import PipelineOptions
 from gnnsys.loader.reserved import check_names_free
+from gnnsys.loader.row_cache import keeper_of
 from gnnsys.loader.sampled import Compact, Inputs, Sampled
 from gnnsys.loader.schedule import Schedule, Ticket, shuffled
 from gnnsys.observe import BatchTrace, Trace
@@ -110,8 +111,11 @@ class Loader:
             self._fetch.check_on_host()
         self._copy = None if target is None else DeviceCopy(target)
         self._stages = layout.arrange(self._make_stages(sample, target), transform, stages, self._copy)
+        self._caches = keeper_of(graph, by_device, fetch) if len(schedule) else None
         if isinstance(graph, DistGraph):
             graph.loaders.add(self)
+            if self._caches is not None:
+                self._caches.join(graph, self)
         self._pipeline: Pipeline | None = None
         self._position = 0  # of the next batch, counted across epochs
         self._ending: int | None = None  # the epoch whose batches are all given, until its iterator has said so
@@ -198,6 +202,8 @@ class Loader:
                 del batch  # not kept while the next one is waited for
             if iteration == self._iteration:
                 self._ending = None
+                if self._caches is not None and isinstance(self.graph, DistGraph):
+                    self._caches.end_epoch(self.graph, self)
         finally:
             loop.leave()
             if not self._across_epochs and iteration == self._iteration:

@@ -1,22 +1,50 @@
-"""Negative sampling: which pairs or destinations are drawn beside the positive links of a batch.
+"""Negative sampling as users ask for it: pairs or triplets, how many, of which kind.
 
-Draws are unstructured, as in PyG: a drawn pair may happen to be an edge. Under temporal sampling a negative node exists
-at its link's time: it is drawn, exactly, from the nodes whose time is not later.
+The names are PyG's. `negative_kinds.py` says what a kind is; the kinds are in `weighted_negatives.py`,
+`batch_negatives.py`, `local_negatives.py` and `hard_negatives.py`. A drawn pair may happen to be an edge, as in PyG.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from gnnsys.graph import did_you_mean, some
+from gnnsys.loader.batch_negatives import InBatchNegatives, JointNegatives
+from gnnsys.loader.hard_negatives import ScoredNegatives
+from gnnsys.loader.local_negatives import LocalNegatives
+from gnnsys.loader.negative_kinds import NegativeKind
 from gnnsys.loader.schedule import generator
+from gnnsys.loader.weighted_negatives import DegreeNegatives, UniformNegatives
 from gnnsys.sampling import SampleKey
 
 _DOMAIN = 0x4E45  # apart from the shuffle and from sampling under the same seed
+
+_NAMED: dict[str, Callable[[], NegativeKind]] = {
+    "uniform": UniformNegatives,
+    "degree": DegreeNegatives,
+    "joint": JointNegatives,
+    "in_batch": InBatchNegatives,
+    "local": LocalNegatives,
+    "local_joint": lambda: JointNegatives(LocalNegatives()),
+}
+
+
+def as_kind(given: Any) -> NegativeKind:
+    """The kind that a user means: one of ours, a class of the user's own, or a name; ValueError for anything else."""
+    if isinstance(given, NegativeKind):
+        return given
+    if isinstance(given, str) and given in _NAMED:
+        return _NAMED[given]()
+    close = did_you_mean(given, list(_NAMED)) if isinstance(given, str) else ""
+    raise ValueError(
+        f"neg_sampling: kind must be one of {some(list(_NAMED))}, HardNegatives(...), ScoredNegatives(...) or a "
+        f"gnnsys.loader.NegativeKind of your own, got {given!r}{close}"
+    )
 
 
 def negative_stream(key: SampleKey) -> torch.Generator:
@@ -30,20 +58,41 @@ class NegativeSampling:
 
     `src_weight` and `dst_weight` make a node's chance proportional to its weight: one entry per node by the user's own
     ids, on a graph in parts too (original ids), or the name of an array of the graph, read where it lives.
+
+    `kind` is a `NegativeKind` or the name of one: "uniform" (PyG's), "degree", "joint" (one set for the batch),
+    "in_batch", "local" (to the part), "local_joint", `HardNegatives(...)`, `ScoredNegatives(...)`. `corrupt` says which
+    end of a binary pair is drawn, "src", "dst" or "both"; the other is that of the pair's link. By default both are
+    drawn where the kind is uniform, as in PyG, and the destination for all others.
+
+    >>> NegativeSampling("triplet", 16, kind="joint").kind
+    JointNegatives(of=UniformNegatives())
     """
 
     mode: str
     amount: int | float = 1
     src_weight: Any = None  # a tensor, list or array [num_nodes], a name, or a source of rows of the graph
     dst_weight: Any = None
+    kind: Any = "uniform"
+    corrupt: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", as_kind(self.kind))
         if self.mode not in ("binary", "triplet"):
             raise ValueError(f"neg_sampling: mode must be 'binary' or 'triplet', got {self.mode!r}")
         if not self.amount > 0:
             raise ValueError(f"neg_sampling: amount must be positive, got {self.amount}")
         if self.is_triplet and self.amount != int(self.amount):
             raise ValueError(f"neg_sampling: amount must be a whole number for triplets, got {self.amount}")
+        if self.corrupt not in (None, "src", "dst", "both"):
+            raise ValueError(f"neg_sampling: corrupt must be 'src', 'dst' or 'both', got {self.corrupt!r}")
+        if self.is_triplet and self.corrupt not in (None, "dst"):
+            raise ValueError(f"neg_sampling: triplets have other destinations: corrupt={self.corrupt!r} needs 'binary'")
+        if self.corrupt == "both" and self.kind.corrupts != "both":
+            raise ValueError(f"neg_sampling: {self.kind!r} draws one end of a pair: write corrupt='dst' or 'src'")
+        if not self.kind.takes_weights and not (self.src_weight is None and self.dst_weight is None):
+            raise ValueError(f"neg_sampling: {self.kind!r} has no use for src_weight and dst_weight: leave them away")
+        if isinstance(self.kind, ScoredNegatives) and self.amount > self.kind.pool:
+            raise ValueError(f"neg_sampling: amount must be at most the pool, {self.kind.pool}, got {self.amount}")
 
     @classmethod
     def cast(cls, value: Any) -> NegativeSampling | None:
@@ -65,50 +114,11 @@ class NegativeSampling:
     def is_triplet(self) -> bool:
         return self.mode == "triplet"
 
+    @property
+    def drawn_ends(self) -> tuple[str, ...]:
+        """The ends that are drawn, "src" before "dst"."""
+        corrupt = self.corrupt or ("dst" if self.is_triplet else self.kind.corrupts)
+        return ("src", "dst") if corrupt == "both" else (corrupt,)
+
     def count(self, num_positives: int) -> int:
         return math.ceil(num_positives * self.amount)
-
-
-class NodeDraw:
-    """Draws nodes of one type: uniformly or by weight, all of them or those whose time is not later than a limit.
-
-    Nodes are kept in order of time with the running sum of their weights, so that the nodes allowed at a time are a
-    prefix and one draw is one binary search.
-    """
-
-    def __init__(self, num_nodes: int, weight: Tensor | None, time: Tensor | None, name: str) -> None:
-        weight, time = (None if rows is None else rows.cpu() for rows in (weight, time))  # as the generator is
-        self._num_nodes = num_nodes
-        self._order = None if time is None else torch.argsort(time, stable=True)
-        self._time = None if time is None or self._order is None else time[self._order]
-        self._running: Tensor | None = None
-        if weight is not None:
-            self._running = self._running_sum(weight, name)
-
-    def _running_sum(self, weight: Tensor, name: str) -> Tensor:
-        if weight.shape != (self._num_nodes,):
-            raise ValueError(f"{name} must have one entry per node, {self._num_nodes}, got {tuple(weight.shape)}")
-        if not bool((torch.isfinite(weight) & (weight >= 0)).all()) or not float(weight.sum()) > 0:
-            raise ValueError(f"{name} must be finite, not negative and not all zero")
-        weight = weight.double() if self._order is None else weight.double()[self._order]
-        return weight.cumsum(0)
-
-    def draw(self, count: int, stream: torch.Generator, limit: Tensor | None = None) -> Tensor:
-        """`count` nodes; the i-th has time <= limit[i % len(limit)] (where none has: the earliest with weight)."""
-        if self._time is None or limit is None:
-            if self._running is None:
-                return torch.randint(self._num_nodes, (count,), generator=stream, device="cpu")
-            allowed = torch.full((count,), self._num_nodes, device="cpu")
-        else:
-            allowed = torch.searchsorted(self._time, limit.contiguous(), right=True)
-            allowed = allowed.repeat(-(-count // max(1, limit.numel())))[:count]
-        chance = torch.rand(count, generator=stream, dtype=torch.float64, device="cpu")
-        first = 0
-        if self._running is None:
-            place = (chance * allowed).long()
-        else:
-            total = self._running[(allowed - 1).clamp_(min=0)]
-            place = torch.searchsorted(self._running, chance * total, right=True)
-            first = int(torch.searchsorted(self._running, 0.0, right=True))  # a node without weight is never drawn
-        place = torch.minimum(place, allowed - 1).clamp_(min=first)
-        return place if self._order is None else self._order[place]

@@ -20,10 +20,10 @@ def node_names(is_disjoint: bool, is_timed: bool) -> tuple[str, ...]:
 
 
 def link_names(
-    is_disjoint: bool, negatives: NegativeSampling | None, *, is_labelled: bool, is_timed: bool
+    is_disjoint: bool, negatives: NegativeSampling | None, *, is_labelled: bool, is_timed: bool, is_weighted: bool
 ) -> tuple[str, ...]:
     """What a batch of links sets."""
-    names = [*_ALWAYS, *(["batch"] if is_disjoint else [])]
+    names = [*_ALWAYS, *(["batch"] if is_disjoint else []), *(["edge_label_weight"] if is_weighted else [])]
     if negatives is not None and negatives.is_triplet:
         names += ["src_index", "dst_pos_index", "dst_neg_index", *(["seed_time"] if is_timed else [])]
         return tuple(names)

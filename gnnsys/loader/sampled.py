@@ -33,7 +33,7 @@ class Sampled:
     """A batch from the sample stage on: structure, then rows as well, on the host and then on the device."""
 
     sample: Sample
-    input_type: NodeType | EdgeType
+    input_type: NodeType | EdgeType  # empty: seeds are of several types
     values: dict[NodeType | EdgeType, dict[str, Any]] = field(default_factory=dict)  # about the seeds, by type
     rows: dict[NodeType | EdgeType, dict[str, Any]] = field(
         default_factory=dict
@@ -42,6 +42,7 @@ class Sampled:
     trace: BatchTrace | None = None
     pending: Any = None  # what the fetch stage has begun
     columns: ColumnChoice | None = None  # by which rows of other parts are read
+    made: Any = None  # an event: what a thread's stream has made of it so far is done, where another's goes on
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> Sampled:
         """The same with `function` applied to every tensor."""
@@ -92,7 +93,7 @@ class Compact:
             nodes,
             edges,
             is_homogeneous=self._graph.is_homogeneous,
-            input_type=sampled.input_type,
+            input_type=sampled.input_type or None,
             blocks=sampled.sample.blocks,
             record=sampled.trace,
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph
-from gnnsys.sampling import AnyGraph, DistGraph, Sample, induced, with_edges
+from gnnsys.sampling import AnyGraph, DistGraph, Sample, induced, reverse_of, with_edges
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 
@@ -53,15 +53,6 @@ def shape_subgraph(
     if subgraph_type == "bidirectional":
         return bidirectional(sample, graph)
     return induced(sample, graph, exclude) if subgraph_type == "induced" else sample
-
-
-def reverse_of(edge_type: EdgeType, graph: AnyGraph) -> EdgeType | None:
-    """The edge type that holds the reverses of this one's edges, by PyG's naming; None if there is none."""
-    src, relation, dst = edge_type
-    named = (dst, relation[4:] if relation.startswith("rev_") else f"rev_{relation}", src)
-    if named in graph.edge_types:
-        return named
-    return edge_type if src == dst else None
 
 
 def _original_order(sample: Sample, edge_type: EdgeType, graph: DistGraph) -> Tensor:

@@ -22,6 +22,7 @@ from torch_geometric.sampler.base import NumNeighbors, SubgraphType
 
 from gnnsys.graph import EDGE, NODE, EdgeType, Graph, NodeType
 from gnnsys.loader import (
+    Exclusion,
     Links,
     LinkSeeder,
     LinkSeeds,
@@ -29,7 +30,6 @@ from gnnsys.loader import (
     make_seeder,
     negative_stream,
     reverse_of,
-    supervision_edges,
 )
 from gnnsys.loader import NegativeSampling as Negatives
 from gnnsys.pyg.structure import PygStructure, read_structure
@@ -225,21 +225,20 @@ class NeighborSampler(BaseSampler):
         edge_type = inputs.input_type or EDGE
         key = self._key(key)
         links = Links(inputs.input_id, inputs.row.long(), inputs.col.long(), inputs.label, inputs.time)
-        seeds = self._seeder(edge_type, neg_sampling)(links, negative_stream(key))
-        exclude = None
+        exclusion = None
         if self.exclude_supervision and edge_type in self.graph.edge_types:
-            reverse = reverse_of(edge_type, self.graph)
-            exclude = supervision_edges(self._sampler, edge_type, links.src, links.dst, reverse)
+            exclusion = Exclusion(self._sampler, edge_type, reverse_of(edge_type, self.graph))
+        seeds = self._seeder(edge_type, neg_sampling)(links, negative_stream(key), exclusion)
         sample = self._sampler.sample(
             {t: self._ids(ids) for t, ids in seeds.seeds.items()},
             key=key,
             seed_time=seeds.seed_time,
             tree=seeds.tree,
-            exclude=exclude,
+            exclude=seeds.exclude,
         )
         if sample.tree is not None:
             sample.tree = seeds.owners(sample.tree)
-        return self._finish(sample, exclude, _link_metadata(inputs, seeds))
+        return self._finish(sample, seeds.exclude, _link_metadata(inputs, seeds))
 
     def prepare_links(self, edge_type: EdgeType | None, neg_sampling: NegativeSampling | None) -> None:
         """ValueError if negatives cannot be drawn: raised when the loader is made, not at the first batch."""

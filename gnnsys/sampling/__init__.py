@@ -4,12 +4,26 @@ from gnnsys.sampling.blocks import InEdges, sample_from_blocks, sample_neighbors
 from gnnsys.sampling.cluster_sampler import ClusterSampler, cluster
 from gnnsys.sampling.dist_graph import DistGraph, loader_context
 from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
+from gnnsys.sampling.edge_filter import (
+    MESSAGE,
+    SUPERVISION,
+    TEST,
+    VAL,
+    EdgeFilter,
+    LinkFilter,
+    as_filter,
+    check_reverse_mask,
+    find_filter,
+    reverse_of,
+)
 from gnnsys.sampling.edges_within import WithinRequest, edges_within, inner_edges
 from gnnsys.sampling.fanouts import check_fanouts
 from gnnsys.sampling.guided import FILLS, GuidedSampler, GuideVersion, main_part
 from gnnsys.sampling.induced import induced, with_edges
+from gnnsys.sampling.kept_edges import KeptEdges, kept_edge_ids
 from gnnsys.sampling.labor import LaborSampler
 from gnnsys.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerWiseSampler
+from gnnsys.sampling.lookups import Asked
 from gnnsys.sampling.neighbor import NeighborSampler
 from gnnsys.sampling.neighborhoods import AnyGraph, HopRequest, neighborhoods, to_device
 from gnnsys.sampling.node_scores import NodeScores
@@ -40,22 +54,30 @@ from gnnsys.sampling.walks import metapath_walks, random_walks
 
 __all__ = [
     "FILLS",
+    "MESSAGE",
     "PLACES",
     "RULES",
+    "SUPERVISION",
+    "TEST",
+    "VAL",
     "AnyGraph",
+    "Asked",
     "Block",
     "ClusterSampler",
     "DistGraph",
     "DrawRule",
+    "EdgeFilter",
     "FastGCNSampler",
     "GraphService",
     "GuideVersion",
     "GuidedSampler",
     "HopRequest",
     "InEdges",
+    "KeptEdges",
     "LaborSampler",
     "LadiesSampler",
     "LayerWiseSampler",
+    "LinkFilter",
     "Mask",
     "NeighborSampler",
     "NodeScores",
@@ -75,10 +97,12 @@ __all__ = [
     "SubgraphSampler",
     "Visited",
     "WithinRequest",
+    "as_filter",
     "batch_visits",
     "check_device",
     "check_fanouts",
     "check_place",
+    "check_reverse_mask",
     "check_sample",
     "cluster",
     "core_csc",
@@ -86,10 +110,12 @@ __all__ = [
     "degree_visits",
     "edges_within",
     "expected_visits",
+    "find_filter",
     "find_rule",
     "graph_tables",
     "induced",
     "inner_edges",
+    "kept_edge_ids",
     "load_sample",
     "loader_context",
     "main_part",
@@ -102,6 +128,7 @@ __all__ = [
     "presampled_visits",
     "random_walks",
     "ranks_on_device",
+    "reverse_of",
     "sample_batches",
     "sample_from_arrays",
     "sample_from_blocks",

@@ -7,16 +7,24 @@ only where another machine must be asked. What is drawn is the same, bit for bit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnnsys.graph import EdgeType, NodeType
-from gnnsys.ops import CSC, JoinedParts, Neighbors, bucket_ids, gather_rows, in_subgraph
+from gnnsys.ops import (
+    CSC,
+    JoinedParts,
+    Neighbors,
+    PartNeighbors,
+    bucket_ids,
+    gather_rows,
+    stitch_neighbors,
+    to_host_together,
+)
 from gnnsys.sampling.device_structure import DeviceStructure, PartsRun
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
 from gnnsys.sampling.hop_message import Draw, HopAnswer, PartsRequest, Slot
@@ -82,7 +90,10 @@ class DeviceNeighborhoods:
         """Seeds by part, on the device; the host waits for how many each part has."""
         counts, order, local = bucket_ids(request.seeds.contiguous(), self._part_bounds(request.edge_type[2]))
         tree, time = (None if rows is None else gather_rows(rows, order) for rows in (request.tree, request.seed_time))
-        return _OwnedSeeds(slot, order, local, [0, *accumulate(counts.tolist())], tree, time)
+        asked = [local.int(), *(rows for rows in (tree, time) if rows is not None)]
+        on_host = to_host_together([counts, *(asked if self._host.owners.away else [])])
+        starts = [0, *accumulate(on_host[0].tolist())]
+        return _OwnedSeeds(slot, order, local, starts, tree, time, on_host[1:])
 
     def _part_bounds(self, type: NodeType | EdgeType) -> Tensor:
         if type not in self._bounds:
@@ -129,7 +140,7 @@ class DeviceNeighborhoods:
             tree=None if seeds.tree is None else seeds.tree[first:end],
             seed_time=None if seeds.seed_time is None else seeds.seed_time[first:end],
         )  # fmt: skip
-        answers.add(first, found.indptr.diff(), found.ids, found.positions, found.weight)
+        answers.add_whole(first, end - first, found)
 
     def _take(
         self,
@@ -139,40 +150,23 @@ class DeviceNeighborhoods:
         seeds: Sequence[_OwnedSeeds],
         answers: Sequence[_SeedAnswers],
     ) -> None:
+        """What a machine has answered; ValueError where it is not what was asked."""
         if not (0 <= answer.draw < len(drawn) and 0 <= answer.part < len(asked.parts)):
             raise ValueError(f"an answer is for draw {answer.draw} of part {answer.part}, which was not asked")
         number = drawn[answer.draw]
         of, part = seeds[number], asked.parts[answer.part]
         if answer.first + answer.size > of.count(part):
             raise ValueError(f"part {part} answers {answer.first + answer.size} seeds, {of.count(part)} were asked")
-        counts, ids, edges, weight = answer.piece
-        total = int(counts.sum())
-        weighed = total if weight is None else weight.numel()
-        if {total} != {ids.numel(), edges.numel(), weighed} or (counts.numel() and int(counts.min()) < 0):
-            raise ValueError(
-                f"part {part} answers with counts that add up to {total}, {ids.numel()} ids and {edges.numel()} edges"
-            )
-        counts, ids, edges = (to_device(rows, self.device) for rows in (counts, ids, edges))
-        weight = None if weight is None else to_device(weight, self.device)
-        answers[number].add(of.starts[part] + answer.first, counts.long(), ids, edges.long(), weight)
+        answers[number].add(of.starts[part] + answer.first, answer.size, answer.piece)
 
     def _finish(self, request: HopRequest, seeds: _OwnedSeeds, found: _SeedAnswers, is_drawn: bool) -> Neighbors:
         """The answers in the order of the seeds."""
         dtype, order = self.id_dtypes[request.edge_type[0]], seeds.order
-        num_seeds = order.numel()
         if not is_drawn:
-            return Neighbors(order.new_zeros(num_seeds + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
-        counts, ids, edges, weight = found.joined(num_seeds, dtype)
-        indptr = torch.zeros(num_seeds + 1, dtype=torch.int64, device=self.device)
-        torch.cumsum(counts, 0, out=indptr[1:])
-        if seeds.has_one_owner:  # they stand in their order already
-            return Neighbors(indptr, ids, edges, weight)
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(num_seeds, device=self.device)
-        stitched = in_subgraph(CSC(indptr, ids, 0), inverse.to(dtype))
-        assert isinstance(stitched.edge_ids, Tensor)
-        weight = None if weight is None else gather_rows(weight, stitched.edge_ids)
-        return Neighbors(stitched.indptr, stitched.indices, gather_rows(edges, stitched.edge_ids), weight)
+            return Neighbors(order.new_zeros(order.numel() + 1), order.new_empty(0, dtype=dtype), order.new_empty(0))
+        if found.whole is not None and seeds.has_one_owner:  # they stand in their order already
+            return found.whole._replace(ids=found.whole.ids.to(dtype))
+        return stitch_neighbors(order, found.pieces, found.segments, wide=dtype == torch.int64)
 
     def edge_ids(self, edge_type: EdgeType, positions: Tensor) -> Tensor:
         return positions
@@ -180,6 +174,9 @@ class DeviceNeighborhoods:
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         """On the host, where requests are made of it."""
         return self._host.find_edges(edge_type, src.cpu(), dst.cpu())
+
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        return self._host.begin_find_edges(edge_type, src.cpu(), dst.cpu())
 
     def csc(self, edge_type: EdgeType) -> CSC:
         return self._host.csc(edge_type)
@@ -207,6 +204,7 @@ class _OwnedSeeds:
     starts: list[int]  # part p has grouped seeds starts[p] .. starts[p + 1]
     tree: Tensor | None
     seed_time: Tensor | None
+    on_host: list[Tensor]  # local ids (int32), trees and times if any: what other machines are asked with
 
     def count(self, part: int) -> int:
         return self.starts[part + 1] - self.starts[part]
@@ -217,45 +215,28 @@ class _OwnedSeeds:
 
     def to_slot(self, parts: Sequence[int]) -> Slot:
         """The seeds of some parts, on the host."""
-        local, tree, time = (
-            None if rows is None else torch.cat([rows[self.starts[p] : self.starts[p + 1]] for p in parts]).cpu()
-            for rows in (self.local.int(), self.tree, self.seed_time)
+        spans = [slice(self.starts[p], self.starts[p + 1]) for p in parts]
+        local, *others = (
+            rows[spans[0]] if len(spans) == 1 else torch.cat([rows[span] for span in spans]) for rows in self.on_host
         )
-        assert local is not None
+        tree = None if self.tree is None else others.pop(0)
+        time = None if self.seed_time is None else others.pop(0)
         return Slot([self.count(p) for p in parts], local, tree, time)
-
-
-class _AnsweredSeeds(NamedTuple):
-    first: int
-    counts: Tensor
-    ids: Tensor
-    edges: Tensor
-    weight: Tensor | None
 
 
 @dataclass
 class _SeedAnswers:
-    """Answers for grouped seeds, from seed `first` of each on."""
+    """Answers for grouped seeds. `whole` is the last that was drawn here, as it was drawn."""
 
-    pieces: list[_AnsweredSeeds] = field(default_factory=list)
+    pieces: list[PartNeighbors] = field(default_factory=list)
+    segments: list[tuple[int, int, int]] = field(default_factory=list)
+    whole: Neighbors | None = None
 
-    def add(self, first: int, counts: Tensor, ids: Tensor, edges: Tensor, weight: Tensor | None) -> None:
-        self.pieces.append(_AnsweredSeeds(first, counts, ids, edges, weight))
+    def add(self, first: int, size: int, piece: PartNeighbors) -> None:
+        """For `size` seeds from `first` on."""
+        self.segments.append((len(self.pieces), first, size))
+        self.pieces.append(piece)
 
-    def joined(self, num_seeds: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Counts, ids, edges and weights of all grouped seeds, in their order; ValueError where some have none."""
-        covered = 0
-        self.pieces.sort(key=lambda piece: piece.first)
-        for piece in self.pieces:
-            if piece.first != covered:
-                raise ValueError(f"answers must cover {num_seeds} seeds, each once: they do not at seed {covered}")
-            covered += piece.counts.numel()
-        if covered != num_seeds:
-            raise ValueError(f"answers must cover {num_seeds} seeds, they cover {covered}")
-        counts = torch.cat([piece.counts for piece in self.pieces])
-        ids = torch.cat([piece.ids.to(dtype) for piece in self.pieces])
-        weights = [piece.weight for piece in self.pieces if piece.weight is not None]
-        if weights and len(weights) != len(self.pieces):
-            raise ValueError("some answers have weights and others none: all machines must draw by the same rule")
-        edges = torch.cat([piece.edges for piece in self.pieces])
-        return counts, ids, edges, torch.cat(weights) if weights else None
+    def add_whole(self, first: int, size: int, drawn: Neighbors) -> None:
+        self.whole = drawn
+        self.add(first, size, PartNeighbors(drawn.indptr.diff().int(), drawn.ids, drawn.positions, drawn.weight))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,8 +23,9 @@ from gnnsys.partition import PartitionBook, Parts
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
 from gnnsys.sampling.device_structure import DeviceStructure
 from gnnsys.sampling.dist_neighborhoods import DistNeighborhoods
+from gnnsys.sampling.edge_filter import EdgeFilter
 from gnnsys.sampling.edges_within import WithinRequest, inner_edges_of_parts
-from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Lookups
+from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS, Asked, Lookups
 from gnnsys.sampling.node_scores import MOST_VERSIONS, NodeScores
 from gnnsys.sampling.owners import Owners
 from gnnsys.sampling.part_view import UNIFORM, PartView, ViewSpec, draws_by
@@ -32,7 +33,16 @@ from gnnsys.sampling.place import HOST, Placed, place_parts_on
 from gnnsys.sampling.prepared_views import PreparedViews
 from gnnsys.sampling.rules import find_rule
 from gnnsys.sampling.tables import graph_tables, part_rows
-from gnnsys.store import DeviceTable, DistTensor, ExpectedReads, RegisteredFiles, Source, edge_table, node_table
+from gnnsys.store import (
+    DeviceTable,
+    DistTensor,
+    ExpectedReads,
+    ReadContext,
+    RegisteredFiles,
+    Source,
+    edge_table,
+    node_table,
+)
 
 if TYPE_CHECKING:
     from gnnsys.comm import Client, Pending
@@ -66,6 +76,7 @@ class DistGraph:
         self.registered: RegisteredFiles | None = None
         self.cache: int | Literal["auto"] | None = None  # bytes of a cache of rows, which the first loader fills
         self.cache_plan: dict[NodeType, ExpectedReads] | None = None  # what is expected of it, once it is filled
+        self.cache_keeper: Any = None  # who fills the cache, and fills it anew
         self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()  # of this graph: closed before a device lets go of it
         self.guide_numbers = itertools.count(1)
         self.guides: weakref.WeakSet[Any] = weakref.WeakSet()  # what explains models beside training on this graph
@@ -167,9 +178,41 @@ class DistGraph:
         src, dst = self._look_up(self._edge_type(edge_type), edge_ids.cpu(), ENDS)
         return src.to(edge_ids.device), dst.to(edge_ids.device)
 
+    def begin_edge_ends(self, edge_ids: Tensor, edge_type: EdgeType | None = None) -> Asked[tuple[Tensor, Tensor]]:
+        """`edge_ends` of ids on the host in two halves: other machines are asked now."""
+        asked = self._look_up.begin(self._edge_type(edge_type), edge_ids, ENDS)
+
+        def ends() -> tuple[Tensor, Tensor]:
+            src, dst = asked.result()
+            return src, dst
+
+        return Asked(ends, asked.waits)
+
+    def begin_names(
+        self, originals: Sequence[tuple[NodeType, Tensor]], globals: Sequence[tuple[NodeType, Tensor]]
+    ) -> Callable[[], tuple[list[Tensor], list[Tensor]]]:
+        """Global ids of `originals` and original ids of `globals`, in two halves: one message per machine for all."""
+        if originals and not self.parts.has_global_ids:
+            self.global_ids(originals[0][1], originals[0][0])  # ValueError
+        context = ReadContext()
+        wanted = [(f"original/{t}", ids) for t, ids in originals] + [(f"global/{t}", ids) for t, ids in globals]
+        reads = [self.store.tensor(name).begin(ids, None, context) for name, ids in wanted]
+        context.send()
+
+        def names() -> tuple[list[Tensor], list[Tensor]]:
+            rows = [read.result().long() for read in reads]
+            return rows[: len(originals)], rows[len(originals) :]
+
+        return names
+
     def in_degrees(self, nodes: Tensor, edge_type: EdgeType | None = None) -> Tensor:
         """How many edges of a type lead to each of the nodes, int64."""
         return self._look_up(self._edge_type(edge_type), nodes.cpu(), DEGREES)[0].to(nodes.device)
+
+    def begin_in_degrees(self, nodes: Tensor, edge_type: EdgeType | None = None) -> Callable[[], Tensor]:
+        """`in_degrees` of nodes on the host in two halves: other machines are asked now."""
+        asked = self._look_up.begin(self._edge_type(edge_type), nodes, DEGREES)
+        return lambda: asked.result()[0]
 
     # -- neighbours --------------------------------------------------------------------------------------------------
 
@@ -194,18 +237,22 @@ class DistGraph:
         weight: str | None = None,
         time: str | None = None,
         rule: str | None = None,
+        edges: EdgeFilter | None = None,
         device: torch.device | None = None,
     ) -> DistNeighborhoods | DeviceNeighborhoods:
         """In-edges to be drawn uniformly, by weight, up to a time or by a rule, prepared everywhere the first time.
 
-        On `device`, by default where the structure is. Rules that do not draw on devices draw on the host.
+        On `device`, by default where the structure is. Rules that do not draw on devices draw on the host, and so does
+        whoever has a filter of `edges`.
         """
         drawn_by = None if rule is None else find_rule(rule)
-        spec = ViewSpec(weight, time, None if drawn_by is None else drawn_by.text)
+        spec = ViewSpec(
+            weight, time, None if drawn_by is None else drawn_by.text, None if edges is None else edges.text
+        )
         host = self.host_neighborhoods(spec)
         with self._lock:
             structure = self.structure
-            draws_there = drawn_by is None or drawn_by.draws_on_devices
+            draws_there = edges is None and (drawn_by is None or drawn_by.draws_on_devices)
             if structure is None or not draws_there or (device is not None and device != structure.device):
                 return host
             if spec not in self._on_device:

@@ -132,6 +132,10 @@ class DistNeighborhoods:
         return positions
 
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
+        return self.begin_find_edges(edge_type, src, dst)()
+
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        """Other machines are asked now; own parts are read, and answers awaited, when the result is called."""
         src_type, _, dst_type = edge_type
         num_src = self._owners.book.num_ids(src_type)
         if src.numel() and not 0 <= int(src.min()) <= int(src.max()) < num_src:
@@ -148,6 +152,16 @@ class DistNeighborhoods:
                 arrays = [torch.tensor(head, device="cpu"), *(_take(rows, grouped, asked) for rows in (src, local))]
                 ask = partial(self._client.request, machine, Kind.FIND_EDGES, arrays)
                 pending.append((asked, ask, ask()))
+        return partial(self._found_edges, edge_type, src, local, grouped, pending)
+
+    def _found_edges(
+        self,
+        edge_type: EdgeType,
+        src: Tensor,
+        local: Tensor,
+        grouped: Grouped,
+        pending: Sequence[tuple[list[int], Callable[[], Pending], Pending]],
+    ) -> Tensor:
         found: dict[int, Tensor] = {}
         for part in self._owners.here:
             if grouped.count(part):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, check_weight, did_you_mean, is_source, some
 from gnnsys.ops import CSC, gather_rows
+from gnnsys.sampling.edge_filter import EdgeFilter, ends_of_csc, keep_edges, rows_by_position
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,19 @@ class EdgeSource:
     time_sorted: bool = False
 
 
-def edge_sources(graph: Graph, weight: str | None, time: str | None) -> dict[EdgeType, EdgeSource]:
-    """The sources of a graph, with the weights and times that `rows_to_draw_by` names."""
+def edge_sources(
+    graph: Graph, weight: str | None, time: str | None, kept: EdgeFilter | None = None
+) -> dict[EdgeType, EdgeSource]:
+    """The sources of a graph, with the weights and times that `rows_to_draw_by` names, and the edges that are kept."""
     by = rows_to_draw_by(graph.node_data, graph.edge_data, weight, time)
+    if kept is not None:
+        kept.check(graph.edge_data)
     sources = {}
     for edge_type in graph.edge_types:
         source = EdgeSource(graph.csc(edge_type))
         rows = graph.edge_data[edge_type]
+        if kept is not None:
+            source = EdgeSource(_kept_of(graph, edge_type, kept))
         if by[edge_type] == "weight":
             of_edge = weight_rows(str(weight), _in_memory(str(weight), rows[str(weight)], graph.device))
             source = replace(source, weight=_by_position(source.csc, of_edge))
@@ -42,6 +49,13 @@ def edge_sources(graph: Graph, weight: str | None, time: str | None) -> dict[Edg
             source = with_edge_time(source, _by_position(source.csc, of_edge))
         sources[edge_type] = source
     return sources
+
+
+def _kept_of(graph: Graph, edge_type: EdgeType, kept: EdgeFilter) -> CSC:
+    """Structure of a graph in memory with the edges that a filter keeps."""
+    csc, rows = graph.csc(edge_type), graph.edge_data[edge_type]
+    mask = kept.keeps(edge_type, rows_by_position(csc, rows), csc.num_edges, ends_of_csc(csc))
+    return csc if mask is None else keep_edges(csc, mask)[0]
 
 
 def rows_to_draw_by(

@@ -6,7 +6,10 @@ per machine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +21,8 @@ from gnnsys.partition import Part, Parts
 from gnnsys.sampling.owners import Owners
 
 if TYPE_CHECKING:
-    from gnnsys.comm import Client
+    from gnnsys.comm import Client, Pending
+    from gnnsys.sampling.owners import Grouped
 
 ENDS, EDGE_IDS, DEGREES = 1, 2, 3
 
@@ -46,6 +50,17 @@ def look_up(part: Part, edge_type: EdgeType, numbers: Tensor, what: int) -> list
     raise ValueError(f"what is looked up must be {ENDS}, {EDGE_IDS} or {DEGREES}, got {what}")
 
 
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Asked(Generic[_Answer]):
+    """A look-up under way. `waits`: whether another machine was asked; `result` waits for it."""
+
+    result: Callable[[], _Answer]
+    waits: bool
+
+
 class Lookups:
     """`look_up` for ids of any part."""
 
@@ -54,11 +69,14 @@ class Lookups:
 
     def __call__(self, edge_type: EdgeType, ids: Tensor, what: int) -> list[Tensor]:
         """Of global edge ids (or, for `DEGREES`, global ids of destinations), in their order."""
+        return self.begin(edge_type, ids, what).result()
+
+    def begin(self, edge_type: EdgeType, ids: Tensor, what: int) -> Asked[list[Tensor]]:
+        """The same in two halves: other machines are asked now; `result` reads own parts, and has all answers."""
         if ids.dim() != 1 or ids.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"ids must be a vector of integers, got {list(ids.shape)} {ids.dtype}")
         grouped = self._owners.group(ids.contiguous(), edge_type[2] if what == DEGREES else edge_type)
         number = self._parts.schema.edge_types.index(edge_type)
-        out = [torch.empty(ids.numel(), dtype=torch.int64, device="cpu") for _ in range(2 if what == ENDS else 1)]
         pending = []
         for machine, parts in self._owners.away.items():
             asked = [p for p in parts if grouped.count(p)]
@@ -70,6 +88,13 @@ class Lookups:
                 pending.append(
                     (places, self._client.request(machine, Kind.EDGE_ENDS, [torch.tensor(head, device="cpu"), numbers]))
                 )
+        return Asked(partial(self._finish, edge_type, what, grouped, pending), waits=bool(pending))
+
+    def _finish(
+        self, edge_type: EdgeType, what: int, grouped: Grouped, pending: list[tuple[Tensor, Pending]]
+    ) -> list[Tensor]:
+        num_ids, num_answers = grouped.order.numel(), 2 if what == ENDS else 1
+        out = [torch.empty(num_ids, dtype=torch.int64, device="cpu") for _ in range(num_answers)]
         for part in self._owners.here:
             if grouped.count(part):
                 own = grouped.of_part(part)

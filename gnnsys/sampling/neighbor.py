@@ -8,7 +8,7 @@ every node seen so far, one block per hop); under both, the same (hop, node) get
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType, NodeType, edge_type_key, ids_of
+from gnnsys.graph import EdgeType, Graph, NodeType, edge_type_key, ids_of
 from gnnsys.ops import CSC, IdTable, JoinedParts, Neighbors, expand_indptr, stream_key
 from gnnsys.sampling.device_neighborhoods import DeviceNeighborhoods
+from gnnsys.sampling.edge_filter import EdgeFilter, as_filter
 from gnnsys.sampling.fanouts import Fanouts, check_fanouts
 from gnnsys.sampling.native_hops import PlainHops
 from gnnsys.sampling.neighborhoods import (
@@ -46,6 +47,9 @@ class NeighborSampler(Sampler):
     edge type; or once per hop where a graph with one edge type is sampled uniformly, or by LABOR-0, which is one native
     call. Seeds may be given on the host.
 
+    `edges` says which edges there are: the name of a mask of edges, or messages of `gnnsys.split_links`. A batch is the
+    one that the graph with these edges alone would give. Of parts it is made on the host.
+
     A subclass may draw by a rule of its own (`rule`, see `draw_rule.py`) where nothing of the above is asked for. Rules
     that do not draw on devices draw on the host, wherever parts were placed.
     """
@@ -65,6 +69,7 @@ class NeighborSampler(Sampler):
         expand: Literal["new", "frontier"] = "new",
         device: torch.device | str | None = None,
         rule: str | None = None,
+        edges: str | EdgeFilter | None = None,
     ) -> None:
         if temporal_strategy not in ("uniform", "last"):
             raise ValueError(f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}")
@@ -84,13 +89,18 @@ class NeighborSampler(Sampler):
         self._type_keys = {t: edge_type_key(t) for t in self._fanouts}
         self.num_hops = len(next(iter(self._fanouts.values()), ()))
         drawn_by = None if rule is None else find_rule(rule)
-        if drawn_by is None or drawn_by.draws_on_devices:
+        kept = as_filter(edges)
+        if kept is not None and not isinstance(graph, Graph):
+            self.device = torch.device("cpu")
+        elif drawn_by is None or drawn_by.draws_on_devices:
             self.device = sampling_device(graph, device)
         else:
             self.device = host_of(graph, f"{type(self).__name__}, by the rule {drawn_by.name!r},")
-        self._neighborhoods = neighborhoods(graph, weight=weight, time=time, rule=rule, device=self.device)
+        self._neighborhoods = neighborhoods(graph, weight=weight, time=time, rule=rule, edges=kept, device=self.device)
         self.weighs = drawn_by is not None and drawn_by.weighs
         self._options = {"weight_attr": weight, "time_attr": time, "temporal_strategy": temporal_strategy}
+        if kept is not None:
+            self._options["edge_mask"] = kept.text
         self._free_tables: dict[int, deque[dict[NodeType, IdTable]]] = defaultdict(deque)
         is_plain = weight is None and (drawn_by is None or drawn_by.drawn_in_hops)
         self._plain = self._plain_hops(labor=drawn_by is not None) if is_plain else None
@@ -136,6 +146,11 @@ class NeighborSampler(Sampler):
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         """All edges src[i] -> dst[i] (parallel ones included), ascending, each once: what `exclude` takes."""
         return self._neighborhoods.find_edges(edge_type, src, dst)
+
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        if type(self).find_edges is not NeighborSampler.find_edges:  # a user's own
+            return partial(self.find_edges, edge_type, src, dst)
+        return self._neighborhoods.begin_find_edges(edge_type, src, dst)
 
     def sample(
         self,

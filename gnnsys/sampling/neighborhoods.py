@@ -7,7 +7,8 @@ reads, answers there: what is asked with seeds on the device comes back on the d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from gnnsys.ops import (
     sample_neighbors,
 )
 from gnnsys.sampling.draw_rule import RuleSeeds, RuleSource
+from gnnsys.sampling.edge_filter import EdgeFilter
 from gnnsys.sampling.edge_sources import edge_sources
 from gnnsys.sampling.pinned_structure import read_by_device
 from gnnsys.sampling.rules import find_rule
@@ -78,6 +80,9 @@ class Neighborhoods(Protocol):
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         """All edges src[i] -> dst[i], ascending, each once: what a request excludes."""
 
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        """The same in two halves: other machines are asked now, and the answer is there when the result is called."""
+
     def csc(self, edge_type: EdgeType) -> CSC:
         """What is sampled from, in memory; ValueError where no process has it."""
 
@@ -88,15 +93,17 @@ def neighborhoods(
     weight: str | None = None,
     time: str | None = None,
     rule: str | None = None,
+    edges: EdgeFilter | None = None,
     device: torch.device | None = None,
 ) -> Neighborhoods:
     """In-edges of any graph, to be drawn uniformly, by `weight`, up to a `time` or by a `rule` (`draw_rule.py`).
 
-    Seeds will be on `device`.
+    Seeds will be on `device`. With a filter of `edges` (`edge_filter.py`) the others are not there.
     """
     if isinstance(graph, Graph):
-        return GraphNeighborhoods(graph, weight=weight, time=time, rule=rule, device=device)
-    return graph.neighborhoods(weight=weight, time=time, rule=rule, device=sampling_device(graph, device))
+        return GraphNeighborhoods(graph, weight=weight, time=time, rule=rule, edges=edges, device=device)
+    where = sampling_device(graph, device)
+    return graph.neighborhoods(weight=weight, time=time, rule=rule, edges=edges, device=where)
 
 
 def sampling_device(graph: AnyGraph, device: torch.device | str | None = None) -> torch.device:
@@ -155,10 +162,11 @@ class GraphNeighborhoods:
         weight: str | None = None,
         time: str | None = None,
         rule: str | None = None,
+        edges: EdgeFilter | None = None,
         device: torch.device | None = None,
     ) -> None:
         self._device = sampling_device(graph, device)
-        self._sources = edge_sources(graph, weight, time)
+        self._sources = edge_sources(graph, weight, time, edges)
         self._rule = None if rule is None else find_rule(rule)
         if self._device != graph.device:
             self._sources = read_by_device(graph, self._sources, self._device)
@@ -238,6 +246,9 @@ class GraphNeighborhoods:
         csc = self.csc(edge_type)
         where = csc.indices.device  # few edges are looked for: pinned structure is read by the host
         return to_device(find_edges(csc, to_device(src, where), to_device(dst, where)), self._device)
+
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        return partial(self.find_edges, edge_type, src, dst)
 
     def csc(self, edge_type: EdgeType) -> CSC:
         return self._sources[edge_type].csc

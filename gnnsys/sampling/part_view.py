@@ -26,6 +26,7 @@ from gnnsys.ops import (
 )
 from gnnsys.partition import Part, Parts, id_dtype
 from gnnsys.sampling.draw_rule import DrawRule, RuleSeeds, RuleSource
+from gnnsys.sampling.edge_filter import ends_of_csc, find_filter, keep_edges
 from gnnsys.sampling.edge_sources import (
     EdgeSource,
     check_time,
@@ -45,11 +46,15 @@ _MAX_LOOKED_AT = 1 << 33  # edges, by one request: seconds
 
 
 class ViewSpec(NamedTuple):
-    """How in-edges are drawn: by weight, up to a time, by a rule (`draw_rule.py`), or (none of them) uniformly."""
+    """How in-edges are drawn: by weight, up to a time, by a rule (`draw_rule.py`), or (none of them) uniformly.
+
+    `edges` is the text of a filter (`edge_filter.py`): the others are not there.
+    """
 
     weight: str | None = None
     time: str | None = None
     rule: str | None = None
+    edges: str | None = None
 
     @property
     def key(self) -> int:
@@ -57,13 +62,15 @@ class ViewSpec(NamedTuple):
         if self == UNIFORM:
             return 0
         value = 0xCBF29CE484222325
-        for byte in "\x1f".join(map(repr, self)).encode():
+        for byte in "\x1f".join(map(repr, self if self.edges is not None else self[:-1])).encode():
             value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
         return value & 0x7FFFFFFFFFFFFFFF or 1
 
     @property
     def needs_sources(self) -> bool:
         """Whether drawing needs the original ids of sources; ValueError for a rule that nobody knows."""
+        if self.edges is not None and find_filter(self.edges).needs_ends:
+            return True
         return self.rule is not None and find_rule(self.rule).needs_sources
 
 
@@ -75,7 +82,14 @@ def draws_by(parts: Parts, spec: ViewSpec) -> dict[EdgeType, str]:
     schema = parts.schema
     if spec.rule is not None:
         find_rule(spec.rule)  # ValueError where there is none
+    if spec.edges is not None:
+        find_filter(spec.edges).check(schema.edge_data)
     found = rows_to_draw_by(schema.node_data, schema.edge_data, spec.weight, spec.time)
+    if spec.needs_sources and "node time" in found.values():
+        raise ValueError(
+            f"times of nodes, {spec.time!r}, do not go with what needs the ends of edges, such as a random split of "
+            "links: use times of edges, or a mask"
+        )
     for edge_type, by in found.items():
         key: NodeType | EdgeType = edge_type[0] if by == "node time" else edge_type
         if by.endswith("time"):
@@ -111,13 +125,14 @@ class PartView:
                 t: torch.cat([part.original_ids(t)[: part.num_core(t)].long(), ids]) for t, ids in halo_rows.items()
             }
         for edge_type, by in draws_by(parts, spec).items():
-            source = EdgeSource(core_csc(part, edge_type))
+            source, kept = self._kept(edge_type, spec.edges)
             rows = part.edge_data[edge_type]
             if by == "weight":
-                weights = rows[str(spec.weight)][: source.csc.num_edges]
-                source = EdgeSource(source.csc, weight=weight_rows(str(spec.weight), weights))
+                weights = weight_rows(str(spec.weight), _of_kept(rows[str(spec.weight)], source.csc, kept))
+                source = EdgeSource(source.csc, weight=weights)
             elif by == "edge time":
-                source = with_edge_time(source, time_rows(str(spec.time), rows[str(spec.time)][: source.csc.num_edges]))
+                times = time_rows(str(spec.time), _of_kept(rows[str(spec.time)], source.csc, kept))
+                source = with_edge_time(source, times)
             elif by == "node time":
                 own = time_rows(str(spec.time), part.node_data[edge_type[0]][str(spec.time)])
                 source = with_node_time(source, torch.cat([own, halo_rows[edge_type[0]]]))
@@ -126,6 +141,19 @@ class PartView:
             known = self._source_ids.get(edge_type[0])  # no core edge comes from a later hop of the halo
             num_src = csc.num_src if known is None else known.numel()
             self._sources[edge_type] = replace(source, csc=CSC(csc.indptr, csc.indices, num_src))  # not both orders
+
+    def _kept(self, edge_type: EdgeType, edges: str | None) -> tuple[EdgeSource, Tensor | None]:
+        """Structure with the edges that a filter keeps, and where each of them was; None where all are."""
+        part, (src, _, dst) = self.part, edge_type
+        csc = core_csc(part, edge_type)
+        if edges is None:
+            return EdgeSource(csc), None
+        ends = ends_of_csc(csc, self._source_ids.get(src), part.original_ids(dst))
+        mask = find_filter(edges).keeps(edge_type, part.edge_data[edge_type], csc.num_edges, ends)
+        if mask is None:
+            return EdgeSource(csc), None
+        csc, kept = keep_edges(csc, mask)
+        return EdgeSource(csc), kept
 
     def source(self, edge_type: EdgeType) -> EdgeSource:
         """What is sampled from: local ids, with weights or times by position, or times by local id."""
@@ -240,6 +268,10 @@ class PartView:
                 f"these pairs have {work} edges to look at, at most {_MAX_LOOKED_AT} at once: ask for fewer"
             )
         return native.find_edges(csc.indptr, csc.indices, local[known].int(), dst[known].int())
+
+
+def _of_kept(rows: Tensor, csc: CSC, kept: Tensor | None) -> Tensor:
+    return rows[: csc.num_edges] if kept is None else gather_rows(rows, kept)
 
 
 def core_csc(part: Part, edge_type: EdgeType) -> CSC:

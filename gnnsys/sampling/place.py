@@ -3,8 +3,8 @@
 | place | structure | rows |
 |---|---|---|
 | device | copied to the device | copied to the device |
-| structure | copied to the device | in their files, which the device reads over the bus |
-| registered | indices in their files, the rest on the device | in their files |
+| structure | copied to the device | in their files, which the device reads over the bus; short ones are copied |
+| registered | indices in their files, the rest on the device | the same |
 | host | sampled by the host | gathered by the host |
 
 `auto` takes the first of these that fits: what is copied may take half of what the device has left, shared among the
@@ -26,7 +26,7 @@ from gnnsys.ops import HAS_CUDA_KERNELS, WHY_NO_KERNELS
 from gnnsys.sampling.device_structure import DeviceStructure, structure_bytes
 from gnnsys.sampling.part_view import UNIFORM
 from gnnsys.sampling.tables import part_rows
-from gnnsys.store import DeviceTable, MemoryBudget, RegisteredFiles, TablePiece, copied_pieces
+from gnnsys.store import DeviceTable, MemoryBudget, RegisteredFiles, TablePiece, copied_pieces, is_short
 
 if TYPE_CHECKING:
     from gnnsys.sampling.dist_graph import DistGraph
@@ -121,6 +121,10 @@ def place_parts_on(graph: DistGraph, device: torch.device, place: str = "auto") 
         chosen = Placed(HOST, str(refused))
         structure, tables = None, {}
     graph.use_device(device, structure, tables)
+    files = graph.registered
+    if files is not None and files.copied_bytes:
+        copied = f"{_size(files.copied_bytes)} from shared memory, as {files.why_copied}"
+        chosen = chosen._replace(why=f"{chosen.why}; {copied}")
     _log.info("parts %s for %s: %s", graph.parts_here, device, chosen)
     return chosen
 
@@ -158,7 +162,10 @@ def _place(
         structure.runs(UNIFORM, graph.own_view)  # copied now, so that a device that is full is found now
         tables = {}
         for name, of_parts in rows.items():
-            pieces = copied_pieces(of_parts, device) if files is None else _registered(files, of_parts, device)
+            if files is None or all(is_short(of_part, device) for _, of_part in of_parts):
+                pieces = copied_pieces(of_parts, device)
+            else:
+                pieces = _registered(files, of_parts, device)
             tables[name] = DeviceTable(graph.store.tensor(name), pieces, device)
     except BaseException as error:
         if files is not None:

@@ -7,7 +7,8 @@ what `options` and `state_dict` say, and of nothing else: that is why a run can 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -60,6 +61,10 @@ class Sampler(ABC):
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         """All edges src[i] -> dst[i] (parallel ones included), ascending, each once: what `exclude` takes."""
         return neighborhoods(self.graph).find_edges(edge_type, src, dst)
+
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        """`find_edges` in two halves, so that several look-ups can be under way: the result is there when called."""
+        return partial(self.find_edges, edge_type, src, dst)
 
     def state_dict(self) -> dict[str, Any]:
         """What a sampler has learned since it was made; a loader's state carries it. Most have learned nothing."""

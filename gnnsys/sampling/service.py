@@ -12,8 +12,10 @@ from torch import Tensor
 
 from gnnsys.comm import Handler, Kind, Reply, Request
 from gnnsys.partition import Parts
+from gnnsys.sampling.edge_filter import find_filter
 from gnnsys.sampling.edges_within import answer_inner
 from gnnsys.sampling.hop_message import HopAnswer, InnerRequest, PartsRequest, answers_to_arrays
+from gnnsys.sampling.kept_edges import KEPT_COUNTS, KEPT_IDS, answer_kept
 from gnnsys.sampling.layer_shares import answer_shares
 from gnnsys.sampling.lookups import look_up
 from gnnsys.sampling.node_scores import NodeScores
@@ -49,14 +51,20 @@ class GraphService:
     def prepare(self, request: Request) -> Reply:
         """Asked without arrays: whether a view is there, else the halo nodes whose rows it needs; with them: makes it.
 
-        Options: `weight`, `time` and `rule` (names or None). Reply: `ready`; if not, `wanted` [[part, node type], ...]
-        and as many arrays of global ids, which come back as arrays of their times, or original ids, in the same order.
+        Options: `weight`, `time`, `rule` and `edges` (names or None). Reply: `ready`; if not, `wanted` [[part, node
+        type], ...] and as many arrays of global ids, which come back as arrays of their times, or original ids, in the
+        same order.
         """
         names = [request.options.get(name) for name in ViewSpec._fields]
         if not all(name is None or isinstance(name, str) for name in names):
-            raise ValueError(f"weight, time and rule must be names, got {names}")
-        weight, time, rule = names
-        spec = ViewSpec(weight, time, None if rule is None else find_rule(rule).text)
+            raise ValueError(f"weight, time, rule and edges must be names, got {names}")
+        weight, time, rule, edges = names
+        spec = ViewSpec(
+            weight,
+            time,
+            None if rule is None else find_rule(rule).text,
+            None if edges is None else find_filter(edges).text,
+        )
         if self.views.has(spec):
             return Reply(options={"ready": True})
         wanted = self.views.wanted(spec)
@@ -107,7 +115,10 @@ class GraphService:
         return Reply([counts, torch.cat(found) if found else counts.new_empty(0)])
 
     def edge_ends(self, request: Request) -> Reply:
-        """Arrays: head [what, edge type, part, count, ...], and numbers local to each part: see `look_up`."""
+        """Arrays: head [what, edge type, part, count, ...], and numbers local to each part: see `look_up`.
+
+        Edges of a view (`answer_kept`): the numbers are the view, and what it takes.
+        """
         head, numbers = _arrays(request, 2)
         what, edge_type, pairs = _pairs_of_parts(head)
         found: list[list[Tensor]] = []
@@ -115,7 +126,12 @@ class GraphService:
         for part, count in pairs:
             self.views.view(0, part)  # ValueError where it is not here
             chosen = numbers[begin : begin + count]
-            found.append(look_up(self._parts.part(part), self.views.edge_type(edge_type), chosen, what))
+            if what in (KEPT_COUNTS, KEPT_IDS):
+                view, *wish = chosen.tolist()
+                kept = answer_kept(self.views.view(view, part), self.views.edge_type(edge_type), what, wish)
+                found.append([kept])
+            else:
+                found.append(look_up(self._parts.part(part), self.views.edge_type(edge_type), chosen, what))
             begin += count
         if begin != numbers.numel():
             raise ValueError(f"{begin} numbers are announced, {numbers.numel()} came")

@@ -5,7 +5,7 @@ The nodes are those that neighbour sampling finds; the edges are all edges of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -52,6 +52,9 @@ class ShadowSampler(Sampler):
 
     def find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Tensor:
         return self._nodes.find_edges(edge_type, src, dst)
+
+    def begin_find_edges(self, edge_type: EdgeType, src: Tensor, dst: Tensor) -> Callable[[], Tensor]:
+        return self._nodes.begin_find_edges(edge_type, src, dst)
 
     def sample(
         self,

@@ -48,6 +48,7 @@ def as_dgl(graph: Graph) -> Any:
 def plain(tmp_path_factory):
     graph = homogeneous()
     graph.set_node_data("train_mask", torch.arange(120) % 3 == 0)
+    graph.set_edge_data("keep", torch.arange(900) % 3 > 0)
     with machines(graph, tmp_path_factory.mktemp("dgl") / "parts", 3) as graphs:
         yield as_dgl(graphs[0].parts.merge()), graphs
 
@@ -160,6 +161,28 @@ def test_edges_that_are_excluded_are_never_drawn(plain, hetero) -> None:
         ours.MultiLayerFullNeighborSampler(1).sample_blocks(mine, seeds, {CITES: torch.tensor([500])})
 
 
+def test_edges_that_a_mask_leaves_out_are_never_drawn(plain) -> None:
+    g, (mine, *_) = plain
+    keep = torch.arange(900) % 3 > 0
+    sampler = ours.NeighborSampler([-1, -1], mask="keep", prefetch_edge_feats=["keep"])
+    options: Any = {"batch_size": 20, "num_workers": 1}
+    parted = ours.DataLoader(mine, mine.global_ids(SEEDS), sampler, **options)
+    whole = ours.DataLoader(g, SEEDS, ours.NeighborSampler([-1, -1], mask="keep"), **options)
+    for a, b in zip(parted, whole, strict=True):
+        for theirs, blocks in zip(b[2], a[2], strict=True):
+            drawn = mine.original_edge_ids(blocks.edata[dgl.EID])
+            assert bool(keep[drawn].all()) and bool(blocks.edata["keep"].all())
+            assert drawn.sort().values.tolist() == theirs.edata[dgl.EID].sort().values.tolist()
+    parted.close()
+    whole.close()
+    few = ours.DataLoader(mine, torch.arange(120), ours.NeighborSampler([3], mask="keep"), batch_size=120)
+    ((_, _, (block,)),) = few
+    assert bool(keep[mine.original_edge_ids(block.edata[dgl.EID])].all()) and block.num_edges() > 200
+    few.close()
+    _, _, blocks = sampler.sample_blocks(mine, torch.arange(120))
+    assert bool(keep[mine.original_edge_ids(blocks[-1].edata[dgl.EID])].all())
+
+
 def test_shares_have_equal_steps_and_masks_are_named(plain) -> None:
     _, graphs = plain
     seen, steps = [], set()
@@ -196,7 +219,8 @@ def test_a_dgl_model_trains_on_blocks_from_parts(plain) -> None:
 @pytest.mark.parametrize(
     ("sampler", "options", "message"),
     [
-        ({"mask": "w"}, {}, "keep it as numbers"),
+        ({"mask": "w"}, {}, r"'w' .* must be a mask, bool \[num_edges\], got torch.float32"),
+        ({"mask": "nothing"}, {}, "no edge type has an array 'nothing'"),
         ({"prob": "nothing"}, {}, "no edge type has an array 'nothing'"),
         ({"prefetch_node_feats": ["nothing"]}, {}, "prefetch_node_feats: 'node' has no 'nothing'"),
         ({"prefetch_edge_feats": ["x"]}, {}, "prefetch_edge_feats"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnsys.graph import Graph
 from gnnsys.loader import LinkNeighborLoader, NegativeSampling
-from gnnsys.loader.negatives import NodeDraw
+from gnnsys.loader.weighted_negatives import NodeDraw
 
 NUM_NODES, NUM_EDGES = 200, 1500
 

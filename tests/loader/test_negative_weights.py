@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gnnsys.graph import EDGE, Graph
 from gnnsys.loader import LinkNeighborLoader, NegativeSampling
-from gnnsys.loader.negatives import NodeDraw
+from gnnsys.loader.weighted_negatives import NodeDraw
 from gnnsys.sampling import DistGraph
 from tests.sampling.machines import CITES, WRITES, homogeneous, machines, typed
 

@@ -172,25 +172,39 @@ def test_what_a_sampler_knows_of_its_edges_is_forgotten_behind_a_users_stage(gra
     assert kept == [True]
 
 
-@pytest.mark.parametrize(("threads", "own"), [({}, True), ({"sample": 2, "copy": 0}, False), ({"fetch": 1}, False)])
-def test_threads_have_streams_of_their_own_where_a_batch_stays_with_one(threads: dict[str, int], own: bool) -> None:
+@pytest.mark.parametrize(
+    ("threads", "waits", "user", "handed_over"),
+    [
+        ({}, False, False, False),
+        ({}, True, False, True),
+        ({}, True, True, None),
+        ({"sample": 2, "copy": 0}, False, False, True),
+        ({"fetch": 1}, False, False, None),
+    ],
+)
+def test_threads_have_streams_of_their_own_where_one_makes_a_batch_or_samples_it_for_another(
+    threads: dict[str, int], waits: bool, user: bool, handed_over: bool | None
+) -> None:
+    """None: all threads share a stream."""
+
     class Recorded(DeviceCopy):
         def __init__(self) -> None:
-            self.own = False
+            self.handed_over: bool | None = None
 
-        def use_own_streams(self) -> None:
-            self.own = True
+        def use_own_streams(self, *, hand_over: bool) -> None:
+            self.handed_over = hand_over
 
         def on_stream(self, stage: Stage) -> Stage:
             return stage
 
     copy = Recorded()
     layout = StageLayout(
-        num_threads=2, prefetch=2, waits=False, options=PipelineOptions(threads=threads), on_device=True
+        num_threads=2, prefetch=2, waits=waits, options=PipelineOptions(threads=threads), on_device=True
     )
     ours = [Stage(name, lambda item: item, threads=0) for name in ("schedule", "sample", "fetch", "compact")]
-    layout.arrange(ours, None, (), copy)
-    assert copy.own is own
+    users = [Stage("mine", lambda item: item, after="sample")] if user else []
+    layout.arrange(ours, None, users, copy)
+    assert copy.handed_over is handed_over
 
 
 def test_tensors_in_lists_and_dicts_of_a_batch_move_with_it(graph: Graph) -> None:
