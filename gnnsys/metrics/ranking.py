@@ -138,7 +138,7 @@ def rank_links(
         check(relation, num_links)
     if (dim := getattr(decoder, "dim", None)) is not None and dim != int(rows.shape[1]):
         raise ValueError(f"the decoder was made for rows of {dim} numbers, and these have {int(rows.shape[1])}")
-    tile = (max(tile[0], _LEAST_LINKS), tile[1])
+    tile = (max(tile[0], _LEAST_LINKS), min(tile[1], max(num_candidates, 1)))  # the same for all links of a table
     above = torch.zeros(num_links, dtype=torch.int64, device="cpu")
     same = torch.zeros_like(above)
     given, true = (head, tail) if wanted == "tail" else (tail, head)

@@ -36,7 +36,7 @@ class Decoder(nn.Module):
 
     def query(self, known: Tensor, relation: Tensor | None = None, wanted: End = "tail") -> Tensor:
         """What candidates for the `wanted` end are compared with: [links, dim] from rows of the other end."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no query: state one, or scores of its own in forward")
 
     def forward(self, head: Tensor, tail: Tensor, relation: Tensor | None = None, wanted: End = "tail") -> Tensor:
         """Scores of links, [links], or of several candidates per link where the wanted end has [links, n, dim].
@@ -73,8 +73,12 @@ class Decoder(nn.Module):
             return (query * candidates).sum(-1)
         difference = query - candidates
         if self.compares == "modulus":
-            both = torch.stack(difference.chunk(2, -1))  # hypot has no gradient at 0
-            return -torch.linalg.vector_norm(both, dim=0).sum(-1)
+            # In 16 bits squares overflow beyond 255, and are 0 below 0.0002.
+            real, imaginary = _at_least_float32(difference).chunk(2, -1)
+            square = real * real + imaginary * imaginary
+            is_zero = square == 0  # a root has no gradient at 0; torch's norm has one, and takes 8 times as long
+            modulus = square.masked_fill(is_zero, 1.0).sqrt().masked_fill(is_zero, 0.0)
+            return -modulus.sum(-1).to(difference.dtype)
         return -torch.linalg.vector_norm(difference, 1.0 if self.compares == "l1" else 2.0, dim=-1)
 
     def _checked(self, known: Tensor, relation: Tensor | None, wanted: End, candidates: Tensor) -> Tensor:
@@ -226,6 +230,10 @@ class RotatE(_RelationRows):
 def _check_even(name: str, dim: int) -> None:
     if dim % 2:
         raise ValueError(f"{name} has complex numbers, two of a row each: dim must be even, got {dim}")
+
+
+def _at_least_float32(rows: Tensor) -> Tensor:
+    return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:

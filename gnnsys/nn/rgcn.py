@@ -1,12 +1,13 @@
 """Relational graph convolution (Schlichtkrull 2018): one weight per relation, a reduction per (node, relation).
 
-Edges are grouped once by (relation, destination); the layer then reduces each group, multiplies a relation's groups by
-its weight, and sums a destination's groups. Rows are made per non-empty group, never per edge nor per relation x node.
+Edges are grouped once by (relation, destination). Sums and means then go through one op for all relations
+(`relation_conv`); other reductions, and layers that somebody changed, reduce each group, multiply a relation's groups
+by its weight, and sum up a destination's groups. Rows are made per group at most, never per edge nor relation x node.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -14,18 +15,9 @@ from torch import Tensor, nn
 
 from gnnsys.nn.init import glorot_, reduce_name, zeros_
 from gnnsys.nn.layer import GraphLayer
-from gnnsys.nn.layer_inputs import Edges, Rows, resolve
-from gnnsys.ops import CSC, STRUCTURES, spmm
-
-
-@dataclass(frozen=True)
-class RelationGroups:
-    """Edges by (relation, destination), relation by relation."""
-
-    members: CSC  # destinations are the groups, sources the nodes
-    sizes: list[int]  # groups per relation
-    relation: Tensor  # int64, the relation of each edge in `members`
-    owners: CSC  # destinations are the nodes, sources the groups
+from gnnsys.nn.layer_inputs import Edges, LayerInputs, Rows, resolve
+from gnnsys.nn.plain import as_written
+from gnnsys.ops import CSC, STRUCTURES, Relation, RelationGroups, group_by_type, relation_conv, spmm
 
 
 class GroupRows(NamedTuple):
@@ -35,16 +27,11 @@ class GroupRows(NamedTuple):
     sizes: list[int]
 
 
-def group_edges(csc: CSC, edge_type: Tensor, num_relations: int) -> RelationGroups:
-    """`edge_type` int64 by position."""
-    dst = csc.dst()
-    ids, group = (edge_type * csc.num_dst + dst).unique(return_inverse=True)
-    members = CSC.from_edge_index(torch.stack([csc.indices.long(), group]), csc.num_src, ids.numel(), narrow=True)
-    relation = edge_type.clone() if members.edge_ids is None else edge_type[members.edge_ids]
-    sizes = torch.bincount(ids // csc.num_dst, minlength=num_relations).tolist() if ids.numel() else [0] * num_relations
-    to_owner = torch.stack([torch.arange(ids.numel(), device=ids.device), ids % max(csc.num_dst, 1)])
-    owners = CSC.from_edge_index(to_owner, ids.numel(), csc.num_dst, narrow=True)
-    return RelationGroups(CSC(members.indptr, members.indices, csc.num_src), sizes, relation, owners)
+def add_bias(rows: Tensor, bias: Tensor | None) -> Tensor:
+    """Into rows that nobody else has, where their dtypes are the same."""
+    if bias is None:
+        return rows
+    return rows.add_(bias) if rows.dtype == bias.dtype else rows + bias
 
 
 class RGCNConv(GraphLayer):
@@ -111,36 +98,67 @@ class RGCNConv(GraphLayer):
         x = torch.arange(in_src, device=self.weight.device) if x is None else x
         given = resolve(x, edges, derives=True)
         groups = self._groups(given.csc, given.edge_rows(edge_type, "edge_type"), edge_type)
+        if self._is_fused(given):
+            return add_bias(self._at_once(given, groups), self.bias)
+        members = CSC(groups.indptr, groups.indices, given.csc.num_src)  # type: ignore[arg-type]
         if given.src.is_floating_point():
-            rows = self.transform(GroupRows(self.aggregate(groups.members, given.src), groups.sizes))
+            sizes = [b - a for a, b in pairwise(groups.ends)]
+            rows = self.transform(GroupRows(self.aggregate(members, given.src), sizes))
         else:
-            rows = self._embedded(groups, given.src, in_src)
-        out = spmm(groups.owners, rows)
+            rows = self._embedded(groups, members, given.src, in_src)
+        out = spmm(self._owners(groups, given.csc.num_dst), rows)
         if self.root is not None and given.dst is not None:
             out = out + (given.dst @ self.root if given.dst.is_floating_point() else self.root[given.dst])
         return out if self.bias is None else out + self.bias
+
+    def _is_fused(self, given: LayerInputs) -> bool:
+        return (
+            self.aggr in ("mean", "sum")
+            and given.src.is_floating_point()
+            and (given.dst is None or given.dst.is_floating_point())
+            and as_written(self, RGCNConv, "transform", "aggregate")
+        )
+
+    def _at_once(self, given: LayerInputs, groups: RelationGroups) -> Tensor:
+        """All relations, and the destinations' own rows, in one op."""
+        x = [given.src] if given.dst_is_first or given.dst is None else [given.src, given.dst]
+        relations = [Relation(0, 0, 0, r) for r in range(self.num_relations)]
+        adds_own = self.root is not None and given.dst is not None
+        return relation_conv(
+            groups, x, [self.relation_weights()], relations, [given.csc.num_dst],
+            [self.root] if adds_own else [], [len(x) - 1] if adds_own else [],  # type: ignore[list-item]
+        )[0]  # fmt: skip
 
     def _groups(self, csc: CSC, by_position: Tensor, edge_type: Tensor) -> RelationGroups:
         def make() -> RelationGroups:
             low, high = torch.stack(by_position.aminmax()).tolist() if by_position.numel() else (0, 0)
             if by_position.numel() and not 0 <= low <= high < self.num_relations:
                 raise ValueError(f"edge_type must be in [0, {self.num_relations})")
-            return group_edges(csc, by_position.long(), self.num_relations)
+            return group_by_type(csc, by_position.long(), self.num_relations, self.aggr)
 
-        return STRUCTURES.get(make, csc, edge_type, key=("groups", self.num_relations))
+        return STRUCTURES.get(make, csc, edge_type, key=("groups", self.num_relations, self.aggr))
+
+    @staticmethod
+    def _owners(groups: RelationGroups, num_dst: int) -> CSC:
+        """Destinations are the nodes, sources the groups."""
+        assert groups.dst is not None
+        ids = torch.arange(groups.num_groups, device=groups.dst.device)
+        return CSC.from_edge_index(torch.stack([ids, groups.dst.long()]), groups.num_groups, num_dst, narrow=True)
 
     def _times(self, rows: Tensor, weight: Tensor) -> Tensor:
         if self.num_blocks is None:
             return rows @ weight
         return torch.einsum("nbi,bio->nbo", rows.view(-1, *weight.shape[:2]), weight).flatten(1)
 
-    def _embedded(self, groups: RelationGroups, ids: Tensor, in_src: int) -> Tensor:
+    def _embedded(self, groups: RelationGroups, members: CSC, ids: Tensor, in_src: int) -> Tensor:
         """Without features W_r's row u is what node u sends: one table of relations x nodes, reduced by group."""
         if self.num_blocks is not None:
             raise ValueError("num_blocks needs features: x must be floating point, not node ids")
         table = self.relation_weights().reshape(-1, self.out_channels)
-        sources = groups.relation * in_src + ids.index_select(0, groups.members.indices)
-        return self.aggregate(CSC(groups.members.indptr, sources, table.shape[0]), table)
+        sizes = torch.tensor([b - a for a, b in pairwise(groups.ends)], device=ids.device)
+        relation = torch.arange(self.num_relations, device=ids.device).repeat_interleave(sizes)[members.dst()]
+        sources = relation * in_src + ids.index_select(0, members.indices)
+        return self.aggregate(CSC(members.indptr, sources, table.shape[0]), table)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}, num_relations={self.num_relations}"

@@ -12,8 +12,8 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import gnnsys.nn as ours
-from gnnsys.nn.models import Stack
 from gnnsys.nn.plain import runs_as
+from gnnsys.nn.stack import Stack
 from gnnsys.ops import CSC, spmm
 from tests.nn.conftest import random_rows
 from tests.support.customise import CHANGES, OF_THE_LAYER, linears

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gnnsys.nn import (
     Bilinear,
     ComplEx,
+    Decoder,
     DistMult,
     Dot,
     RotatE,
@@ -86,6 +87,29 @@ def test_rows_may_have_two_bytes_a_number(name):
     relation = torch.zeros(LINKS, dtype=torch.int64) if decoder.num_relations else None
     found = decoder.score_all(head.bfloat16(), tail.bfloat16(), relation).float()
     torch.testing.assert_close(found, decoder.score_all(head, tail, relation), rtol=0.1, atol=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_turned_rows_of_two_bytes_are_compared_whatever_their_squares(dtype):
+    """Squares of the first rows are beyond float16, those of the last below it."""
+    decoder, relation = RotatE(DIM, KINDS).to(dtype), torch.zeros(3, dtype=torch.long)
+    head, tail = torch.tensor([300.0, 1.0, 1e-5], dtype=dtype)[:, None].expand(3, DIM), torch.zeros(3, DIM, dtype=dtype)
+    expected = decoder.float()(head.float(), tail.float(), relation)
+    decoder = decoder.to(dtype)
+    for scores in (decoder(head, tail, relation), decoder.score_all(head, tail, relation)[:, 0]):
+        assert scores.dtype == dtype
+        torch.testing.assert_close(scores.float(), expected, rtol=0.02, atol=0)
+
+
+def test_a_decoder_of_ones_own_needs_nothing_but_forward():
+    class Sum(Decoder):
+        def forward(self, head, tail, relation=None, wanted="tail"):
+            return (head + tail).sum(-1)
+
+    decoder = Sum(DIM)
+    assert decoder(torch.ones(2, DIM), torch.ones(2, DIM)).tolist() == [2.0 * DIM] * 2
+    with pytest.raises(NotImplementedError, match="Sum has no query"):
+        decoder.score_all(torch.ones(2, DIM), torch.ones(2, DIM))
 
 
 def test_no_links_are_no_loss_and_change_no_weight():

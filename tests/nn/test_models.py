@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gnnsys.nn import GAT, GCN, GIN, RGCN, GCNConv, GraphSAGE
-from gnnsys.nn.models import hop_prefixes
+from gnnsys.nn.stack import hop_prefixes
 from gnnsys.ops import CSC
 
 
