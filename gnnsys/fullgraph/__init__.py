@@ -2,7 +2,7 @@
 
 from gnnsys.fullgraph.inference import infer
 from gnnsys.fullgraph.keyed_dropout import Dropout
-from gnnsys.fullgraph.modules import EdgeArguments, JoinKept, Keep, Residual
+from gnnsys.fullgraph.modules import ByNodeType, EdgeArguments, JoinKept, Keep, Residual
 from gnnsys.fullgraph.parallel import HybridParallel
 from gnnsys.fullgraph.plan.bin_memory import peak_bytes
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
@@ -18,6 +18,7 @@ Join, Schedule, Share, Told = JoinKept, BinSchedule, RankShare, EdgeArguments
 __all__ = [
     "BinSchedule",
     "BoundarySampling",
+    "ByNodeType",
     "Dropout",
     "EdgeArguments",
     "HaloPlan",

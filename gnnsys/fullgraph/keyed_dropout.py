@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,9 +22,10 @@ class KeyedRows(NamedTuple):
 
 @dataclass
 class DrawContext:
-    """A stage at work on rows of some nodes; each use of dropout in it has a number."""
+    """A stage at work on rows of some nodes; each use of dropout in it has a number. `by_type`: their ids by type."""
 
     rows: KeyedRows
+    by_type: Mapping[str, Tensor] | None = None
     num_drops: int = 0
 
 
@@ -32,13 +33,24 @@ _NOW: ContextVar[DrawContext | None] = ContextVar("gnnsys_rows", default=None)
 
 
 @contextmanager
-def working_on(rows: KeyedRows) -> Iterator[None]:
+def working_on(rows: KeyedRows, by_type: Mapping[str, Tensor] | None = None) -> Iterator[None]:
     """Inside it modules are given rows of these nodes."""
-    before = _NOW.set(DrawContext(rows))
+    before = _NOW.set(DrawContext(rows, by_type))
     try:
         yield
     finally:
         _NOW.reset(before)
+
+
+@contextmanager
+def working_on_type(node_type: str) -> Iterator[None]:
+    """Inside it modules are given rows of those of the nodes that are of one type."""
+    now = _NOW.get()
+    if now is None or now.by_type is None:
+        yield
+    else:
+        with working_on(KeyedRows(now.by_type[node_type], now.rows.key)):
+            yield
 
 
 class Dropout(nn.Dropout):

@@ -5,14 +5,16 @@ Each is a row or graph layer like others; `Keep` and `JoinKept` are read when th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from gnnsys.fullgraph.keyed_dropout import keyed
+from gnnsys.fullgraph.keyed_dropout import keyed, working_on_type
 from gnnsys.fullgraph.run.call_layer import call
+from gnnsys.graph import NodeType
 from gnnsys.ops import CSC, STRUCTURES, WEIGHT, EdgeData
 
 
@@ -83,3 +85,51 @@ class EdgeArguments(nn.Module):
         given = {argument: data.rows[name] for argument, name in self.names.items()}
         whole = data.whole if self.names.get(WEIGHT) == WEIGHT else None
         return replace(csc, edge_data=EdgeData(given, whole) if given else None)
+
+
+class ByNodeType(nn.Module):
+    """On typed graphs, a module per node type that works row by row. A type without one has no rows behind it.
+
+    >>> encode = ByNodeType({"paper": nn.Linear(768, 64), "author": nn.Linear(16, 64)})
+    >>> model = HybridParallel([encode, TypedRGCNConv(64, 8, graph.edge_types)], graph)
+    """
+
+    def __init__(self, modules: Mapping[NodeType, nn.Module]) -> None:
+        super().__init__()
+        self.node_types = sorted(modules)
+        self.by_type = nn.ModuleDict({_key(t): _keyed_inside(modules[t]) for t in self.node_types})
+
+    def widths(self) -> dict[NodeType, int]:
+        """Of the rows that its modules take, so far as they say."""
+        found = {t: _in_width(self.by_type[_key(t)]) for t in self.node_types}
+        return {t: width for t, width in found.items() if width is not None}
+
+    def forward(self, x: Mapping[NodeType, Tensor]) -> dict[NodeType, Tensor]:
+        """Rows by node type from rows by node type."""
+        out = {}
+        for node_type in self.node_types:
+            if node_type in x:
+                with working_on_type(node_type):
+                    out[node_type] = self.by_type[_key(node_type)](x[node_type])
+        return out
+
+
+def _key(node_type: NodeType) -> str:
+    """A type as a name in an nn.ModuleDict, as typed layers have it."""
+    return (f"<{node_type}>" if node_type in _TAKEN else node_type).replace(".", "#")
+
+
+_TAKEN = frozenset(dir(nn.ModuleDict))
+
+
+def _keyed_inside(module: nn.Module) -> nn.Module:
+    """The module; torch's dropouts become ours, also those inside an nn.Sequential."""
+    if type(module) is nn.Sequential:
+        for inner in module:
+            _keyed_inside(inner)
+    return keyed(module)
+
+
+def _in_width(module: nn.Module) -> int | None:
+    first = module[0] if isinstance(module, nn.Sequential) and len(module) else module
+    return first.in_features if isinstance(first, nn.Linear) and first.in_features > 0 else None

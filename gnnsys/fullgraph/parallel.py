@@ -13,20 +13,25 @@ from torch import Tensor, nn
 from gnnsys.comm import Peers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.edge_data import edge_data_of
+from gnnsys.fullgraph.plan.graph_types import EDGE_TYPE, GraphTypes
 from gnnsys.fullgraph.plan.halo import HaloPlan, make_plan
 from gnnsys.fullgraph.plan.pass_planner import LayerReader, PassPlanner, PlanOptions, whole_degrees
-from gnnsys.fullgraph.plan.rank_share import RankShare, share_of
+from gnnsys.fullgraph.plan.rank_share import Ranks, RankShare, share_of
 from gnnsys.fullgraph.run.halo_exchange import Exchange
 from gnnsys.fullgraph.run.pass_state import Pass
 from gnnsys.fullgraph.run.pass_times import Times
+from gnnsys.fullgraph.run.typed_layer import layer_name
 from gnnsys.fullgraph.run.whole_pass import PassRunner
+from gnnsys.fullgraph.typed_rows import join_rows, split_rows
 from gnnsys.observe import PassTrace
 from gnnsys.ops import stream_key
 
 if TYPE_CHECKING:
     from gnnsys.fullgraph.run.approximate import Policy
-    from gnnsys.graph import Graph
+    from gnnsys.graph import Graph, NodeType
     from gnnsys.sampling import DistGraph
+
+    TypedRows = Mapping[NodeType, Tensor]
 
 
 class HybridParallel(nn.Module):
@@ -35,7 +40,8 @@ class HybridParallel(nn.Module):
     `layers` is a list of graph layers (ours, PyG's, or any module whose forward takes rows and a structure) and of
     modules that work row by row, or one of our reference models. `graph` is what `gnnsys.open` returned, or a graph in
     memory, which several ranks share by `ranks`, the rank of every node. Every rank makes the model with the same
-    parameters, calls it, and calls backward.
+    parameters, calls it, and calls backward. On a typed graph rows, nodes and `ranks` are by node type, and layers are
+    typed ones, or one of the typed reference models.
 
     Gradients of parameters are sums over all ranks: let each rank's loss be its share of the whole's, for instance the
     sum over its labelled nodes divided by the number of labelled nodes of all ranks (`total`).
@@ -67,7 +73,7 @@ class HybridParallel(nn.Module):
         layers: Sequence[nn.Module] | nn.Module,
         graph: Graph | DistGraph | RankShare,
         *,
-        ranks: Tensor | None = None,
+        ranks: Ranks | None = None,
         edge_data: Mapping[str, str | Tensor] | None = None,
         schedule: BinSchedule | None = None,
         recompute: bool = False,
@@ -93,7 +99,8 @@ class HybridParallel(nn.Module):
         if approximate is not None and not hasattr(approximate, "begin"):
             raise ValueError(f"approximate must be a policy, such as BoundarySampling(0.1), got {approximate!r}")
         self.layers = _as_module(layers)
-        reader = LayerReader(self.layers, tuple(edge_data or ()))
+        types = (graph.typed.types if graph.typed else None) if isinstance(graph, RankShare) else GraphTypes.of(graph)
+        reader = LayerReader(self.layers, tuple(edge_data or ()) if types is None else (EDGE_TYPE,), types)
         self._peers = Peers(group, timeout=timeout)
         self.schedule = schedule or BinSchedule()
         with torch.device("cpu"):  # where plans are made, whatever torch's default device is
@@ -119,9 +126,9 @@ class HybridParallel(nn.Module):
         return self._runner.times
 
     @property
-    def nodes(self) -> Tensor:
-        """Original ids of this rank's nodes, which rows go by."""
-        return self.share.original_ids
+    def nodes(self) -> Any:
+        """Original ids of this rank's nodes, which rows go by; of a typed graph by node type."""
+        return self.share.original_ids if self.share.typed is None else dict(self.share.typed.original_ids)
 
     def total(self, value: Tensor | float) -> float:
         """The sum of a number over all ranks."""
@@ -129,12 +136,14 @@ class HybridParallel(nn.Module):
         self._peers.all_reduce(here).wait()
         return float(here)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rows of this rank's nodes, [num_core, width of the last layer], from theirs."""
+    def forward(self, x: Tensor | TypedRows) -> Any:
+        """Rows of this rank's nodes, [num_core, width of the last layer], from theirs; of a typed graph both are by
+        node type, and results are of the types that the last layer makes."""
         self._runner.check()
         reader = self._planner.reader
-        is_known = self._planner.agree(x, self.training, lambda: self._runner.knows(x, reader.version))
-        plan = self._planner.plan_for(x)
+        rows, refusal = self._one_tensor(x)
+        is_known = self._planner.agree(rows, self.training, lambda: self._runner.knows(rows, reader.version), refusal)
+        plan = self._planner.plan_for(rows)
         trains = [p for p in self.parameters() if p.requires_grad]
         if self.training:
             self.step += 1
@@ -143,14 +152,28 @@ class HybridParallel(nn.Module):
         if self._passes.maxlen:
             self._passes.append(PassTrace(int(self.step)))
             state.times.spans = self._passes[-1].spans
-        return self._runner.run(state, x, trains, self.training, reader.version)
+        out = self._runner.run(state, rows, trains, self.training, reader.version)
+        return out if self.share.typed is None else split_rows(out, self.share.typed, reader.stages)
 
-    def least_bytes(self, x: Tensor) -> tuple[int, int]:
+    def _one_tensor(self, x: Tensor | TypedRows) -> tuple[Tensor, Exception | None]:
+        """Rows of all types as one tensor, or what is wrong with them, which the other ranks have to hear of."""
+        if self.share.typed is None:
+            return x, None  # type: ignore[return-value]
+        try:
+            reader = self._planner.reader
+            reader.look()
+            rows, reader.input_widths = join_rows(x, self.share.typed, reader.stages)
+            return rows, None
+        except Exception as error:
+            return torch.empty(0, 0, device="cpu"), error
+
+    def least_bytes(self, x: Tensor | TypedRows) -> tuple[int, int]:
         """Payload that this rank sends: once for the features, and in each training pass, for inputs like `x`.
 
         Rows that others need, times the width in which they travel, and gradients of what it needs of others. The first
         call for a kind of input is one that every rank makes.
         """
+        x = self._checked(x)
         plan, num_sent, num_halo = self._planner.plan_for(x), sum(self.plan.rows_to()), self.plan.num_halo
         once = each = 0
         width, dtype, trains = x.shape[1], x.dtype, x.requires_grad
@@ -163,8 +186,9 @@ class HybridParallel(nn.Module):
             width, dtype, trains = step.width, step.dtype, trains or bool(step.stage.parameters())
         return once, each
 
-    def describe(self, x: Tensor) -> str:
+    def describe(self, x: Tensor | TypedRows) -> str:
         """What this rank does in a pass over inputs like `x`, a line per step. Every rank calls it."""
+        given, x = x, self._checked(x)
         halo, plan = self.plan, self._planner.plan_for(x)
         lines = [
             f"rank {halo.rank} of {halo.world_size}: {halo.num_core:,} nodes, {halo.num_boundary:,} that others need, "
@@ -172,7 +196,7 @@ class HybridParallel(nn.Module):
         ]
         width = x.shape[1]
         for number, step in enumerate(plan.steps):
-            names = " + ".join(type(module).__name__.lstrip("_") for module in step.stage.modules)
+            names = " + ".join(layer_name(module).lstrip("_") for module in step.stage.modules)
             line = f"step {number}: {names}, {width} -> {step.width}, {len(step.bins)} bins"
             if step.has_halo:
                 num_sent = sum(len(rows) for sent in step.sends for _, rows in sent)
@@ -183,9 +207,15 @@ class HybridParallel(nn.Module):
                 line += f", {step.source_sweeps.describe()}"
             lines.append(line + (", gathers nothing" if step.neighbor_sums is not None else ""))
             width = step.width
-        once, each = self.least_bytes(x)
+        once, each = self.least_bytes(given)
         lines.append(f"payload sent: {once:,} bytes once, {each:,} bytes in each training pass")
         return "\n".join(lines)
+
+    def _checked(self, x: Tensor | TypedRows) -> Tensor:
+        rows, refusal = self._one_tensor(x)
+        if refusal is not None:
+            raise refusal
+        return rows
 
     def trace(self) -> list[PassTrace]:
         """Records of the last passes, as many as `trace` said: which bins ran, what was sent and waited for, when."""

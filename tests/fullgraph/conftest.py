@@ -7,6 +7,25 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.fullgraph.tried_once import TriedOnce
+
+NUMBERS = (  # files about the numbers that plain layers give: how layers are tried is for others
+    "test_accuracy",
+    "test_approximate",
+    "test_attention",
+    "test_dropout",
+    "test_exact",
+    "test_inference",
+    "test_memory",
+    "test_moves",
+    "test_norm",
+    "test_parts",
+    "test_pieces",
+    "test_staleness",
+    "test_sweeps",
+    "test_typed",
+)
+
 
 @pytest.fixture(autouse=True)
 def small_bins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,3 +38,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tried_once() -> TriedOnce:
+    return TriedOnce()
+
+
+@pytest.fixture(autouse=True)
+def try_layers_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tried_once: TriedOnce) -> None:
+    if request.path.stem in NUMBERS:
+        monkeypatch.setattr("gnnsys.fullgraph.plan.pass_planner.check_layers", tried_once)

@@ -155,19 +155,6 @@ def test_a_rank_whose_parts_are_elsewhere_says_which_it_needs(opened):
         share_of(graph, 1, 2)
 
 
-def test_a_graph_of_several_types_is_refused():
-    types = {
-        ("a", "to", "b"): torch.zeros(2, 1, dtype=torch.int64),
-        ("b", "to", "a"): torch.zeros(2, 1, dtype=torch.int64),
-    }
-    graph = Graph.from_edge_indices(types, {"a": 2, "b": 2})
-    with pytest.raises(
-        ValueError,
-        match=r"one node type and one edge type, got .*'a', 'to', 'b'.*: sample it with gnnsys.NeighborLoader",
-    ):
-        HybridParallel([SAGEConv(2, 2)], graph)
-
-
 @pytest.mark.parametrize(
     ("ranks", "says"),
     [

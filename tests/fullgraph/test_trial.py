@@ -39,7 +39,7 @@ def test_a_default_device_of_torchs_is_not_where_plans_are_made():
 
 def test_layers_are_tried_on_loops_of_which_no_node_has_several():
     """Of several loops PyG keeps the weight of one, on a device of any of them."""
-    csc, _ = _sample(torch.device("cpu"), torch.Generator().manual_seed(0), None)
+    csc = _sample(torch.Generator().manual_seed(0), None)
     edges = torch.stack([csc.indices.long(), csc.dst()])
     loops, counts = edges[0, edges[0] == edges[1]].unique(return_counts=True)
     assert len(loops) > 0 and int(counts.max()) == 1

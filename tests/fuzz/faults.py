@@ -20,7 +20,7 @@ import torch
 from gnnsys.comm import Kind, Request
 from gnnsys.partition import Parts, open_parts, write_parts
 from gnnsys.sampling import GraphService
-from gnnsys.sampling.hop_message import Draw, PartsRequest, Slot
+from gnnsys.sampling.hop_message import Draw, InnerDraw, InnerRequest, PartsRequest, Slot, SourceList
 from gnnsys.sampling.layer_shares import WITH_SOURCES
 from gnnsys.sampling.lookups import DEGREES, EDGE_IDS, ENDS
 from tests.partition.part_graphs import heterogeneous, homogeneous, random_assignment
@@ -74,7 +74,8 @@ def use(parts: Parts) -> None:
     service = GraphService(parts, range(parts.num_parts))
     halo = service.views.wanted(WITH_SOURCES)  # global ids: any int64 will do for original ones
     service.views.prepare(WITH_SOURCES, {where: ids.long() for where, ids in halo.items()})
-    for number, (_, _, dst) in enumerate(parts.schema.edge_types):
+    for number, (src, _, dst) in enumerate(parts.schema.edge_types):
+        known = SourceList(torch.arange(parts.book.part_range(parts.num_parts - 1, src).stop), None)
         for part in range(parts.num_parts):
             nodes = torch.arange(parts.part(part).num_core(dst), dtype=torch.int32)
             edges = torch.arange(len(parts.book.part_range(part, parts.schema.edge_types[number])))
@@ -82,6 +83,8 @@ def use(parts: Parts) -> None:
             for fanout in (-1, 3):
                 hop = PartsRequest(0, [part], slots, [Draw(number, 0, fanout, 5, [None])])
                 list(service.sample(Request.local(Kind.SAMPLE, hop.to_arrays())))
+            inner = InnerRequest([part], slots, [known], [InnerDraw(number, 0, 0, [None])])
+            list(service.induced(Request.local(Kind.INDUCED, inner.to_arrays())))
             shares = [torch.tensor([WITH_SOURCES.key, number, part, nodes.numel()]), torch.tensor([1]), nodes]
             list(service.shares(Request.local(Kind.SHARES, shares)))
             for what, ids in ((ENDS, edges), (EDGE_IDS, edges), (DEGREES, nodes)):

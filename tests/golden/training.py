@@ -267,7 +267,7 @@ CASES: dict[str, Case] = {
         partial(example_losses, "typed_graph", "--hidden 16 --batch-size 18 --fanout 4 3 --epochs 5", "typed")
     ),
     "example, link_prediction": _computed(
-        partial(example_losses, "link_prediction", "--nodes 200 --epochs 5 --batch-size 180", None)
+        partial(example_losses, "link_prediction", "--epochs 5 --batch-size 400 --hidden 16", "sbm")
     ),
     "example, pyg_drop_in": _computed(
         partial(example_losses, "pyg_drop_in", "--nodes 400 --epochs 50", None), needs="torch_geometric"

@@ -3,22 +3,26 @@
 What a layer holds besides its rows (messages, what autograd keeps, gradients) is its own affair, so it is not guessed:
 some bins of different sizes run there and back on zeros, and bytes = source * num_src + node * num_dst + edge *
 num_edges + fixed is fitted to their peaks and raised until it covers each of them.
+
+A device's allocator counts for the whole process, so a reading has in it what other threads take or give back
+meanwhile. It is taken until two readings agree.
 """
 
 from __future__ import annotations
 
 import copy
+import statistics
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import combinations
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows
 from gnnsys.fullgraph.plan.bins import Bin, Costs, make_bins
@@ -30,7 +34,10 @@ from gnnsys.ops import CSC, WholeDegrees
 
 _SIZES = (64, 32, 16)  # a sample is the share of all nodes one over this
 _MARGIN = 1.02
-_MEASURING = threading.Lock()  # torch's dispatch modes are not for several threads at once
+_MOST_SCALED = 1.25  # by how much a fit is raised as a whole; what is missing then is added to each bin
+_READINGS = 5  # of a device's peak, until two agree
+_AGREE = 0.01
+_MEASURING = threading.RLock()  # dispatch modes, and an allocator's peak, are for one thread at a time
 _NODE_BYTES = 32  # of a node whose sources come in pieces, of which three may be there
 
 
@@ -50,10 +57,11 @@ class Peak(TorchDispatchMode):
         self._known: dict[int, Any] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.device == self._device:
+        kwargs = kwargs or {}
+        given = {id(tensor.untyped_storage()) for tensor in _tensors_in((args, tuple(kwargs.values())))}
+        out = func(*args, **kwargs)
+        for tensor in _tensors_in((out,)):
+            if tensor.device == self._device:
                 self._note(tensor.untyped_storage(), given)
         return out
 
@@ -71,16 +79,68 @@ class Peak(TorchDispatchMode):
         self._known.pop(key, None)
 
 
+class AllocatorStats(Protocol):
+    """What an allocator tells of all memory that a process has from it."""
+
+    def allocated(self) -> int: ...
+
+    def reset_peak(self) -> None: ...
+
+    def peak(self) -> int: ...
+
+
+class CudaStats:
+    """Of torch's caching allocator on one GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Operators take and give tensors, and lists and tuples of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
+
+
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     """The most memory that `work` has at once on a device beyond what is there already."""
-    if device.type != "cuda":
-        with _MEASURING, Peak(device) as peak:
+    with _MEASURING:
+        if device.type == "cuda":
+            return _reading(CudaStats(device), work)
+        with Peak(device) as peak:
             work()
-        return peak.num_bytes
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    return peak.num_bytes
+
+
+def _reading(stats: AllocatorStats, work: Callable[[], object]) -> int:
+    before = stats.allocated()
+    stats.reset_peak()
     work()
-    return torch.cuda.max_memory_allocated(device) - before
+    return stats.peak() - before
+
+
+def agreed_peak(read: Callable[[], int]) -> int:
+    """What two readings of a peak agree on. Where none do, others take memory all the time: the middle one."""
+    readings: list[int] = []
+    while len(readings) < _READINGS:
+        now = read()
+        alike = [each for each in readings if abs(each - now) <= _AGREE * max(each, now)]
+        if alike:
+            return max(now, *alike)
+        readings.append(now)
+    return int(statistics.median(readings))
 
 
 @dataclass(frozen=True)
@@ -94,7 +154,7 @@ class MeasuredBin:
 
 
 def measure_stage(
-    stage: ModelStage, csc: CSC, whole: WholeDegrees, width: int, dtype: torch.dtype,
+    stage: ModelStage, csc: CSC, whole: WholeDegrees, ids: Tensor, width: int, dtype: torch.dtype,
     joined: Sequence[tuple[int, torch.dtype]], device: torch.device, moves: bool,
 ) -> Costs:  # fmt: skip
     """What a stage's bins cost. With `moves` their structure is brought to the device each time, and counts, and so
@@ -114,17 +174,17 @@ def measure_stage(
             assert here.csc is not None
             if not moves:
                 here.csc.transpose()
-        samples.append(_measured(stage, here, width, dtype, joined, device, moves))
+        samples.append(_measured(stage, here, ids[first:end], width, dtype, joined, device, moves))
     return fit_costs(samples)
 
 
 def _measured(
-    stage: ModelStage, here: Bin, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]],
-    device: torch.device, moves: bool,
+    stage: ModelStage, here: Bin, ids: Tensor, width: int, dtype: torch.dtype,
+    joined: Sequence[tuple[int, torch.dtype]], device: torch.device, moves: bool,
 ) -> MeasuredBin:  # fmt: skip
     num_src = len(here) if here.csc is None else here.csc.num_src
     resident = None if here.csc is None or moves else here.csc.to(device)
-    is_linear = isinstance(stage, SumStage)
+    is_linear, ids = isinstance(stage, SumStage), ids.to(device)
     lying = None if moves or not is_linear else torch.zeros(num_src, width, dtype=dtype, device=device)
 
     def there_and_back() -> None:
@@ -134,7 +194,6 @@ def _measured(
         csc = here.csc.to(device) if moves and here.csc is not None else resident
         rows = torch.zeros(num_src, width, dtype=dtype, device=device).requires_grad_()
         marked = [torch.zeros(len(here), w, dtype=t, device=device).requires_grad_() for w, t in joined]
-        ids = torch.zeros(len(here), dtype=torch.int64, device=device)
         sources = [rows, *marked, *stage.parameters()]
         if isinstance(stage, SumStage):
             own = (torch.zeros_like(rows) if lying is None else lying).detach().requires_grad_(stage.takes_own)
@@ -149,7 +208,11 @@ def _measured(
     cuda = [device] if device.type == "cuda" else []
     with torch.enable_grad(), torch.random.fork_rng(cuda):
         there_and_back()  # what is made once, and kept
-        num_bytes = peak_bytes(device, there_and_back)
+        if device.type == "cuda":
+            num_bytes = agreed_peak(lambda: peak_bytes(device, there_and_back))
+        else:  # counts its own tensors alone
+            num_bytes = peak_bytes(device, there_and_back)
+    num_bytes = max(num_bytes, num_src * width * dtype.itemsize)  # rows are there in any case
     if is_linear:  # where its pieces begin, and what its sums are multiplied by
         return MeasuredBin(0, len(here), 0, num_bytes + (_NODE_BYTES * len(here) if moves else 0))
     return MeasuredBin(num_src, len(here), 0 if here.csc is None else here.csc.num_edges, num_bytes)
@@ -167,18 +230,31 @@ def _normalise(norm: Any, num_rows: int, width: int, dtype: torch.dtype, device:
 
 
 def fit_costs(samples: Sequence[MeasuredBin]) -> Costs:
-    """Least squares with no negative cost, then as much more as covers every sample."""
+    """Least squares with no negative cost, then as much more as covers every sample.
+
+    A sample may have no edges, and a fit may be of edges alone: no factor covers what is fitted as nothing. So the fit
+    is scaled by a little at most, and what is missing then is added to every bin. What a bin is said to take is never
+    more than a scaled fit and the largest sample.
+    """
     sizes = np.array([[s.num_src, s.num_dst, s.num_edges, 1] for s in samples], dtype=np.float64)
     bytes_ = np.array([s.num_bytes for s in samples], dtype=np.float64)
-    used = [0, 1, 2, 3]
-    found = np.zeros(4)
-    while used:
-        scale = np.maximum(1.0, np.abs(sizes[:, used]).max(axis=0))
-        solved, *_ = np.linalg.lstsq(sizes[:, used] / scale, bytes_, rcond=None)
-        if (solved >= 0).all():
-            found[used] = solved / scale
-            break
-        used.pop(int(np.argmin(solved)))
+    found = _non_negative(sizes, bytes_)
     fitted = sizes @ found
-    raised = float(np.max(bytes_ / np.maximum(fitted, 1.0), initial=1.0)) * _MARGIN
-    return Costs(*(found * max(1.0, raised)).tolist())
+    raised = float(np.max(bytes_ / np.maximum(fitted, 1.0), initial=1.0))
+    found = found * min(max(1.0, raised), _MOST_SCALED)
+    found[3] += float(np.max(bytes_ - sizes @ found, initial=0.0))
+    return Costs(*(found * _MARGIN).tolist())
+
+
+def _non_negative(sizes: np.ndarray, bytes_: np.ndarray) -> np.ndarray:
+    """The least squares solution of which nothing is negative: the best of those that leave some columns away."""
+    best, least = np.zeros(sizes.shape[1]), float(np.square(bytes_).sum())
+    scale = np.maximum(1.0, np.abs(sizes).max(axis=0))
+    for count in range(1, sizes.shape[1] + 1):
+        for used in map(list, combinations(range(sizes.shape[1]), count)):
+            solved, *_ = np.linalg.lstsq(sizes[:, used] / scale[used], bytes_, rcond=None)
+            error = float(np.square(sizes[:, used] / scale[used] @ solved - bytes_).sum())
+            if (solved >= 0).all() and error < least:
+                best, least = np.zeros(sizes.shape[1]), error
+                best[used] = solved / scale[used]
+    return best

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnnsys.comm import Peers
+from gnnsys.fullgraph.plan.graph_types import EDGE_TYPE
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.rank_share import RankShare
 from gnnsys.graph import Graph
@@ -27,7 +28,16 @@ def edge_data_of(share: RankShare, plan: HaloPlan, wanted: Mapping[str, str | Te
     calls it, and ValueError is raised on all of them where they do not want the same.
     """
     rows: dict[str, Tensor] = {}
-    if wanted:
+    if share.typed is not None:
+        if wanted:
+            raise ValueError(
+                f"edge_data is for graphs of one node type and one edge type, and this one has "
+                f"{len(share.typed.types.edge_types)} edge types: leave it away"
+            )
+        at = in_subgraph(share.csc, plan.order.to(share.csc.indices.dtype)).edge_ids
+        assert at is not None
+        rows[EDGE_TYPE] = share.typed.edge_type[at.long()]
+    elif wanted:
         at = in_subgraph(share.csc, plan.order.to(share.csc.indices.dtype)).edge_ids
         assert at is not None
         ids = share.find_edge_ids()[at.long()]

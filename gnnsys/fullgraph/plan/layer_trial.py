@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,9 +26,13 @@ from gnnsys.fullgraph.keyed_dropout import Dropout, KeyedRows, working_on
 from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.bins import Bin, make_bins
 from gnnsys.fullgraph.plan.edge_data import drawn
+from gnnsys.fullgraph.plan.graph_types import EDGE_TYPE, GraphTypes
 from gnnsys.fullgraph.plan.model_stages import ModelStage, taken
 from gnnsys.fullgraph.plan.module_layout import is_lazy
+from gnnsys.fullgraph.plan.present_types import PresentTypes
 from gnnsys.fullgraph.run.call_layer import arguments, call
+from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer, layer_name
+from gnnsys.graph import NodeType
 from gnnsys.nn import HOOKS, has_hooks, why_whole
 from gnnsys.ops import CSC, EdgeData, WholeDegrees
 
@@ -39,10 +44,12 @@ _COARSE = 0.05  # in other types, and where autocast computes in them
 
 
 def check_layers(
-    stages: Sequence[ModelStage], width: int, dtype: torch.dtype, device: torch.device, data: EdgeData | None = None
-) -> None:
+    stages: Sequence[ModelStage], width: int, dtype: torch.dtype, device: torch.device, data: EdgeData | None = None,
+    given: Collection[NodeType] | None = None,
+) -> None:  # fmt: skip
     """Raises ValueError at the first module of `stages` that gives other rows on pieces, or other gradients where those
-    are on; the input has `width` columns, and edges have what `data` has.
+    are on; the input has `width` columns, and edges have what `data` has. On a typed graph it has rows of the types
+    `given`, and a layer that reads rows which nobody makes is refused too.
 
     Nothing is drawn from torch's own generator: other threads may.
     """
@@ -50,26 +57,39 @@ def check_layers(
     lazy = is_lazy(module for stage in stages for module in stage.modules)  # copies of them are drawn
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=lazy):
         rows = torch.randn(_NODES, width, generator=draws, device="cpu").to(device, dtype)
-        _check_layers(stages, rows, draws, data, has_grads)
+        _check_layers(stages, rows, draws, data, given, has_grads)
 
 
 def _check_layers(
-    stages: Sequence[ModelStage], rows: Tensor, draws: torch.Generator, data: EdgeData | None, has_grads: bool
-) -> None:
+    stages: Sequence[ModelStage], rows: Tensor, draws: torch.Generator, data: EdgeData | None,
+    given: Collection[NodeType] | None, has_grads: bool,
+) -> None:  # fmt: skip
+    types = next(
+        (m.types for stage in stages for m in stage.modules if isinstance(m, (TypedConv, TypedRowLayer))), None
+    )
     with torch.device("cpu"):  # whatever torch's default is
-        csc, bins = _sample(rows.device, draws, data)
-    alone = make_bins(None, _BOUNDS, None)
+        csc, ids = (_sample(draws, data), torch.arange(_NODES)) if types is None else _typed_sample(types, draws)
+        num_loops = torch.bincount(csc.dst()[csc.indices == csc.dst()], minlength=_NODES)
+        pieces = make_bins(csc, _BOUNDS, WholeDegrees(csc.in_degrees(), num_loops))
+    device, alone = rows.device, make_bins(None, _BOUNDS, None)
+    csc, ids, bins = csc.to(device), ids.to(device), [each.to(device, device) for each in pieces]
     kept: dict[str, Tensor] = {}
+    present = None if types is None else PresentTypes(types, ids, given)
+    rows = rows if present is None else present.zeroed(rows)
     for stage in stages:
         kept |= dict.fromkeys(stage.keep_as, rows)
+        if present is not None:
+            present.keep(stage.keep_as)
         if stage.conv is not None:
-            rows = _tried(_Trial(stage.conv, rows, csc, bins), draws, has_grads)
+            rows = _tried(_Trial(stage.conv, rows, ids, csc, bins), draws, has_grads, present)
         for module in stage.then:
             if isinstance(module, Dropout) and not has_hooks(module) and "forward" not in vars(module):
                 continue  # ours is keyed by node
             marked = kept[module.name] if isinstance(module, JoinKept) else None
-            trial = _Trial(module, rows, None, alone, marked)
-            rows = _tried(trial, draws, has_grads)
+            if isinstance(module, JoinKept) and present is not None:
+                present.join(module.name, rows, kept[module.name])
+            trial = _Trial(module, rows, ids, None, alone, marked)
+            rows = _tried(trial, draws, has_grads, present)
             stage.in_place |= trial.writes
 
 
@@ -79,6 +99,7 @@ class _Trial:
 
     module: nn.Module
     rows: Tensor
+    ids: Tensor
     csc: CSC | None
     bins: Sequence[Bin]
     marked: Tensor | None = None
@@ -86,14 +107,14 @@ class _Trial:
 
     @property
     def name(self) -> str:
-        return type(self.module).__name__
+        return layer_name(self.module)
 
     def apply(self, rows: Tensor | None = None, here: Bin | None = None, csc: CSC | None = None) -> Any:
         """What it makes of the nodes of a bin, or of all; `rows` are those of the bin's sources."""
         here = here or Bin(0, _NODES, None, csc or self.csc)
         given = (here.inputs(self.rows) if rows is None else rows).clone()
         before = _version(given)
-        with working_on(KeyedRows(torch.arange(here.first, here.end, device=given.device), 0)):
+        with working_on(KeyedRows(self.ids[here.first : here.end], 0)):
             if here.csc is not None:
                 out = call(self.module, given, here.csc)
             elif self.marked is not None:
@@ -128,8 +149,18 @@ def _version(rows: Tensor) -> int:
     return 0 if rows.is_inference() else rows._version
 
 
-def _tried(trial: _Trial, draws: torch.Generator, has_grads: bool) -> Tensor:
+def _tried(trial: _Trial, draws: torch.Generator, has_grads: bool, present: PresentTypes | None) -> Tensor:
     """What a module makes of the whole, if pieces add up to it."""
+    module = trial.module
+    if present is None:
+        return _whole(trial, draws, has_grads)
+    present.take(module)
+    rows = _whole(trial, draws, has_grads)
+    present.make(module, trial.module)
+    return rows
+
+
+def _whole(trial: _Trial, draws: torch.Generator, has_grads: bool) -> Tensor:
     name, csc, rows, module = trial.name, trial.csc, trial.rows, trial.module
     try:
         trial.module = _copied(module)
@@ -213,6 +244,8 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def _about_edges(module: nn.Module, csc: CSC, reason: str) -> str:
     """What a graph layer was given of edges when it failed, or might have missed."""
+    if isinstance(module, TypedConv):
+        return ""
     rows = csc.edge_data.rows if csc.edge_data is not None else {}
     given = [f"{name} {list(rows[name].shape)}" for name in taken(module, rows)]
     if given:
@@ -225,7 +258,7 @@ def _about_edges(module: nn.Module, csc: CSC, reason: str) -> str:
 def _warn_if_deaf(trial: _Trial, csc: CSC, whole: Tensor, draws: torch.Generator) -> None:
     """Warns of a layer whose rows are the same whatever it is given of edges."""
     module, data = trial.module, csc.edge_data
-    names = [] if data is None else taken(module, data.rows)
+    names = [] if data is None or isinstance(module, TypedConv) else taken(module, data.rows)
     if data is None or not names:
         return
     other = drawn(data, csc.to("cpu"), draws)
@@ -239,8 +272,8 @@ def _warn_if_deaf(trial: _Trial, csc: CSC, whole: Tensor, draws: torch.Generator
         )
 
 
-def _sample(device: torch.device, draws: torch.Generator, data: EdgeData | None) -> tuple[CSC, list[Bin]]:
-    """A directed graph with loops, repeated edges and isolated nodes, and its pieces.
+def _sample(draws: torch.Generator, data: EdgeData | None) -> CSC:
+    """A directed graph with loops, repeated edges and isolated nodes.
 
     No node has several loops: which of them PyG keeps the weight of is undefined on a device.
     """
@@ -252,10 +285,28 @@ def _sample(device: torch.device, draws: torch.Generator, data: EdgeData | None)
     edges = edges[:, torch.randperm(edges.shape[1], generator=draws, device="cpu")]
     csc = CSC.from_edge_index(edges, _NODES)
     csc = CSC(csc.indptr, csc.indices.to(torch.int32), _NODES)
-    num_loops = torch.bincount(csc.dst()[csc.indices == csc.dst()], minlength=_NODES)
     csc.edge_data = None if data is None else drawn(data, csc, draws)
-    bins = make_bins(csc, _BOUNDS, WholeDegrees(csc.in_degrees(), num_loops))
-    return csc.to(device), [each.to(device, device) for each in bins]
+    return csc
+
+
+def _typed_sample(types: GraphTypes, draws: torch.Generator) -> tuple[CSC, Tensor]:
+    """The same with edges of every type that can have some, and ids of its nodes, whose types take turns."""
+    sizes = [end - first for first, end in pairwise(types.offsets)]
+    there = [number for number, size in enumerate(sizes) if size] or [0]
+    of_nodes = torch.tensor([there[node % len(there)] for node in range(_NODES)])
+    turns = torch.arange(_NODES) // len(there)
+    ids = torch.tensor(types.offsets)[of_nodes] + turns % torch.tensor(sizes).clamp(min=1)[of_nodes]
+    nodes = [(of_nodes[: _NODES - 4] == number).nonzero().view(-1) for number in range(len(sizes))]
+    ends = [(types.node_types.index(t[0]), types.node_types.index(t[2])) for t in types.edge_types]
+    edges, of_edges = [torch.zeros(2, 0, dtype=torch.int64)], [torch.zeros(0, dtype=torch.int16)]
+    for number, pair in enumerate(ends):
+        if all(nodes[t].numel() for t in pair):
+            picks = [torch.randint(nodes[t].numel(), (max(4, _EDGES // len(ends)),), generator=draws) for t in pair]
+            edges.append(torch.stack([nodes[t][pick] for t, pick in zip(pair, picks, strict=True)]))
+            of_edges.append(torch.full((edges[-1].shape[1],), number, dtype=torch.int16))
+    csc, kinds = CSC.from_edge_index(torch.cat(edges, dim=1), _NODES), torch.cat(of_edges)
+    kinds = kinds if csc.edge_ids is None else kinds[csc.edge_ids.long()]
+    return CSC(csc.indptr, csc.indices.to(torch.int32), _NODES, edge_data=EdgeData({EDGE_TYPE: kinds})), ids
 
 
 def _shake(module: nn.Module, draws: torch.Generator) -> None:
@@ -274,7 +325,7 @@ def _close(got: Tensor, want: Tensor, scale: Tensor | None = None, times: float 
 
 
 def _differs(module: nn.Module, csc: CSC | None) -> str:
-    name = type(module).__name__
+    name = layer_name(module)
     if csc is None:
         return (
             f"{name} makes a node's row depend on which others it is given, so its bins would not add up to the whole "
@@ -291,6 +342,7 @@ def _differs(module: nn.Module, csc: CSC | None) -> str:
 
 def _whole_since(module: nn.Module) -> str:
     """What to do about a module that cannot be computed in bins because it was changed."""
+    module = module.conv if isinstance(module, TypedConv) else module
     reason = why_whole(module)
     if not reason:
         return ""

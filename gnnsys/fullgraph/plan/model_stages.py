@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows, working_on
 from gnnsys.fullgraph.modules import EdgeArguments, JoinKept, Keep
+from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.plan.module_layout import StackDropout, flat
 from gnnsys.fullgraph.run.call_layer import arguments, call
+from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.nn import is_batch_norm, runs_as, why_whole
 from gnnsys.ops import CSC, stream_key
 
@@ -77,15 +79,18 @@ class ModelStage:
         return working_on(KeyedRows(now.ids, stream_key(now.key, self.number)))
 
 
-def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[ModelStage]:
+def make_stages(layers: nn.Module, edges: Collection[str] = (), types: GraphTypes | None = None) -> list[ModelStage]:
     """The stages of a model, which is a list of modules or one of our reference models.
 
-    `edges` are names of arguments that graph layers are given besides rows and structure.
+    `edges` are names of arguments that graph layers are given besides rows and structure. With `types` the graph is a
+    typed one, and graph layers are called with rows by node type and a typed block.
     """
     stages, at = [ModelStage()], ModelStage()
     kept: set[str] = set()
-    for module in flat(layers):
+    for module in flat(layers, types):
         _check(module)
+        if types is not None:
+            module = _for_types(module, types, edges)
         if isinstance(module, Keep):
             if module.name in kept:
                 raise ValueError(f"two layers keep rows as {module.name!r}")
@@ -132,6 +137,18 @@ def make_stages(layers: nn.Module, edges: Collection[str] = ()) -> list[ModelSta
     return out
 
 
+def _for_types(module: nn.Module, types: GraphTypes, edges: Collection[str]) -> nn.Module:
+    """A module of a list on a typed graph."""
+    if is_batch_norm(module):
+        raise ValueError(
+            f"{type(module).__name__} would normalise over the nodes of all types at once: use nn.LayerNorm, which "
+            "works row by row"
+        )
+    if isinstance(module, TypedConv) or not takes_structure(module, edges):
+        return module
+    return TypedConv(module, types)
+
+
 def takes_structure(module: nn.Module, edges: Collection[str] = ()) -> bool:
     """Whether a module is a graph layer: its forward asks for more than rows, and what it is told of edges."""
     if isinstance(module, (JoinKept, Keep)):
@@ -161,6 +178,7 @@ def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
 
 def _check(module: nn.Module) -> None:
     """What inside a module would make other numbers than one process does."""
+    module = module.module if isinstance(module, TypedRowLayer) else module
     if isinstance(module, Keep) and not runs_as(module, Keep):
         raise ValueError(f"{type(module).__name__} {why_whole(module)}, and a Keep is never called: put that behind it")
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and not is_batch_norm(module):

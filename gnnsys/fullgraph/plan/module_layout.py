@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.keyed_dropout import Dropout, keyed
+from gnnsys.fullgraph.modules import ByNodeType
+from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.run.pyg_layers import unwrapped
-from gnnsys.nn import Stack, has_hooks, is_batch_norm, methods_of, runs_as
+from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
+from gnnsys.nn import HGT, Stack, TypedRGCN, TypedStack, has_hooks, is_batch_norm, methods_of, runs_as
 
 
 class StackDropout(Dropout):
     """What a reference model drops between two layers: its rate, and only while it trains, as of the last look."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack | TypedStack) -> None:
         super().__init__(stack.dropout)
         self._stack = (stack,)  # in a tuple it is no child
         self.look()
@@ -33,9 +36,11 @@ class StackDropout(Dropout):
         self.p, self.training = self._stack[0].dropout, self._stack[0].training
 
 
-def flat(layers: nn.Module) -> Iterator[nn.Module]:
-    """Lists within lists, reference models taken apart, torch's dropouts made ours."""
-    if runs_as(layers, Stack):
+def flat(layers: nn.Module, types: GraphTypes | None = None) -> Iterator[nn.Module]:
+    """Lists within lists, reference models taken apart, torch's dropouts made ours; `types` are a typed graph's."""
+    if isinstance(layers, TypedStack) and any(runs_as(layers, kind) for kind in (TypedStack, TypedRGCN, HGT)):
+        yield from _typed_stack(layers, types)
+    elif runs_as(layers, Stack):
         assert isinstance(layers, Stack)
         for index, conv in enumerate(layers.convs):
             yield conv
@@ -46,10 +51,43 @@ def flat(layers: nn.Module) -> Iterator[nn.Module]:
         for module in layers._modules.values():  # `children` gives one that is there twice once
             if module is None:
                 raise ValueError(f"{type(layers).__name__} holds None where a module is due")
-            yield from flat(module)
+            yield from flat(module, types)
+    elif isinstance(layers, ByNodeType) and types is not None:
+        yield TypedRowLayer(layers, types)
     else:
         inner = unwrapped(layers)
         yield inner if is_batch_norm(inner) else keyed(layers)
+
+
+def _typed_stack(stack: TypedStack, types: GraphTypes | None) -> Iterator[nn.Module]:
+    """The layers of a typed reference model, each with the types that it is given there."""
+    name, plan = type(stack).__name__, stack.plan
+    if types is None:
+        raise ValueError(
+            f"{name} is for typed graphs, and this one has one node type and one edge type: use a model of x"
+        )
+    others = set(types.node_types) ^ set(plan.node_types) or set(types.edge_types) - set(plan.edge_types)
+    if others:
+        raise ValueError(
+            f"{name} was made for other types than the graph has, {sorted(others)[0]!r} for one: make it with "
+            "metadata=graph"
+        )
+    for index, conv in enumerate(stack.convs):
+        yield TypedConv(conv, types, plan.read(index), plan.uses[index])
+        if index < len(stack.convs) - 1:
+            norms = stack.norms[index]
+            if len(norms):  # type: ignore[arg-type]
+                named = dict(zip(plan.makes[index], norms.values(), strict=True))  # type: ignore[operator]
+                if any(isinstance(norm, nn.modules.batchnorm._BatchNorm) for norm in named.values()):
+                    raise ValueError(
+                        f"{name} has a batch normalisation per node type, whose statistics would be a bin's: make it "
+                        'with norm="layer"'
+                    )
+                yield TypedRowLayer(ByNodeType(named), types)
+            yield from (nn.ReLU(), StackDropout(stack))
+    if isinstance(stack, HGT) and len(stack.last):
+        heads = dict(zip(plan.makes[-1], stack.last.values(), strict=True))
+        yield TypedRowLayer(ByNodeType(heads), types)
 
 
 def _is_list(module: nn.Module) -> bool:

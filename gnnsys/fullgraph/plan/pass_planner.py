@@ -20,17 +20,20 @@ from gnnsys.fullgraph.offload.copy_streams import streams_between
 from gnnsys.fullgraph.offload.mover import StagingBuffers
 from gnnsys.fullgraph.plan.bin_schedule import BinSchedule
 from gnnsys.fullgraph.plan.bins import BudgetError, Costs, Packing
+from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.plan.halo import HaloPlan
 from gnnsys.fullgraph.plan.layer_trial import check_layers, check_parameters
 from gnnsys.fullgraph.plan.model_stages import ModelStage, make_stages
 from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
 from gnnsys.fullgraph.plan.stage_halves import with_halves
 from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
-from gnnsys.ops import WEIGHT, WholeDegrees
+from gnnsys.graph import NodeType
+from gnnsys.ops import STRUCTURES, WEIGHT, WholeDegrees
 from gnnsys.store import MemoryBudget, MemoryPromise
 
 _BINS = 6  # per layer, where there is something to overlap with: the best of 1 to 8 in docs/benchmarks.md
 _BIN_NODES = 1500  # of a bin between ranks, on average: many smaller ones cost more than what they overlap
+_DERIVED = 4  # structures that a typed layer derives from that of a bin, besides one per edge type
 # What modules of all ranks have in common besides what plans are made from
 _AGREED = ("p", "dropout", "negative_slope", "eps", "momentum", "track_running_stats")
 
@@ -57,10 +60,11 @@ class PassPlan:
 class LayerReader:
     """The stages of a list of layers, as the layers are now. `version` counts how often they became other ones."""
 
-    def __init__(self, layers: nn.Module, edge_names: Sequence[str]) -> None:
-        self.layers, self._edge_names = layers, edge_names
+    def __init__(self, layers: nn.Module, edge_names: Sequence[str], types: GraphTypes | None = None) -> None:
+        self.layers, self._edge_names, self.types = layers, edge_names, types
         self.layout: ModuleLayout | None = None  # what the stages are made of
         self.stages: list[ModelStage] = []
+        self.input_widths: dict[NodeType, int] | None = None  # of a typed graph, the types that x has rows of
         self.version = self.digest = 0
         self.look()
 
@@ -68,7 +72,7 @@ class LayerReader:
         """Reads the layers; which of their modules train."""
         now = ModuleLayout.of(self.layers)
         if self.layout is None or now.what != self.layout.what:
-            self.stages = make_stages(self.layers, self._edge_names)
+            self.stages = make_stages(self.layers, self._edge_names, self.types)
             self.version += 1
             self.layout = ModuleLayout.of(self.layers)  # dropouts became ours
             self.digest = self.layout.digest()
@@ -100,10 +104,17 @@ class PassPlanner:
         self._promises: dict[torch.device, MemoryPromise] = {}  # room for bins, of the plan that needs most
         self._is_checked = False  # whether all ranks were found to have the same parameters
 
-    def agree(self, x: Tensor, is_training: bool, is_known: Callable[[], bool]) -> bool:
-        """Whether x `is_known` on all ranks. What one of them refuses, of x or of the layers, all refuse."""
-        refusal, digest, known, is_planned = None, 0, False, False
+    def agree(
+        self, x: Tensor, is_training: bool, is_known: Callable[[], bool], refusal: Exception | None = None
+    ) -> bool:
+        """Whether x `is_known` on all ranks. What one of them refuses, of x or of the layers, all refuse.
+
+        `refusal` is what this rank has found wrong already, if anything.
+        """
+        digest, known, is_planned = 0, False, False
         try:
+            if refusal is not None:
+                raise refusal
             if x.dim() != 2 or x.shape[0] != self._halo.num_core or not x.is_floating_point():
                 raise ValueError(
                     f"x must be float [{self._halo.num_core}, width], a row for each of this rank's nodes, got "
@@ -169,6 +180,9 @@ class PassPlanner:
                 stages, halo, self._whole, self._peers, self._packing(moves), budget, shapes, costs, x.device, device,
                 moves, not x.requires_grad,
             )  # fmt: skip
+        if self.reader.types is not None:
+            each = _DERIVED + len(self.reader.types.edge_types)
+            STRUCTURES.reserve(each * sum(len(step.bins) for step in steps))
         buffers = None if streams is None else StagingBuffers(streams)
         recompute = options.recompute or budget is not None
         return PassPlan(
@@ -181,15 +195,27 @@ class PassPlanner:
         width, dtype, x_trains, _, _, cast = key  # devices are each rank's own
         trains = [p.requires_grad for p in self.reader.layers.parameters()]
         settings = numbers_of(self.reader.layers.modules(), _AGREED)
-        here = (self.reader.digest, width, dtype, x_trains, cast, modes, is_training, trains, settings)
+        here = (
+            self.reader.digest,
+            self.reader.input_widths,
+            width,
+            dtype,
+            x_trains,
+            cast,
+            modes,
+            is_training,
+            trains,
+            settings,
+        )
         return zlib.crc32(repr((*here, torch.is_grad_enabled())).encode())
 
     def _check(self, x: Tensor, modes: tuple[bool, ...]) -> None:
         """Once for each kind of rows, and for training and not: whether the layers can be computed in bins."""
-        device = self._device(x)
-        key = (x.shape[1], x.dtype, device, modes, torch.is_grad_enabled())
+        device, widths = self._device(x), self.reader.input_widths
+        by_type = None if widths is None else tuple(widths.items())
+        key = (x.shape[1], by_type, x.dtype, device, modes, torch.is_grad_enabled())
         if key not in self._checked:
-            check_layers(self.reader.stages, x.shape[1], x.dtype, device, self._halo.csc.edge_data)
+            check_layers(self.reader.stages, x.shape[1], x.dtype, device, self._halo.csc.edge_data, widths)
             self._checked.add(key)
 
     def _device(self, x: Tensor) -> torch.device:
@@ -214,7 +240,7 @@ class PassPlanner:
         own = self._promises.get(device)
         left = MemoryBudget.of(device).left() + (0 if own is None else own.bytes)
         room = max(1, left // 2) if room is None else room
-        costs = costs_of(stages, halo, self._whole, shapes, device, moves)
+        costs = costs_of(stages, halo, self._whole, self._ids, shapes, device, moves)
         needed = bytes_at_once(stages, halo, _BINS, shapes, costs)
         self._promise(device, int(min(needed, room, left)))
         return None if needed <= room else room, costs

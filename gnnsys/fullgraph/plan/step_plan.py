@@ -45,6 +45,7 @@ from gnnsys.fullgraph.plan.sweep_choice import (
     left_for_bins,
     sweep_bounds,
 )
+from gnnsys.fullgraph.run.typed_layer import TypedConv
 from gnnsys.ops import CSC, WEIGHT, EdgeData, WholeDegrees
 
 _SOURCE_BYTES = 24  # of a source in a piece besides its row: two weights, and where its edges begin
@@ -240,14 +241,15 @@ def shapes_of(stages: Sequence[ModelStage], plan: HaloPlan, x: Tensor, device: t
 
 
 def costs_of(
-    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, shapes: Shapes, device: torch.device, moves: bool
-) -> list[Costs]:
-    """What bins of every stage take of the device, by measurement."""
+    stages: Sequence[ModelStage], plan: HaloPlan, whole: WholeDegrees, ids: Tensor, shapes: Shapes,
+    device: torch.device, moves: bool,
+) -> list[Costs]:  # fmt: skip
+    """What bins of every stage take of the device, by measurement; `ids` are the nodes' by place."""
     found = []
     for index, stage in enumerate(stages):
         joined = shapes_of_joins(stages, stage, shapes[: index + 1])
         csc = _read_by(stage, plan.csc)
-        found.append(measure_stage(stage, csc, whole, *shapes[index], joined, device, moves))
+        found.append(measure_stage(stage, csc, whole, ids, *shapes[index], joined, device, moves))
     return found
 
 
@@ -324,7 +326,7 @@ def probe(
     stage: ModelStage, width: int, dtype: torch.dtype, joined: Sequence[tuple[int, torch.dtype]], device: torch.device,
     data: EdgeData | None = None,
 ) -> tuple[int, torch.dtype]:  # fmt: skip
-    """The width and dtype of what a stage makes of rows of `width`, found by giving it one node with a self loop.
+    """The width and dtype of what a stage makes of rows of `width`, found by giving it one node, with a self loop.
 
     Torch's generator stays as it was, unless parameters get their size here, and are drawn: as in a first call.
     """
@@ -332,7 +334,10 @@ def probe(
         return width, dtype
     one = torch.ones(1, dtype=torch.int64, device=device)
     csc = CSC(torch.tensor([0, 1], device=device), one.to(torch.int32) - 1, 1, whole=WholeDegrees(one, one))
-    csc.edge_data = None if data is None else alike(data, 1, 1, device)
+    if isinstance(stage.conv, TypedConv):
+        csc = stage.conv.one_node(device)
+    else:
+        csc.edge_data = None if data is None else alike(data, 1, 1, device)
     cuda = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(cuda, enabled=not is_lazy(stage.modules)):
         rows = torch.zeros(1, width, dtype=dtype, device=device)
