@@ -49,13 +49,16 @@ if TYPE_CHECKING:
     from gnnsys.sampling import DistGraph as DistGraph
     from gnnsys.seeds import Seeds as Seeds
     from gnnsys.seeds import split as split
+    from gnnsys.seeds import split_links as split_links
     from gnnsys.session import Session as Session
     from gnnsys.session import init as init
     from gnnsys.session import open as open
     from gnnsys.store import DistEmbedding as DistEmbedding
     from gnnsys.store import DistTensor as DistTensor
+    from gnnsys.store import RowWiseAdagrad as RowWiseAdagrad
     from gnnsys.store import SparseAdagrad as SparseAdagrad
     from gnnsys.store import SparseAdam as SparseAdam
+    from gnnsys.store import SparseSGD as SparseSGD
 
 _ROOM_OF = {
     "Batch": "loader",
@@ -67,18 +70,21 @@ _ROOM_OF = {
     "LinkNeighborLoader": "loader",
     "NegativeSampling": "loader",
     "NeighborLoader": "loader",
+    "RowWiseAdagrad": "store",
     "Saver": "checkpoint",
     "Seeds": "seeds",
     "Session": "session",
     "ShardLost": "comm",
     "SparseAdagrad": "store",
     "SparseAdam": "store",
+    "SparseSGD": "store",
     "SubgraphLoader": "loader",
     "TrainerLost": "comm",
     "init": "session",
     "open": "session",
     "resume": "checkpoint",
     "split": "seeds",
+    "split_links": "seeds",
 }
 
 __all__ = [
@@ -91,18 +97,21 @@ __all__ = [
     "LinkNeighborLoader",
     "NegativeSampling",
     "NeighborLoader",
+    "RowWiseAdagrad",
     "Saver",
     "Seeds",
     "Session",
     "ShardLost",
     "SparseAdagrad",
     "SparseAdam",
+    "SparseSGD",
     "SubgraphLoader",
     "TrainerLost",
     "init",
     "open",
     "resume",
     "split",
+    "split_links",
 ]
 
 

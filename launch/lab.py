@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from gnnsys.lab import Lab, Result, state
-from gnnsys.partition import format_size
+from gnnsys.observe import format_size
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,6 +39,10 @@ class Refused(Exception):
     """Raised by a foreign side that knows already that it cannot do the work; the text is the reason."""
 
 
+class NotHere(RuntimeError):
+    """Raised by a case that this machine cannot run at all, as it has no lab: it is missing, and has not failed."""
+
+
 def of_peer(make: Callable[[], Callable[[], Any]], threads: int = 1, clock: Clock = "host") -> Side:
     """A foreign side. `make` builds its call at the warm-up, so that a peer that cannot even be built is a reason."""
     made = cache(make)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeAlias
 
-from gnnsys.bench.case import Case, Side, Unit, Versus
+from gnnsys.bench.case import Case, NotHere, Side, Unit, Versus
 from gnnsys.bench.communities import S, task_folder
 from gnnsys.bench.workload import FULL, Workload
 from gnnsys.lab import available
@@ -34,7 +34,7 @@ class LabJobs(Generic[S]):
 
 def check_lab() -> None:
     if reason := available():
-        raise RuntimeError(reason)
+        raise NotHere(reason)
 
 
 def say(line: str) -> None:

@@ -70,6 +70,14 @@ class Report:
         self.rows += [self._empty_row(case, versus, None, reason=reason) for versus in case.versus]
         self.not_run.append(f"{case.name}: {reason}")
 
+    def add_missing(self, case: Case, reason: str) -> list[Row]:
+        """A case that this machine cannot run: rows without figures, of which `--check` misses the required ones."""
+        rows = [self._empty_row(case, versus, None, reason=reason) for versus in case.versus]
+        self.rows += rows
+        if any(versus.required for versus in case.versus):
+            self.not_run.append(f"{case.name}: {reason}")
+        return rows
+
     def failures(self) -> list[str]:
         """What `--check` objects to, a line each; empty when all is well."""
         missed = [

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnnsys.bench import table
-from gnnsys.bench.case import Benchmark, Case, Unit
+from gnnsys.bench.case import Benchmark, Case, NotHere, Unit
 from gnnsys.bench.measure import RoundLimits, measure
 from gnnsys.bench.report import Report
 from gnnsys.bench.workload import FULL, QUICK, Workload
 
-SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers")
+SUITES = ("ops", "loader", "partition", "store", "pipeline", "dist", "fullgraph", "gpu", "samplers", "links", "typed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,10 @@ def run_suite(
         for case in selected:
             try:
                 measured = measure(case, rounds)
+            except NotHere as error:
+                for row in report.add_missing(case, str(error)):
+                    show(table.line(row))
+                continue
             except Exception as error:
                 report.add_failure(case, f"{type(error).__name__}: {error}")
                 show(f"{case.name}: failed, {type(error).__name__}: {error}")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from gnnsys.explain.explaining import Explaining, check_guided, remote_ids
+from gnnsys.explain.guide import NOT_DECIDING
 from gnnsys.explain.mask_reader import MaskBoard, MaskReader
 from gnnsys.explain.masks import Masks, masks_from_arrays, masks_to_arrays
 from gnnsys.explain.record import load_record, save_record
@@ -93,7 +94,7 @@ class ExplainedSampler(GuidedSampler):
 
     def options(self) -> dict[str, Any]:
         decides = self._guide.options() if self._guide.exact else {}
-        own = {f"guide.{name}": value for name, value in decides.items() if name not in ("record", "replay")}
+        own = {f"guide.{name}": value for name, value in decides.items() if name not in NOT_DECIDING}
         return {**super().options(), **own}
 
     def watch(self, counts: Callable[[], Mapping[str, int]], made_of: Callable[[], Mapping[str, Any]]) -> None:
@@ -155,10 +156,11 @@ class ExplainedSampler(GuidedSampler):
                 return
             try:
                 masks = self._wait(self._waited_for)
-            except Exception:
-                if self._is_closed:  # meanwhile: batches go on as they are guided now
-                    return
-                raise
+            except Exception as error:
+                if not self._is_closed:
+                    raise
+                _log.info("the guide was closed while masks were awaited; batches stay as they are guided: %s", error)
+                return
             offer = self._make_offer(masks)
             if offer is not None:
                 for pending in offer.sent:
@@ -209,10 +211,17 @@ class ExplainedSampler(GuidedSampler):
         """
         if self._explaining is not None or not self._is_lead or self._is_closed or self._replayed_to is not None:
             return
-        self._explaining = Explaining(
-            self._parts, self._made, self._guide, parts=self._parts_explained, before=self._before(),
-            rounds=self._rounds,
-        )  # fmt: skip
+        try:
+            self._explaining = Explaining(
+                self._parts, self._made, self._guide, parts=self._parts_explained, before=self._before(),
+                rounds=self._rounds,
+            )  # fmt: skip
+        except (OSError, ValueError, MemoryError) as error:  # no shared memory is to be had, say
+            if self._guide.exact:
+                raise
+            _log.warning("explanation cannot begin: %s; training goes on without masks", error)
+            self._is_lead = False
+            return
         if self._board is not None:
             self._board.tell(self._explaining.addresses())
 
@@ -247,7 +256,7 @@ class ExplainedSampler(GuidedSampler):
                     f"no masks of part {self.requester} for batch {position} within {self._guide.timeout:g} s: the "
                     "machine's first trainer explains, see what it says"
                 )
-            time.sleep(0.005)
+            time.sleep(0.005)  # nothing wakes this process when another one writes masks
 
     def _find_reader(self) -> None:
         """Reads what the machine's first trainer has explained, once it has said where that is.

@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.5  # how soon a process that has ended is noticed
 _MAX_RESTARTS = 3
-_NOT_STARTED = "the explaining process cannot be started again"
+_FETCH_BYTES = 4 << 20  # of remote rows that are asked for at once
+_NOT_STARTED = "the explaining process cannot be started"
 
 
 class Explaining:
@@ -74,8 +75,11 @@ class Explaining:
         check_layout(self._layout, layout_of(guide.make_model()), guide.model)
         self._table = graph.node_data[NODE][guide.features]
         self._ids = {part: remote_ids(graph, part) for part in self._parts}
-        row_bytes = max(1, self._table.shape[1] * self._table.dtype.itemsize)
+        self._dtype = guide.rows_as(self._table.dtype)
+        row_bytes = max(1, self._table.shape[1] * self._dtype.itemsize)
         most_rows = max(1, guide.row_bytes // row_bytes)  # by part: slices are the same wherever parts are explained
+        if not guide.nodes:
+            most_rows = min(most_rows, guide.round_rows)  # a sample says enough of columns
         self._num_slices = {part: max(1, -(-ids.numel() // most_rows)) for part, ids in self._ids.items()}
         self._weights = Mailbox.create(message_bytes([_head(0, 0), state_to_bytes(plain_model(model))]))
         self._rows_boxes = {part: Mailbox.create(self._rows_capacity(part)) for part in self._parts}
@@ -87,12 +91,20 @@ class Explaining:
         self.error = ""  # what the process said last
         self._failed_at = -1  # the position of the newest weights that it failed with
         self._said = b""  # by it, of a line that has not ended
+        self._orders: Mailbox | None = None  # what it is to do
         self._is_over = False  # it is not started again
         self._is_closed = False
         self._wanted = rounds  # the slice of rows that the newest weights are explained with
         self._news = threading.Condition()
         self._piping = threading.Lock()  # held while a pipe is used or closed: its number may be another file's then
-        self._running = [self._start()]  # one; the thread ends it where nobody has this any more
+        self._running: list[subprocess.Popen[bytes] | None] = [
+            None
+        ]  # the thread ends it where nobody has this any more
+        try:
+            self._running[0] = self._start()
+        except Exception as error:  # no process is to be had now: training goes on, and the keeper tries again
+            self.error = f"{_NOT_STARTED}: {error!r}"
+            _log.warning("explanation: %s; training goes on without masks", self.error)
         self._fetched: dict[int, int] = {}  # the slice of rows that the process has, by part
         self._keeper = threading.Thread(
             target=_keep, args=(weakref.ref(self), self._running), name="gnnsys-explaining", daemon=True
@@ -112,7 +124,7 @@ class Explaining:
         wanted = self._rounds + self._weights.newest  # counted by what was given: the same in every run
         self._weights.write([_head(position, wanted), state_to_bytes(plain_model(model))])
         self._given = position
-        if any(count > 1 for count in self._num_slices.values()):
+        if self.guide.nodes and any(count > 1 for count in self._num_slices.values()):
             with self._news:
                 self._wanted = wanted
                 self._news.notify()
@@ -143,7 +155,7 @@ class Explaining:
             if time.monotonic() > deadline:
                 why = self.error or "the process is slow or stopped"
                 raise TimeoutError(f"no masks of position {position} within {timeout:g} s: {why}")
-            time.sleep(0.005)
+            time.sleep(0.005)  # masks come through shared memory: nothing wakes who waits for them
         return [self._newest[part] for part in self._parts]
 
     def addresses(self) -> dict[int, dict[str, int]]:
@@ -174,12 +186,13 @@ class Explaining:
         }
 
     @property
-    def _process(self) -> subprocess.Popen[bytes]:
+    def _process(self) -> subprocess.Popen[bytes] | None:
         return self._running[0]
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """0 where it could not be started yet."""
+        return 0 if self._process is None else self._process.pid
 
     def close(self, timeout: float = _END_SECONDS) -> None:
         """Ends the process, by force where it does not end in time. Idempotent."""
@@ -192,7 +205,8 @@ class Explaining:
         with self._piping:
             _end(self._process, timeout)
         for box in (self._orders, self._weights, *self._rows_boxes.values(), *self._mask_boxes.values()):
-            box.close()
+            if box is not None:
+                box.close()
 
     def __enter__(self) -> Explaining:
         return self
@@ -246,13 +260,16 @@ class Explaining:
     def _wake(self) -> None:
         """A byte through the pipe; nothing where the pipe is full or the process has ended."""
         with self._piping, contextlib.suppress(OSError, ValueError):
-            assert self._process.stdin is not None
-            os.write(self._process.stdin.fileno(), b"n")
+            if self._process is not None:
+                assert self._process.stdin is not None
+                os.write(self._process.stdin.fileno(), b"n")
 
     def _listen(self) -> None:
         """Reads what the process has said of errors, as far as it is there."""
         look = select.poll()
         with self._piping, contextlib.suppress(OSError, ValueError):
+            if self._process is None:
+                return
             assert self._process.stdout is not None
             stdout = self._process.stdout.fileno()
             look.register(stdout, select.POLLIN)
@@ -274,7 +291,7 @@ class Explaining:
         wanted = self._wanted
         try:
             for part in self._parts:
-                number = wanted % self._num_slices[part]
+                number = wanted % self._num_slices[part] if self.guide.nodes else 0
                 if self._fetched.get(part) != number and not self._is_closed:
                     self._fetch(part, number)
                     self._fetched[part] = number
@@ -287,19 +304,19 @@ class Explaining:
                 self._news.wait(_LOOK_SECONDS)
             if self._is_closed:
                 return False
-        if self._process.poll() is not None and not self._is_over:
+        if (self._process is None or self._process.poll() is not None) and not self._is_over:
             self._start_again()
         return True
 
     def _start_again(self) -> None:
         self._listen()
-        code = self._process.returncode
+        how = "could not be started" if self._process is None else f"ended with {self._process.returncode}"
         if self._is_over or self._restarts == _MAX_RESTARTS:
             self._is_over = True
-            _log.warning("the explaining process ended with %s and is not started again", code)
+            _log.warning("the explaining process %s and is not started again", how)
             return
         self._restarts += 1
-        _log.warning("the explaining process ended with %s; it is started again", code)
+        _log.warning("the explaining process %s; it is started again", how)
         try:
             started = self._start()
         except Exception as error:  # no process or no shared memory is to be had now: the keeper tries again
@@ -318,20 +335,28 @@ class Explaining:
 
     def _fetch(self, part: int, number: int) -> None:
         """Brings slice `number` of a part's remote rows, and tells the process."""
-        num_slices = self._num_slices[part]
+        num_slices, width = self._num_slices[part], self._table.shape[1]
         ids = self._ids[part][number::num_slices].contiguous()
-        rows = self._table[ids]
+        rows = torch.empty(ids.numel(), width, dtype=self._dtype, device="cpu")
+        count = max(1, _FETCH_BYTES // max(1, width * self._table.dtype.itemsize))
+        for first in range(0, ids.numel(), count):  # few at a time: batches are fetched meanwhile
+            some_ids = ids[first : first + count]
+            rows[first : first + count] = self._table.pull(
+                some_ids, wire_dtype=None if self._dtype == self._table.dtype else self._dtype
+            )  # also those of this machine are narrowed: masks are the same wherever parts are
+            if self._is_closed:
+                return
         self._row_bytes += rows.nbytes
         owner = self._graph.book.part_of(ids)
         away = torch.tensor([machine != self._graph.machine for machine in self._graph.machine_of_part], device="cpu")
         self._wire_row_bytes += int(away[owner].sum()) * (rows.nbytes // max(1, ids.numel()))
-        self._rows_boxes[part].write([_head(number, num_slices), rows.contiguous().view(-1)])
+        self._rows_boxes[part].write([_head(number, num_slices), rows.view(-1)])
         self._wake()
 
     def _rows_capacity(self, part: int) -> int:
         count = -(-self._ids[part].numel() // self._num_slices[part])
-        rows = torch.empty(0, dtype=self._table.dtype, device="cpu")
-        return message_bytes([_head(0, 0), rows]) + count * self._table.shape[1] * self._table.dtype.itemsize + 8
+        rows = torch.empty(0, dtype=self._dtype, device="cpu")
+        return message_bytes([_head(0, 0), rows]) + count * self._table.shape[1] * self._dtype.itemsize + 8
 
     def _masks_capacity(self, part: int) -> int:
         ids, sf = self._ids[part], torch.ones(self._table.shape[1], device="cpu")
@@ -370,7 +395,7 @@ def remote_ids(graph: DistGraph, part: int) -> Tensor:
     return opened.halo()[: end - first].long()
 
 
-def _keep(reference: weakref.ref[Explaining], running: list[subprocess.Popen[bytes]]) -> None:
+def _keep(reference: weakref.ref[Explaining], running: list[subprocess.Popen[bytes] | None]) -> None:
     """Until it is closed, or nobody has it any more: that ends the process too."""
     while (explaining := reference()) is not None:
         if not explaining._tend():
@@ -383,7 +408,9 @@ def _head(first: int, second: int) -> Tensor:
     return torch.tensor([first, second], dtype=torch.int64, device="cpu")
 
 
-def _end(process: subprocess.Popen[bytes], timeout: float) -> None:
+def _end(process: subprocess.Popen[bytes] | None, timeout: float) -> None:
+    if process is None:
+        return
     assert process.stdin is not None and process.stdout is not None
     with contextlib.suppress(OSError):
         process.stdin.close()

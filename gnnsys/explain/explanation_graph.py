@@ -47,7 +47,7 @@ class PooledPart:
 class ExplanationGraph:
     """What is explained in one round: `model(x, edge_index)[:num_pools]` against `target`, by the rows after it.
 
-    `mean_row` stands for what a mask takes away.
+    `mean_row` stands for what a mask takes away. Where no target was asked for it has no classes.
     """
 
     requester: int
@@ -107,33 +107,57 @@ def _clusters(src: Tensor, dst: Tensor, num_core: int, num_pools: int, seed: int
 
 @torch.no_grad()
 def explain_part(
-    pooled: PooledPart, model: nn.Module, core_rows: Tensor, remote_rows: Tensor, present: Tensor | None = None
+    pooled: PooledPart,
+    model: nn.Module,
+    core_rows: Tensor,
+    remote_rows: Tensor,
+    present: Tensor | None = None,
+    *,
+    turn: slice | None = None,
+    with_target: bool = True,
 ) -> ExplanationGraph:
-    """One round's explanation graph: infers the core's predictions and pools them.
+    """One round's explanation graph, with the predictions of the core, inferred and pooled, where they are asked for.
 
     `present` lists the remote nodes, by their place in `pooled.ids`, whose rows `remote_rows` has: all of them by
-    default. The others are left out of the explanation graph, and have the mean row where predictions are inferred.
+    default. Those of them that have their `turn` are explained. The others are left out of the explanation graph; nodes
+    without rows have the mean row where predictions are inferred.
     """
-    core_rows, remote_rows = core_rows.float(), remote_rows.float()
-    num_known = pooled.num_core + remote_rows.shape[0]
-    mean_row = (core_rows.sum(0) + remote_rows.sum(0)) / max(1, num_known)
-    halo_rows = remote_rows
-    if present is not None:
-        halo_rows = mean_row.expand(pooled.num_remote, -1).clone()
-        halo_rows[present] = remote_rows
-    predicted = probabilities(model(torch.cat([core_rows, halo_rows]), pooled.core_edges)[: pooled.num_core])
-    target, rows = (_pool_means(values, pooled) for values in (predicted, core_rows))
+    core_rows, num_pools = core_rows.float(), pooled.num_pools
+    explained = present
+    if turn is not None:
+        explained = (torch.arange(pooled.num_remote, device="cpu") if present is None else present)[turn]
+    rows = remote_rows if turn is None else remote_rows[turn]
+    x = torch.empty(num_pools + rows.shape[0], core_rows.shape[1], device="cpu")
+    x[:num_pools] = _pool_means(core_rows, pooled)
+    x[num_pools:] = rows  # which may be of a smaller type: the one copy that is made of them
+    mean_row = (core_rows.sum(0) + x[num_pools:].sum(0)) / max(1, pooled.num_core + rows.shape[0])
+    target = torch.empty(num_pools, 0, device="cpu")
+    if with_target:
+        target = _pool_means(_infer_core(pooled, model, core_rows, remote_rows, present, mean_row), pooled)
     edge_index, ids, degree = pooled.edge_index, pooled.ids, pooled.degree
-    if present is not None:
-        number = torch.full((pooled.num_pools + pooled.num_remote,), -1, dtype=torch.int64, device="cpu")
-        number[: pooled.num_pools] = torch.arange(pooled.num_pools, device="cpu")
-        number[pooled.num_pools + present] = pooled.num_pools + torch.arange(present.numel(), device="cpu")
+    if explained is not None:
+        number = torch.full((num_pools + pooled.num_remote,), -1, dtype=torch.int64, device="cpu")
+        number[:num_pools] = torch.arange(num_pools, device="cpu")
+        number[num_pools + explained] = num_pools + torch.arange(explained.numel(), device="cpu")
         edge_index = number[edge_index]
         edge_index = edge_index[:, edge_index[0] >= 0]
-        ids, degree = ids[present], degree[present]
-    return ExplanationGraph(
-        pooled.requester, torch.cat([rows, remote_rows]), edge_index, target, ids, degree, mean_row
-    )  # fmt: skip
+        ids, degree = ids[explained], degree[explained]
+    return ExplanationGraph(pooled.requester, x, edge_index, target, ids, degree, mean_row)
+
+
+def _infer_core(
+    pooled: PooledPart, model: nn.Module, core_rows: Tensor, remote_rows: Tensor, present: Tensor | None, mean: Tensor
+) -> Tensor:
+    """Class probabilities of the core nodes."""
+    x = torch.empty(pooled.num_core + pooled.num_remote, core_rows.shape[1], device="cpu")
+    x[: pooled.num_core] = core_rows
+    halo_rows = x[pooled.num_core :]
+    if present is None:
+        halo_rows[:] = remote_rows
+    else:
+        halo_rows[:] = mean
+        halo_rows[present] = remote_rows.float()
+    return probabilities(model(x, pooled.core_edges)[: pooled.num_core])
 
 
 def probabilities(scores: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ from gnnsys.sampling import FILLS
 if TYPE_CHECKING:
     from gnnsys.explain.explained_sampler import ExplainedSampler
 
+ROW_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+NOT_DECIDING = ("timeout", "share", "record", "replay")  # options that masks do not depend on
 EXPLAINERS = ("gradient", "trained", "mixed", "norms", "degree", "random")
 
 
@@ -54,7 +56,10 @@ class Guide:
     thesis. `explainer`: one of EXPLAINERS. "trained" is the thesis, "mixed" trains the mask of columns and takes that
     of nodes from gradients; the default is what finds the noise of a planted graph best (docs/explanation.md).
     `features`: the rows of nodes that the model reads. `row_bytes`: remote rows that are kept for explanations of a
-    part; where there are more, slices take turns.
+    part; where there are more, slices take turns. `row_dtype`: the type in which they are fetched and kept, "bfloat16"
+    or "float32". `round_rows`: remote nodes of a part that are explained in one round, the first one excepted, which
+    explains all that it has rows of; where there are more, they take turns. Without `nodes` no more are ever fetched.
+    `share`: of the processors' time that explaining takes at most while no core is to spare, once there are masks.
 
     `exact`: masks of the weights of step n are used from batch n + every + ahead on, and `update` waits for them,
     `timeout` seconds at most: two runs are then the same bit by bit. `ahead` must be more than the batches that a
@@ -76,6 +81,9 @@ class Guide:
     explainer: str = "gradient"
     features: str = "x"
     row_bytes: int = 256 << 20
+    row_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    round_rows: int = 4096
+    share: float = 0.05
     seed: int = 0
     exact: bool = False
     ahead: int = 32
@@ -102,7 +110,11 @@ class Guide:
             raise ValueError(f"column_gain must be at least 0, got {self.column_gain}: 0 takes any better columns")
         if not self.timeout > 0:
             raise ValueError(f"timeout is the seconds that exact=True waits for masks, got {self.timeout}")
-        for name in ("every", "num_steps", "pools", "row_bytes", "ahead"):
+        if self.row_dtype not in ROW_DTYPES:
+            raise ValueError(f"row_dtype must be one of {', '.join(ROW_DTYPES)}, got {self.row_dtype!r}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is of the processors' time and must be in (0, 1], got {self.share}")
+        for name in ("every", "num_steps", "pools", "row_bytes", "round_rows", "ahead"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -136,7 +148,7 @@ class Guide:
 
     def digest(self) -> int:
         """Of what decides masks, 62 bits: trainers of a machine that share masks have the same."""
-        told = {name: value for name, value in self.options().items() if name not in ("timeout", "record", "replay")}
+        told = {name: value for name, value in self.options().items() if name not in NOT_DECIDING}
         text = json.dumps(told | {"arguments": dict(self.arguments)}, sort_keys=True)
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
 
@@ -183,6 +195,11 @@ class Guide:
         if not self._samplers:
             raise ValueError("this guide guides no loader: give it to one, NeighborLoader(graph, ..., guide=guide)")
         return self._samplers[0]
+
+    def rows_as(self, stored: torch.dtype) -> torch.dtype:
+        """The type in which rows to explain with are fetched and kept; never a wider one than they are stored in."""
+        wanted = ROW_DTYPES[self.row_dtype]
+        return wanted if wanted.itemsize < stored.itemsize else stored
 
     # -- what it makes -----------------------------------------------------------------------------------------------
 

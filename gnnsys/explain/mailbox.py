@@ -150,9 +150,9 @@ class Mailbox:
         self._numbers[3] = number
         return number
 
-    def read(self, back: int = 0) -> tuple[int, list[Tensor]] | None:
+    def read(self, back: int = 0, *, copy: bool = True) -> tuple[int, list[Tensor]] | None:
         """The newest message, or the one `back` before it, and its number, copied; None where there is none, or it is
-        being written over."""
+        being written over. Without a copy arrays are those of the mailbox: for messages that none is written after."""
         for _ in range(_TRIES):
             number = self.newest - back
             if number <= 0:
@@ -161,9 +161,11 @@ class Mailbox:
             size, checksum = int(slot[1]), int(slot[2])
             if int(slot[0]) != number or not 8 <= size <= self.capacity:
                 continue
-            data = bytearray(self._memory[at : at + size])
-            if int(slot[0]) == number and zlib.crc32(data) == checksum:
-                return number, _arrays_in(data)
+            with memoryview(self._memory) as memory, memory[at : at + size] as message:
+                copied = bytearray(message) if copy else None
+                is_whole = int(slot[0]) == number and zlib.crc32(message if copied is None else copied) == checksum
+            if is_whole:
+                return number, _arrays_in(self._memory, at, size) if copied is None else _arrays_in(copied, 0, size)
         self.torn += 1
         return None
 
@@ -178,19 +180,19 @@ def message_bytes(arrays: Sequence[Tensor]) -> int:
     return 8 + _ENTRY * len(arrays) + sum(array.nbytes + -array.nbytes % 8 for array in arrays)
 
 
-def _arrays_in(data: bytearray) -> list[Tensor]:
+def _arrays_in(data: bytearray | mmap.mmap, begin: int, num_bytes: int) -> list[Tensor]:
     """The arrays of a message, views of `data`; ValueError for what `write` does not write."""
-    numbers = torch.frombuffer(data, dtype=torch.int64, count=len(data) // 8)
+    numbers = torch.frombuffer(data, dtype=torch.int64, count=num_bytes // 8, offset=begin)
     count = int(numbers[0])
-    if not 0 <= count <= _MOST_ARRAYS or 8 + _ENTRY * count > len(data):
+    if not 0 <= count <= _MOST_ARRAYS or 8 + _ENTRY * count > num_bytes:
         raise ValueError(f"a message says that it has {count} arrays")
     at, arrays = 8 + _ENTRY * count, []
     for code, entries in numbers[1 : 1 + 2 * count].view(-1, 2).tolist():
         dtype, itemsize = DTYPE_OF.get(code, (None, 0))
         size = entries * itemsize
-        if dtype is None or not 0 <= size <= len(data) - at:
+        if dtype is None or not 0 <= size <= num_bytes - at:
             raise ValueError(f"a message has no room for {entries} entries of dtype {code}")
         empty = torch.empty(0, dtype=dtype, device="cpu")
-        arrays.append(torch.frombuffer(data, dtype=dtype, count=entries, offset=at) if size else empty)
+        arrays.append(torch.frombuffer(data, dtype=dtype, count=entries, offset=begin + at) if size else empty)
         at += size + -size % 8
     return arrays

@@ -69,12 +69,16 @@ class Masks:
         return NodeScores(self.requester, self.ids.clone(), self.sn.clone())  # masks may be views of a whole message
 
     def over(self, before: Masks | None) -> Masks:
-        """These masks, with what `before` says of nodes that these do not have."""
+        """These masks, with what `before` says of nodes that these do not have.
+
+        Of a column both say something: what `before` says counts as much as the nodes that it alone has.
+        """
         if before is None or torch.equal(before.ids, self.ids):
             return self
         older = ~torch.isin(before.ids, self.ids)
         ids, order = torch.cat([self.ids, before.ids[older]]).sort()
-        return replace(self, ids=ids, sn=torch.cat([self.sn, before.sn[older]])[order])
+        sf = self.sf.lerp(before.sf, int(older.sum()) / max(1, ids.numel()))
+        return replace(self, ids=ids, sn=torch.cat([self.sn, before.sn[older]])[order], sf=sf.clamp_(0, 1))
 
     def of(self, version: int, position: int, seconds: float) -> Masks:
         """The same masks as a round of a process has them."""

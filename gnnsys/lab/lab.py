@@ -25,7 +25,7 @@ from typing import Any
 from gnnsys.lab import control_groups, state
 from gnnsys.lab.command import Command, Result
 from gnnsys.lab.network import KEEP, HostTraffic, Network, address, hosts_file, parse_rate
-from gnnsys.partition import parse_size
+from gnnsys.observe import parse_size
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 30.0  # that hosts have to notice that another one has failed

@@ -23,7 +23,7 @@ from gnnsys.bench import (
     run_suite,
     score,
 )
-from gnnsys.bench.case import of_peer
+from gnnsys.bench.case import NotHere, of_peer
 from gnnsys.bench.measure import Measured, RoundLimits, measure, peak_extra_bytes
 
 ROW_FIELDS = ["name", "unit", "ours", "peer", "peer_name", "ratio", "limit", "target", "met", "reason"]
@@ -229,6 +229,22 @@ def test_a_case_that_raises_is_reported_and_the_others_still_run():
     report = run_suite("test", [broken_case, two_cases], SuiteOptions(), show=lambda line: None)
     assert [row.name for row in report.rows] == ["gamma", "alpha/one", "beta/two"]
     assert [line.split(":")[:3] for line in report.failures()] == [["did not run", " gamma", " ZeroDivisionError"]]
+
+
+def lab_case(work: Workload) -> Iterator[Case]:
+    def no_lab() -> None:
+        raise NotHere("the lab needs root")
+
+    for name, required in (("wanted", True), ("welcome", False)):
+        yield Case(name, milliseconds(), lambda: {OURS: Side(no_lab)}, (Versus(("peer",), required=required),))
+
+
+def test_a_case_that_this_machine_cannot_run_is_missing_and_checked_for_where_it_is_required():
+    report = run_suite("test", [lab_case], SuiteOptions(), show=lambda line: None)
+    assert [(row.name, row.reason) for row in report.rows] == [
+        (name, "the lab needs root") for name in ("wanted", "welcome")
+    ]
+    assert report.failures() == ["did not run: wanted: the lab needs root"]
 
 
 def test_the_json_has_the_rows_and_what_they_depend_on(tmp_path: Path):

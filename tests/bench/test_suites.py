@@ -26,6 +26,7 @@ ALIKE = ("rmat-0k", "train communities torn")  # minutes of processes for what o
 LONG = (  # guided as others are
     "planted/guided at random", "planted/guided by degree", "planted/guided by gradients,", "sweep N_f", "sweep eps",
     "sweep parts/nodes", "sweep parts/columns", "sweep parts/random columns",
+    "explaining/",  # the lab's job without a lab: test_samplers.py
 )  # fmt: skip
 CASES = [
     pytest.param(case, id=f"{s}/{case.name}", marks=[pytest.mark.long] if case.name.startswith(LONG) else [])

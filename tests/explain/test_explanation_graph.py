@@ -15,6 +15,7 @@ from gnnsys.explain import (
     pool_part,
     remote_ids,
 )
+from gnnsys.explain import explainers as explainers_module
 from gnnsys.explain.explanation_graph import ExplanationGraph
 from gnnsys.graph import sbm
 from gnnsys.partition import open_parts, partition_graph
@@ -180,3 +181,37 @@ def test_degrees_count_edges_into_the_core(folder):
     counted = torch.stack([(sources == node).sum() for node in pooled.ids])
     assert bool((pooled.degree >= counted).all())  # which has no parallel edges
     assert int(masks.sn[pooled.degree.argmax()]) == 255
+
+
+def test_rows_in_pieces_have_the_masks_and_gradients_of_all_at_once(folder, monkeypatch):
+    parts = open_parts(folder)
+    pooled, model = pool_part(parts.part(0), 4), sage().eval()
+    x = torch.cat([parts.part(p).node_data["node"]["x"] for p in range(3)])
+    graph = explain_part(pooled, model, parts.part(0).node_data["node"]["x"], x[pooled.ids])
+    whole = {
+        name: Guide(model="a.b:c", explainer=name).make_explainer().importance(model, graph) for name in EXPLAINERS
+    }
+    monkeypatch.setattr(explainers_module, "_PIECE_VALUES", 7 * WIDTH)
+    for name, expected in whole.items():
+        found = Guide(model="a.b:c", explainer=name).make_explainer().importance(model, graph)
+        assert int((found.sn.int() - expected.sn.int()).abs().max()) <= 1
+        torch.testing.assert_close(found.sf, expected.sf, rtol=1e-3, atol=1e-3)
+    s, f = torch.rand(pooled.num_remote, requires_grad=True), torch.rand(WIDTH, requires_grad=True)
+    masked = graph.mean_row + (graph.x[4:] - graph.mean_row) * s[:, None] * f
+    weight = torch.randn(4 + pooled.num_remote, WIDTH)
+    expected_gradients = torch.autograd.grad((masked * weight[4:]).sum(), (s, f))
+    rows = explainers_module._MaskedRows.apply(s, f, graph)
+    torch.testing.assert_close(rows, torch.cat([graph.x[:4], masked]))
+    torch.testing.assert_close(torch.autograd.grad((rows * weight).sum(), (s, f)), expected_gradients)
+
+
+def test_predictions_are_inferred_only_where_an_explainer_reads_them(folder):
+    parts = open_parts(folder)
+    pooled, model, calls = pool_part(parts.part(0), 2), sage(), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    rows = torch.randn(pooled.num_remote, WIDTH)
+    core = parts.part(0).node_data["node"]["x"]
+    assert explain_part(pooled, model, core, rows, with_target=False).target.shape == (2, 0) and not calls
+    assert explain_part(pooled, model, core, rows).target.shape == (2, CLASSES) and calls
+    needing = [name for name in EXPLAINERS if Guide(model="a.b:c", explainer=name).make_explainer().needs_target]
+    assert needing == ["trained", "mixed"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from gnnsys.explain import Explaining, Guide, RandomMasks, check_guided
+from gnnsys.explain.weights import layout_of, load_state_bytes, plain_model, state_to_bytes
 from gnnsys.graph import sbm, typed_graph
 from gnnsys.partition import partition_graph
 from gnnsys.session import init
@@ -24,6 +27,9 @@ MODEL = "tests.explain.models:sage"
         ({"pools": 2.5}, "pools must be a whole number"),
         ({"threshold": float("nan")}, "threshold"),
         ({"explainer": "gradients"}, "did you mean 'gradient'"),
+        ({"row_dtype": "float16"}, "row_dtype must be one of bfloat16, float32"),
+        ({"round_rows": 0}, "round_rows must be a whole number"),
+        ({"share": 0.0}, r"share is .* in \(0, 1\]"),
         ({"model": "models.sage"}, "package.module:function"),
         ({"model": "__main__:make"}, "module of its own"),
     ],
@@ -77,3 +83,36 @@ def test_graphs_that_cannot_be_guided_are_refused(tmp_path):
             Explaining(graph, sage(), Guide(model="tests.explain.models:wider"))
         with pytest.raises(ValueError, match="not on this machine"):
             Explaining(graph, sage(), guide, parts=[5])
+
+
+def test_weights_are_those_of_the_model_inside_whatever_it_was_wrapped_in():
+    model, store = sage(), distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        parallel = DistributedDataParallel(model)
+        compiled = torch.compile(model, backend="eager")
+        wrapped = (parallel, compiled, torch.compile(parallel, backend="eager"), DistributedDataParallel(compiled))
+        for each in wrapped:
+            assert plain_model(each) is model
+            made = sage()
+            assert layout_of(made) == layout_of(plain_model(each))
+            load_state_bytes(made, state_to_bytes(plain_model(each)))
+            assert all(torch.equal(a, b) for a, b in zip(made.parameters(), model.parameters(), strict=True))
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_rows_are_never_fetched_in_a_wider_type_than_they_are_stored_in():
+    for stored, as_bfloat16, as_float32 in (
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float16, torch.float16, torch.float16),
+        (torch.float64, torch.bfloat16, torch.float32),
+    ):
+        assert Guide(model=MODEL).rows_as(stored) == as_bfloat16
+        assert Guide(model=MODEL, row_dtype="float32").rows_as(stored) == as_float32
+
+
+def test_what_masks_do_not_depend_on_is_not_in_the_digest():
+    first = Guide(model=MODEL)
+    assert first.digest() == Guide(model=MODEL, share=0.5, timeout=3.0).digest()
+    assert first.digest() != Guide(model=MODEL, round_rows=99).digest()

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.explain import Explaining, Guide, Masks
+from gnnsys.explain import Guide, Masks
 from gnnsys.graph import sbm
 from gnnsys.partition import partition_graph
 from gnnsys.session import init
@@ -23,8 +22,7 @@ from tests.explain.guided_training import MODEL, SECONDS, make_loader, train
 from tests.explain.models import CLASSES, WIDTH, sage, wider
 from tests.sampling.machines import machines, typed
 from tests.support.forked_popen import forking
-from tests.support.processes import run_ranks
-from tests.support.spare_servers import keep_spare_explainers
+from tests.support.processes import alive, await_true, processes, run_ranks
 
 STEPS = 30
 PROGRAM = """
@@ -37,6 +35,22 @@ with gnnsys.init(timeout=60) as session:
     told = train(session, gnnsys.open(path), **options)
     session.barrier(120)
     print(json.dumps(dataclasses.asdict(told)))
+"""
+RESTARTED = """
+import os, signal, sys, time, gnnsys
+from tests.support.spare_servers import keep_spare_explainers
+keep_spare_explainers(2)
+from gnnsys.explain import Explaining, Guide
+from tests.explain.models import sage
+with gnnsys.init():
+    explaining = Explaining(gnnsys.open(sys.argv[1]), sage(), Guide(model="tests.explain.models:slow", pools=2))
+    first = explaining.pid
+    os.kill(first, signal.SIGKILL)
+    while explaining.pid == first:
+        time.sleep(0.01)
+    explaining.give(sage(), 0)
+    print(explaining.pid, flush=True)
+    signal.pause()
 """
 
 
@@ -184,6 +198,38 @@ def test_the_weights_of_a_round_are_in_a_checkpoint_or_it_is_refused(graph) -> N
     guide.close()
 
 
+def test_a_rank_without_seeds_and_a_process_that_cannot_begin_keep_nobody_from_training(graph, monkeypatch) -> None:
+    guide = Guide(model=MODEL, pools=2, every=1)
+    none = gnnsys.Seeds(torch.empty(0, dtype=torch.int64), "node", largest=24, total=24)
+    loader = make_loader(graph, guide, input_nodes=none)
+    model, deadline = sage(), time.monotonic() + SECONDS
+    while guide.status()["guided_batches"] < 2:  # it explains all the same: other trainers of the machine read masks
+        assert time.monotonic() < deadline
+        for batch in loader:
+            assert batch.batch_size == 0 and batch.n_id.numel() == 0
+            guide.update(model)
+    assert guide._sampler().requester in graph.parts_here
+    loader.close()
+    guide.close()
+
+    def no_memory(*_: object) -> None:
+        raise ValueError("no shared memory today")
+
+    monkeypatch.setattr(sys.modules["gnnsys.explain.explaining"].Mailbox, "create", no_memory)
+    for exact in (False, True):
+        guide = Guide(model=MODEL, pools=2, every=1, exact=exact)
+        loader = make_loader(graph, guide)
+        if exact:
+            with pytest.raises(ValueError, match="no shared memory today"):
+                next(iter(loader))
+        else:
+            for _ in loader:
+                guide.update(sage())
+            assert guide.status()["begins_at"] == -1
+        loader.close()
+        guide.close()
+
+
 def test_columns_change_only_where_that_is_worth_it() -> None:
     sf = torch.tensor([1.0, 0.9, 0.5, 0.4])
     masks = Masks(1, 0, torch.arange(0), torch.zeros(0, dtype=torch.uint8), sf)
@@ -244,32 +290,11 @@ def test_bad_use_says_what_to_do(graph, tmp_path: Path) -> None:
     narrow.close()
 
 
-def test_a_process_that_was_started_again_ends_with_its_trainer(graph, monkeypatch, tmp_path: Path) -> None:
+def test_a_process_that_was_started_again_ends_with_its_trainer(parts: Path, tmp_path: Path) -> None:
     began = tmp_path / "began"
-    monkeypatch.setenv("SLOW_MODEL", str(began))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        sys.modules["gnnsys.explain.explaining"].subprocess = subprocess  # children of its own
-        keep_spare_explainers(2)
-        explaining = Explaining(graph, sage(), Guide(model="tests.explain.models:slow", pools=2))
-        first = explaining.pid
-        os.kill(first, signal.SIGKILL)
-        while explaining.pid == first:
-            time.sleep(0.01)
-        explaining.give(sage(), 0)
-        os.write(writer, explaining.pid.to_bytes(8, "little"))
-        time.sleep(SECONDS)
-        os._exit(1)
-    pid = int.from_bytes(os.read(reader, 8), "little")
-    deadline = time.monotonic() + SECONDS
-    while not began.exists():  # it is in the middle of a round
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    while os.path.exists(f"/proc/{pid}/exe"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.close(reader)
-    os.close(writer)
+    with processes() as running:
+        running.start_code("trainer", RESTARTED, parts, environment={"SLOW_MODEL": str(began)})
+        pid = int(running.await_output(0, "\n"))
+        await_true(began.exists, "the middle of a round")
+        os.kill(running.pid(0), signal.SIGKILL)
+        await_true(lambda: not alive(pid), "the end of the explaining process")

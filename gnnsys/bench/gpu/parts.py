@@ -7,10 +7,7 @@ The graph is 1M nodes and 25M edges (both directions of a block model's edges), 
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +20,7 @@ import torch
 from gnnsys.bench.case import OURS, Case, Side, Versus, value
 from gnnsys.bench.gpu.epoch import DeviceModel, Steps, epoch_seconds, first_epoch, steps_of, widths_of
 from gnnsys.bench.gpu.inputs import FANOUTS, NUM_CLASSES, NUM_FEATURES, device, is_gpu
+from gnnsys.bench.local_ranks import run_local_ranks
 from gnnsys.bench.workload import FULL, SEED, Workload
 from gnnsys.graph import NODE, Graph, sbm
 from gnnsys.loader import NeighborLoader
@@ -100,29 +98,8 @@ def two_ranks(work: Workload) -> Iterator[Case]:
 
 def run_ranks(parts: Path, options: dict[str, Any], num_ranks: int = 2) -> list[dict[str, Any]]:
     """Starts the ranks and returns what each of them measured; RuntimeError where one fails."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    started = []
-    for rank in range(num_ranks):
-        told: dict[str, object] = {
-            "RANK": rank,
-            "WORLD_SIZE": num_ranks,
-            "LOCAL_RANK": 0,
-            "LOCAL_WORLD_SIZE": 1,
-            "GROUP_RANK": rank,
-        }
-        told |= {"GROUP_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {name: str(number) for name, number in told.items()}
-        command = [sys.executable, "-m", "gnnsys.bench.gpu.rank_job", str(parts), json.dumps(options)]
-        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    try:
-        said = [process.communicate(timeout=_JOB_SECONDS)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    if any(process.returncode for process in started):
-        raise RuntimeError(f"a rank failed: {[process.returncode for process in started]}")
+    command = ["-m", "gnnsys.bench.gpu.rank_job", str(parts), json.dumps(options)]
+    said = run_local_ranks(command, num_ranks, _JOB_SECONDS)
     return [json.loads(text.splitlines()[-1]) for text in said]
 
 

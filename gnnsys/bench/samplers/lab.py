@@ -202,9 +202,9 @@ def lab(work: Workload) -> Iterator[Case]:
         inputs = {name: _of(lambda which: _inputs(job.phase(which)), name)}
         yield figure_case(f"lab/{name}/inputs", value("nodes"), name, inputs, NOTHING)
     cost = {each: _of(lambda which: job.phase(which).samples_per_s, each) for each in (BOTH, BOTH + FROZEN)}
-    yield figure_case("lab/explaining/throughput", score("samples/s"), BOTH, cost, Versus((BOTH + FROZEN,), 0.95))
+    yield figure_case("lab/throughput while explaining", score("samples/s"), BOTH, cost, Versus((BOTH + FROZEN,), 0.95))
     memory = {BOTH: lambda: _memory(job.phase(BOTH), 0), "without": lambda: _memory(job.phase(BOTH), 1)}
-    yield figure_case("lab/explaining/memory", value("MB"), BOTH, memory, Versus(("without",), 1 / 1.11))
+    yield figure_case("lab/memory while explaining", value("MB"), BOTH, memory, Versus(("without",), 1 / 1.11))
 
 
 def _of(function: Callable[[str], float], name: str) -> Callable[[], float]:

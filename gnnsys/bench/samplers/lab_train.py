@@ -1,8 +1,9 @@
 """One trainer of the lab's job: `torchrun -m gnnsys.bench.samplers.lab_train FOLDER PARTS`.
 
 A phase's name says what is sampled. "both-start" makes a loader with a guide and trains until masks are in use; "both"
-goes on with them while newer ones are made, and "both-frozen" while none are. "uniform-start" makes a loader as well:
-whatever fills its pipeline is counted for uniform draws, too.
+goes on with them while newer ones are made, "both-frozen" while none are, without the process that makes them, and
+"both-idle" while none are asked for. "uniform-start" makes a loader as well: whatever fills its pipeline is counted for
+uniform draws, too. What follows an @ tells phases of one name apart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from gnnsys.nn import GraphSAGE
 from gnnsys.sampling import FastGCNSampler, LaborSampler, LadiesSampler, Sampler
 
 SIZES = "GNNSYS_BENCH_MODEL"  # columns, hidden units, classes and layers: processes that explain have it from here
-START, FROZEN, AGAIN, BF16 = "-start", "-frozen", "-again", "-bf16"
+START, FROZEN, IDLE, AGAIN, BF16 = "-start", "-frozen", "-idle", "-again", "-bf16"
+TURN = "@"
 GUIDES: dict[str, dict[str, Any]] = {
     "nodes": {"num_features": 1.0},
     "columns": {"nodes": False},
@@ -65,24 +67,37 @@ class SamplerTrainer(PhaseTrainer):
     """Makes the loader that a phase's name asks for, or goes on with that of the phase before."""
 
     _guide: Guide | None = None
-    _is_frozen = False
+    _is_frozen = _is_idle = False
 
     def run(self, phase: Phase, folder: Path) -> dict[str, Any]:
-        name = phase.name.removesuffix(START).removesuffix(FROZEN).removesuffix(AGAIN)
-        if phase.name.endswith(FROZEN):
+        asked = phase.name.split(TURN)[0]
+        name = asked.removesuffix(START).removesuffix(FROZEN).removesuffix(IDLE).removesuffix(AGAIN)
+        self._is_idle = asked.endswith(IDLE)
+        if asked.endswith(FROZEN):
             assert self._guide is not None and name == self._mode
             self._guide.close()  # batches go on as they are guided now
             self._is_frozen = True
         elif name != self._mode:
             self._make(name, phase.mode)
+        began = _cpu_seconds(self._explaining_pid())
         figures = super().run(phase, folder)
-        if phase.name.endswith(START) and self._guide is not None:
+        if asked.endswith(START) and self._guide is not None:
             self._wait_for_masks()
-        memory, explaining = _memory(), 0
-        if self._guide is not None and not self._is_frozen:
-            explaining = _proportional(self._guide._sampler()._explaining.pid)  # type: ignore[union-attr]
+        pid = self._explaining_pid()
         status = self._guide.status() if self._guide is not None else {}
-        return figures | {"memory": memory, "explaining_memory": explaining, "guide": status}
+        return figures | {
+            "memory": _memory(),
+            "explaining_memory": _proportional(pid),
+            "explaining_cpu": (_cpu_seconds(pid) - began) / max(1, figures["steps"]),
+            "round_seconds": status.get("seconds", 0.0),
+            "guide": status,
+        }
+
+    def _explaining_pid(self) -> int:
+        """0 where there is no such process."""
+        if self._guide is None or self._is_frozen or self._guide._sampler()._explaining is None:
+            return 0
+        return self._guide._sampler()._explaining.pid  # type: ignore[union-attr]
 
     def close(self) -> None:
         if self._guide is not None:
@@ -120,7 +135,7 @@ class SamplerTrainer(PhaseTrainer):
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        if self._guide is not None and not self._is_frozen:
+        if self._guide is not None and not self._is_frozen and not self._is_idle:
             self._guide.update(self.model)
         figures.computed += time.perf_counter() - began
         figures.steps += 1
@@ -141,8 +156,37 @@ class SamplerTrainer(PhaseTrainer):
 
 
 def _memory() -> int:
-    """Bytes that the processes of this host have, shared ones split among them: a host of the lab has its own /proc."""
-    return sum(_proportional(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    """Bytes that the processes of this host have, shared ones split among them: a host of the lab has its own /proc.
+
+    Where machines are process groups, those of this process and of its children, at any depth.
+    """
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    if "GNNSYS_BENCH_GROUPS" in os.environ:
+        parents = {pid: _parent(pid) for pid in pids}
+        own = {os.getpid()}
+        while grown := {pid for pid, parent in parents.items() if parent in own} - own:
+            own |= grown
+        pids = list(own)
+    return sum(_proportional(pid) for pid in pids)
+
+
+def _stat(pid: int) -> list[str]:
+    """What follows the name in /proc/PID/stat: state, parent and so on; nothing where the process has gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _parent(pid: int) -> int:
+    told = _stat(pid)
+    return int(told[1]) if told else 0
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and its threads; 0 where there is none."""
+    told = _stat(pid) if pid else []
+    return sum(map(int, told[11:13])) / os.sysconf("SC_CLK_TCK") if told else 0.0
 
 
 def _proportional(pid: int) -> int:

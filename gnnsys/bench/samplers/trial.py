@@ -2,8 +2,9 @@
 
 A trainer for each part: trainers take turns, and a step is made with the mean of their gradients, as DDP makes it. A
 remote row is a node of a batch that another part owns, counted once per batch: what a store pulls if nothing is kept
-between batches, by the columns and in the format that it travels in. Rows fetched to explain (whole, once), scores sent
-to owners and lists of columns in requests count as well. Accuracy is on test nodes, with all neighbours.
+between batches, by the columns and in the format that it travels in. Rows fetched to explain (whole, once, in
+bfloat16), scores sent to owners and lists of columns in requests, a bit for each, count as well. Accuracy is on test
+nodes, with all neighbours.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gnnsys.sampling import DistGraph, GuidedSampler, LaborSampler, NeighborSamp
 from gnnsys.store import ColumnChoice
 
 COLUMN_GAIN = 0.02  # as `Guide` has it
+EXPLAINED_AS = torch.bfloat16  # rows to explain with, also
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class _Trainer:
         remote, num_columns = int((~self.owns(nodes)).sum()), x.shape[1]
         if choice is not None:
             num_columns = choice.columns.numel()
-            self.row_bytes += (NUM_PARTS - 1) * choice.columns.nbytes  # each request says which
+            self.row_bytes += (NUM_PARTS - 1) * -(-x.shape[1] // 8)  # each request says which
         self.row_bytes += remote * num_columns * self.variant.wire.itemsize
         return self._arriving[nodes]
 
@@ -296,8 +298,11 @@ class _Trainer:
         assert variant.explainer is not None and isinstance(sampler, GuidedSampler)
         pooled = self.trial.pooled(self.part, self.task.pools)
         if self.masks is None:
-            self.explain_bytes += pooled.ids.numel() * x.shape[1] * x.element_size()  # fetched once
-        explained = explain_part(pooled, model, x[self.own.start : self.own.stop], x[pooled.ids])
+            self.explain_bytes += pooled.ids.numel() * x.shape[1] * EXPLAINED_AS.itemsize  # fetched once
+        explained = explain_part(
+            pooled, model, x[self.own.start : self.own.stop], x[pooled.ids].to(EXPLAINED_AS),
+            with_target=variant.explainer.needs_target,
+        )  # fmt: skip
         self.masks = masks = variant.explainer.importance(model, explained)
         scores = columns = None
         if variant.nodes:

@@ -52,12 +52,11 @@ def accelerator() -> str:
     name = torch.cuda.get_device_name()
     if not HAS_CUDA_KERNELS:
         return f"{name}; parts are sampled by the host: {WHY_NO_KERNELS}"
-    why_not = why_files_cannot_be_read(torch.device("cuda", torch.cuda.current_device()))
-    return f"{name}; reads mapped files" + (f": no, {why_not}" if why_not else "")
+    return f"{name}; {how_files_are_read(torch.device('cuda', torch.cuda.current_device()))}"
 
 
-def why_files_cannot_be_read(device: torch.device) -> str:
-    """Empty where a mapped file can be locked for the device; tried with one in the temporary folder."""
+def how_files_are_read(device: torch.device) -> str:
+    """Where a mapped file can be locked for the device, or a copy of it; tried with one in the temporary folder."""
     import tempfile
 
     import numpy as np
@@ -69,8 +68,11 @@ def why_files_cannot_be_read(device: torch.device) -> str:
         np.save(f"{folder}/rows.npy", np.zeros(1 << 16, np.float32))
         files = RegisteredFiles(device)
         found = files.view(torch.from_numpy(np.load(f"{folder}/rows.npy", mmap_mode="c")))
+        why_copied, is_copied = files.why_copied, files.copied_bytes > 0
         files.close()
-        return "" if found is not None else files.why_not
+    if found is None:
+        return f"reads mapped files: no, {files.why_not}"
+    return f"reads shared copies of files in memory: {why_copied}" if is_copied else "reads mapped files"
 
 
 def native_core() -> str:

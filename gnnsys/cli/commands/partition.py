@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--balance",
         metavar="NAMES",
-        help="what to even out beside nodes, separated by commas: edges, train, val, test, ntype, etype, or none "
-        "(default: edges, train where there is a split, ntype where there are several)",
+        help="what to even out beside nodes, separated by commas: edges, train, val, test, ntype, etype, "
+        "train_edges, val_edges, test_edges, or none (default: edges, train where there is a split, ntype where there "
+        "are several)",
     )
     parser.add_argument(
         "--method",
