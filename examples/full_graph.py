@@ -1,6 +1,7 @@
 """Full-graph training: GraphSAGE, GCN or GAT on all nodes at once, alone or under torchrun, with the same losses.
 
 python examples/full_graph.py                                   # a built-in graph in memory, or a dataset by name
+python examples/full_graph.py typed-20k --model rgcn            # several node and edge types; papers have labels
 gnnsys partition sbm-20k --parts 4 --objective communication --out parts/
 torchrun --nproc-per-node 4 examples/full_graph.py parts/       # or 2, or 1: the parts are dealt to the ranks
 """
@@ -14,10 +15,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import gnnsys
-from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, share_of
-from gnnsys.nn import GAT, GCN, GraphSAGE
+from gnnsys.fullgraph import BinSchedule, HybridParallel, Packing, RankShare, share_of
+from gnnsys.nn import GAT, GCN, RGCN, GraphSAGE
 
-MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT}
+MODELS = {"sage": GraphSAGE, "gcn": GCN, "gat": GAT, "rgcn": RGCN}
+Rows = torch.Tensor | dict[str, torch.Tensor]  # of one type, or by node type
 
 
 def main(argv: Sequence[str] | None = None) -> float:
@@ -50,10 +52,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     torch.manual_seed(args.seed)  # the same on all ranks: they begin with the same parameters
     graph = graph_of(args.graph)
+    check_model(args.model, graph)
     share = share_of(graph, session.rank, session.world_size)  # this rank's nodes, and all their in-edges
-    x, y = share.rows("x").float().to(session.device), share.rows("y").to(session.device)
-    masks = {which: share.rows(f"{which}_mask").to(session.device) for which in ("train", "val", "test")}
-    layers = MODELS[args.model](x.shape[1], args.hidden, args.layers, count_classes(y), dropout=args.dropout)
+    labelled = next(t for t in graph.node_types if "y" in graph.node_data[t])
+    y = share.rows("y", labelled).to(session.device)
+    masks = {which: share.rows(f"{which}_mask", labelled).to(session.device) for which in ("train", "val", "test")}
+    x, of_types = features(share, session.device), {}
+    if isinstance(x, dict):
+        width, of_types = {t: rows.shape[1] for t, rows in x.items()}, {"metadata": graph, "targets": [labelled]}
+    else:
+        width = x.shape[1]
+    layers = MODELS[args.model](width, args.hidden, args.layers, count_classes(y), dropout=args.dropout, **of_types)
     model = HybridParallel(
         layers.to(session.device),
         share,
@@ -75,7 +84,7 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     num_labelled = model.total(masks["train"].sum())
     for epoch in range(1 + (saver.steps if saver else 0), args.epochs + 1):
         model.train()
-        out = model(x)[masks["train"]]
+        out = of_labelled(model(x))[masks["train"]]
         # This rank's share of the mean over all ranks: gradients are summed over them.
         loss = F.cross_entropy(out, y[masks["train"]], reduction="sum") / num_labelled
         optimizer.zero_grad()
@@ -92,11 +101,32 @@ def train(session: gnnsys.Session, args: argparse.Namespace) -> float:
     return scores["test"]
 
 
+def check_model(model: str, graph: gnnsys.Graph | gnnsys.DistGraph) -> None:
+    """Ends the program in one line where a model is for the other kind of graph."""
+    is_typed = len(graph.node_types) > 1 or len(graph.edge_types) > 1
+    if is_typed and model != "rgcn":
+        raise SystemExit(f"error: --model {model} is for graphs of one type, and this one is typed: use --model rgcn")
+    if not is_typed and model == "rgcn":
+        others = ", ".join(name for name in MODELS if name != "rgcn")
+        raise SystemExit(f"error: --model rgcn is for typed graphs, and this one has one type: use one of {others}")
+
+
+def features(share: RankShare, device: torch.device) -> Rows:
+    """This rank's rows; of a typed graph by node type."""
+    x = share.rows("x")
+    return {t: rows.float().to(device) for t, rows in x.items()} if isinstance(x, dict) else x.float().to(device)
+
+
+def of_labelled(out: Rows) -> torch.Tensor:
+    """The rows of the one type that a typed model makes rows of."""
+    return next(iter(out.values())) if isinstance(out, dict) else out
+
+
 @torch.no_grad()
-def accuracies(model: HybridParallel, x: torch.Tensor, y: torch.Tensor, masks: dict[str, torch.Tensor]) -> dict:
+def accuracies(model: HybridParallel, x: Rows, y: torch.Tensor, masks: dict[str, torch.Tensor]) -> dict:
     """Of the nodes of every mask, over all ranks."""
     model.eval()
-    right = model(x).argmax(1) == y
+    right = of_labelled(model(x)).argmax(1) == y
     return {which: model.total((right & mask).sum()) / model.total(mask.sum()) for which, mask in masks.items()}
 
 

@@ -1,4 +1,4 @@
-"""A typed graph (papers, authors, institutions): a SAGE layer per edge type, alone or under torchrun, on plain DDP.
+"""A typed graph (papers, authors, institutions): a SAGE layer per edge type, alone or under torchrun with DDP.
 
 python examples/typed_graph.py                                  # a built-in graph in memory, or one by name or path
 gnnsys partition typed-20k --parts 2 --out typed-parts/

@@ -16,8 +16,9 @@ from typing import NoReturn
 import pytest
 
 from tests.support.disk import do_not_wait_for_disks
+from tests.support.open_sessions import no_session_stays_open
 from tests.support.quick import forbid_processes, is_quick
-from tests.support.workers import ALONE, LONG, TURNS, Turns, choose_workers, is_alone, is_worker, longest_first
+from tests.support.workers import ALONE, LONG, TURNS, Turns, choose_workers, is_alone, is_worker, sort_files
 
 STARTERS = ("run_ranks", "run_code", "start_ranks", "start_agents")  # from nurseries
 DEVICE_TESTS = Path(__file__).parent / "cuda"
@@ -66,7 +67,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    longest_first(items)
+    sort_files(items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,6 +103,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         if forks_ranks():
             nurseries()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sessions_are_closed(request: pytest.FixtureRequest) -> Iterator[None]:
+    with no_session_stays_open(request.node.nodeid):
+        yield
 
 
 @pytest.fixture(autouse=True)

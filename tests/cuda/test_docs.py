@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support.docs import ROOT, run_page
+from tests.support.open_sessions import close_sessions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -16,7 +17,10 @@ def test_the_snippets_of_the_page_run_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = run_page(ROOT / "docs" / "gpu.md")
+    try:
+        ran = run_page(ROOT / "docs" / "gpu.md")
+    finally:
+        close_sessions()
     assert ran.num_python >= 3
     placed, *rates = capsys.readouterr().out.splitlines()
     assert placed.startswith("place=")

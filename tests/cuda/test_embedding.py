@@ -67,6 +67,27 @@ def test_embeddings_on_the_device_and_on_the_host_share_an_optimizer_and_a_scale
                 torch.testing.assert_close(rows - embedding.table[:], moved, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_of_several_passes_are_added_on_the_device_and_sent_once(monkeypatch):
+    with alone(2) as store:
+        embedding = DistEmbedding(store, ROWS, DIM, "emb")
+        oracle = nn.Embedding.from_pretrained(embedding.table[:].cuda(), freeze=False, sparse=True)
+        mine, other = SparseAdam([embedding], lr=0.05), torch.optim.SparseAdam(oracle.parameters(), lr=0.05)
+        sent, step = [], store.step
+        monkeypatch.setattr(
+            store, "step", lambda name, ids, *rest, **options: sent.append(ids) or step(name, ids, *rest, **options)
+        )
+        for number in range(3):
+            for passes in range(2):
+                ids = random_ids(50, ROWS, seed=2 * number + passes).cuda().view(5, 10)
+                for module in (embedding, oracle):
+                    module(ids).square().sum().backward()
+            mine.step()
+            other.step()
+            other.zero_grad()
+        assert all(ids.device.type == "cpu" and ids.unique().numel() == ids.numel() for ids in sent) and len(sent) == 3
+        torch.testing.assert_close(embedding.table[:], oracle.weight.detach().cpu(), rtol=1e-5, atol=1e-6)
+
+
 def test_norms_and_sums_over_several_backward_passes_are_torchs_on_the_device():
     with alone(2) as store:
         embedding = DistEmbedding(store, ROWS, DIM, "emb")

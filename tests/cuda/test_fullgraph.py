@@ -318,7 +318,7 @@ def test_torchs_default_device_changes_nothing(rows_on):
 
 
 def epochs_beside_default(rows_on: str) -> tuple[list[float], list[torch.Tensor]]:
-    """As `epochs`; what a user makes on the host he says so."""
+    """As `epochs`; what is made on the host says so."""
     with torch.device("cpu"):
         graph = random_graph(3000, 30_000, 5)
         x = torch.randn(3000, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).to(rows_on)

@@ -14,12 +14,12 @@ import torch
 import gnnsys
 from gnnsys.graph import Graph
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
-from gnnsys.ops import read_table
+from gnnsys.ops import PageLock, read_table
 from gnnsys.partition import write_parts
 from gnnsys.sampling import DistGraph, NeighborSampler, SampleKey
 from gnnsys.sampling.place import PartBytes, choose_place, own_rows, place_parts_on
 from gnnsys.session import init
-from gnnsys.store import DeviceTable, RegisteredFiles, copied_pieces
+from gnnsys.store import DeviceTable, MemoryBudget, RegisteredFiles, copied_pieces
 from tests.cuda.places import same_batch
 from tests.cuda.test_loader import OPTIONS
 from tests.sampling.device_parts import LAYOUTS, check_deep_halos, check_every_kind, check_exclusions, check_typed_kinds
@@ -129,7 +129,9 @@ def test_every_option_of_a_loader_agrees_on_parts(tmp_path: Path, place: str, op
         if "input_nodes" in options:
             options["input_nodes"] = parts.global_ids(options["input_nodes"].long())
         make = partial(NeighborLoader, parts, [5, 3], batch_size=32, shuffle=True, **options)
-        for a, b in zip(make(), make(device="cpu", num_threads=0), strict=True):
+        there, here = list(make()), list(make(device="cpu", num_threads=0))
+        assert len(there) == len(here) > 1 and all(batch.x.device == CUDA for batch in there)
+        for a, b in zip(there, here, strict=True):
             same_batch(a, b)
 
 
@@ -140,7 +142,9 @@ def test_links_of_parts_agree(tmp_path: Path, place: str) -> None:
     with init(process_group=False) as session:
         parts = session.open(tmp_path / "p", device="cuda", place=place)
         make = partial(LinkNeighborLoader, parts, [5, 3], batch_size=64, neg_sampling="binary", shuffle=True)
-        for a, b in zip(make(), make(device="cpu", num_threads=0), strict=True):
+        there, here = list(make()), list(make(device="cpu", num_threads=0))
+        assert len(there) == len(here) > 1 and all(batch.x.device == CUDA for batch in there)
+        for a, b in zip(there, here, strict=True):
             same_batch(a, b)
 
 
@@ -237,3 +241,108 @@ def test_typed_parts_are_one_import_away(tmp_path: Path) -> None:
         session = gnnsys.session.current()
         assert session is not None
         session.close()
+
+
+# -- caches that are filled by what was counted ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["links", "own sampler"])
+def test_what_cannot_be_computed_is_cached_by_what_the_first_epoch_asked_for(large_parts: Path, kind: str) -> None:
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device=CUDA, place="structure", cache=1 << 20)
+        table = graph.read_by(CUDA, graph.store.tensor("node/node/x"))
+        assert isinstance(table, DeviceTable)
+
+        def make(device: str | None) -> NeighborLoader | LinkNeighborLoader:
+            options: dict[str, Any] = {"batch_size": 256, "shuffle": True, "seed": 4, "device": device}
+            if kind == "links":
+                return LinkNeighborLoader(graph, [10, 5], edge_label_index=torch.arange(2000).view(2, 1000), **options)
+            ours = NeighborSampler(graph, [10, 5], device=device)
+            return NeighborLoader(
+                graph, sampler=lambda _, seeds, key: ours.sample(seeds, key=key), input_nodes=range(3000), **options
+            )
+
+        there, here = make(None), make("cpu")
+        assert table.num_cached == 0 and table.visits is not None
+        for _ in range(3):
+            for a, b in zip(there, here, strict=True):
+                same_batch(a, b)
+            assert table.num_cached > 0
+        assert graph.cache_plan is not None and table.counters().hits > 0
+
+
+def test_a_cache_follows_seeds_that_have_moved_while_other_batches_are_loaded(large_parts: Path) -> None:
+    """Rows stay those of the table; what is cached are the rows that later epochs ask for."""
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device=CUDA, place="structure", cache=1 << 20)
+        table = graph.read_by(CUDA, graph.store.tensor("node/node/x"))
+        assert isinstance(table, DeviceTable)
+        loader = NeighborLoader(graph, [2], input_nodes=torch.arange(20_000), batch_size=500, num_threads=2)
+        before = set(table.cached_rows().tolist())
+        assert before
+        keeper, rows = graph.cache_keeper, graph.store.tensor("node/node/x")
+        few = torch.tensor([i for i in range(20_000) if i not in before][:1000])
+        for _ in range(3):
+            for _ in range(40):
+                assert torch.equal(table.read(few.cuda()).cpu(), rows[few])
+            keeper.end_epoch(graph, loader)
+        assert set(table.cached_rows().tolist()) != before
+        for batch in loader:
+            assert torch.equal(batch.x.cpu(), rows[batch.n_id.cpu()])
+
+
+def test_files_that_cannot_be_locked_are_read_from_a_copy_that_ranks_share(large_parts: Path, monkeypatch) -> None:
+    class NotOfFiles(PageLock):
+        def __init__(self, address: int, bytes: int, device: torch.device, *, read_only: bool) -> None:
+            if read_only:  # as files are
+                self.bytes, self.error, self._on = bytes, 801, None
+            else:
+                super().__init__(address, bytes, device, read_only=read_only)
+
+    monkeypatch.setattr("gnnsys.sampling.place.RegisteredFiles", partial(RegisteredFiles, lock=NotOfFiles))
+    for place in ("structure", "registered"):
+        with init(process_group=False) as session:
+            graph = session.open(large_parts, device=CUDA, place=place)
+            assert graph.placed is not None and "from shared memory, as CUDA refuses" in graph.placed.why
+            assert graph.registered is not None and 0 < graph.registered.copied_bytes == graph.registered.nbytes
+            options: dict[str, Any] = {"input_nodes": torch.arange(1000), "batch_size": 256}
+            for a, b in zip(
+                NeighborLoader(graph, [10, 5], **options),
+                NeighborLoader(graph, [10, 5], device="cpu", **options),
+                strict=True,
+            ):
+                same_batch(a, b)
+
+
+def test_a_loader_sets_room_for_its_batches_aside_before_parts_are_placed(large_parts: Path) -> None:
+    with init(process_group=False) as session:
+        graph = session.open(large_parts)
+        budget = MemoryBudget.of(CUDA)
+        loader = NeighborLoader(graph, [10, 5], input_nodes=torch.arange(1000), batch_size=256, device=CUDA)
+        promised = [use.bytes for use in budget.uses() if use.what == "batches of a loader"]
+        batch = next(iter(loader))
+        held = sum(t.nbytes for t in batch.tensors())
+        assert promised and promised[0] >= 4 * held
+        del loader, batch
+        gc.collect()
+        assert not [use for use in budget.uses() if use.what == "batches of a loader"]
+
+
+def test_a_cache_that_is_replaced_keeps_its_memory_until_all_streams_have_read_it(large_parts: Path) -> None:
+    """A stream that is far behind reads the old rows while others are put into memory of the same size."""
+    with init(process_group=False) as session:
+        graph = session.open(large_parts, device=CUDA, place="structure")
+        table, rows = graph.read_by(CUDA, graph.store.tensor("node/node/x")), graph.store.tensor("node/node/x")
+        assert isinstance(table, DeviceTable)
+        behind, ids = torch.cuda.Stream(), torch.arange(4000)
+        for turn in range(4):
+            wanted = (ids + 1000 * turn).cuda()
+            table.fill_cache(ids + 1000 * turn)  # waits for the device
+            with torch.cuda.stream(behind):
+                torch.cuda._sleep(100_000_000)
+                found = table.read(wanted)
+            table._kept.cache = None  # as a fill begins, which waits for the device only later
+            taken = [torch.full((4000, 100), -1.0, device=CUDA) for _ in range(3)]
+            behind.synchronize()
+            assert torch.equal(found.cpu(), rows[ids + 1000 * turn]), turn
+            del taken

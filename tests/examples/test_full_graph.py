@@ -135,3 +135,17 @@ def test_the_example_goes_on_from_its_last_checkpoint_alone(tmp_path, capsys):
 def test_the_example_learns_with_every_option(options):
     """On this graph a classifier that knows the generator reaches about 0.52 from a node's own features."""
     assert example("full_graph").main(["sbm-3k", "--epochs", "12", "--bins", "3", *options]) > 0.6
+
+
+def test_a_model_for_the_other_kind_of_graph_is_refused_in_one_line():
+    train = example("full_graph").main
+    with pytest.raises(SystemExit, match=r"^error: --model sage is for graphs of one type.*: use --model rgcn$"):
+        train(["typed-300"])
+    with pytest.raises(SystemExit, match=r"^error: --model rgcn is for typed graphs.*: use one of sage, gcn, gat$"):
+        train([GRAPH, "--model", "rgcn"])
+
+
+def test_a_typed_graph_trains(capsys):
+    score = example("full_graph").main(["typed-200", "--model", "rgcn", *OPTIONS, "--dropout", "0"])
+    found = losses(capsys.readouterr().out)
+    assert len(found) == EPOCHS and found[EPOCHS] < found[1] and score > 1 / 8  # of so many classes

@@ -26,6 +26,7 @@ from tests.support.docs import (
     run_page,
     written_tests,
 )
+from tests.support.open_sessions import close_sessions
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ PAGES = {
         ),
     ),
     "docs/sampling.md": Setup(python=4),
+    "docs/typed.md": Setup(python=4),
     "docs/store.md": Setup(
         python=6,
         prints=(
@@ -119,12 +121,15 @@ def test_its_blocks_run_from_top_to_bottom(page: Path, tmp_path: Path, monkeypat
         pytest.skip("the page needs a GPU")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GNNSYS_DATA", raising=False)
-    ran = run_page(page, setup.replace)
+    try:
+        ran = run_page(page, setup.replace)
+        session = ran.names.get("session")
+        assert session is None or session.is_closed
+    finally:
+        close_sessions()
     said = capsys.readouterr().out
     assert [text for text in setup.prints if not any(either in said for either in text.split(" | "))] == []
     assert ran.num_python + len(ran.lacking) >= setup.python and tuple(ran.programs) == setup.programs
-    session = ran.names.get("session")
-    assert session is None or session.is_closed
 
 
 @every_page

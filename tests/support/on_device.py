@@ -42,6 +42,7 @@ HOST_ONLY = (
     "summed_in_the_order_of_their_edges",
     "the_default_makes_the_batches_of_one_thread",
     "had_no_memory_for",
+    "answers_of_any_pieces",  # on a device each piece is one segment: tests/cuda/test_stitch.py
 )
 
 

@@ -14,7 +14,7 @@ import pytest
 from gnnsys.lab import Lab
 from tests.support import workers
 from tests.support.processes import await_true
-from tests.support.workers import Turns, choose_workers, longest_first, machine
+from tests.support.workers import Turns, choose_workers, machine, sort_files
 
 WHOLE = {"keyword": "", "markexpr": "", "usepdb": False, "collectonly": False, "capture": "fd", "device": "cpu"}
 
@@ -38,15 +38,15 @@ def two_processors(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 
 
-def test_all_tests_run_in_one_process_more_than_there_are_processors_file_by_file():
+def test_all_tests_run_in_two_processes_more_than_there_are_processors_file_by_file():
     option = chosen(["tests"])
-    assert (option.numprocesses, option.dist, option.loadscopereorder) == (3, "loadfile", False)
+    assert (option.numprocesses, option.dist, option.loadscopereorder) == (4, "loadfile", False)
     assert option.maxworkerrestart == "0"  # who crashes ends the run
     assert os.environ["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_leaving_out_what_is_long_leaves_all_processors_to_the_rest():
-    assert chosen(["tests"], markexpr="not long").numprocesses == 3
+    assert chosen(["tests"], markexpr="not long").numprocesses == 4
     assert chosen(["tests"], markexpr="long").numprocesses is None
 
 
@@ -56,12 +56,15 @@ def item(name: str, marker: str = "", module: ModuleType | None = None, **import
     return SimpleNamespace(name=name, module=module, get_closest_marker=lambda wanted: wanted == marker or None)
 
 
-def test_files_that_start_processes_come_first_and_others_keep_their_order():
-    plain = [item("first"), item("second", Path=Path, rows=np.zeros(2))]
+def test_files_that_start_processes_are_spread_over_the_others_but_for_the_end_and_each_kind_keeps_its_order():
+    plain = [item(f"plain {number}", Path=Path, rows=np.zeros(2)) for number in range(10)]
     starting = [item("ranks", run=await_true), item("programs", subprocess=subprocess), item("lab", Lab=Lab)]
-    found = [plain[0], starting[0], starting[1], plain[1], starting[2]]
-    longest_first(found)
-    assert found == [*starting, *plain]
+    found = [*plain[:4], *starting, *plain[4:]]
+    sort_files(found)
+    assert [each for each in found if each in plain] == plain and [
+        each for each in found if each in starting
+    ] == starting
+    assert [found.index(each) for each in starting] == [0, 4, 8] and found[9:] == plain[6:]
 
 
 def test_what_runs_alone_runs_before_anything_that_it_would_wait_for():
@@ -69,7 +72,7 @@ def test_what_runs_alone_runs_before_anything_that_it_would_wait_for():
     labs = [item("before", module=lab), item("alone", "alone", lab), item("after", module=lab)]
     rest = [item("quota", "alone", rates), item("rate", "alone", rates)]
     found = [starting, *labs, plain, *rest]
-    longest_first(found)
+    sort_files(found)
     assert found == [labs[1], labs[0], labs[2], *rest, starting, plain]
 
 

@@ -1,9 +1,11 @@
-"""How all tests run in half the time: in one process more than there are processors, those of a file in the same one.
+"""How all tests run in half the time: in two processes more than there are processors, those of a file in the same one.
 
-Tests of processes and of links mostly wait, so that others can run meanwhile. Their files come first, since they are
-the longest: what runs at the end is short, and no processor waits for another. A test that looks at the whole machine
-(rates and quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does, and these are
-the very first, while what ranks are forked from is made. A test that takes long, and whose promise a shorter one keeps,
+Tests of processes and of links wait for a third of their time: with two more workers than processors these have work
+meanwhile (8.5 minutes with one more, 7.2 with two on two processors; a third saves less than its imports cost). Their
+files are the longest. They are spread over the others, so that never all workers wait, but for the last fifth of a run:
+what runs at the end is short, and no processor waits for another. A test that looks at the whole machine (rates and
+quotas that are kept, every lab there is) is marked `alone`: no other test runs while it does, and these are the very
+first, while what ranks are forked from is made. A test that takes long, and whose promise a shorter one keeps,
 is marked `long`: `make test` leaves it out, `make check-all` does not. `pytest` and `make test` without arguments use
 all processors where pytest-xdist is; parts of the suite run in one process, and `-n` says otherwise.
 """
@@ -27,6 +29,7 @@ ALONE = "alone: the test looks at the whole machine, so that no other runs besid
 LONG = "long: much work, whose promise a shorter test keeps; `make check-all` runs it, `make test` does not"
 WHOLE = ("", "not long")  # of `-m`: all tests, and those of `make test`
 STARTERS = ("tests.support.processes", "gnnsys.lab", "gnnsys.bench.dist")  # where functions are that start processes
+SPREAD = 0.8  # of a run, in which the last file that starts processes begins
 WAIT_SECONDS = 600.0  # more than any test takes
 DOOR, ROOM = Path(__file__), Path(__file__).parents[1] / "conftest.py"  # files that all workers have, to lock
 
@@ -40,9 +43,9 @@ def choose_workers(config: pytest.Config) -> None:
     whole = config.args == config.getini("testpaths") and not options.keyword and options.markexpr in WHOLE
     watched = options.usepdb or options.collectonly or options.capture == "no" or options.device != "cpu"
     if unsaid and whole and not watched and not os.environ.get("GNNSYS_SANITIZER"):
-        options.numprocesses = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+        options.numprocesses = min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
         options.dist = "loadfile"
-        options.loadscopereorder = False  # files in the order of `longest_first`: most tests are not the longest
+        options.loadscopereorder = False  # files in the order of `sort_files`: most tests are not the longest
         if options.maxworkerrestart is None:  # one that crashed has failed the run, and its files would not come back
             options.maxworkerrestart = "0"
     if getattr(options, "numprocesses", 0):
@@ -54,19 +57,25 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts tests by their files: first those with tests that run alone, then those that may start processes.
+def sort_files(items: list[pytest.Item]) -> None:
+    """Sorts tests by their files: first those with tests that run alone, then those that may start processes among all
+    others.
 
     A test that runs alone waits for all others that run, and later on these may be long: it is the first of its file.
     """
     files = {id(getattr(item, "module", None)): item for item in reversed(items)}  # with their first tests
-    first = {key: place for place, key in enumerate(reversed(files))}
-    starting = {key for key, item in files.items() if starts_processes(getattr(item, "module", None))}
+    keys = list(reversed(files))
+    starting = [key for key in keys if starts_processes(getattr(files[key], "module", None))]
+    plain = [key for key in keys if key not in set(starting)]
+    places = {key: SPREAD * number / len(starting) for number, key in enumerate(starting)}
+    places |= {key: number / len(plain) for number, key in enumerate(plain)}
     alone = {id(getattr(item, "module", None)) for item in items if is_alone(item)}
+    ranked = sorted([*starting, *plain], key=lambda key: (key not in alone, places[key]))
+    order = {key: number for number, key in enumerate(ranked)}
 
-    def place(item: pytest.Item) -> tuple[bool, bool, int, bool]:
+    def place(item: pytest.Item) -> tuple[int, bool]:
         key = id(getattr(item, "module", None))
-        return key not in alone, key not in starting, first[key], not (key in alone and is_alone(item))
+        return order[key], not (key in alone and is_alone(item))
 
     items.sort(key=place)
 

@@ -1,0 +1,85 @@
+"""Sums over many relations, and the typed layers made of them, on the device: as on the CPU, and alike in every run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gnnsys
+from gnnsys.graph import typed_graph
+from gnnsys.nn import HGT, RGAT, RGCN, HeteroSAGE, RGCNConv
+from gnnsys.ops import CSC, group_structures, relation_conv
+from tests.ops.test_relations import RELATIONS, structures, tensors
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_results_and_gradients_are_those_of_the_host(dtype: torch.dtype, blocks: bool, reduce: str):
+    found = []
+    for device in ("cpu", "cuda", "cuda"):
+        # Narrow types beside float64 rows of the same values: sums of host and device round alike, products do not.
+        wide = torch.float64 if device == "cpu" else dtype
+        lists = [[t.detach().to(dtype).to(device, wide).requires_grad_() for t in each] for each in tensors(blocks)]
+        cscs = [CSC(c.indptr.to(device), c.indices.to(device), c.num_src) for c in structures()]
+        outs = relation_conv(group_structures(cscs, reduce), *lists[:2], RELATIONS, [27, 17], lists[2], [0, 1])
+        grads = torch.autograd.grad([o.sum() for o in outs], [t for each in lists for t in each])
+        found.append([*outs, *grads])
+    for host, first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+        scale = float(host.abs().max())
+        torch.testing.assert_close(first.double().cpu(), host, rtol=0, atol=scale * TOLERANCE[dtype])
+
+
+def test_models_on_the_device_are_those_of_the_host():
+    graph = typed_graph(300)
+    batch = next(iter(gnnsys.NeighborLoader(graph, [5, 5], input_nodes=("paper", torch.arange(64)), batch_size=64)))
+    moved = batch.to("cuda")
+    for model in (
+        HeteroSAGE(64, 32, 2, 5, metadata=graph),
+        RGCN(64, 32, 2, 5, metadata=graph),
+        RGAT(64, 32, 2, 5, heads=4, metadata=graph),
+        HGT(64, 32, 2, 5, heads=4, metadata=graph),
+    ):
+        results = []
+        for each, module in ((batch, model), (moved, model)):
+            module = module.to(each.device)
+            out = module(each.x_dict, each.edge_index_dict, num_sampled_nodes=each.num_sampled_nodes_dict)["paper"]
+            grads = torch.autograd.grad(out.square().sum(), list(module.parameters()), allow_unused=True)
+            results.append([out.cpu(), *(g.cpu() for g in grads if g is not None)])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_rows_by_node_id_on_the_device_are_those_of_the_host():
+    graph = typed_graph(300)
+    batch = next(iter(gnnsys.NeighborLoader(graph, [5, 5], input_nodes=("paper", torch.arange(64)), batch_size=64)))
+    model, found = RGCN(None, 16, 2, 5, metadata=graph, targets=["paper"]), []
+    for device in ("cpu", "cuda", "cuda"):
+        each, module = batch.to(device), model.to(device)
+        x = {t: each[t].n_id.long() for t in graph.node_types}
+        out = module(x, each.edge_index_dict, num_sampled_nodes=each.num_sampled_nodes_dict)["paper"]
+        grads = torch.autograd.grad(out.square().sum(), list(module.parameters()), allow_unused=True)
+        found.append([out.cpu(), *(g.cpu() for g in grads if g is not None)])
+    for host, first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(host, first, rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_waits_for_the_device_only_where_its_structure_is_made():
+    generator = torch.Generator().manual_seed(0)
+    edges, types = torch.randint(500, (2, 4000), generator=generator).cuda(), torch.randint(45, (4000,)).cuda()
+    conv, x = RGCNConv(32, 32, 45).cuda(), torch.randn(500, 32, device="cuda", requires_grad=True)
+    (first,) = torch.autograd.grad(conv(x, edges, types).sum(), x)
+    others = edges.clone()  # whose structure is not known
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (second,) = torch.autograd.grad(conv(x, edges, types).sum(), x)
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            conv(x, others, types)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, second)
