@@ -143,7 +143,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 @every_value(name=MODELS.keys(), dtype=[torch.float32, torch.float64])
 def test_losses_and_gradients_are_those_without_padding(name: str, dtype: torch.dtype) -> None:
-    """Gradients of parameters are sums over all rows: a product of matrices may add them in another order."""
+    """To rounding: a product of matrices may add in another order where one of them has more rows (BLAS on Arm does)."""
     torch.manual_seed(1)
     make, trim = MODELS[name]
     model = make().to(dtype)
@@ -154,15 +154,16 @@ def test_losses_and_gradients_are_those_without_padding(name: str, dtype: torch.
         parameters = [each.clone() for each in parameters]
         padded_out, padded_loss, padded_rows, padded_parameters = trained(model, b, dtype, trim)
         real, is_padding = hops(a.num_sampled_nodes, b.num_sampled_nodes)
-        assert torch.equal(padded_out, out) and torch.equal(padded_loss, loss)
-        assert torch.equal(padded_rows[real], rows)
         assert not padded_rows[is_padding].any()
+        torch.testing.assert_close(padded_out, out, **close)
+        torch.testing.assert_close(padded_loss, loss, **close)
+        torch.testing.assert_close(padded_rows[real], rows, **close)
         for ours, expected in zip(padded_parameters, parameters, strict=True):
             torch.testing.assert_close(ours, expected, **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_of_parameters_are_equal_to_the_bit_where_sums_have_no_rounding(dtype: torch.dtype) -> None:
+def test_outputs_and_gradients_are_equal_to_the_bit_where_sums_have_no_rounding(dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     model = GraphSAGE(17, 8, 2, 4, aggr="sum").to(dtype)
     with torch.no_grad():
@@ -173,11 +174,13 @@ def test_gradients_of_parameters_are_equal_to_the_bit_where_sums_have_no_roundin
         found = []
         for batch in (a, b):
             model.zero_grad()
-            x = (batch.x * 4).round().to(dtype)
+            x = (batch.x * 4).round().to(dtype).requires_grad_()
             out = model(x, batch.edge_index, num_sampled_nodes=batch.num_sampled_nodes)[: batch.batch_size]
             (out * batch.y[: batch.batch_size, None]).sum().backward()
-            found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        assert len(found[0]) > 0 and any(each.any() for each in found[0])
+            gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            assert gradients and all(each.any() for each in gradients)
+            real = slice(None) if batch is a else hops(a.num_sampled_nodes, b.num_sampled_nodes)[0]
+            found.append([out.detach(), x.grad[real], *gradients])
         for ours, expected in zip(found[1], found[0], strict=True):
             assert torch.equal(ours, expected)
 

@@ -1,7 +1,10 @@
 """Several machines in one process: a shard behind a real server each, and a store per rank."""
 
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,10 +43,27 @@ class Cluster:
                     store.add_local(spec, part, piece)
 
     def on_ranks(self, body: Callable[[Store], Any]) -> list[Any]:
-        """Runs `body` for every rank at once, each in a thread; what it raises is raised here."""
+        """Runs `body` for every rank at once, each in a thread; what the first one raises is raised here.
+
+        Others may wait for a rank that has failed: they are left to their own deadlines.
+        """
         with ThreadPoolExecutor(len(self.stores)) as pool:
             running = [pool.submit(body, store) for store in self.stores]
-            return [future.result(DEADLINE) for future in running]
+            done, waiting = wait(running, DEADLINE, FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            if waiting:
+                raise TimeoutError(f"ranks are not done after {DEADLINE} s. All threads:\n{stacks()}")
+            return [future.result() for future in running]
+
+
+def stacks() -> str:
+    """Where every thread of this process is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
 
 
 def noting_pulls(shard: Shard, pulls: list[tuple[int, Request]]) -> dict[int, Any]:
