@@ -1,13 +1,17 @@
 """Files of numpy (`.npy`, `.npz`) by whoever wrote them: what a header says is compared with the file's size first.
 
 numpy believes a header: it allocates as much as the shape says, and takes a negative one for "all there is". Here a
-header that does not fit the bytes behind it is refused by name, before anything is allocated.
+header that does not fit the bytes behind it is refused by name, before anything is allocated. Headers of plain numbers
+are read here and not by Python's parser, which several threads cannot use at a time before Python 3.11.8 and 3.12.2 (it
+then says "recursion depth mismatch"): a shard's threads read many files at once.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import re
 import warnings
 import zipfile
 import zlib
@@ -22,6 +26,13 @@ import numpy as np
 from gnnsys.graph.capacity import check_bytes_fit
 
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_LENGTH_BYTES = {(1, 0): 2, (2, 0): 4}
+_LONGEST = 10_000  # bytes of a header, as with numpy
+_SIZE = "(?:0|[1-9][0-9]*)"
+_PLAIN = re.compile(  # as numpy.save writes it
+    r"\{'descr': '([<>|=]?[?a-zA-Z][0-9]*)', 'fortran_order': (True|False), "
+    rf"'shape': \(((?:{_SIZE},|{_SIZE}(?:, {_SIZE})+)?)\), }} *\n"
+)
 _DEFLATE_RATIO = 1032  # no stream of deflate grows by more
 AGAIN = "write it again with numpy.save"
 AGAIN_NPZ = "write it again with numpy.savez"
@@ -44,7 +55,7 @@ def read_header(stream: IO[bytes], num_bytes: int) -> NpyHeader:
         version = np.lib.format.read_magic(stream)
         if version not in _READERS:
             raise ValueError(f"it has version {version} of the format, 1.0 and 2.0 are read")
-        shape, fortran_order, dtype = _READERS[version](stream)
+        shape, fortran_order, dtype = _read_rest(stream, version)
     except OSError:
         raise
     except Exception as error:  # a damaged header makes numpy raise this and that, errors of its tokenizer among them
@@ -62,14 +73,39 @@ def read_header(stream: IO[bytes], num_bytes: int) -> NpyHeader:
     return NpyHeader(shape, dtype, fortran_order, offset)
 
 
+def _read_rest(stream: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether columns come first, and dtype, from what follows the version."""
+    length_bytes = stream.read(_LENGTH_BYTES[version])
+    length = int.from_bytes(length_bytes, "little")
+    if length > _LONGEST:
+        raise ValueError(f"it says that it has {length:,} bytes")
+    header = stream.read(length)
+    plain = _PLAIN.fullmatch(header.decode("latin1"))
+    if plain is None:  # a dtype with fields, or something that numpy refuses
+        return _READERS[version](io.BytesIO(length_bytes + header))
+    descr, fortran_order, sizes = plain.groups()
+    return tuple(int(size) for size in sizes.split(",") if size), fortran_order == "True", np.dtype(descr)
+
+
+def read_values(stream: IO[bytes], header: NpyHeader) -> np.ndarray:
+    """The array behind a header that was just read."""
+    values = np.empty(math.prod(header.shape), header.dtype)
+    missing = memoryview(values.view(np.uint8)) if values.nbytes else memoryview(b"")
+    while missing:
+        count = stream.readinto(missing)  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError(f"{len(missing):,} of its bytes are missing")
+        missing = missing[count:]
+    return values.reshape(header.shape, order="F" if header.fortran_order else "C")
+
+
 def load_npy(path: Path) -> np.ndarray:
     """The array of a `.npy`, in memory; ValueError names the file and what to do."""
     with _named(path, "a .npy of plain numbers", AGAIN), open(path, "rb") as stream:
         num_bytes = os.fstat(stream.fileno()).st_size
-        read_header(stream, num_bytes)
+        header = read_header(stream, num_bytes)
         check_bytes_fit(num_bytes, "it")
-        stream.seek(0)
-        return np.lib.format.read_array(stream, allow_pickle=False)
+        return read_values(stream, header)
 
 
 def map_npy(path: Path) -> np.ndarray:
@@ -91,9 +127,7 @@ def load_npz_arrays(path: Path) -> dict[str, np.ndarray]:
         for member in members:
             name = member_name(member, arrays)
             with archive.open(member) as stream:
-                check_member(member, stream)
-            with archive.open(member) as stream:
-                arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+                arrays[name] = read_values(stream, check_member(member, stream))
                 stream.read(1)  # compares the checksum, at the end
     return arrays
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gnnsys.graph.npy import UNREADABLE, check_member, unreadable
+from gnnsys.graph.npy import UNREADABLE, check_member, read_values, unreadable
 
 _SHAPE = "_shape.npy"
 
@@ -52,10 +52,10 @@ def sparse_rows_in(path: Path) -> list[SparseRows]:
                 if None in parts:
                     continue
                 with archive.open(filename) as stream:
-                    is_shape = check_member(sizes[filename], stream).shape == (2,)
-                if is_shape:
-                    with archive.open(filename) as stream:
-                        num_rows, num_columns = np.lib.format.read_array(stream, allow_pickle=False).tolist()
+                    header = check_member(sizes[filename], stream)
+                    shape = read_values(stream, header).tolist() if header.shape == (2,) else None
+                if shape is not None:
+                    num_rows, num_columns = shape
                     with archive.open(f"{name}_data.npy") as stream:
                         num_values = int(np.prod(check_member(sizes[f"{name}_data.npy"], stream).shape))
                     stored = sum(part.file_size for part in parts if part is not None)

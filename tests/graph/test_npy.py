@@ -14,7 +14,7 @@ import torch
 
 from gnnsys.graph import Graph, external_graph, load, save
 from gnnsys.graph.manifest import MANIFEST, manifest_checksum
-from gnnsys.graph.npy import load_npy, map_npy
+from gnnsys.graph.npy import load_npy, load_npz_arrays, map_npy
 from gnnsys.partition import open_parts, partition_graph
 from tests.support.grid import grid
 
@@ -152,3 +152,42 @@ def test_rows_in_fortran_order_are_the_users_own_and_are_read(tmp_path: Path):
     external_graph(tmp_path / "g.npz", tmp_path / "out", memory_limit=64 << 20)
     for graph in (load(tmp_path / "g.npz"), load(tmp_path / "out")):
         assert graph.node_data["node"]["x"].tolist() == rows.tolist()
+
+
+DTYPES = ["?", "|i1", "|u1", "<i2", ">i4", "<i8", "<u8", "<f2", "<f4", ">f8", "<c8", "|S3", "<U5", "<M8[ns]", "<i4,<f8"]
+
+
+@grid(dtype=DTYPES, order=["C", "F"], version=[(1, 0), (2, 0)])
+def test_what_numpy_wrote_is_read_as_numpy_reads_it(dtype: str, order: str, version: tuple[int, int], tmp_path: Path):
+    path = tmp_path / "a.npy"
+    for shape in [(), (0,), (1,), (7,), (3, 4), (4, 0, 2), (2, 3, 4)]:
+        values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+        array = np.array(
+            values.astype("i4,f8" if "," in dtype else dtype.split("[")[0].replace("M8", "i8")), order=order
+        )
+        array = array.astype(dtype) if "," not in dtype else array
+        with open(path, "wb") as stream:
+            np.lib.format.write_array(stream, array, version)
+        expected = np.load(path)
+        for found in (load_npy(path), map_npy(path)):
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+            assert found.flags.f_contiguous == expected.flags.f_contiguous and np.array_equal(found, expected)
+
+
+def test_plain_arrays_do_not_need_pythons_parser_which_threads_cannot_share(tmp_path: Path, monkeypatch):
+    np.save(tmp_path / "a.npy", ROWS.reshape(3, 4))
+    np.savez_compressed(tmp_path / "a.npz", one=ROWS, two=ROWS.astype(np.float32), three=np.float64(3))
+
+    def parse(*_: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch (before=54, after=50)")
+
+    monkeypatch.setattr("ast.literal_eval", parse)
+    with pytest.raises(SystemError):
+        np.load(tmp_path / "a.npy")
+    assert load_npy(tmp_path / "a.npy").tolist() == map_npy(tmp_path / "a.npy").tolist() == ROWS.reshape(3, 4).tolist()
+    arrays = load_npz_arrays(tmp_path / "a.npz")
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "one": [*range(12)],
+        "two": [*range(12)],
+        "three": 3,
+    }
