@@ -267,7 +267,7 @@ class Client:
             now = time.monotonic()
             paused = now - looked > self._ping_interval
             looked = now
-            if paused:  # this process was stopped, or idle: nobody's silence counts through that
+            if paused:  # this process was stopped: nobody's silence counts through that
                 for link in self._links.values():
                     link.waiting_since = now
             for link, connection, socket in self._connections[:num_polled]:
@@ -304,12 +304,12 @@ class Client:
     def _time_to_sleep(self, next_tick: float) -> float:
         """Milliseconds until a deadline, a heartbeat or a request to be sent again is due.
 
-        Clears `_wakes_at` before the last check of what is outstanding. A request added in between either sees it
-        cleared, and wakes this thread, or is seen by the check.
+        A tick is due though nothing is outstanding: a request that comes meanwhile is then seen in time without waking
+        this thread, which would take longer than sending it. Clears `_wakes_at` before deadlines are looked at. A
+        request added in between either sees it cleared, and wakes this thread, or is seen here.
         """
         self._wakes_at = math.inf
-        if any(link.num_outstanding() for link in self._links.values()):
-            self._wakes_at = min(next_tick, self._next_deadline)
+        self._wakes_at = min(next_tick, self._next_deadline)
         again_at = self._turned_away[0][0] if self._turned_away else math.inf
         return 1000 * max(0.0, min(self._wakes_at, self._next_beat, again_at) - time.monotonic()) + 1
 
