@@ -53,7 +53,7 @@ class LinkNeighborLoader(Loader):
     messages may pass, by the name of a mask of edges or by `gnnsys.split_links`, on parts too: held-out links are never
     sampled.
 
-    `edge_label_weight`: what each link counts, floating point [num_links], or the name of an array of the edges, which
+    `edge_label_weight`: what each link counts, finite floats >= 0 [num_links], or the name of an array of edges, which
     is read where they live. Batches have it by `edge_label_weight`, beside `edge_label`, with ones for negatives; of
     triplets it is beside `dst_pos_index`. What it weighs is up to your loss.
 
