@@ -138,7 +138,7 @@ class HybridParallel(nn.Module):
 
     def forward(self, x: Tensor | TypedRows) -> Any:
         """Rows of this rank's nodes, [num_core, width of the last layer], from theirs; of a typed graph both are by
-        node type, and results are of the types that the last layer makes."""
+        node type, and results are of the types that have rows behind the last layer."""
         self._runner.check()
         reader = self._planner.reader
         rows, refusal = self._one_tensor(x)
@@ -153,7 +153,10 @@ class HybridParallel(nn.Module):
             self._passes.append(PassTrace(int(self.step)))
             state.times.spans = self._passes[-1].spans
         out = self._runner.run(state, rows, trains, self.training, reader.version)
-        return out if self.share.typed is None else split_rows(out, self.share.typed, reader.stages)
+        if self.share.typed is None:
+            return out
+        assert reader.input_widths is not None
+        return split_rows(out, self.share.typed, reader.stages, reader.input_widths)
 
     def _one_tensor(self, x: Tensor | TypedRows) -> tuple[Tensor, Exception | None]:
         """Rows of all types as one tensor, or what is wrong with them, which the other ranks have to hear of."""
