@@ -23,6 +23,7 @@ from gnnsys.fullgraph.run.pass_times import Times
 from gnnsys.fullgraph.run.typed_layer import layer_name
 from gnnsys.fullgraph.run.whole_pass import PassRunner
 from gnnsys.fullgraph.typed_rows import join_rows, split_rows
+from gnnsys.graph import check_ours
 from gnnsys.observe import PassTrace
 from gnnsys.ops import stream_key
 
@@ -86,6 +87,7 @@ class HybridParallel(nn.Module):
         trace: int = 0,
     ) -> None:
         super().__init__()
+        check_ours(graph)
         if edge_data is not None and not isinstance(edge_data, Mapping):
             raise ValueError(f"edge_data must say what arguments are, like {{'edge_weight': 'w'}}, got {edge_data!r}")
         if trace < 0:

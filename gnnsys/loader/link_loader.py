@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType
+from gnnsys.graph import EdgeType, check_ours
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors
 from gnnsys.loader.device_copy import resolve, sampled_on
@@ -103,6 +103,7 @@ class LinkNeighborLoader(Loader):
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
+        check_ours(graph)
         draws = DrawOptions(
             replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, expand=expand, edge_mask=edge_mask,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnnsys.fullgraph import ByNodeType, Dropout, HybridParallel, JoinKept, Keep, Residual
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, to_pyg
 from gnnsys.nn import HGT, RGAT, RGCN, GCNConv, HeteroConv, HeteroGAT, HeteroSAGE, SAGEConv, TypedRGCNConv
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.thread_ranks import run_ranks
@@ -258,6 +258,8 @@ def test_typed_layers_of_pyg_are_refused(graph):
         ValueError, match=r"HGTConv of PyG is for graphs of one type here.*: use a typed layer of gnnsys"
     ):
         HybridParallel([pyg.HGTConv(4, 4, (graph.node_types, graph.edge_types))], graph)
+    with pytest.raises(ValueError, match=r"graph is PyG's HeteroData: pass gnnsys.graph.from_pyg\(data\)"):
+        HybridParallel([TypedRGCNConv(4, 4, graph.edge_types)], to_pyg(graph))
 
 
 def test_a_layer_that_was_changed_is_called_and_one_that_takes_its_place_is_seen(graph):
