@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -25,9 +26,10 @@ OPTIMIZERS: dict[str, tuple[Any, Any, Any, float]] = {  # of parameters, of torc
 TRAIN = """
 import sys, torch, gnnsys
 from tests.fullgraph.test_embedding import OPTIMIZERS, train_parts
-with gnnsys.init(timeout=120) as session:
-    graph = gnnsys.open(sys.argv[1])
-    torch.save({name: train_parts(graph, name) for name in OPTIMIZERS}, f"{sys.argv[2]}/{session.rank}")
+for folder in sys.argv[1:]:
+    with gnnsys.init(timeout=120) as session:
+        graph = gnnsys.open(f"{folder}/parts")
+        torch.save({name: train_parts(graph, name) for name in OPTIMIZERS}, f"{folder}/{session.rank}")
 """
 
 
@@ -102,12 +104,13 @@ def train_whole(graph: Graph, name: str, first: Tensor) -> tuple[Tensor, list[fl
     return embedding.weight.detach(), losses
 
 
-@pytest.mark.parametrize("make", [make_plain, make_typed])
-def test_rows_train_on_two_ranks_as_an_embedding_of_torch_does_on_the_whole_graph(make, tmp_path):
-    graph = make()
-    partition_graph(graph, 2, tmp_path / "parts", objective="communication")
-    run_ranks(TRAIN, [1, 1], tmp_path / "parts", tmp_path)
-    for found in (torch.load(tmp_path / str(rank), weights_only=True) for rank in range(2)):
+def test_rows_train_on_two_ranks_as_an_embedding_of_torch_does_on_the_whole_graph(tmp_path):
+    graphs = {tmp_path / "plain": make_plain(), tmp_path / "typed": make_typed()}
+    for folder, graph in graphs.items():
+        partition_graph(graph, 2, folder / "parts", objective="communication")
+    run_ranks(TRAIN, [1, 1], *graphs)
+    for folder, rank in itertools.product(graphs, range(2)):
+        graph, found = graphs[folder], torch.load(folder / str(rank), weights_only=True)
         for name, of in found.items():
             want, losses = train_whole(graph, name, of["first"])
             assert float((want - of["first"]).abs().max()) > 0.01, "the steps do something"

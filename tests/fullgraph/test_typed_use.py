@@ -127,6 +127,33 @@ def test_types_that_a_pass_has_rows_of_are_read_in_it(graph):
     assert [list(ends(given)) for given in (x, {"paper": x["paper"]}, x)] == [["paper", "author"], ["paper"], [*x]]
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_pass_over_other_types_leaves_the_gradients_of_the_one_before_it(graph, recompute):
+    torch.manual_seed(2)
+    x = {t: torch.randn(rows.shape) for t, rows in x_of().items()}
+    layers = [Keep("x"), TypedRGCNConv(4, 4, [CITES]), JoinKept("x"), CountsTypes()]
+    model, found = HybridParallel(layers, graph, recompute=recompute), []
+    for others in ([], [{"paper": x["paper"]}]):
+        model.zero_grad()
+        out = model(x)
+        for other in others:
+            model(other)
+        sum(rows.square().sum() for rows in out.values()).backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
+class CountsTypes(nn.Module):
+    """A layer whose rows tell how many types it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        return {t: len(x) * self.linear(rows[: edges.num_dst[t]]) for t, rows in x.items()}
+
+
 class Doubled(nn.Module):
     """A layer that does not say what types it reads, and takes whatever has rows."""
 
