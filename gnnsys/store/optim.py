@@ -18,6 +18,7 @@ from gnnsys.store.gradients import EmbeddingHandle, not_finite
 from gnnsys.store.push import PendingPush
 from gnnsys.store.row_optimizers import check_optimizer
 
+_WANTED = "pass a list of DistEmbeddings, at least one, such as encoder.embeddings: they have no parameters()"
 Embeddings = Iterable[DistEmbedding] | Iterable[Mapping[str, Any]]
 
 
@@ -48,9 +49,9 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
     lr = _Option()
 
     def __init__(self, embeddings: Embeddings, defaults: dict[str, Any]) -> None:
-        given: list[Any] = [] if isinstance(embeddings, DistEmbedding) else list(embeddings)
+        given: list[Any] = list(embeddings) if isinstance(embeddings, Iterable) else []
         if not given:
-            raise ValueError("pass a list of DistEmbeddings, at least one")
+            raise ValueError(_WANTED)
         super().__init__(given if all(isinstance(group, Mapping) for group in given) else [{"params": given}], defaults)
 
     @property
@@ -62,7 +63,7 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
         given = param_group["params"]
         given = [given] if isinstance(given, DistEmbedding) else list(given)
         if not given or not all(isinstance(embedding, DistEmbedding) for embedding in given):
-            raise ValueError("pass a list of DistEmbeddings, at least one")
+            raise ValueError(_WANTED)
         tables = [(id(embedding.store), embedding.name) for embedding in [*self.embeddings, *given]]
         twice = next((name for store, name in tables if tables.count((store, name)) > 1), None)
         if twice is not None:
