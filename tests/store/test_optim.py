@@ -382,7 +382,7 @@ def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
         with pytest.raises(ValueError, match="list of DistEmbeddings"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
         for given in (embedding, nn.ModuleDict({"a": embedding}), nn.Linear(2, 2), embedding.parameters()):
-            with pytest.raises(ValueError, match="list of DistEmbeddings, at least one, such as encoder.embeddings"):
+            with pytest.raises(ValueError, match="list of DistEmbeddings, at least one, such as"):
                 SparseAdam(given)
         assert optimizer.embeddings == [embedding]
         with pytest.raises(ValueError, match="come from its backward passes alone"):
