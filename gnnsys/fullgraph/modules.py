@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from gnnsys.fullgraph.keyed_dropout import keyed, working_on_type
 from gnnsys.fullgraph.run.call_layer import call
 from gnnsys.graph import NodeType
+from gnnsys.nn import module_key
 from gnnsys.ops import CSC, STRUCTURES, WEIGHT, EdgeData
 
 
@@ -97,11 +98,11 @@ class ByNodeType(nn.Module):
     def __init__(self, modules: Mapping[NodeType, nn.Module]) -> None:
         super().__init__()
         self.node_types = sorted(modules)
-        self.by_type = nn.ModuleDict({_key(t): _keyed_inside(modules[t]) for t in self.node_types})
+        self.by_type = nn.ModuleDict({module_key(t): _keyed_inside(modules[t]) for t in self.node_types})
 
     def widths(self) -> dict[NodeType, int]:
         """Of the rows that its modules take, so far as they say."""
-        found = {t: _in_width(self.by_type[_key(t)]) for t in self.node_types}
+        found = {t: _in_width(self.by_type[module_key(t)]) for t in self.node_types}
         return {t: width for t, width in found.items() if width is not None}
 
     def forward(self, x: Mapping[NodeType, Tensor]) -> dict[NodeType, Tensor]:
@@ -110,16 +111,8 @@ class ByNodeType(nn.Module):
         for node_type in self.node_types:
             if node_type in x:
                 with working_on_type(node_type):
-                    out[node_type] = self.by_type[_key(node_type)](x[node_type])
+                    out[node_type] = self.by_type[module_key(node_type)](x[node_type])
         return out
-
-
-def _key(node_type: NodeType) -> str:
-    """A type as a name in an nn.ModuleDict, as typed layers have it."""
-    return (f"<{node_type}>" if node_type in _TAKEN else node_type).replace(".", "#")
-
-
-_TAKEN = frozenset(dir(nn.ModuleDict))
 
 
 def _keyed_inside(module: nn.Module) -> nn.Module:

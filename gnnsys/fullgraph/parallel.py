@@ -23,6 +23,7 @@ from gnnsys.fullgraph.run.pass_times import Times
 from gnnsys.fullgraph.run.typed_layer import layer_name
 from gnnsys.fullgraph.run.whole_pass import PassRunner
 from gnnsys.fullgraph.typed_rows import join_rows, split_rows
+from gnnsys.graph import check_ours
 from gnnsys.observe import PassTrace
 from gnnsys.ops import stream_key
 
@@ -86,6 +87,7 @@ class HybridParallel(nn.Module):
         trace: int = 0,
     ) -> None:
         super().__init__()
+        check_ours(graph)
         if edge_data is not None and not isinstance(edge_data, Mapping):
             raise ValueError(f"edge_data must say what arguments are, like {{'edge_weight': 'w'}}, got {edge_data!r}")
         if trace < 0:
@@ -138,7 +140,7 @@ class HybridParallel(nn.Module):
 
     def forward(self, x: Tensor | TypedRows) -> Any:
         """Rows of this rank's nodes, [num_core, width of the last layer], from theirs; of a typed graph both are by
-        node type, and results are of the types that the last layer makes."""
+        node type, and results are of the types that have rows behind the last layer."""
         self._runner.check()
         reader = self._planner.reader
         rows, refusal = self._one_tensor(x)
@@ -153,7 +155,10 @@ class HybridParallel(nn.Module):
             self._passes.append(PassTrace(int(self.step)))
             state.times.spans = self._passes[-1].spans
         out = self._runner.run(state, rows, trains, self.training, reader.version)
-        return out if self.share.typed is None else split_rows(out, self.share.typed, reader.stages)
+        if self.share.typed is None:
+            return out
+        assert reader.input_widths is not None
+        return split_rows(out, self.share.typed, reader.stages, reader.input_widths)
 
     def _one_tensor(self, x: Tensor | TypedRows) -> tuple[Tensor, Exception | None]:
         """Rows of all types as one tensor, or what is wrong with them, which the other ranks have to hear of."""

@@ -7,7 +7,7 @@ as those of other graphs do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gnnsys.fullgraph.keyed_dropout import Dropout
+from gnnsys.fullgraph.modules import JoinKept
 from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.fullgraph.plan.rank_share import TypedPart
 from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer, layer_name
@@ -70,11 +71,23 @@ def join_rows(x: Any, typed: TypedPart, stages: Sequence[ModelStage]) -> tuple[T
     return STRUCTURES.get(make, *given.values(), key=("rows of types", *given, *counts.values())), widths
 
 
-def split_rows(rows: Tensor, typed: TypedPart, stages: Sequence[ModelStage]) -> dict[NodeType, Tensor]:
-    """Rows by node type, of the types that the last typed layer makes."""
-    layers = [m for stage in stages for m in stage.modules if isinstance(m, (TypedConv, TypedRowLayer))]
+def split_rows(
+    rows: Tensor, typed: TypedPart, stages: Sequence[ModelStage], given: Collection[NodeType]
+) -> dict[NodeType, Tensor]:
+    """Rows by node type: those that the last typed layer makes, and those that a `JoinKept` behind it brings back.
+
+    `given` are the types that x had rows of.
+    """
+    there, kept = set(given), dict[str, set[NodeType]]()
+    for stage in stages:
+        kept |= dict.fromkeys(stage.keep_as, there)
+        for module in stage.modules:
+            if isinstance(module, (TypedConv, TypedRowLayer)):
+                there = set(module.made)
+            elif isinstance(module, JoinKept):
+                there = there | kept[module.name]
     found = typed.types.split(rows, typed.counts)
-    return {t: found[t] for t in layers[-1].made}
+    return {t: found[t] for t in typed.types.node_types if t in there}
 
 
 def _check_rows(x: Mapping[NodeType, Any], typed: TypedPart, first: TypedConv | TypedRowLayer) -> None:

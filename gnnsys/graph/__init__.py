@@ -19,7 +19,7 @@ from gnnsys.graph.arrays import (
     file_checksum,
 )
 from gnnsys.graph.best_accuracy import ExpectedAccuracy, expected_accuracy
-from gnnsys.graph.convert import as_graph, from_dgl, from_pyg, to_pyg
+from gnnsys.graph.convert import as_graph, check_ours, from_dgl, from_pyg, to_pyg
 from gnnsys.graph.datasets import available_datasets, dataset, find_dataset, is_generated
 from gnnsys.graph.disk_room import check_room, room_for
 from gnnsys.graph.edge_sort import EdgeSort, RawFile
@@ -72,6 +72,7 @@ __all__ = [
     "available",
     "available_datasets",
     "check_data",
+    "check_ours",
     "check_room",
     "check_target",
     "check_weight",

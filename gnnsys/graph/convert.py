@@ -39,6 +39,23 @@ def as_graph(given: Any) -> Graph:
     raise ValueError(f"graph must be {kinds}, got {type(given).__name__}: {make}")
 
 
+def check_ours(given: Any) -> None:
+    """ValueError, with what to pass, for what is known to be no graph of ours: other libraries', paths and tensors."""
+    kind = type(given).__name__
+    if hasattr(given, "edge_stores") and hasattr(given, "node_stores"):
+        said = f"graph is PyG's {kind}: pass gnnsys.graph.from_pyg(data), or take the loaders of gnnsys.pyg"
+    elif hasattr(given, "canonical_etypes") and hasattr(given, "ntypes"):
+        said = f"graph is DGL's {kind}: pass gnnsys.graph.from_dgl(g), or take the loaders of gnnsys.dgl"
+    elif isinstance(given, (str, os.PathLike)):
+        name = os.fspath(given)
+        said = f"graph is the path {name!r}: pass gnnsys.open({name!r}) of parts, or gnnsys.graph.load({name!r})"
+    elif isinstance(given, Tensor):
+        said = "graph is a tensor: pass gnnsys.graph.Graph.from_edge_index(edge_index, num_nodes, {'x': x})"
+    else:
+        return
+    raise ValueError(said)
+
+
 def from_pyg(data: Data | HeteroData) -> Graph:
     """A PyG `Data` or `HeteroData`: every node-level and edge-level tensor, by its own name.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gnnsys.graph import EdgeType, Graph, NodeType, did_you_mean, is_source, some
 from gnnsys.loader.link_seeds import NODE_TYPE_AT, LinkSeeder
-from gnnsys.loader.links import EdgeInputs, LinkReader, Links
+from gnnsys.loader.links import EdgeInputs, LinkReader, Links, check_link_weights
 from gnnsys.loader.negative_kinds import LinkEnd
 from gnnsys.loader.negatives import NegativeSampling
 from gnnsys.sampling import AnyGraph
@@ -126,7 +126,8 @@ def give_weights(graph: AnyGraph, edge_type: EdgeType, links: LinkReader, num_li
         return None
     assert isinstance(links, Links | EdgeInputs)
     if not isinstance(given, str):
-        links.weight = _one_each(torch.as_tensor(given, device="cpu"), num_links, "edge_label_weight")
+        weight = _one_each(torch.as_tensor(given, device="cpu"), num_links, "edge_label_weight")
+        links.weight = check_link_weights(weight, "edge_label_weight")
         return links.weight
     arrays = graph.edge_data[edge_type]
     if given not in arrays:
@@ -140,11 +141,13 @@ def give_weights(graph: AnyGraph, edge_type: EdgeType, links: LinkReader, num_li
             "gnnsys.split of it as edge_label_index, or one weight per link"
         )
     rows = arrays[given].cpu() if isinstance(arrays[given], Tensor) else arrays[given]
-    weight = _one_each(rows, graph.num_edges(edge_type), f"edge_label_weight: {given!r}")
-    if isinstance(links, Links):
-        links.weight = weight  # the i-th link is the i-th edge
+    what = f"edge_label_weight: {given!r}"
+    weight = _one_each(rows, graph.num_edges(edge_type), what)
+    if isinstance(links, Links):  # the i-th link is the i-th edge
+        weight = weight if isinstance(weight, Tensor) else read_rows([(weight, links.input_id)])[0].reshape(-1)
+        links.weight = check_link_weights(weight, what)
     else:
-        links.edge_weight = weight
+        links.edge_weight, links.edge_weight_name = weight, given  # checked batch by batch: other edges are not read
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gnnsys.graph import EdgeType
+from gnnsys.graph import EdgeType, check_ours
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors
 from gnnsys.loader.device_copy import resolve, sampled_on
@@ -53,7 +53,7 @@ class LinkNeighborLoader(Loader):
     messages may pass, by the name of a mask of edges or by `gnnsys.split_links`, on parts too: held-out links are never
     sampled.
 
-    `edge_label_weight`: what each link counts, floating point [num_links], or the name of an array of the edges, which
+    `edge_label_weight`: what each link counts, finite floats >= 0 [num_links], or the name of an array of edges, which
     is read where they live. Batches have it by `edge_label_weight`, beside `edge_label`, with ones for negatives; of
     triplets it is beside `dst_pos_index`. What it weighs is up to your loss.
 
@@ -103,6 +103,7 @@ class LinkNeighborLoader(Loader):
         device: torch.device | str | None = None,
         across_epochs: bool = True,
     ) -> None:
+        check_ours(graph)
         draws = DrawOptions(
             replace=replace, subgraph_type=subgraph_type, disjoint=disjoint, temporal_strategy=temporal_strategy,
             time_attr=time_attr, weight_attr=weight_attr, expand=expand, edge_mask=edge_mask,

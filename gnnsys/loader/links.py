@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -78,7 +79,8 @@ class EdgeInputs:
     label: Tensor | None = None
     time: Tensor | None = None
     weight: Tensor | None = None  # of each link,
-    edge_weight: Any = None  # or of each edge of the graph: rows that are read where the edges live
+    edge_weight: Any = None  # or of each edge of the graph: rows that are read where the edges live,
+    edge_weight_name: str = ""  # the array of this name
 
     @property
     def has_edge_ids(self) -> bool:
@@ -90,7 +92,7 @@ class EdgeInputs:
     def begin(self, chosen: Tensor) -> LinksAsked:
         label, time, weight = (None if v is None else v[chosen] for v in (self.label, self.time, self.weight))
         edge_id = self.ids[chosen]
-        asked, weights = self.ends(edge_id), self._begin_weights(edge_id)
+        asked, weights = self.ends(edge_id), self._begin_weights(edge_id, chosen)
 
         def links() -> Links:
             src, dst = asked.result()
@@ -98,14 +100,29 @@ class EdgeInputs:
 
         return LinksAsked(chosen, time, edge_id, Asked(links, asked.waits))
 
-    def _begin_weights(self, edge_id: Tensor) -> Callable[[], Tensor] | None:
+    def _begin_weights(self, edge_id: Tensor, input_id: Tensor) -> Callable[[], Tensor] | None:
         """An edge's weight is where its ends are: nobody else has to be asked."""
         if self.edge_weight is None:
             return None
         context = ReadContext()
         read = as_source(self.edge_weight).begin(edge_id, None, context)
         context.send()
-        return lambda: read.result().reshape(edge_id.numel())
+        what = f"edge_label_weight: {self.edge_weight_name!r}"
+        return lambda: check_link_weights(read.result().reshape(edge_id.numel()), what, input_id)
+
+
+def check_link_weights(weight: Tensor, what: str, input_id: Tensor | None = None) -> Tensor:
+    """The same weights; ValueError where one is no share in a loss: not finite, or negative."""
+    if (
+        weight.numel() and not 0 <= float(weight.min()) <= float(weight.max()) < math.inf
+    ):  # NaN is the least and largest
+        at = int((~torch.isfinite(weight) | (weight < 0)).nonzero()[0])
+        link = at if input_id is None else int(input_id[at])
+        raise ValueError(
+            f"{what} must be finite and >= 0, got {weight[at].item()} at link {link}: 0 leaves a link out of the loss, "
+            "and a link that should score low has edge_label 0"
+        )
+    return weight
 
 
 class Exclusion(NamedTuple):

@@ -108,7 +108,10 @@ class NegativeSampling:
         try:
             return cls(getattr(value.mode, "value", value.mode), value.amount, value.src_weight, value.dst_weight)
         except AttributeError:
-            raise ValueError(f"neg_sampling must be 'binary', 'triplet' or a dict, got {value!r}") from None
+            raise ValueError(
+                f"neg_sampling must be 'binary', 'triplet', one of them with an amount, ('binary', 2.0), or a "
+                f"NegativeSampling, got {value!r}"
+            ) from None
 
     @property
     def is_triplet(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnnsys.graph import Graph, NodeType
+from gnnsys.graph import Graph, NodeType, check_ours
 from gnnsys.loader.batch import Batch
 from gnnsys.loader.batch_memory import NumNeighbors, promise_batches
 from gnnsys.loader.device_copy import resolve, sampled_on
@@ -87,6 +87,7 @@ class NeighborLoader(Loader):
         across_epochs: bool = True,
         pad: bool | PadSizes = False,
     ) -> None:
+        check_ours(graph)
         sizes = as_pad_sizes(pad)
         if sizes is not None:
             check_can_pad(sampler or guide, subgraph_type, expand)

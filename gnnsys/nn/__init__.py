@@ -37,7 +37,7 @@ from gnnsys.nn.rgat import RGATConv
 from gnnsys.nn.rgcn import RGCNConv
 from gnnsys.nn.sage import SAGEConv
 from gnnsys.nn.stack import Stack, hop_prefixes
-from gnnsys.nn.typed_inputs import resolve_typed
+from gnnsys.nn.typed_inputs import module_key, resolve_typed
 from gnnsys.nn.typed_models import HGT, RGAT, HeteroGAT, HeteroSAGE, TypedRGCN
 from gnnsys.nn.typed_rgcn import TypedRGCNConv
 from gnnsys.nn.typed_stack import TypedStack
@@ -86,6 +86,7 @@ __all__ = [
     "is_untouched",
     "margin_link_loss",
     "methods_of",
+    "module_key",
     "resolve",
     "resolve_typed",
     "runs_as",

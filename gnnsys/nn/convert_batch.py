@@ -25,6 +25,11 @@ def to_homogeneous(batch: Batch) -> Batch:
     are int64 and number `batch.node_types` and `batch.edge_types`. Of other names those are kept that every type has
     with rows of one shape and dtype, `num_sampled_nodes` not among them: nodes no longer come hop by hop.
     """
+    if not isinstance(batch, Batch):
+        raise ValueError(
+            f"to_homogeneous takes a batch of ours, got {type(batch).__name__}: a HeteroData has a to_homogeneous() of "
+            "its own"
+        )
     if batch.is_homogeneous:
         raise ValueError("the batch has one node type and one edge type already: pass batch.x and batch.edge_index")
     if not any("edge_index" in values for values in batch.edges.values()):

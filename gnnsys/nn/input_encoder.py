@@ -7,13 +7,13 @@ trains (`encoder.embeddings`); of a graph in memory it is a parameter like any o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from gnnsys.graph import Graph, NodeType, did_you_mean, some
+from gnnsys.graph import Graph, NodeType, check_ours, did_you_mean, some
 from gnnsys.loader import Batch
 from gnnsys.nn.typed_inputs import module_key
 from gnnsys.sampling import DistGraph
@@ -47,10 +47,11 @@ class InputEncoder(nn.Module):
         embedding_name: str = "input",
     ) -> None:
         super().__init__()
+        check_ours(graph)
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise ValueError(f"dim must be a whole number of at least 1, got {dim!r}")
         self.dim, self.name = dim, name
-        types, self.ids = list(graph.node_types), list(ids)
+        types, self.ids = list(graph.node_types), [ids] if isinstance(ids, str) else list(ids)
         unknown = [t for t in self.ids if t not in types]
         if unknown:
             raise ValueError(f"ids: there are no nodes of {unknown[0]!r}, only of {some(types)}")
@@ -71,15 +72,18 @@ class InputEncoder(nn.Module):
         """What a sparse optimizer trains: the embeddings of a graph in parts. Those in memory are parameters."""
         return [table for table in self.tables.values() if isinstance(table, DistEmbedding)]
 
-    def forward(self, batch: Batch | Graph) -> dict[NodeType, Tensor]:
-        """Rows of every node of the batch, [nodes, dim] by node type; of all nodes where a graph in memory is given."""
-        given = batch.node_data if isinstance(batch, Graph) else batch.nodes
+    def forward(self, batch: Any) -> dict[NodeType, Tensor]:
+        """Rows of every node of the batch, [nodes, dim] by node type; of all nodes where a graph in memory is given.
+
+        A batch is ours, or the `HeteroData` of a loader of PyG's or of `gnnsys.pyg`.
+        """
+        given = _values_by_type(batch)
         unknown = [t for t in given if t not in self._types]
         if unknown:
             raise ValueError(f"the batch has nodes of {some(unknown)}, and the encoder is for {some(self._types)}")
         return {t: self._encode(t, values, batch) for t, values in given.items()}
 
-    def _encode(self, node_type: NodeType, values: Any, batch: Batch | Graph) -> Tensor:
+    def _encode(self, node_type: NodeType, values: Any, batch: Any) -> Tensor:
         if node_type in self.ids:
             return _ids(node_type, values, batch)
         key, parts = module_key(node_type), []
@@ -96,7 +100,18 @@ class InputEncoder(nn.Module):
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-def _ids(node_type: NodeType, values: Any, batch: Batch | Graph) -> Tensor:
+def _values_by_type(batch: Any) -> Mapping[NodeType, Any]:
+    if isinstance(batch, (Graph, Batch)):
+        return batch.node_data if isinstance(batch, Graph) else batch.nodes
+    if hasattr(batch, "node_stores") and hasattr(batch, "node_types"):  # PyG's
+        return {t: batch[t] for t in batch.node_types}
+    raise ValueError(
+        f"InputEncoder takes a batch of a loader, or a graph in memory, got {type(batch).__name__}: pass the batch "
+        "itself, which knows its nodes"
+    )
+
+
+def _ids(node_type: NodeType, values: Any, batch: Any) -> Tensor:
     if isinstance(batch, Graph):
         return torch.arange(batch.num_nodes(node_type), device=batch.device)
     return values["n_id"].long()

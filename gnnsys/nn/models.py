@@ -124,11 +124,16 @@ class RGCN(Stack):
         dropout: float = 0.0,
         norm: str | None = None,
         *,
-        num_relations: int,
+        num_relations: int | None = None,
         num_bases: int | None = None,
         num_blocks: int | None = None,
         metadata: Any = None,
     ) -> None:
+        if num_relations is None:
+            raise ValueError(
+                "RGCN needs num_relations, the number of edge types, for x and edge_type, or metadata=graph for typed "
+                "graphs: give one of the two"
+            )
         widths = stack_widths(hidden_channels, num_layers, out_channels)
         convs = [
             RGCNConv(i, o, num_relations, num_bases=num_bases, num_blocks=num_blocks)

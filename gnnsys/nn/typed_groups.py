@@ -123,8 +123,12 @@ def check_widths(given: TypedInputs, widths: Mapping[NodeType, int], layer: str)
 
 def one_width(in_channels: int | Mapping[NodeType, int], layer: str) -> int:
     """Of layers whose weights meet rows of both ends of an edge."""
+    if in_channels is None:
+        raise ValueError(f"in_channels must be a number of features, {layer} does not look nodes up by id: got None")
     widths = {in_channels} if isinstance(in_channels, int) else set(in_channels.values())
-    if len(widths) != 1 or min(widths) < 1:
+    if min(widths, default=1) < 1:
+        raise ValueError(f"in_channels must be positive, {layer} is not lazily sized: got {in_channels}")
+    if len(widths) != 1:
         raise ValueError(
             f"{layer} needs rows of one width of all node types, got in_channels={some(sorted(widths))}: make them so "
             "with a linear layer per type"

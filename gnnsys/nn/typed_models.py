@@ -32,6 +32,12 @@ Widths = int | Mapping[NodeType, int]
 def widths_by_type(in_channels: Widths, node_types: Sequence[NodeType]) -> dict[NodeType, int]:
     if isinstance(in_channels, int):
         return dict.fromkeys(node_types, in_channels)
+    bare = [t for t in node_types if in_channels is None or in_channels.get(t, 0) is None]
+    if bare:
+        raise ValueError(
+            f"in_channels is None for node types {some(bare)}, which only RGCN takes: give them rows by "
+            "gnnsys.nn.InputEncoder(graph, width, ids=[...]), and that width as in_channels"
+        )
     missing = [t for t in node_types if t not in in_channels]
     if missing:
         raise ValueError(f"in_channels has no width for node types {some(missing)}: give all types one")

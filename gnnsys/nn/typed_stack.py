@@ -35,6 +35,7 @@ class LayerPlan:
 
     def __init__(self, metadata: Metadata, num_layers: int, targets: Sequence[NodeType] | None) -> None:
         self.node_types, self.edge_types = types_of(metadata)
+        targets = [targets] if isinstance(targets, str) else targets
         unknown = [t for t in targets or () if t not in self.node_types]
         if unknown:
             raise ValueError(f"targets has {some(unknown)}, and the node types are {some(self.node_types)}")
@@ -121,6 +122,11 @@ class TypedStack(nn.Module):
         self._check_known(edges)
         if num_sampled_nodes is None:
             return [edges] * num_layers
+        if not isinstance(num_sampled_nodes, Mapping):
+            raise ValueError(
+                f"num_sampled_nodes must be by node type, got {type(num_sampled_nodes).__name__}: pass "
+                "batch.num_sampled_nodes_dict"
+            )
         if edge_rows_dict:
             raise ValueError("num_sampled_nodes trims edges, and rows of edges stay whole: leave one of the two out")
         given = resolve_typed(x, _only(edges, self.plan.uses[0]), self.plan.edge_types, type(self).__name__)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnnsys.comm import Kind, Pending
-from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_ids, as_integers, some
+from gnnsys.graph import MANIFEST, EdgeType, Graph, IdsLike, NodeType, as_ids, as_integers, check_ours, some
 from gnnsys.partition import Placement
 from gnnsys.sampling import (
     EdgeFilter,
@@ -195,6 +195,7 @@ def split(
         if type is not None:
             raise ValueError("what is a dict by type: leave type away")
         return {t: split(graph, of, type=t, column=column, placement=placement) for t, of in what.items()}
+    check_ours(graph)
     type = _resolve_type(graph, what, type)
     placement = placement or _placement_of(graph)
     chosen = _choose(graph, what, type, column, _offsets(graph, type))

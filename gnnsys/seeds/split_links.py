@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gnnsys.graph import EdgeType, Graph, some
+from gnnsys.graph import EdgeType, Graph, check_ours, some
 from gnnsys.partition import Placement
 from gnnsys.sampling import MESSAGE, SUPERVISION, TEST, VAL, AnyGraph, LinkFilter, reverse_of
 from gnnsys.seeds.split import Seeds, split
@@ -74,6 +74,7 @@ def split_links(
     >>> loader = gnnsys.LinkNeighborLoader(  # doctest: +SKIP
     ...     graph, [10, 5], edge_label_index=split.links("train"), edge_mask=split.messages("train"), batch_size=512)
     """
+    check_ours(graph)
     if edge_type is None:
         if len(graph.edge_types) != 1:
             raise ValueError(f"split_links: edge_type must be given, one of {some(graph.edge_types)}")

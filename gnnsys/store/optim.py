@@ -18,6 +18,7 @@ from gnnsys.store.gradients import EmbeddingHandle, not_finite
 from gnnsys.store.push import PendingPush
 from gnnsys.store.row_optimizers import check_optimizer
 
+_WANTED = "pass a list of DistEmbeddings, at least one, such as encoder.embeddings: they have no parameters()"
 Embeddings = Iterable[DistEmbedding] | Iterable[Mapping[str, Any]]
 
 
@@ -38,7 +39,9 @@ class _Option:
 class SparseOptimizer(torch.optim.Optimizer, ABC):
     """What the optimizers have in common. `lr` and the rest may be changed between steps, alike on every rank.
 
-    `embeddings` is a list of them, or of groups: {"params": [embedding, ...], "lr": ...}.
+    `embeddings` is a list of them, or of groups: {"params": [embedding, ...], "lr": ...}. `reduction` is what becomes
+    of a row's gradients on several ranks: their "mean", as DDP has it, where each rank's loss is the mean over its own
+    batch, or their "sum", where it is a share of one loss, as in full-graph training.
     """
 
     _step_supports_amp_scaling = True  # a GradScaler leaves it to `step` whether to skip: all ranks must alike
@@ -46,9 +49,9 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
     lr = _Option()
 
     def __init__(self, embeddings: Embeddings, defaults: dict[str, Any]) -> None:
-        given: list[Any] = [] if isinstance(embeddings, DistEmbedding) else list(embeddings)
+        given: list[Any] = list(embeddings) if isinstance(embeddings, Iterable) else []
         if not given:
-            raise ValueError("pass a list of DistEmbeddings, at least one")
+            raise ValueError(_WANTED)
         super().__init__(given if all(isinstance(group, Mapping) for group in given) else [{"params": given}], defaults)
 
     @property
@@ -60,14 +63,16 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
         given = param_group["params"]
         given = [given] if isinstance(given, DistEmbedding) else list(given)
         if not given or not all(isinstance(embedding, DistEmbedding) for embedding in given):
-            raise ValueError("pass a list of DistEmbeddings, at least one")
+            raise ValueError(_WANTED)
         tables = [(id(embedding.store), embedding.name) for embedding in [*self.embeddings, *given]]
         twice = next((name for store, name in tables if tables.count((store, name)) > 1), None)
         if twice is not None:
             raise ValueError(
                 f"table {twice!r} is among the embeddings more than once, and would be stepped as often: name it once"
             )
-        check_optimizer(self.options({**self.defaults, **param_group}))
+        group = {**self.defaults, **param_group}
+        check_optimizer(self.options(group))
+        _is_sum(group)
         super().add_param_group({**param_group, "params": [EmbeddingHandle.of(embedding) for embedding in given]})
 
     @abstractmethod
@@ -104,12 +109,15 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
         for group in self.param_groups:
             options = self.options(group)
             check_optimizer(options)
+            is_sum = _is_sum(group)
             for handle in group["params"]:
                 embedding: DistEmbedding = handle.embedding
                 exist = embedding.gradients.exist
                 ids, grads = embedding.take_gradients()
                 if scale is not None and not skip:
                     grads *= scale.double().reciprocal().float().cpu()  # as torch does it
+                if is_sum:
+                    grads *= embedding.store.world_size  # shards divide by it
                 problem = problem or (None if skip else not_finite(embedding.name, ids, grads))
                 work.append((embedding, ids, grads.neg_() if group["maximize"] else grads, options, exist))
         for embedding, ids, grads, options, exist in work:
@@ -174,7 +182,10 @@ class SparseOptimizer(torch.optim.Optimizer, ABC):
                 )
         for group in state_dict["param_groups"]:
             check_optimizer(self.options({**self.defaults, **group}))
+            _is_sum(group)
         super().load_state_dict(dict(state_dict))
+        for group in self.param_groups:  # a state of the time when there was no choice leaves it as it is here
+            group.setdefault("reduction", self.defaults.get("reduction", "mean"))
 
     def _set_options(self, options: Mapping[str, Any]) -> None:
         """Takes what `options` said of the one group that there was. Needed by states of that time alone."""
@@ -200,8 +211,10 @@ class SparseAdam(SparseOptimizer):
         eps: float = 1e-8,
         *,
         maximize: bool = False,
+        reduction: str = "mean",
     ) -> None:
-        super().__init__(embeddings, {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize})
+        defaults = {"lr": lr, "betas": betas, "eps": eps}
+        super().__init__(embeddings, {**defaults, "maximize": maximize, "reduction": reduction})
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         beta1, beta2 = group["betas"]
@@ -226,10 +239,11 @@ class SparseAdagrad(SparseOptimizer):
         eps: float = 1e-10,
         *,
         maximize: bool = False,
+        reduction: str = "mean",
     ) -> None:
         initial = initial_accumulator_value
         defaults = {"lr": lr, "lr_decay": lr_decay, "initial_accumulator_value": initial, "eps": eps}
-        super().__init__(embeddings, {**defaults, "maximize": maximize})
+        super().__init__(embeddings, {**defaults, "maximize": maximize, "reduction": reduction})
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         initial, decay = group["initial_accumulator_value"], group["lr_decay"]
@@ -261,8 +275,10 @@ class SparseSGD(SparseOptimizer):
 
     kind = "sgd"
 
-    def __init__(self, embeddings: Embeddings, lr: float = 1e-2, *, maximize: bool = False) -> None:
-        super().__init__(embeddings, {"lr": lr, "maximize": maximize})
+    def __init__(
+        self, embeddings: Embeddings, lr: float = 1e-2, *, maximize: bool = False, reduction: str = "mean"
+    ) -> None:
+        super().__init__(embeddings, {"lr": lr, "maximize": maximize, "reduction": reduction})
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         return {"kind": self.kind, "lr": _number(group["lr"])}
@@ -274,6 +290,14 @@ class SparseSGD(SparseOptimizer):
 def _number(lr: Any) -> Any:
     """A learning rate as a number: torch's may be tensors of one."""
     return lr.item() if isinstance(lr, Tensor) and lr.numel() == 1 else lr
+
+
+def _is_sum(group: Mapping[str, Any]) -> bool:
+    """Whether a group's gradients are summed over the ranks; an optimizer of one's own need not say."""
+    reduction = group.get("reduction", "mean")
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f'reduction must be "mean" or "sum", got {reduction!r}')
+    return bool(reduction == "sum")
 
 
 def _groups_of(tables: Iterable[Iterable[str]]) -> dict[str, list[int]]:

@@ -261,6 +261,46 @@ def test_a_list_of_typed_layers_gives_what_calling_them_one_by_one_does(graph, s
             close(got, expected, largest)
 
 
+class JoinedModel(nn.Module):
+    """Papers alone have results of the last typed layer; the others come back behind it, and are projected."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        last = TypedRGCNConv(8, 8, [t for t in EDGES if t[2] == "paper"])
+        head = nn.Linear(8 if how == "add" else 16, 3)
+        self.layers = nn.ModuleList([ByNodeType({t: nn.Linear(w, 8) for t, w in WIDTHS.items()}), Keep("own"), last,
+                                     nn.ReLU(), JoinKept("own", how), head])  # fmt: skip
+        self.how = how
+
+    def forward(self, x: Rows, edges: Any) -> Rows:
+        encode, _, last, relu, join, head = self.layers
+        own = encode(x)
+        out = last(own, {t: edges[t] for t in last.edge_types})
+        joined = {t: join(relu(out[t]) if t in out else torch.zeros_like(rows), rows) for t, rows in own.items()}
+        return {t: head(rows) for t, rows in joined.items()}
+
+
+@pytest.mark.parametrize("size, how", [(1, "cat"), (3, "add"), (3, "cat")])
+def test_types_that_are_joined_behind_the_last_typed_layer_are_in_the_result(graph, size, how):
+    model, x = seeded(lambda: JoinedModel(how)), rows_of(WIDTHS)
+    edges = {t: graph.csc(t) for t in graph.edge_types}
+    want, x_grads, grads = step(copy.deepcopy(model), x, ALL, edges)
+    assert want.keys() == NUM_NODES.keys()
+    largest = max(float(g.abs().max()) for g in grads if g is not None and g.numel())
+
+    def work(rank: int, group: Any) -> Any:
+        mine = HybridParallel(list(copy.deepcopy(model).layers), graph, ranks=ranks_of(size), group=group, timeout=60)
+        return mine.nodes, *step(mine, {t: x[t][mine.nodes[t]] for t in x}, mine.nodes)
+
+    for nodes, out, of_x, of_parameters in run_ranks(size, work):
+        assert out.keys() == want.keys()
+        for node_type, rows in out.items():
+            close(rows, want[node_type][nodes[node_type]], 1.0)
+            close(of_x[node_type], x_grads[node_type][nodes[node_type]], largest)
+        for got, expected in zip(of_parameters, grads, strict=True):
+            close(got, expected, largest)
+
+
 def test_types_without_features_train_rows_of_their_own_on_any_number_of_ranks(graph):
     """Authors have an embedding, of which every rank trains the rows of its own nodes."""
     x = rows_of(6)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnnsys.fullgraph import ByNodeType, Dropout, HybridParallel, JoinKept, Keep, Residual
-from gnnsys.graph import Graph
+from gnnsys.graph import Graph, to_pyg
 from gnnsys.nn import HGT, RGAT, RGCN, GCNConv, HeteroConv, HeteroGAT, HeteroSAGE, SAGEConv, TypedRGCNConv
 from tests.fullgraph.dense import random_graph
 from tests.fullgraph.thread_ranks import run_ranks
@@ -112,16 +112,46 @@ def test_layers_are_given_the_types_that_are_there(graph):
         torch.testing.assert_close(got["paper"], want["paper"])
 
 
-def test_types_that_come_later_are_read_from_then_on(graph):
-    """What the first pass had no rows of, a JoinKept brings back in the next one."""
+def test_types_that_a_pass_has_rows_of_are_read_in_it(graph):
+    """What the first pass had no rows of, a JoinKept brings back in the next one, and not in one without them again."""
     torch.manual_seed(2)
     x = {t: torch.randn(rows.shape) for t, rows in x_of().items()}
     model = HybridParallel([Keep("x"), TypedRGCNConv(4, 4, [CITES]), JoinKept("x"), Doubled()], graph)
     alone = model({"paper": x["paper"]})
     both = model(x)
-    assert list(alone) == ["paper"] and set(both) == set(x)
+    again, last = model({"paper": x["paper"]}), model(x)
+    assert list(alone) == list(again) == ["paper"] and set(both) == set(last) == set(x)
     torch.testing.assert_close(both["author"], 2 * x["author"])
     torch.testing.assert_close(both["paper"], alone["paper"])
+    ends = HybridParallel([Keep("x"), TypedRGCNConv(4, 4, [CITES]), JoinKept("x")], graph)
+    assert [list(ends(given)) for given in (x, {"paper": x["paper"]}, x)] == [["paper", "author"], ["paper"], [*x]]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_pass_over_other_types_leaves_the_gradients_of_the_one_before_it(graph, recompute):
+    torch.manual_seed(2)
+    x = {t: torch.randn(rows.shape) for t, rows in x_of().items()}
+    layers = [Keep("x"), TypedRGCNConv(4, 4, [CITES]), JoinKept("x"), CountsTypes()]
+    model, found = HybridParallel(layers, graph, recompute=recompute), []
+    for others in ([], [{"paper": x["paper"]}]):
+        model.zero_grad()
+        out = model(x)
+        for other in others:
+            model(other)
+        sum(rows.square().sum() for rows in out.values()).backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
+class CountsTypes(nn.Module):
+    """A layer whose rows tell how many types it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        return {t: len(x) * self.linear(rows[: edges.num_dst[t]]) for t, rows in x.items()}
 
 
 class Doubled(nn.Module):
@@ -255,6 +285,8 @@ def test_typed_layers_of_pyg_are_refused(graph):
         ValueError, match=r"HGTConv of PyG is for graphs of one type here.*: use a typed layer of gnnsys"
     ):
         HybridParallel([pyg.HGTConv(4, 4, (graph.node_types, graph.edge_types))], graph)
+    with pytest.raises(ValueError, match=r"graph is PyG's HeteroData: pass gnnsys.graph.from_pyg\(data\)"):
+        HybridParallel([TypedRGCNConv(4, 4, graph.edge_types)], to_pyg(graph))
 
 
 def test_a_layer_that_was_changed_is_called_and_one_that_takes_its_place_is_seen(graph):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import gnnsys
 from gnnsys.graph import Graph
 from gnnsys.loader import LinkNeighborLoader, NeighborLoader
 from gnnsys.pipeline import Pipeline
@@ -26,6 +27,27 @@ def masked(*types: str) -> Graph:
 def many_types(count: int = 40) -> Graph:
     edges = {("a", f"likes_{i}", "a"): torch.tensor([[0, 1], [1, 2]]) for i in range(count)}
     return Graph.from_edge_indices(edges, {"a": 3})
+
+
+def test_a_graph_of_another_library_is_refused_with_what_converts_it() -> None:
+    data = pytest.importorskip("torch_geometric.data")
+    index = torch.randint(9, (2, 30))
+    one, typed_data = data.Data(x=torch.randn(9, 2), edge_index=index), data.HeteroData()
+    typed_data["a"].x, typed_data["a", "to", "a"].edge_index = torch.randn(9, 2), index
+    for given, said in (
+        (one, r"graph is PyG's Data: pass gnnsys.graph.from_pyg\(data\), or take the loaders of gnnsys.pyg"),
+        (typed_data, r"graph is PyG's HeteroData: pass gnnsys.graph.from_pyg"),
+        (index, "graph is a tensor: pass gnnsys.graph.Graph.from_edge_index"),
+        ("parts/", r"graph is the path 'parts/': pass gnnsys.open\('parts/'\) of parts"),
+    ):
+        for make in (
+            lambda g: NeighborLoader(g, [2], input_nodes="a"),
+            lambda g: LinkNeighborLoader(g, [2]),
+            lambda g: gnnsys.split(g, "train"),
+            lambda g: gnnsys.split_links(g),
+        ):
+            with pytest.raises(ValueError, match=said):
+                make(given)
 
 
 def test_a_masks_name_is_enough_where_one_node_type_has_it(tmp_path: Path) -> None:

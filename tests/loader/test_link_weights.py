@@ -12,6 +12,7 @@ import torch
 from gnnsys.graph import EDGE, Graph
 from gnnsys.loader import LinkNeighborLoader, NegativeSampling
 from gnnsys.sampling import DistGraph
+from tests.loader.sources import Source
 from tests.loader.test_dist_links import assert_same_batches
 from tests.sampling.machines import CITES, WRITES, homogeneous, machines, typed
 
@@ -104,6 +105,53 @@ def test_links_of_several_types_have_weights_by_type_where_they_were_given(parte
             edges = batch[CITES].input_id if of is graph else mine.original_edge_ids(batch[CITES].input_id, CITES)
             assert torch.equal(batch[CITES].edge_label_weight, by_edge[edges])
             assert "edge_label_weight" not in batch[WRITES]
+
+
+def with_weight(graph: Graph, edge: int, weight: float) -> Graph:
+    """The graph with one bad weight among its edges."""
+    by_edge = torch.ones(graph.num_edges())
+    by_edge[edge] = weight
+    graph.set_edge_data("bad", by_edge)
+    return graph
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), -0.5])
+def test_a_weight_that_no_loss_can_use_is_refused_with_its_link(bad: float) -> None:
+    graph = with_weight(homogeneous(), 47, bad)
+    weights = torch.tensor([1.0, 0.0, bad, bad])
+    told = f"must be finite and >= 0, got {bad} at link"
+    with pytest.raises(ValueError, match=f"^edge_label_weight {told} 2"):
+        LinkNeighborLoader(graph, [2], edge_label_index=graph.edge_index()[:, :4], edge_label_weight=weights)
+    with pytest.raises(ValueError, match=f"^edge_label_weight {told} 2"):
+        LinkNeighborLoader(
+            graph, [2], edge_label_index={EDGE: graph.edge_index()[:, :4]}, edge_label_weight={EDGE: weights}
+        )
+    with pytest.raises(ValueError, match=f"^edge_label_weight: 'bad' {told} 47"):
+        LinkNeighborLoader(graph, [2], edge_label_weight="bad")
+
+
+def test_a_bad_weight_of_an_edge_is_refused_where_a_share_has_that_edge(tmp_path) -> None:
+    """Edges of other shares may have none: they are not read."""
+    graph = with_weight(homogeneous(), 47, float("nan"))
+    with machines(graph, tmp_path / "p", 2) as graphs:
+        edge = int((graphs[-1].original_edge_ids(torch.arange(graph.num_edges())) == 47).nonzero())
+        for of, bad in ((graph, 47), (graphs[-1], edge)):
+            without = torch.arange(graph.num_edges())[torch.arange(graph.num_edges()) != bad][:50]
+            options = {"edge_label_weight": "bad", "batch_size": 8}
+            share = SimpleNamespace(ids=without, type=EDGE, largest=51)
+            loader = LinkNeighborLoader(of, [2], edge_label_index=share, **options)
+            assert sum(batch.edge_label_weight.sum() for batch in loader) == 50
+            share = SimpleNamespace(ids=torch.cat([without, torch.tensor([bad])]), type=EDGE, largest=51)
+            with pytest.raises(ValueError, match=r"edge_label_weight: .bad. must be finite .*, got nan at link 50"):
+                list(LinkNeighborLoader(of, [2], edge_label_index=share, **options))
+
+
+def test_weights_may_be_a_source_of_rows() -> None:
+    graph = homogeneous()
+    weights = torch.rand(graph.num_edges())
+    graph.set_edge_data("far", Source(weights[:, None]))
+    loader = LinkNeighborLoader(graph, [3], edge_label_weight="far", batch_size=300, shuffle=True)
+    check_weights(loader, weights, 0, graph.num_edges())
 
 
 def test_what_are_no_weights_is_refused_in_one_line(parted: Parted, parted_types: Parted) -> None:

@@ -138,6 +138,17 @@ def test_losses_are_their_formulas():
     torch.testing.assert_close(self_adversarial_link_loss(positive, negative, 6, 0.5), torch.stack(by_hand).mean())
 
 
+@pytest.mark.parametrize("loss", [binary_link_loss, softmax_link_loss, margin_link_loss, self_adversarial_link_loss])
+def test_a_weight_multiplies_what_a_link_adds_and_one_negative_needs_no_column(loss):
+    torch.manual_seed(0)
+    positive, negative, weight = torch.randn(7), torch.randn(7, 3), torch.rand(7)
+    by_link = torch.stack([loss(p[None], n[None]) for p, n in zip(positive, negative, strict=True)])
+    torch.testing.assert_close(loss(positive, negative, weight=weight), (weight * by_link).sum() / 7)
+    assert torch.equal(loss(positive, negative[:, 0]), loss(positive, negative[:, :1]))
+    with pytest.raises(ValueError, match=r"weight must have one entry per link, 7, got \[14\]"):
+        loss(positive, negative, weight=torch.ones(14))
+
+
 def test_negatives_of_the_self_adversarial_loss_weigh_without_a_gradient():
     negative = torch.tensor([[0.0, 3.0]], requires_grad=True)
     self_adversarial_link_loss(torch.zeros(1), negative).backward()

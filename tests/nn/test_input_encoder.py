@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import gnnsys
-from gnnsys.graph import Graph, dataset
-from gnnsys.nn import HeteroSAGE, InputEncoder
+import gnnsys.pyg
+from gnnsys.graph import Graph, dataset, to_pyg
+from gnnsys.nn import HeteroSAGE, InputEncoder, to_homogeneous
 from gnnsys.partition import partition_graph
 
 
@@ -49,6 +50,23 @@ def test_rows_are_features_through_a_layer_and_learnable_rows_where_there_are_no
         torch.testing.assert_close(rows, whole[node_type][batch[node_type].n_id.long()])
 
 
+def test_a_batch_of_pygs_is_encoded_as_ours_is():
+    pytest.importorskip("torch_geometric")
+    graph = bare_authors()
+    encoder, batch = InputEncoder(graph, 8), a_batch(graph)
+    data = to_pyg(graph)
+    (theirs,) = gnnsys.pyg.NeighborLoader(data, [4, 4], input_nodes=("paper", torch.arange(30)), batch_size=30)
+    want = encoder(graph)
+    for node_type, rows in encoder(theirs).items():
+        torch.testing.assert_close(rows, want[node_type][theirs[node_type].n_id])
+    with pytest.raises(ValueError, match=r"graph is PyG's HeteroData: pass gnnsys.graph.from_pyg"):
+        InputEncoder(data, 8)
+    with pytest.raises(ValueError, match=r"takes a batch of a loader, or a graph in memory, got dict: pass the batch"):
+        encoder(batch.x_dict)
+    with pytest.raises(ValueError, match=r"got HeteroData: a HeteroData has a to_homogeneous\(\) of its own"):
+        to_homogeneous(theirs)
+
+
 def test_a_type_that_is_named_has_both():
     graph = bare_authors()
     encoder, batch = InputEncoder(graph, 8, embed=["author", "paper"]), a_batch(graph)
@@ -71,7 +89,7 @@ def test_sparse_embeddings_in_memory_are_trained_row_by_row():
 
 def test_types_that_are_ids_stay_ids_in_memory_and_of_parts(parts):
     for graph in (bare_authors(), parts):
-        encoder, batch = InputEncoder(graph, 8, ids=["author"]), a_batch(graph)
+        encoder, batch = InputEncoder(graph, 8, ids="author"), a_batch(graph)
         found = encoder(batch)
         assert torch.equal(found["author"], batch["author"].n_id.long()) and found["author"].dtype == torch.int64
         assert found["paper"].shape[1] == 8 and not encoder.embeddings and "author" not in encoder.tables

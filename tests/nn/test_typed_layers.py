@@ -217,6 +217,11 @@ def test_edges_that_are_not_there_leave_the_nodes_own_rows(graph: Graph, batch: 
         out.sum().backward()
 
 
+def seeded_rgcn(graph: Graph, targets: Any) -> Any:
+    torch.manual_seed(4)
+    return RGCN(64, 8, 2, 3, metadata=graph, targets=targets)
+
+
 def test_bad_use_says_what_to_do(graph: Graph, batch: Any):
     x, edges = batch.x_dict, batch.edge_index_dict
     narrow = {**x, "author": x["author"][:, :3]}
@@ -228,12 +233,29 @@ def test_bad_use_says_what_to_do(graph: Graph, batch: Any):
         with pytest.raises(ValueError, match="'author' has no rows"):
             model({t: rows for t, rows in x.items() if t != "author"}, edges)
         assert name
+    one, same = (seeded_rgcn(graph, targets) for targets in ("paper", ["paper"]))
+    assert torch.equal(one(x, edges)["paper"], same(x, edges)["paper"])
+
+    def counted(by_hop: Any) -> Any:
+        return same(x, edges, num_sampled_nodes=by_hop)
+
     for message, make in [
         ("rows of one width", lambda: RGAT({"paper": 3, "author": 4, "institution": 3}, 8, 1, metadata=graph)),
         ("heads=3 must divide", lambda: HGT(4, 8, 1, heads=3, metadata=graph)),
         ("give one of the two", lambda: RGCN(4, 8, 1, metadata=graph, num_relations=3)),
+        ("RGCN needs num_relations.* or metadata=graph", lambda: RGCN(4, 8, 1)),
+        ("got None: without features it is the number of nodes", lambda: RGCN(None, 8, 1, num_relations=3)),
+        (r"RGCN\(..., metadata=graph\) takes None, and widths", lambda: RGCN({"paper": 4}, 8, 1, num_relations=3)),
+        (r"for node types \['paper', .*which only RGCN takes.*InputEncoder", lambda: HGT(None, 8, 1, metadata=graph)),
+        (r"for node types \['author'\], which", lambda: RGAT({"paper": 4, "author": None}, 8, 1, metadata=graph)),
         ("num_blocks=3 must divide", lambda: RGCN(4, 8, 1, metadata=graph, num_blocks=3)),
         ("exclude each other", lambda: RGCN(4, 8, 1, metadata=graph, num_blocks=2, num_bases=2)),
+        ("positive, RGATConv is not lazily sized: got", lambda: RGAT(-1, 8, 1, metadata=graph)),
+        ("RGATConv does not look nodes up by id: got None", lambda: RGATConv(None, 8, 3)),
+        (
+            "by node type, got list: pass batch.num_sampled_nodes_dict",
+            lambda: counted(batch["paper"].num_sampled_nodes),
+        ),
         ("attention_mechanism", lambda: RGATConv(4, 8, 3, attention_mechanism="none")),
         ("edge_type must be given", lambda: RGATConv(64, 8, 3)(x["paper"], edges["paper", "cites", "paper"])),
     ]:

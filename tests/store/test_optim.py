@@ -79,6 +79,7 @@ class Case:
     set_to_none: bool = True
     frozen: tuple[int, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
+    reduction: str = "mean"
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
     overflows: tuple[tuple[int, int], ...] | None = None  # (step, rank) of losses that are infinite
     unscales: bool = False
@@ -124,6 +125,7 @@ CASES = [
     Case("one of them frozen", by_turns, num_embeddings=3, frozen=(2,)),
     Case("a group of its own", by_turns, num_embeddings=3, late=True),
     Case("maximize", options={"maximize": True}),
+    Case("gradients summed over the ranks", often, reduction="sum"),
     Case("closures", with_closure=True),
     Case("StepLR", scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.3)),
     Case("LambdaLR", by_turns, 3, late=True, scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, decay)),
@@ -226,7 +228,8 @@ def ours(case: Case, kind: Any, store: Store, barrier: Barrier) -> tuple[list[Te
             embedding.table[:] = first_rows(i)
         embeddings.append(embedding)
     barrier.wait(180)
-    loop = Loop(case, embeddings, lambda e, **o: kind[0](e, **{**kind[2], **case.options, **o}), [store.rank], 1)
+    options = {**kind[2], **case.options, "reduction": case.reduction}
+    loop = Loop(case, embeddings, lambda e, **o: kind[0](e, **{**options, **o}), [store.rank], 1)
     scales = loop.run()
     return [embedding.table[:] for embedding in embeddings], scales
 
@@ -239,7 +242,8 @@ def torchs(case: Case, kind: Any, world_size: int) -> tuple[list[Tensor], list[f
     def make(given: list[nn.Module], **options: Any) -> torch.optim.Optimizer:
         return kind[1]([e.weight for e in given], **{**kind[2], **case.options, **options})
 
-    scales = Loop(case, embeddings, make, list(range(world_size)), world_size).run()
+    share = 1 if case.reduction == "sum" else world_size
+    scales = Loop(case, embeddings, make, list(range(world_size)), share).run()
     return [embedding.weight.detach() for embedding in embeddings], scales
 
 
@@ -373,10 +377,13 @@ def test_an_embedding_is_named_once_and_what_is_no_group_is_refused():
             optimizer.add_param_group({"params": [again]})
         with pytest.raises(ValueError, match="lr must be a finite number"):
             optimizer.add_param_group({"params": [other], "lr": -1.0})
+        with pytest.raises(ValueError, match='reduction must be "mean" or "sum", got \'average\''):
+            optimizer.add_param_group({"params": [other], "reduction": "average"})
         with pytest.raises(ValueError, match="list of DistEmbeddings"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
-        with pytest.raises(ValueError, match="list of DistEmbeddings"):
-            SparseAdam(embedding)
+        for given in (embedding, nn.ModuleDict({"a": embedding}), nn.Linear(2, 2), embedding.parameters()):
+            with pytest.raises(ValueError, match="list of DistEmbeddings, at least one, such as"):
+                SparseAdam(given)
         assert optimizer.embeddings == [embedding]
         with pytest.raises(ValueError, match="come from its backward passes alone"):
             optimizer.param_groups[0]["params"][0].grad = torch.ones(ROWS, DIM)

@@ -24,6 +24,16 @@ def test_states_of_optimizers_are_checked_and_those_of_before_groups_still_load(
         assert (optimizer.lr, optimizer.betas, optimizer.eps) == (0.3, (0.5, 0.6), 1e-4)
         optimizer.load_state_dict(state)
         assert (optimizer.lr, optimizer.betas, optimizer.eps) == (0.1, (0.9, 0.999), 1e-8)
+        older = {
+            **state,
+            "param_groups": [{k: v for k, v in g.items() if k != "reduction"} for g in state["param_groups"]],
+        }
+        for reduction in ("mean", "sum"):  # a state that does not say leaves it, one that says decides
+            chosen = SparseAdam([embedding], reduction=reduction)
+            chosen.load_state_dict(older)
+            assert chosen.param_groups[0]["reduction"] == reduction
+            chosen.load_state_dict(state)
+            assert chosen.param_groups[0]["reduction"] == "mean"
         other = SparseAdagrad([embedding])
         other.load_state_dict({"kind": "adagrad", "lr": 0.3, "lr_decay": 0.5, "initial": 0.6, "eps": 1e-4})
         assert (other.lr, other.lr_decay, other.initial_accumulator_value, other.eps) == (0.3, 0.5, 0.6, 1e-4)

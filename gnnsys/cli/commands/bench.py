@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a setting of `bench dist`, `bench fullgraph` or the jobs of `bench samplers`, such as num_features=256, "
-        "hosts=2 or cpu=0.9; may be repeated",
+        help="a setting of `bench dist`, `bench fullgraph` or the jobs of `bench samplers` and `bench links`, such as "
+        "num_features=256, hosts=2 or cpu=0.9; may be repeated",
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write rows, samples, hardware and versions to FILE")
     parser.add_argument(
@@ -102,8 +102,10 @@ def _run_against(args: argparse.Namespace, options: SuiteOptions) -> int:
 
 
 def _settings(suite: str, texts: list[str]) -> dict[str, str]:
-    if texts and suite not in ("dist", "fullgraph", "samplers"):
-        raise ValueError(f"--set is for `bench dist`, `bench fullgraph` and `bench samplers`: {suite} has no settings")
+    if texts and suite not in ("dist", "fullgraph", "samplers", "links"):
+        raise ValueError(
+            f"--set is for `bench dist`, `bench fullgraph`, `bench samplers` and `bench links`: {suite} has no settings"
+        )
     pairs = [text.partition("=") for text in texts]
     for text, (name, equals, value) in zip(texts, pairs, strict=True):
         if not (name and equals and value):

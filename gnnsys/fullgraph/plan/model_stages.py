@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from gnnsys.fullgraph.keyed_dropout import KeyedRows, working_on
-from gnnsys.fullgraph.modules import EdgeArguments, JoinKept, Keep
+from gnnsys.fullgraph.modules import ByNodeType, EdgeArguments, JoinKept, Keep
 from gnnsys.fullgraph.plan.graph_types import GraphTypes
 from gnnsys.fullgraph.plan.module_layout import StackDropout, flat
 from gnnsys.fullgraph.run.call_layer import arguments, call
 from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.nn import is_batch_norm, runs_as, why_whole
 from gnnsys.ops import CSC, stream_key
+from gnnsys.store import DistEmbedding
 
 MAX_STAGES = 100  # a stage in its halves is two, and messages of 256 are told apart
 
@@ -179,6 +180,13 @@ def taken(conv: nn.Module, edges: Collection[str]) -> list[str]:
 def _check(module: nn.Module) -> None:
     """What inside a module would make other numbers than one process does."""
     module = module.module if isinstance(module, TypedRowLayer) else module
+    for inner in module.by_type.modules() if isinstance(module, ByNodeType) else [module]:
+        if type(inner).forward in (nn.Embedding.forward, DistEmbedding.forward):
+            ids = "model.nodes" if isinstance(inner, nn.Embedding) else "model.share.global_ids()"
+            raise ValueError(
+                f"{type(inner).__name__} looks rows up by id, and layers are given rows, not ids: look them up in "
+                f"front, x = embedding({ids}), and give the model x"
+            )
     if isinstance(module, Keep) and not runs_as(module, Keep):
         raise ValueError(f"{type(module).__name__} {why_whole(module)}, and a Keep is never called: put that behind it")
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and not is_batch_norm(module):

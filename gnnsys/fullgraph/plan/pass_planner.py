@@ -27,6 +27,7 @@ from gnnsys.fullgraph.plan.model_stages import ModelStage, make_stages
 from gnnsys.fullgraph.plan.module_layout import ModuleLayout, numbers_of
 from gnnsys.fullgraph.plan.stage_halves import with_halves
 from gnnsys.fullgraph.plan.step_plan import Shapes, Step, bytes_at_once, costs_of, make_steps, shapes_of
+from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.graph import NodeType
 from gnnsys.ops import STRUCTURES, WEIGHT, WholeDegrees
 from gnnsys.store import MemoryBudget, MemoryPromise
@@ -100,7 +101,7 @@ class PassPlanner:
         self._options = options
         self._version = reader.version
         self.plans: dict[Any, PassPlan] = {}
-        self._checked: set[Any] = set()
+        self._checked: dict[Any, list[Any]] = {}  # types that typed layers were found to use
         self._promises: dict[torch.device, MemoryPromise] = {}  # room for bins, of the plan that needs most
         self._is_checked = False  # whether all ranks were found to have the same parameters
 
@@ -162,7 +163,7 @@ class PassPlanner:
         """Reads the layers, and drops what was planned for others; which of their modules train."""
         modes = self.reader.look()
         if self.reader.version != self._version:
-            self.plans, self._checked, self._is_checked = {}, set(), False
+            self.plans, self._checked, self._is_checked = {}, {}, False
             self._version = self.reader.version
         return modes
 
@@ -214,9 +215,12 @@ class PassPlanner:
         device, widths = self._device(x), self.reader.input_widths
         by_type = None if widths is None else tuple(widths.items())
         key = (x.shape[1], by_type, x.dtype, device, modes, torch.is_grad_enabled())
+        typed = [m for stage in self.reader.stages for m in stage.modules if isinstance(m, (TypedConv, TypedRowLayer))]
         if key not in self._checked:
             check_layers(self.reader.stages, x.shape[1], x.dtype, device, self._halo.csc.edge_data, widths)
-            self._checked.add(key)
+            self._checked[key] = [module.types_in_use for module in typed]
+        for module, found in zip(typed, self._checked[key], strict=True):
+            module.types_in_use = found
 
     def _device(self, x: Tensor) -> torch.device:
         """Where bins are computed: where the parameters are."""

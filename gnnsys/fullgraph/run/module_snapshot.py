@@ -1,8 +1,8 @@
 """What modules were when a pass began, for bins that are computed again on its way back.
 
 Autograd keeps what it needs of a forward pass; a bin that is computed again reads modules as they are by then. Whether
-they train and how much they drop is put back for that time. Where anything else of them was changed, other numbers
-would come out, and the pass is refused, as torch refuses tensors that were written.
+they train, how much they drop and which types they were given is put back for that time. Where anything else of them
+was changed, other numbers would come out, and the pass is refused, as torch refuses tensors that were written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from gnnsys.fullgraph.plan.model_stages import ModelStage
 from gnnsys.fullgraph.plan.module_layout import ModuleLayout
+from gnnsys.fullgraph.run.typed_layer import TypedConv, TypedRowLayer
 from gnnsys.nn import HOOKS
 
 _PUT_BACK = ("training", "p", "dropout")  # of a module's attributes, where they are numbers
+_OF_TYPES = ("reads", "uses", "made", "input_widths")  # of typed layers, which follow x
 _ADVICE = (
     "which computes bins again: call optimizer.step() and load_state_dict() and change layers after backward(), or "
     "leave recompute and memory_budget away"
@@ -34,7 +36,7 @@ class ModuleSnapshot:
         self._modules = _modules(stages)
         self._layers = _layers(self._modules)
         self._parameters, self._buffers = _parameters(self._modules), _buffers(stages)
-        self._numbers = [(module, name, value) for module in self._modules for name, value in _numbers(module)]
+        self._values = [(module, name, value) for module in self._modules for name, value in _values(module)]
 
     def check(self) -> None:
         """Raises RuntimeError where something is not what it was."""
@@ -50,10 +52,10 @@ class ModuleSnapshot:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Inside it modules train and drop as they did."""
-        now = [(module, name, vars(module).get(name)) for module, name, _ in self._numbers]
+        """Inside it modules train and drop as they did, and are given the same types."""
+        now = [(module, name, vars(module).get(name)) for module, name, _ in self._values]
         try:
-            _put(self._numbers)
+            _put(self._values)
             yield
         finally:
             _put(now)
@@ -87,9 +89,12 @@ def _state(tensor: Tensor) -> tuple[int, int, bool]:
     return id(tensor), tensor._version if is_counted else 0, tensor.requires_grad
 
 
-def _numbers(module: nn.Module) -> list[tuple[str, Any]]:
+def _values(module: nn.Module) -> list[tuple[str, Any]]:
     held = vars(module)
-    return [(name, held[name]) for name in _PUT_BACK if isinstance(held.get(name), (int, float))]
+    typed = [
+        (name, held[name]) for name in _OF_TYPES if name in held and isinstance(module, (TypedConv, TypedRowLayer))
+    ]
+    return typed + [(name, held[name]) for name in _PUT_BACK if isinstance(held.get(name), (int, float))]
 
 
 def _put(values: Sequence[tuple[nn.Module, str, Any]]) -> None:

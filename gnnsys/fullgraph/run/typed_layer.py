@@ -108,6 +108,15 @@ class TypedConv(nn.Module):
         self.input_widths: Mapping[NodeType, int] | None = None
         self.made: list[NodeType] = []  # node types of its results, as of the last call
 
+    @property
+    def types_in_use(self) -> tuple[Any, ...]:
+        """What depends on the types that x has rows of; a pass over others sets it anew."""
+        return self.reads, self.uses, self.made
+
+    @types_in_use.setter
+    def types_in_use(self, found: tuple[Any, ...]) -> None:
+        self.reads, self.uses, self.made = found
+
     def take(self, there: Collection[NodeType], maker: str) -> None:
         """Says which types have rows where it stands, after `maker`. Raises ValueError where it needs another."""
         name = type(self.conv).__name__
@@ -159,6 +168,15 @@ class TypedRowLayer(nn.Module):
         self.widths: Mapping[NodeType, int] = module.widths()
         self.input_widths: Mapping[NodeType, int] | None = None
         self.made: list[NodeType] = []
+
+    @property
+    def types_in_use(self) -> tuple[Any, ...]:
+        """As of `TypedConv`."""
+        return self.reads, self.made
+
+    @types_in_use.setter
+    def types_in_use(self, found: tuple[Any, ...]) -> None:
+        self.reads, self.made = found
 
     def take(self, there: Collection[NodeType], maker: str) -> None:
         """Says which types have rows where it stands; it has results of no others."""
