@@ -90,7 +90,7 @@ def _read_rest(stream: IO[bytes], version: tuple[int, int]) -> tuple[tuple[int, 
 def read_values(stream: IO[bytes], header: NpyHeader) -> np.ndarray:
     """The array behind a header that was just read."""
     values = np.empty(math.prod(header.shape), header.dtype)
-    missing = memoryview(values.view(np.uint8)) if values.nbytes else memoryview(b"")
+    missing = values.view(np.uint8).data if values.nbytes else memoryview(b"")
     while missing:
         count = stream.readinto(missing)  # type: ignore[attr-defined]
         if not count:

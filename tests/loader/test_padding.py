@@ -143,7 +143,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 
 @every_value(name=MODELS.keys(), dtype=[torch.float32, torch.float64])
 def test_losses_and_gradients_are_those_without_padding(name: str, dtype: torch.dtype) -> None:
-    """To rounding: a product of matrices may add in another order where one of them has more rows (BLAS on Arm does)."""
+    """To rounding: a product of matrices may add in another order where one has more rows, as BLAS does on Arm."""
     torch.manual_seed(1)
     make, trim = MODELS[name]
     model = make().to(dtype)
