@@ -42,14 +42,14 @@ def seed_time(seeds: dict[NodeType, Tensor], options: dict) -> dict[NodeType, Te
     return {t: 10 + torch.arange(ids.numel()) for t, ids in seeds.items()} if options.get("time") == "et" else None
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.fixture(scope="module", params=[*(pytest.param(count, marks=pytest.mark.long) for count in (2, 3)), 4])
 def parted(request, tmp_path_factory):
     graph = homogeneous()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:
         yield graph, graphs
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.long), 3])
 def parted_types(request, tmp_path_factory):
     graph = typed()
     with machines(graph, tmp_path_factory.mktemp("parts") / "p", request.param) as graphs:

@@ -73,7 +73,7 @@ def launch_fresh(lab: Lab, folder: Path) -> str:
     return "\n".join(result.output for result in results)
 
 
-# Where both can be the fresh are long: lab/test_lab.py has fresh agents, test_torchrun_agent.py fresh ranks and servers.
+# Where both can be, fresh ones are long: lab/test_lab.py has fresh agents, test_torchrun_agent.py ranks and servers.
 FORKED = [pytest.param(launch, id="forked")] if forks_ranks() else []
 LAUNCHES = [*FORKED, pytest.param(launch_fresh, id="fresh", marks=[pytest.mark.long] if FORKED else [])]
 

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -180,6 +181,7 @@ def nurseries() -> tuple[Nursery, ...]:
 def main() -> None:
     import_everything()
     gc.freeze()  # or each rank would copy all of it to look through it for garbage
+    keep_at_exit()
     do_not_wait_for_disks()
     program = serve(socket.socket(fileno=int(sys.argv[1])))["program"]
     if first_pid := os.environ.get("LAB_HOST"):
@@ -203,6 +205,12 @@ def import_everything() -> None:
 
     for name in gnnsys.__all__:
         getattr(gnnsys, name)
+
+
+def keep_at_exit() -> None:
+    """Has ranks leave what was imported as it is: torch would take apart its hundreds of ops, one by one."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 def serve(listening: socket.socket) -> dict[str, Any]:
