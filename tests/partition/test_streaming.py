@@ -120,7 +120,7 @@ def test_disconnected_communities_are_not_cut():
     [
         lambda: sbm(20_000, num_classes=16, homophily=0.9, num_features=1),
         pytest.param(lambda: sbm(20_000, num_features=1), marks=pytest.mark.long),
-        lambda: rmat(20_000, 400_000),
+        lambda: rmat(10_000, 200_000),
     ],
 )
 def test_the_cut_is_close_to_metis_in_memory(make):

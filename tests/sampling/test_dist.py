@@ -164,8 +164,8 @@ def test_no_seeds_and_seeds_of_no_edges_give_empty_samples(parted_types) -> None
 
 def test_batches_sampled_by_several_threads_at_once_do_not_mix(parted) -> None:
     graph, graphs = parted
-    keys = [SampleKey(1, 0, b) for b in range(24)]
-    seeds = [torch.randint(0, 120, (9,), generator=torch.Generator().manual_seed(b)) for b in range(24)]
+    keys = [SampleKey(1, 0, b) for b in range(12)]
+    seeds = [torch.randint(0, 120, (9,), generator=torch.Generator().manual_seed(b)) for b in range(12)]
     whole = NeighborSampler(graph, [5, 4])
     ours = NeighborSampler(graphs[-1], [5, 4])
     with ThreadPoolExecutor(4) as pool:
